@@ -1,0 +1,1 @@
+"""Sample messages to PyG batches: pure functions."""

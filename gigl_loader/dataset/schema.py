@@ -1,0 +1,78 @@
+"""What a dataset holds, without the data: types, feature widths, direction, label edge types."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+NodeType = str
+EdgeType = tuple[str, str, str]
+EdgeDir = Literal["in", "out"]
+
+DEFAULT_HOMOGENEOUS_NODE_TYPE: NodeType = "default_homogeneous_node_type"
+DEFAULT_HOMOGENEOUS_EDGE_TYPE: EdgeType = (
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    "to",
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+)
+
+_POSITIVE_SUFFIX = "_gigl_positive"
+_NEGATIVE_SUFFIX = "_gigl_negative"
+
+
+@dataclass(frozen=True)
+class FeatureInfo:
+    """Width and dtype of one feature matrix."""
+
+    dim: int
+    """Columns."""
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class DatasetSchema:
+    """Shape of a dataset, the same for a local partition and for a graph store."""
+
+    is_homogeneous_with_labeled_edge_type: bool
+    """One node type and one message-passing edge type, plus label edge types."""
+    edge_types: list[EdgeType] | None
+    """All edge types, label edge types included; None for a homogeneous graph without labels."""
+    node_feature_info: FeatureInfo | dict[NodeType, FeatureInfo] | None
+    edge_feature_info: FeatureInfo | dict[EdgeType, FeatureInfo] | None
+    edge_dir: EdgeDir
+    """``"in"``: a node is expanded along its incoming edges; ``"out"``: along its outgoing ones."""
+
+
+def message_passing_to_positive_label(edge_type: EdgeType) -> EdgeType:
+    """Return the label edge type that carries the positives of ``edge_type``."""
+    src, relation, dst = edge_type
+    return (src, relation + _POSITIVE_SUFFIX, dst)
+
+
+def message_passing_to_negative_label(edge_type: EdgeType) -> EdgeType:
+    """Return the label edge type that carries the negatives of ``edge_type``."""
+    src, relation, dst = edge_type
+    return (src, relation + _NEGATIVE_SUFFIX, dst)
+
+
+def is_label_edge_type(edge_type: EdgeType) -> bool:
+    """Return whether ``edge_type`` only carries supervision and is never walked by sampling."""
+    return edge_type[1].endswith((_POSITIVE_SUFFIX, _NEGATIVE_SUFFIX))
+
+
+def reverse_edge_type(edge_type: EdgeType) -> EdgeType:
+    """Return the type of the edges of ``edge_type`` turned round, by GLT's naming.
+
+    Source:
+        graphlearn-torch 0.2.4, ``typing.reverse_edge_type``: ``rev_`` is put before the relation,
+        or taken away where it is there; a type between nodes of one type keeps its name.
+    """
+    src, relation, dst = edge_type
+    if src != dst:
+        relation = relation[4:] if relation.startswith("rev_") else "rev_" + relation
+    return (dst, relation, src)
+
+
+def edge_type_str(edge_type: EdgeType) -> str:
+    """Return ``edge_type`` as one string, ``src__relation__dst``, as GLT names its files."""
+    return "__".join(edge_type)

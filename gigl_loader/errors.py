@@ -1,0 +1,90 @@
+"""Every error that gigl_loader raises on purpose.
+
+::
+
+    GiglLoaderError
+    +-- ConfigError (ValueError)      a value the caller passed is wrong; nothing was started
+    |   +-- WrongTypeError (TypeError)  an argument of the wrong kind, or of the other deployment
+    +-- UsageError (RuntimeError)     good values, wrong moment: no process group, used after close
+    +-- PeerError (RuntimeError)      something outside this process failed
+    |   +-- WorkerDiedError           a sampling process exited early
+    |   +-- SamplingError             a sampler raised; carries the remote traceback
+    |   +-- PeerTimeoutError          no progress before the deadline
+    |   +-- ServerDiedError           a storage server, or the way to it, is gone
+    |   +-- JoinRefusedError          a peer did not know the cluster token
+    +-- NativeLibraryError (RuntimeError)  a function of GLT's native library was called without it
+    +-- ProtocolError (RuntimeError)  a message broke the wire contract: a bug in gigl_loader
+
+Texts go: what, where (worker, server, epoch, batch), why, what to do next.
+"""
+
+import signal
+
+
+class GiglLoaderError(Exception):
+    """Base class: ``except GiglLoaderError`` catches all of them."""
+
+
+class ConfigError(GiglLoaderError, ValueError):
+    """A caller's value cannot work. Raised before any process or connection starts."""
+
+
+class WrongTypeError(ConfigError, TypeError):
+    """An argument is of the wrong type, or belongs to the other deployment."""
+
+
+class UsageError(GiglLoaderError, RuntimeError):
+    """The values are good, the moment is wrong: no process group yet, or used after shutdown."""
+
+
+class PeerError(GiglLoaderError, RuntimeError):
+    """A worker, server or link failed while this side was healthy."""
+
+
+class WorkerDiedError(PeerError):
+    """A sampling process exited early. ``exitcode`` ``-n`` means killed by signal ``n``."""
+
+    def __init__(self, worker: int, pid: int, exitcode: int | None) -> None:
+        super().__init__(worker, pid, exitcode)  # args == fields, so it survives pickling
+        self.worker, self.pid, self.exitcode = worker, pid, exitcode
+
+    def __str__(self) -> str:
+        how, hint = f"exit code {self.exitcode}", "its traceback is in the worker's stderr"
+        if self.exitcode is None:
+            how, hint = "exit code unknown", "its supervising process ended with it"
+        elif self.exitcode < 0:
+            how = signal.Signals(-self.exitcode).name
+            hint = "if nobody sent it, the host ran out of memory: lower num_workers or batch_size"
+        return f"sampling worker {self.worker} (pid {self.pid}) died: {how}; {hint}"
+
+
+class SamplingError(PeerError):
+    """A sampler raised. ``remote_traceback`` is the traceback in the process that failed."""
+
+    def __init__(self, where: str, cause: str, remote_traceback: str = "") -> None:
+        super().__init__(where, cause, remote_traceback)
+        self.where, self.cause, self.remote_traceback = where, cause, remote_traceback
+
+    def __str__(self) -> str:
+        tail = f"\n--- traceback of {self.where} ---\n{self.remote_traceback}"
+        return f"{self.where} failed: {self.cause}" + (tail if self.remote_traceback else "")
+
+
+class PeerTimeoutError(PeerError, TimeoutError):
+    """A healthy-looking peer made no progress before the deadline."""
+
+
+class ServerDiedError(PeerError):
+    """A storage server ended, or can no longer be reached."""
+
+
+class JoinRefusedError(PeerError):
+    """The other side of a connection did not prove that it knows the cluster token."""
+
+
+class NativeLibraryError(GiglLoaderError, RuntimeError):
+    """A function of graphlearn-torch's native library was called where it cannot be loaded."""
+
+
+class ProtocolError(GiglLoaderError, RuntimeError):
+    """A message broke the wire contract between two parts of gigl_loader: report it as a bug."""

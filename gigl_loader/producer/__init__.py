@@ -1,0 +1,1 @@
+"""Runs samplers in worker processes: start, feed, watch, stop."""

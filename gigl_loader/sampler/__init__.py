@@ -1,0 +1,1 @@
+"""Seeds to one sample message. No processes, no channels."""
