@@ -24,12 +24,12 @@ help:
 # The stamp is written last, so an installation that was broken off starts again.
 $(VENV)/.stamp: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/python -m pip install --quiet -c .ci/constraints.txt -e '.[$(EXTRAS)]'
+	$(VENV)/bin/python -m pip install -qq -c .ci/constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
 $(NATIVE)/.stamp: pyproject.toml .ci/constraints-native.txt
 	$(PYTHON) -m venv --clear $(NATIVE)
-	$(NATIVE)/bin/python -m pip install --quiet -c .ci/constraints-native.txt -e '.[$(EXTRAS)]'
+	$(NATIVE)/bin/python -m pip install -qq -c .ci/constraints-native.txt -e '.[$(EXTRAS)]'
 	touch $@
 
 venv: $(VENV)/.stamp

@@ -1,0 +1,149 @@
+"""Distributed mini-batch loading for graph neural networks.
+
+Names are imported when they are first used, so ``import gigl_loader`` is cheap, and a sampling
+worker never loads ``torch_geometric`` or ``graphlearn_torch``.
+"""
+
+from importlib import import_module
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gigl_loader._memory import SharedMemoryError
+    from gigl_loader.dataset.local import DistDataset
+    from gigl_loader.dataset.partition import partition_graph
+    from gigl_loader.dataset.parts import (
+        FeaturePartitionData,
+        GraphPartitionData,
+        PartitionOutput,
+    )
+    from gigl_loader.dataset.remote import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
+    from gigl_loader.dataset.schema import (
+        DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+        DEFAULT_HOMOGENEOUS_NODE_TYPE,
+        DatasetSchema,
+        FeatureInfo,
+        is_label_edge_type,
+        message_passing_to_negative_label,
+        message_passing_to_positive_label,
+    )
+    from gigl_loader.device.prefetch import DevicePrefetcher
+    from gigl_loader.errors import (
+        ConfigError,
+        GiglLoaderError,
+        JoinRefusedError,
+        NativeLibraryError,
+        PeerError,
+        PeerTimeoutError,
+        ProtocolError,
+        SamplingError,
+        ServerDiedError,
+        UsageError,
+        WorkerDiedError,
+        WrongTypeError,
+    )
+    from gigl_loader.loader.base import BaseDistLoader
+    from gigl_loader.loader.link import DistABLPLoader
+    from gigl_loader.loader.neighbor import DistNeighborLoader
+    from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+    from gigl_loader.options import (
+        CustomSamplerOptions,
+        KHopNeighborSamplerOptions,
+        SamplerOptions,
+    )
+    from gigl_loader.producer.producer import DistSamplingProducer
+
+__all__ = [  # noqa: RUF022 - as sorted() sorts
+    "ABLPInputNodes",
+    "BaseDistLoader",
+    "ConfigError",
+    "CustomSamplerOptions",
+    "DEFAULT_HOMOGENEOUS_EDGE_TYPE",
+    "DEFAULT_HOMOGENEOUS_NODE_TYPE",
+    "DatasetSchema",
+    "DevicePrefetcher",
+    "DistABLPLoader",
+    "DistDataset",
+    "DistNeighborLoader",
+    "DistSamplingProducer",
+    "DistributedContext",
+    "DistributedRuntimeInfo",
+    "FeatureInfo",
+    "FeaturePartitionData",
+    "GiglLoaderError",
+    "GraphPartitionData",
+    "GraphStoreInfo",
+    "JoinRefusedError",
+    "KHopNeighborSamplerOptions",
+    "NativeLibraryError",
+    "PartitionOutput",
+    "PeerError",
+    "PeerTimeoutError",
+    "ProtocolError",
+    "RemoteDistDataset",
+    "SamplerOptions",
+    "SamplingError",
+    "ServerDiedError",
+    "SharedMemoryError",
+    "UsageError",
+    "WorkerDiedError",
+    "WrongTypeError",
+    "is_label_edge_type",
+    "message_passing_to_negative_label",
+    "message_passing_to_positive_label",
+    "partition_graph",
+]
+
+_NAMES = {
+    "_memory": ("SharedMemoryError",),
+    "dataset.local": ("DistDataset",),
+    "dataset.partition": ("partition_graph",),
+    "dataset.parts": ("FeaturePartitionData", "GraphPartitionData", "PartitionOutput"),
+    "dataset.remote": ("ABLPInputNodes", "GraphStoreInfo", "RemoteDistDataset"),
+    "dataset.schema": (
+        "DEFAULT_HOMOGENEOUS_EDGE_TYPE",
+        "DEFAULT_HOMOGENEOUS_NODE_TYPE",
+        "DatasetSchema",
+        "FeatureInfo",
+        "is_label_edge_type",
+        "message_passing_to_negative_label",
+        "message_passing_to_positive_label",
+    ),
+    "device.prefetch": ("DevicePrefetcher",),
+    "errors": (
+        "ConfigError",
+        "GiglLoaderError",
+        "JoinRefusedError",
+        "NativeLibraryError",
+        "PeerError",
+        "PeerTimeoutError",
+        "ProtocolError",
+        "SamplingError",
+        "ServerDiedError",
+        "UsageError",
+        "WorkerDiedError",
+        "WrongTypeError",
+    ),
+    "loader.base": ("BaseDistLoader",),
+    "loader.link": ("DistABLPLoader",),
+    "loader.neighbor": ("DistNeighborLoader",),
+    "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
+    "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
+    "producer.producer": ("DistSamplingProducer",),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    if isinstance(value, (type, FunctionType)):
+        value.__module__ = __name__  # tracebacks, pickles and docs show the path that users import
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,338 @@
+"""The door to graphlearn-torch (GLT): nothing else imports it or uses its private names.
+
+GLT 0.2.4 cannot be imported as it is on most machines. This module imports it on any torch from 2.4
+on, with or without CUDA, and leaves the process as it found it:
+
+- GLT converts COO to CSR through ``torch_sparse``, which has no wheels for new torch releases and
+  takes long to compile. Where it is not installed, a stand-in with that one conversion takes its
+  place for the time of the import. GLT's ``utils.topo`` keeps its reference to it afterwards;
+  ``torch_geometric``, imported before, never sees it.
+- Default arguments of GLT read ``torch.device(0)`` while its modules run, an error on torch >= 2.5
+  without a GPU. Meanwhile ``torch.device`` reads 0 as ``cuda:0``, without asking for the device.
+- The native library ``py_graphlearn_torch`` loads on CUDA builds of torch 2.4 to 2.6 only.
+  Elsewhere a stand-in lets GLT's Python layer work: what is native raises `NativeLibraryError` when called,
+  except for the graph handle that ``init_graph(graph_mode="CPU")`` builds and never uses.
+- GLT sets ``TORCH_CPP_LOG_LEVEL`` in the environment. It is put back.
+
+Names come through `EXPORTS`: ``from gigl_loader._glt import DistLoader``. A test walks that table.
+"""
+
+import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from gigl_loader.errors import ConfigError, NativeLibraryError, UsageError
+
+_GLT = "graphlearn_torch"
+_NATIVE = f"{_GLT}.py_graphlearn_torch"
+_SUPPORTED = "graphlearn-torch==0.2.4"
+
+_NAMES = {
+    "channel.base": ("ChannelBase", "SampleMessage"),
+    "data.dataset": ("Dataset",),
+    "data.feature": ("Feature",),
+    "data.graph": ("Graph", "Topology"),
+    "distributed.dist_context": (
+        "DistContext",
+        "DistRole",
+        "_set_client_context",
+        "_set_server_context",
+        "_set_worker_context",
+        "get_context",
+        "init_worker_group",
+    ),
+    "distributed.dist_dataset": ("DistDataset",),
+    "distributed.dist_loader": ("DistLoader",),
+    "distributed.dist_options": (
+        "MpDistSamplingWorkerOptions",
+        "RemoteDistSamplingWorkerOptions",
+    ),
+    "distributed.rpc": (
+        "get_rpc_worker_names",
+        "init_rpc",
+        "rpc_global_request",
+        "rpc_global_request_async",
+        "rpc_is_initialized",
+        "shutdown_rpc",
+    ),
+    "partition.base": (
+        "PartitionBook",
+        "cat_feature_cache",
+        "load_partition",
+        "save_edge_pb",
+        "save_feature_partition",
+        "save_graph_partition",
+        "save_meta",
+        "save_node_pb",
+    ),
+    "partition.partition_book": ("GLTPartitionBook", "RangePartitionBook"),
+    "partition.random_partitioner": ("RandomPartitioner",),
+    "sampler.base": (
+        "EdgeSamplerInput",
+        "NegativeSampling",
+        "NodeSamplerInput",
+        "RemoteSamplerInput",
+        "SamplingConfig",
+        "SamplingType",
+    ),
+    "typing": ("FeaturePartitionData", "GraphPartitionData", "as_str", "reverse_edge_type"),
+    "utils.tensor": ("id2idx",),
+    "utils.units": ("parse_size",),
+}
+
+EXPORTS = {name: module for module, names in _NAMES.items() for name in names}
+"""Every name of GLT that gigl_loader uses, and the module below ``graphlearn_torch`` it is from."""
+
+native_available: bool
+"""Whether GLT's native library is loaded. Nothing in gigl_loader's own path needs it."""
+
+
+class _MissingPackageError(UsageError, ImportError):
+    """graphlearn-torch is not installed."""
+
+
+def __getattr__(name: str) -> Any:
+    module = EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; is it in EXPORTS?")
+    try:
+        value = getattr(importlib.import_module(f"{_GLT}.{module}"), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"graphlearn-torch {importlib.metadata.version('graphlearn-torch')} has no "
+            f"{_GLT}.{module}.{name}, which gigl_loader uses; run: pip install '{_SUPPORTED}'"
+        ) from error
+    globals()[name] = value
+    return value
+
+
+# --- torch_sparse: one conversion -----------------------------------------------------------------
+
+
+class _CsrStorage:
+    """What GLT reads of ``torch_sparse.SparseTensor.storage``."""
+
+    def __init__(self, rowptr: Tensor, col: Tensor, value: Tensor | None) -> None:
+        self._rowptr, self._col, self._value = rowptr, col, value
+
+    def rowptr(self) -> Tensor:
+        return self._rowptr
+
+    def col(self) -> Tensor:
+        return self._col
+
+    def value(self) -> Tensor | None:
+        return self._value
+
+
+class _SparseTensor:
+    """COO to CSR. Entries ascend by (row, column); equal ones stay in the order they were given.
+
+    Args:
+        row: ``[num_entries]`` int64.
+        col: ``[num_entries]`` int64.
+        value: ``[num_entries]``, any dtype, or None.
+        sparse_sizes: Number of rows and of columns.
+
+    Raises:
+        ConfigError: An index is outside of ``sparse_sizes``.
+    """
+
+    def __init__(
+        self, *, row: Tensor, col: Tensor, value: Tensor | None, sparse_sizes: tuple[int, int]
+    ) -> None:
+        num_rows, num_cols = sparse_sizes
+        for name, index, size in (("row", row, num_rows), ("column", col, num_cols)):
+            if index.numel() and (int(index.min()) < 0 or int(index.max()) >= size):
+                raise ConfigError(
+                    f"edge {name} indices must be in [0, {size}), "
+                    f"got {int(index.min())} to {int(index.max())}"
+                )
+        order = _row_major_order(row, col, sparse_sizes)
+        rowptr = row.new_zeros(num_rows + 1)
+        torch.cumsum(torch.bincount(row, minlength=num_rows), dim=0, out=rowptr[1:])
+        self.storage = _CsrStorage(rowptr, col[order], None if value is None else value[order])
+
+
+def _row_major_order(row: Tensor, col: Tensor, sizes: tuple[int, int]) -> Tensor:
+    if sizes[0] * sizes[1] < 2**63:  # one key fits
+        return torch.argsort(row * sizes[1] + col, stable=True)
+    order = torch.argsort(col, stable=True)
+    return order[torch.argsort(row[order], stable=True)]
+
+
+def _find_torch_sparse() -> ModuleType:
+    """Return the real ``torch_sparse`` where it loads, else the stand-in."""
+    try:
+        return importlib.import_module("torch_sparse")
+    except (ImportError, OSError, RuntimeError):  # absent, or built for another torch
+        stand_in = ModuleType("torch_sparse", "COO to CSR only: see gigl_loader._glt.")
+        stand_in.SparseTensor = _SparseTensor  # type: ignore[attr-defined]
+        return stand_in
+
+
+# --- torch.device(0) without a GPU ----------------------------------------------------------------
+
+_torch_device = torch.device
+
+
+class _DeviceMeta(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
+        return _torch_device("cuda", 0) if args == (0,) else _torch_device(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _torch_device)
+
+
+class _Device(metaclass=_DeviceMeta):
+    """``torch.device`` for the time of the import: 0 is ``cuda:0``, on any machine."""
+
+
+# --- the native library ---------------------------------------------------------------------------
+
+
+def _refuse(symbol: str, reason: str) -> NoReturn:
+    raise NativeLibraryError(
+        f"{_NATIVE}.{symbol} was used, but graphlearn-torch's native library does not load under "
+        f"torch {torch.__version__}: {reason}. gigl_loader's own loaders do not need it: use those "
+        "in place of graphlearn_torch's, or install a CUDA build of torch 2.4, 2.5 or 2.6"
+    )
+
+
+class _MissingSymbol(type):
+    """The type of every native name: fine as a base class or annotation, an error in use."""
+
+    _reason: str
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        _refuse(cls.__name__, cls._reason)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):  # what inspect, copy and typing try on any class
+            raise AttributeError(name)
+        _refuse(f"{cls.__name__}.{name}", cls._reason)
+
+
+class _QueueTimeoutError(Exception):
+    """Never raised; GLT names it in ``except`` clauses."""
+
+
+class _CsrGraph:
+    """What GLT's Python layer asks of a native CPU graph. It answers from the tensors."""
+
+    _reason = ""
+
+    def init_cpu_from_csr(
+        self, indptr: Tensor, indices: Tensor, edge_ids: Tensor, edge_weights: Tensor
+    ) -> None:
+        self._indptr, self._indices = indptr, indices
+
+    def init_cuda_from_csr(self, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse("Graph.init_cuda_from_csr", self._reason)
+
+    def get_row_count(self) -> int:
+        return self._indptr.numel() - 1
+
+    def get_col_count(self) -> int:
+        return int(self._indices.max()) + 1 if self._indices.numel() else 0
+
+    def get_edge_count(self) -> int:
+        return self._indices.numel()
+
+
+class _NativeStandIn(ModuleType):
+    """In the place of ``py_graphlearn_torch`` where that does not load."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(_NATIVE, "A stand-in: see gigl_loader._glt.")
+        self._gigl_loader_reason = reason
+        self.QueueTimeoutError = _QueueTimeoutError
+        self.Graph = type("Graph", (_CsrGraph,), {"_reason": reason, "__module__": _NATIVE})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        body = {"_reason": self._gigl_loader_reason, "__module__": _NATIVE}
+        symbol = _MissingSymbol(name, (), body)
+        setattr(self, name, symbol)
+        return symbol
+
+
+def _load_native(search_path: list[str]) -> ModuleType:
+    """Return GLT's native library, or the stand-in that knows why it did not load."""
+    spec = importlib.machinery.PathFinder.find_spec(_NATIVE, search_path)
+    if spec is None or spec.loader is None:
+        return _NativeStandIn(
+            f"there is none for Python {sys.version_info[0]}.{sys.version_info[1]}"
+        )
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except (ImportError, OSError) as error:
+        return _NativeStandIn(str(error).replace("\n", " "))
+    return module
+
+
+# --- the import -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _restoring(mapping: MutableMapping[str, Any], key: str) -> Iterator[None]:
+    """Put ``mapping[key]`` back as it is now, or take it out again."""
+    was_there, before = key in mapping, mapping.get(key)
+    try:
+        yield
+    finally:
+        if was_there:
+            mapping[key] = before
+        else:
+            mapping.pop(key, None)
+
+
+def _import_glt() -> None:
+    """Import ``graphlearn_torch`` with the stand-ins that this machine needs.
+
+    Raises:
+        UsageError: It is not installed. (Also an ImportError.)
+    """
+    if _GLT in sys.modules:  # the caller imported it, so it works here
+        return
+    spec = importlib.util.find_spec(_GLT)
+    if spec is None or not spec.submodule_search_locations:
+        raise _MissingPackageError(
+            "graphlearn-torch is not installed, and gigl_loader builds on its Python layer. Its "
+            f"wheels are for Linux and Python up to 3.11 (this is {sys.version.split()[0]}); with "
+            f"one of those, run: pip install '{_SUPPORTED}'"
+        )
+    # What GLT imports comes first, so that no other module meets the stand-ins.
+    importlib.import_module("torch.distributed.rpc")
+    importlib.import_module("torch_geometric.data")
+    torch_sparse = _find_torch_sparse()
+    sys.modules[_NATIVE] = native = _load_native(list(spec.submodule_search_locations))
+    try:
+        with (
+            _restoring(os.environ, "TORCH_CPP_LOG_LEVEL"),
+            _restoring(sys.modules, "torch_sparse"),
+            _restoring(vars(torch), "device"),
+        ):
+            sys.modules["torch_sparse"] = torch_sparse
+            vars(torch)["device"] = _Device
+            package = importlib.import_module(_GLT)
+    except BaseException:
+        sys.modules.pop(_NATIVE, None)
+        raise
+    vars(package)["py_graphlearn_torch"] = native
+
+
+_import_glt()
+native_available = not hasattr(sys.modules[_NATIVE], "_gigl_loader_reason")
