@@ -10,8 +10,8 @@ on, with or without CUDA, and leaves the process as it found it:
 - Default arguments of GLT read ``torch.device(0)`` while its modules run, an error on torch >= 2.5
   without a GPU. Meanwhile ``torch.device`` reads 0 as ``cuda:0``, without asking for the device.
 - The native library ``py_graphlearn_torch`` loads on CUDA builds of torch 2.4 to 2.6 only.
-  Elsewhere a stand-in lets GLT's Python layer work: what is native raises `NativeLibraryError` when called,
-  except for the graph handle that ``init_graph(graph_mode="CPU")`` builds and never uses.
+  Elsewhere a stand-in lets GLT's Python layer work: what is native raises `NativeLibraryError` when
+  called, except for the graph handle that ``init_graph(graph_mode="CPU")`` builds and never uses.
 - GLT sets ``TORCH_CPP_LOG_LEVEL`` in the environment. It is put back.
 
 Names come through `EXPORTS`: ``from gigl_loader._glt import DistLoader``. A test walks that table.

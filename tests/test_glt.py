@@ -1,0 +1,215 @@
+import ast
+import copy
+import importlib.util
+import os
+import pickle
+import sys
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import pytest
+import torch
+import torch_geometric.typing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigl_loader import _glt
+from gigl_loader.errors import ConfigError, GiglLoaderError, NativeLibraryError, UsageError
+
+PACKAGE = Path(_glt.__file__).parent
+
+
+# --- the contract ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(_glt.EXPORTS))
+def test_glt_has(name: str) -> None:
+    assert getattr(_glt, name) is not None
+
+
+def test_a_name_that_glt_lacks_is_reported_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(_glt.EXPORTS, "GraphView", "data.graph")
+    with pytest.raises(
+        UsageError, match=r"graphlearn-torch 0\.\S+ has no \S+GraphView.*pip install"
+    ):
+        _glt.GraphView  # noqa: B018
+    monkeypatch.setitem(_glt.EXPORTS, "GraphView", "data.no_such_module")
+    with pytest.raises(UsageError, match="pip install"):
+        _glt.GraphView  # noqa: B018
+
+
+def test_the_table_lists_all_that_the_package_takes() -> None:
+    taken = {
+        alias.name
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "gigl_loader._glt"
+        for alias in node.names
+    }
+    assert taken - {"native_available"} <= set(_glt.EXPORTS)
+
+
+def test_other_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="is it in EXPORTS"):
+        _glt.DistSubGraphLoader  # noqa: B018
+
+
+def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "graphlearn_torch")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"up to 3\.11.*pip install") as caught:
+        _glt._import_glt()
+    assert isinstance(caught.value, GiglLoaderError)
+
+
+# --- what the import leaves behind ----------------------------------------------------------------
+
+
+def test_the_process_is_as_before() -> None:
+    assert isinstance(torch.device("cpu"), torch.device)
+    assert torch.device is _glt._torch_device
+    assert os.environ.get("TORCH_CPP_LOG_LEVEL") != "ERROR"
+    installed = importlib.util.find_spec("torch_sparse") is not None
+    assert installed or "torch_sparse" not in sys.modules
+    assert installed or not torch_geometric.typing.WITH_TORCH_SPARSE
+
+
+def test_restoring_puts_back_what_was_there() -> None:
+    mapping = {"a": 1}
+    with _glt._restoring(mapping, "a"), _glt._restoring(mapping, "b"):
+        mapping.update(a=2, b=3)
+    assert mapping == {"a": 1}
+
+
+def test_device_zero_needs_no_gpu() -> None:
+    assert _glt._Device(0) == torch.device("cuda", 0)
+    assert _glt._Device("cpu") == torch.device("cpu")
+    assert isinstance(torch.device("cpu"), _glt._Device)  # type: ignore[arg-type]
+    from graphlearn_torch.loader import NodeLoader
+
+    assert torch.device("cuda", 0) in NodeLoader.__init__.__defaults__
+
+
+# --- COO to CSR -----------------------------------------------------------------------------------
+
+
+@given(
+    edges=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=30),
+    num_cols=st.sampled_from([7, 2**62]),  # 5 * 2**62 does not fit into one sort key
+)
+def test_csr_is_a_stable_sort_by_row_and_column(
+    edges: list[tuple[int, int]], num_cols: int
+) -> None:
+    row, col = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).unbind(1)
+    value = torch.arange(len(edges))
+    storage = _glt._SparseTensor(row=row, col=col, value=value, sparse_sizes=(5, num_cols)).storage
+    expected = sorted((r, c, i) for i, (r, c) in enumerate(edges))
+    assert storage.col().tolist() == [c for _, c, _ in expected]
+    assert storage.value().tolist() == [i for _, _, i in expected]
+    assert storage.rowptr().tolist() == [sum(r < n for r, _, _ in expected) for n in range(6)]
+
+
+def test_csr_without_values() -> None:
+    row = torch.tensor([1, 0])
+    assert (
+        _glt._SparseTensor(row=row, col=row, value=None, sparse_sizes=(2, 2)).storage.value()
+        is None
+    )
+
+
+@pytest.mark.parametrize(("row", "col", "what"), [(-1, 0, "row"), (2, 0, "row"), (0, 3, "column")])
+def test_csr_names_an_index_out_of_range(row: int, col: int, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"edge {what} indices must be in"):
+        _glt._SparseTensor(
+            row=torch.tensor([row]), col=torch.tensor([col]), value=None, sparse_sizes=(2, 3)
+        )
+
+
+# --- GLT's Python layer ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_a_cpu_graph_needs_no_native_library(edge_dir: str) -> None:
+    dataset = _glt.DistDataset(2, 0, edge_dir=edge_dir)
+    dataset.init_graph(
+        torch.tensor([[0, 1, 2, 2], [1, 0, 0, 1]]),
+        edge_weights=torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        graph_mode="CPU",
+    )
+    graph = dataset.graph
+    assert graph.edge_count == 4
+    assert graph.row_count == graph.topo.row_count == {"in": 2, "out": 3}[edge_dir]
+    assert graph.topo.indices.tolist() == {"in": [1, 2, 0, 2], "out": [1, 0, 0, 1]}[edge_dir]
+    assert graph.topo.edge_ids.tolist() == {"in": [1, 2, 0, 3], "out": [0, 1, 2, 3]}[edge_dir]
+    assert (graph.topo.edge_weights - 1).tolist() == graph.topo.edge_ids.tolist()
+
+
+def test_a_cpu_graph_travels_between_processes() -> None:
+    graph = _glt.Graph(_glt.Topology(torch.tensor([[0, 1], [1, 0]])), "CPU")
+    again = pickle.loads(ForkingPickler.dumps(graph))
+    assert torch.equal(again.topo.indices, graph.topo.indices)
+
+
+def test_partition_books_and_contexts() -> None:
+    book = _glt.RangePartitionBook([(0, 3), (3, 5)], 1)
+    assert book[torch.tensor([0, 4])].tolist() == [0, 1]
+    assert _glt.parse_size("4GB") == 4 * 2**30
+    assert _glt.reverse_edge_type(("a", "to", "b")) == ("b", "rev_to", "a")
+
+
+# --- the native library ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stand_in() -> _glt._NativeStandIn:
+    return _glt._NativeStandIn("undefined symbol: x")
+
+
+def test_missing_symbols_say_why_when_used(stand_in: _glt._NativeStandIn) -> None:
+    expected = r"CPURandomSampler.* was used, .*undefined symbol: x.* gigl_loader's own loaders"
+    with pytest.raises(NativeLibraryError, match=expected):
+        stand_in.CPURandomSampler(1)
+    with pytest.raises(NativeLibraryError, match=expected):
+        stand_in.CPURandomSampler.create()
+    with pytest.raises(NativeLibraryError, match="init_cuda_from_csr"):
+        stand_in.Graph().init_cuda_from_csr(1, 2)
+
+
+def test_missing_symbols_can_be_named_and_inherited_from(stand_in: _glt._NativeStandIn) -> None:
+    class Sampler(stand_in.CPURandomSampler):
+        pass
+
+    assert stand_in.CPURandomSampler is stand_in.CPURandomSampler
+    assert copy.copy(Sampler) is Sampler
+    assert (Sampler | None) is not None
+    with pytest.raises(NativeLibraryError, match="Sampler"):
+        Sampler()
+    with pytest.raises(AttributeError):
+        stand_in.__wrapped__  # noqa: B018
+
+
+def test_the_stand_in_for_the_graph_counts(stand_in: _glt._NativeStandIn) -> None:
+    graph = stand_in.Graph()
+    graph.init_cpu_from_csr(torch.tensor([0, 2, 2]), torch.tensor([0, 5]), None, None)
+    assert (graph.get_row_count(), graph.get_col_count(), graph.get_edge_count()) == (2, 6, 2)
+
+
+def test_native_available_is_true_to_the_process() -> None:
+    from graphlearn_torch import py_graphlearn_torch as native
+
+    assert native is sys.modules["graphlearn_torch.py_graphlearn_torch"]
+    assert isinstance(native, _glt._NativeStandIn) is not _glt.native_available
+
+
+@pytest.mark.native
+def test_the_native_graph_counts_as_the_stand_in(stand_in: _glt._NativeStandIn) -> None:
+    from graphlearn_torch import py_graphlearn_torch as native
+
+    indptr, indices = torch.tensor([0, 2, 2]), torch.tensor([0, 5])
+    counts = []
+    for graph in (native.Graph(), stand_in.Graph()):
+        graph.init_cpu_from_csr(indptr, indices, torch.tensor([0, 1]), torch.empty(0))
+        counts.append((graph.get_row_count(), graph.get_col_count(), graph.get_edge_count()))
+    assert counts[0] == counts[1]

@@ -1,0 +1,119 @@
+"""The layout's import rules, read from the source."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "gigl_loader"
+ORDER = (
+    "dataset", "sampler", "producer", "graph_store", "channel", "collate", "device", "loader",
+    "testing",
+)  # fmt: skip
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+DOWNWARD = {
+    ("message.py", "dataset"): "messages are keyed by the schema's node and edge types",
+    (
+        "dataset/remote.py",
+        "graph_store",
+    ): "the handle on a store asks it, through the store's client",
+}
+"""Imports against the order that are wanted, each with its reason."""
+
+ONLY_IMPORTERS = {
+    "graphlearn_torch": {"_glt.py"},
+    "torch.distributed.rpc": {
+        "graph_store/rpc.py",
+        "_glt.py",  # loads it before GLT does, so that it does not meet the stand-ins
+    },
+}
+
+
+def _imports(source: str) -> Iterator[str]:
+    """Yield the dotted name of every module or member that ``source`` imports, anywhere in it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
+            if getattr(called, "id", called) == "import_module":
+                yield node.args[0].value
+
+
+def _folder(dotted: str) -> str | None:
+    """Return the sub-package that ``dotted`` names, or None for a module on top."""
+    parts = dotted.split(".")
+    return parts[1] if parts[0] == "gigl_loader" and parts[1:] and parts[1] in ORDER else None
+
+
+def _against_the_order(path: str, source: str) -> list[str]:
+    own = path.split("/")[0] if "/" in path else None
+    rank = ORDER.index(own) if own else -1
+    return [
+        f"{path} imports {name}"
+        for name in _imports(source)
+        if (folder := _folder(name))
+        and ORDER.index(folder) > rank
+        and (path, folder) not in DOWNWARD
+    ]
+
+
+def _path(file: Path) -> str:
+    return file.relative_to(PACKAGE).as_posix()
+
+
+def test_every_folder_has_its_place() -> None:
+    assert {f.relative_to(PACKAGE).parts[0] for f in FILES if f.parent != PACKAGE} <= set(ORDER)
+
+
+@pytest.mark.parametrize("file", FILES, ids=_path)
+def test_imports_point_up(file: Path) -> None:
+    if _path(file) != "__init__.py":  # names the whole package, and loads none of it
+        assert _against_the_order(_path(file), file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from gigl_loader.loader.base import BaseDistLoader",
+        "def f():\n    import gigl_loader.loader.base",
+        "from gigl_loader import loader",
+        "import importlib\nimportlib.import_module('gigl_loader.loader')",
+        "from importlib import import_module\nimport_module('gigl_loader.loader')",
+    ],
+)
+def test_a_planted_violation_is_found(source: str) -> None:
+    assert _against_the_order("sampler/neighbor.py", source)
+    assert _against_the_order("options.py", source)
+    assert not _against_the_order("testing/graphs.py", source)
+
+
+@pytest.mark.parametrize("module", ONLY_IMPORTERS)
+def test_only_these_files_import(module: str) -> None:
+    importers = {
+        _path(file)
+        for file in FILES
+        if any(f"{name}.".startswith(f"{module}.") for name in _imports(file.read_text()))
+    }
+    assert importers <= ONLY_IMPORTERS[module]
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "device").glob("*.py")), ids=_path)
+def test_device_needs_torch_and_pyg_only(file: Path) -> None:
+    roots = {name.partition(".")[0] for name in _imports(file.read_text())}
+    assert roots - set(sys.stdlib_module_names) <= {"torch", "torch_geometric", "gigl_loader"}
+
+
+@pytest.mark.parametrize("folder", ORDER)
+def test_sub_packages_hold_a_docstring_only(folder: str) -> None:
+    if folder in ("graph_store", "testing"):  # these two are public, so they name what they offer
+        return
+    body = ast.parse((PACKAGE / folder / "__init__.py").read_text()).body
+    assert len(body) == 1
+    assert isinstance(body[0], ast.Expr)

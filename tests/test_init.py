@@ -1,0 +1,75 @@
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import gigl_loader
+from gigl_loader import errors
+
+
+def _in_a_fresh_process(statement: str) -> dict[str, object]:
+    """Run ``statement`` in a new interpreter; return what it did to that process."""
+    script = f"""
+import json, logging, os, sys
+environment, handlers = dict(os.environ), list(logging.getLogger().handlers)
+{statement}
+torch = sys.modules.get("torch")
+print(json.dumps({{
+    "roots": sorted({{name.partition(".")[0] for name in sys.modules}}),
+    "same_environment": dict(os.environ) == environment,
+    "same_log_handlers": logging.getLogger().handlers == handlers,
+    "cuda_initialized": torch is not None and torch.cuda.is_initialized(),
+}}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_all_is_sorted_and_is_the_table() -> None:
+    assert gigl_loader.__all__ == sorted(gigl_loader._MODULES)
+
+
+@pytest.mark.parametrize("name", gigl_loader.__all__)
+def test_name_resolves_to_the_public_path(name: str) -> None:
+    value = getattr(gigl_loader, name)
+    assert name in dir(gigl_loader)
+    if callable(value):
+        assert value.__module__ == "gigl_loader"
+        assert pickle.loads(pickle.dumps(value)) is value
+
+
+def test_every_error_is_public() -> None:
+    defined = {n for n, v in vars(errors).items() if isinstance(v, type) and n.endswith("Error")}
+    assert defined <= set(gigl_loader.__all__)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'DistNeighbourLoader'"):
+        gigl_loader.DistNeighbourLoader  # noqa: B018
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    after = _in_a_fresh_process("import gigl_loader")
+    heavy = {"torch", "torch_geometric", "graphlearn_torch", "numpy", "numba"}
+    assert not heavy & set(after["roots"])
+
+
+def test_a_worker_loads_neither_pyg_nor_glt() -> None:
+    after = _in_a_fresh_process("import gigl_loader.producer.worker")
+    assert not {"torch_geometric", "graphlearn_torch"} & set(after["roots"])
+    assert after["same_environment"]
+
+
+def test_using_glt_leaves_environment_logging_and_cuda_alone() -> None:
+    after = _in_a_fresh_process(
+        "from gigl_loader import _glt\nfor name in _glt.EXPORTS: getattr(_glt, name)"
+    )
+    assert "graphlearn_torch" in after["roots"]
+    assert after["same_environment"]
+    assert after["same_log_handlers"]
+    assert not after["cuda_initialized"]
