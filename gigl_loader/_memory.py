@@ -178,3 +178,9 @@ def dumps(obj: Any) -> tuple[bytes, list[int]]:
 def loads(data: bytes, fds: list[int]) -> Any:
     """Undo `dumps`; the descriptors stay the caller's to close."""
     return _Unpickler(data, fds).load()
+
+
+def close_fds(fds: list[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)

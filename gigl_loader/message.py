@@ -1,0 +1,70 @@
+"""What travels from a sampler to a loader: one batch as named tensors.
+
+A `SampleMessage` is a flat dict of CPU tensors. Keys of a homogeneous batch are the names below; in
+a heterogeneous one each is prefixed by its type, ``"paper.x"`` or ``"author__writes__paper.edge_index"``
+(see `key`). Whatever else a sampler wants to hand to the loader goes under ``#META.<name>`` and ends as
+an attribute of the batch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
+
+SampleMessage = dict[str, Tensor]
+
+NODE = "n_id"
+"""``[num_nodes]`` int64, global ids; seeds first."""
+EDGE_INDEX = "edge_index"
+"""``[2, num_edges]`` int64, local: row 0 the sampled neighbour, row 1 the node it was sampled for."""
+EDGE = "e_id"
+"""``[num_edges]`` int64, global edge ids."""
+NODE_FEATURES = "x"
+"""``[num_nodes, dim]``."""
+NODE_LABELS = "y"
+"""``[num_nodes, ...]``."""
+EDGE_FEATURES = "edge_attr"
+"""``[num_edges, dim]``."""
+BATCH = "batch"
+"""``[batch_size]`` int64, the seeds' global ids, of the input type."""
+INPUT_ID = "input_id"
+"""``[batch_size]`` int64, where each seed stands in the loader's input."""
+NODES_PER_HOP = "num_sampled_nodes"
+"""``[hops + 1]`` int64."""
+EDGES_PER_HOP = "num_sampled_edges"
+"""``[hops]`` int64."""
+META = "#META."
+IS_HETERO = "#IS_HETERO"
+"""uint8 scalar: whether the keys carry types."""
+
+
+def key(name: str, graph_type: NodeType | EdgeType | None = None) -> str:
+    """Return the message key of field ``name`` of a node or edge type (None: homogeneous)."""
+    if graph_type is None:
+        return name
+    prefix = graph_type if isinstance(graph_type, str) else edge_type_str(graph_type)
+    return f"{prefix}.{name}"
+
+
+@dataclass(frozen=True)
+class BatchTicket:
+    """Which batch a message is: what keeps a broken-off epoch out of the next one."""
+
+    stream: int
+    """Consumer of a producer; 0 where there is one."""
+    round: int
+    """Counts the starts of this stream's epochs, broken-off ones too."""
+    epoch: int
+    batch: int
+    """Index within the epoch, over the whole input."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message with its ticket and what the worker measured."""
+
+    ticket: BatchTicket
+    message: SampleMessage
+    stats: dict[str, Any]

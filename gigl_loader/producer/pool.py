@@ -1,0 +1,315 @@
+"""Worker processes: start, talk to, watch, stop. Knows nothing of epochs or graphs."""
+
+import atexit
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gigl_loader import _memory
+from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
+from gigl_loader.producer import setup as kinds
+from gigl_loader.producer import wire
+from gigl_loader.producer.setup import WorkerSetup
+
+logger = logging.getLogger(__name__)
+
+_SEND_TIMEOUT_S = 30.0
+_EXIT_REPORT_S = 2.0
+"""How long the steward may take to say how a worker ended."""
+_STATES = {
+    "T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a debugger",
+    "D": "waiting for a disk or device", "R": "running", "S": "sleeping", "Z": "dead",
+}  # fmt: skip
+
+_live_pools: "weakref.WeakSet[WorkerPool]" = weakref.WeakSet()
+
+
+@dataclass
+class _Worker:
+    number: int
+    sock: socket.socket
+    pid: int = -1
+    ready: bool = False
+    address: tuple[str, int] | None = None
+    exitcode: int | None = None
+    exited: bool = False
+    eof: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """One message of a worker."""
+
+    worker: int
+    message: tuple[Any, ...]
+    fds: tuple[int, ...]
+
+
+class WorkerPool:
+    """The workers of one producer.
+
+    ::
+
+        trainer --socket--> steward (forks, watches)       trainer gone: steward kills the workers
+           `-----socket per worker------> worker, worker   steward gone: the kernel kills them
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._workers: list[_Worker] = []
+        self._steward: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._selector = selectors.DefaultSelector()
+        self._events: deque[Event] = deque()
+        self._lock = threading.RLock()
+        self._stopped = False
+        self.num_workers = num_workers
+
+    # -- start ----------------------------------------------------------------------------------
+
+    def start(self, setup: WorkerSetup, timeout_s: float) -> None:
+        """Start the workers and wait until each is ready.
+
+        Raises:
+            SamplingError: A worker raised while it started; carries its traceback.
+            WorkerDiedError: A worker ended.
+            PeerTimeoutError: One was not ready in ``timeout_s`` seconds. None is left, ever.
+        """
+        if self._steward is not None or self._stopped:
+            raise UsageError("a worker pool starts once")
+        _live_pools.add(self)
+        try:
+            self._spawn(setup.main_path)
+            self._await_ready(setup, time.monotonic() + timeout_s, timeout_s)
+        except BaseException:
+            self.stop(0.0)
+            raise
+
+    def _spawn(self, main_path: str | None) -> None:
+        pairs = [wire.pair() for _ in range(self.num_workers + 1)]
+        ours, theirs = zip(*pairs, strict=True)
+        self._control = ours[0]
+        self._workers = [_Worker(number, sock) for number, sock in enumerate(ours[1:])]
+        fds = [sock.fileno() for sock in theirs]
+        code = "import sys; sys.path[:] = {!r}; {}from gigl_loader.producer.steward import main; main()"
+        main = "from multiprocessing.spawn import import_main_path as i; i({!r}); "
+        script = code.format(sys.path, main.format(main_path) if main_path else "")
+        self._steward = subprocess.Popen(
+            [sys.executable, "-c", script, *map(str, fds)], pass_fds=fds, stdin=subprocess.DEVNULL
+        )
+        for sock in theirs:
+            sock.close()
+        for worker in self._workers:
+            worker.sock.settimeout(_SEND_TIMEOUT_S)
+            self._selector.register(worker.sock, selectors.EVENT_READ, worker)
+        self._selector.register(self._control, selectors.EVENT_READ, None)
+
+    def _await_ready(self, setup: WorkerSetup, deadline: float, timeout_s: float) -> None:
+        for worker in self._workers:
+            wire.send_object(worker.sock, setup)
+        while not all(worker.ready for worker in self._workers):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                late = [worker.number for worker in self._workers if not worker.ready]
+                raise PeerTimeoutError(
+                    f"sampling workers {late} were not ready {timeout_s:.0f} s after their start: "
+                    f"{self.describe(late)}; raise `timeout` if this machine is that slow"
+                )
+            for event in self._collect(min(left, 1.0)):
+                if event.message[0] != kinds.READY:
+                    raise SamplingError(
+                        f"start of sampling worker {event.worker}", *event.message[1:3]
+                    )
+
+    @property
+    def addresses(self) -> list[tuple[str, int] | None]:
+        """Where each worker answers other partitions."""
+        return [worker.address for worker in self._workers]
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.pid for worker in self._workers]
+
+    # -- talk -----------------------------------------------------------------------------------
+
+    def send(self, number: int, message: tuple[Any, ...], obj: Any = None) -> None:
+        """Send ``message`` to a worker, followed by ``obj`` where one is given.
+
+        Raises:
+            WorkerDiedError: The worker is gone.
+            PeerTimeoutError: It does not read.
+        """
+        worker = self._workers[number]
+        with self._lock:
+            try:
+                wire.send(worker.sock, message)
+                if obj is not None:
+                    wire.send_object(worker.sock, obj)
+            except TimeoutError as error:
+                raise PeerTimeoutError(
+                    f"sampling {self.describe([number])} did not take a message for "
+                    f"{_SEND_TIMEOUT_S:.0f} s"
+                ) from error
+            except OSError:
+                self._raise_died(worker)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Return what workers sent, waiting up to ``timeout_s`` seconds for the first.
+
+        Raises:
+            WorkerDiedError: A worker ended. What it had sent before comes first.
+        """
+        if self._stopped:
+            raise UsageError("the workers were stopped")
+        return self._collect(timeout_s)
+
+    def _collect(self, timeout_s: float) -> list[Event]:
+        with self._lock:
+            self._read(timeout_s)
+            events = list(self._events)
+            self._events.clear()
+            if not events:
+                for worker in self._workers:
+                    if worker.eof or worker.exited:
+                        self._raise_died(worker)
+            return events
+
+    def _read(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            worker: _Worker | None = key.data
+            sock = key.fileobj
+            assert isinstance(sock, socket.socket)
+            got = wire.receive(sock)
+            if got is None:
+                self._selector.unregister(sock)
+                if worker is not None:
+                    worker.eof = True
+                else:
+                    self._on_steward_gone()
+            else:
+                self._file(worker, *got)
+
+    def _file(self, worker: _Worker | None, message: tuple[Any, ...], fds: list[int]) -> None:
+        if worker is None:
+            self._on_steward(message)
+        elif message[0] == kinds.READY:
+            worker.ready, worker.address = True, message[1]
+        else:
+            self._events.append(Event(worker.number, message, tuple(fds)))
+
+    def _on_steward(self, message: tuple[Any, ...]) -> None:
+        if message[0] == kinds.READY:
+            for number, pid in message[1].items():
+                self._workers[number].pid = pid
+        elif message[0] == kinds.EXITED:
+            worker = self._workers[message[1]]
+            worker.exited, worker.exitcode = True, message[3]
+        else:
+            self._events.append(Event(-1, message, ()))
+
+    def _on_steward_gone(self) -> None:
+        for worker in self._workers:
+            worker.exited = True
+
+    def _raise_died(self, worker: _Worker) -> None:
+        deadline = time.monotonic() + _EXIT_REPORT_S
+        while not worker.exited and time.monotonic() < deadline:
+            self._read(0.1)
+        raise WorkerDiedError(worker.number, worker.pid, worker.exitcode)
+
+    def describe(self, numbers: list[int]) -> str:
+        """Say who workers are and what the system says they are doing."""
+        return ", ".join(
+            f"worker {number} (pid {self._workers[number].pid}, "
+            f"{process_state(self._workers[number].pid)})"
+            for number in numbers
+        )
+
+    # -- stop -----------------------------------------------------------------------------------
+
+    def stop(self, linger_s: float, expected: list[str] | None = None) -> None:
+        """End all workers; idempotent, and never raises.
+
+        Args:
+            linger_s: Seconds that they may go on answering other partitions, until the workers named
+                in ``expected`` have said that they are done. After that they are killed.
+            expected: Names of those workers.
+        """
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            _live_pools.discard(self)
+            for event in self._events:
+                _memory.close_fds(list(event.fds))
+            self._events.clear()
+            for worker in self._workers:
+                with contextlib.suppress(OSError):
+                    wire.send(worker.sock, (kinds.STOP, linger_s, expected or []))
+            if linger_s > 0:
+                self._await_exit(time.monotonic() + linger_s + 1.0)
+            self._close()
+
+    def _await_exit(self, deadline: float) -> None:
+        while not all(worker.exited for worker in self._workers):
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._selector.get_map():
+                return
+            with contextlib.suppress(OSError):
+                self._read(min(left, 1.0))
+            for event in self._events:
+                _memory.close_fds(list(event.fds))
+            self._events.clear()
+
+    def _close(self) -> None:
+        self._selector.close()
+        for worker in self._workers:
+            worker.sock.close()
+        if self._control is not None:
+            self._control.close()  # the steward kills what is left, and ends
+        if self._steward is not None:
+            try:
+                self._steward.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._steward.kill()  # the kernel ends its workers with it
+                self._steward.wait(5.0)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.stop(0.0)
+
+
+def process_state(pid: int) -> str:
+    """Return in words what the system says that process ``pid`` is doing."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "gone"
+    letter = stat.rpartition(")")[2].split()[0]
+    return _STATES.get(letter, f"state {letter}")
+
+
+@atexit.register
+def _stop_all() -> None:
+    for pool in list(_live_pools):
+        pool.stop(0.0)
+
+
+def _after_fork() -> None:  # a forked child of the trainer owns none of its workers
+    for pool in list(_live_pools):
+        pool._stopped = True
+    _live_pools.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

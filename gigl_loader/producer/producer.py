@@ -1,0 +1,502 @@
+"""One input sampled for one loader: feeds the workers, files what they send, watches them."""
+
+import importlib.util
+import json
+import logging
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gigl_loader import _memory
+from gigl_loader._glt import NodeSamplerInput, SamplingConfig, get_context
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError, PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.message import BatchTicket, Received, SampleMessage
+from gigl_loader.options import (
+    CustomSamplerOptions,
+    EpochOptions,
+    SamplerOptions,
+    parse_size,
+    usable_cpus,
+)
+from gigl_loader.producer import setup as kinds
+from gigl_loader.producer.pool import Event, WorkerPool
+from gigl_loader.producer.schedule import FairQueue, Stream, num_batches
+from gigl_loader.producer.setup import SeedInput, WorkerSetup
+from gigl_loader.producer.slots import Written
+from gigl_loader.sampler.peers import PeerAddress
+from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.sampler.rendezvous import Rendezvous
+
+logger = logging.getLogger(__name__)
+
+LINGER_S = 30.0
+"""Seconds that workers go on answering other partitions after their own loader was shut down."""
+_PROGRESS_S = 10.0
+
+
+class MessageMemory(Protocol):
+    """Where messages come to lie in this process; ``channel.shm.ShmChannel`` is one."""
+
+    capacity: int
+    size: int
+
+    def open(self, sender: int, written: Written) -> SampleMessage: ...
+    def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]: ...
+    def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def largest(self) -> int: ...
+
+
+def epoch_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
+    """Return the shuffle of an epoch: ``[num_seeds]`` int64, a function of ``(seed, epoch)``."""
+    generator = torch.Generator()
+    generator.manual_seed((seed * 0x9E3779B1 + epoch * 0x85EBCA77 + 1) % 2**63)
+    return torch.randperm(num_seeds, generator=generator)
+
+
+class DistSamplingProducer:
+    """Samples ``sampler_input`` in subprocesses and fills a channel with the messages.
+
+    Built, it has checked its arguments and started nothing; `init` starts the workers.
+
+    Args:
+        data: The dataset (ours, or a plain GLT one).
+        sampler_input: Seeds. Further columns (labels of anchors) ride along as an attribute
+            ``extra``, a dict of tensors with one row per seed.
+        sampling_config: What to sample.
+        worker_options: GLT's options: ``num_workers``, ``worker_concurrency``, ``master_addr``,
+            ``master_port``, ``rpc_timeout``.
+        channel: Takes the messages; from ``BaseDistLoader.create_colocated_channel``.
+        sampler_options: Another sampler than the k-hop neighbour sampler.
+        epoch_options: Seed, order, deadline; by default the seed is drawn from torch's generator.
+        worker_init_fn: Called with the worker's number in each worker before it samples.
+        default_sampler: Sampler class path and keywords where ``sampler_options`` names none.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        sampler_input: NodeSamplerInput,
+        sampling_config: SamplingConfig,
+        worker_options: Any,
+        channel: MessageMemory,
+        sampler_options: SamplerOptions | None = None,
+        *,
+        epoch_options: EpochOptions | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        default_sampler: tuple[str, dict[str, Any]] | None = None,
+    ) -> None:
+        self.data, self.sampling_config = data, sampling_config
+        self.worker_options, self.channel = worker_options, channel
+        self.num_workers: int = worker_options.num_workers
+        self.epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(sampling_config.seed))
+        view = _view_of(data)
+        self._seed_input = SeedInput(
+            sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
+        )
+        self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
+        self._sampler = default_sampler
+        if isinstance(sampler_options, CustomSamplerOptions):
+            self._sampler = (sampler_options.class_path, sampler_options.keywords)
+        self._worker_init_fn = worker_init_fn
+        self._view = view
+        self._pool = WorkerPool(self.num_workers)
+        self._queue: FairQueue[Received] = FairQueue()
+        self._loads = [0] * self.num_workers
+        self._lock = threading.RLock()
+        self._rendezvous: Rendezvous | None = None
+        self._shut_down = False
+        self._order: tuple[int, Tensor | None] = (-1, None)
+        self._last_progress = time.monotonic()
+        self.add_stream(0, channel.capacity)
+
+    # -- start ----------------------------------------------------------------------------------
+
+    def init(self) -> None:
+        """Start the workers and connect them with those of the other partitions."""
+        self.start()
+        self.connect()
+
+    def start(self) -> None:
+        """Start this producer's own workers; returns when each is ready.
+
+        Raises:
+            PeerError: A worker raised, died, or was not ready in time; none is left.
+        """
+        token = b""
+        try:
+            if self._has_peers:
+                self._rendezvous = self._join()
+                token = self._agree_on_token(self._rendezvous)
+            self._pool.start(self._worker_setup(token), self.epoch_options.timeout_s)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self.channel.bind(self._receive)
+
+    def connect(self) -> None:
+        """Tell the workers where the other partitions' workers are, and let them sample.
+
+        Raises:
+            PeerError: Another rank failed, or did not come up in time.
+        """
+        try:
+            for worker in range(self.num_workers):
+                self._pool.send(worker, (kinds.PEERS, *self._peers_of(worker)))
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.fail(f"{type(error).__name__}: {error}"[:2000])
+        self.shutdown(linger_s=0.0)
+
+    @property
+    def _has_peers(self) -> bool:
+        context = get_context()
+        return bool(
+            self._view.num_partitions > 1 and context is not None and context.world_size > 1
+        )
+
+    def _join(self) -> Rendezvous:
+        context, options = get_context(), self.worker_options
+        return Rendezvous(
+            options.master_addr, options.master_port, context.rank, context.world_size,
+            timeout_s=self.epoch_options.timeout_s, is_master=context.rank == 0,
+        )  # fmt: skip
+
+    def _agree_on_token(self, rendezvous: Rendezvous) -> bytes:
+        if get_context().rank == 0:
+            rendezvous.publish("token", secrets.token_bytes(32))
+        return rendezvous.wait_for("token", 0)
+
+    def _worker_setup(self, token: bytes) -> WorkerSetup:
+        return WorkerSetup(
+            view=self._view,
+            plan=self._plan,
+            seed_input=self._seed_input,
+            batch_size=self.sampling_config.batch_size,
+            concurrency=self.worker_options.worker_concurrency if self._has_peers else 1,
+            num_threads=self._threads_per_worker(),
+            peer_host=_host_towards(self.worker_options.master_addr) if self._has_peers else None,
+            token=token,
+            rpc_timeout_s=self.worker_options.rpc_timeout,
+            sampler=self._sampler,
+            init_fn=self._worker_init_fn,
+            main_path=_main_path(self._worker_init_fn),
+        )
+
+    def _threads_per_worker(self) -> int:
+        context = get_context()
+        processes = 1 if context is None else min(context.world_size, usable_cpus())
+        return max(1, min(4, usable_cpus() // (self.num_workers * processes)))
+
+    def _peers_of(self, worker: int) -> tuple[dict[int, tuple[PeerAddress, ...]] | None, str]:
+        if self._rendezvous is None:
+            return None, f"worker {worker}"
+        context = get_context()
+        if worker == 0:
+            self._exchange_addresses(self._rendezvous, context)
+        peers = {p: who for p, who in self._addresses.items() if p != self._view.partition_idx}
+        missing = set(range(self._view.num_partitions)) - set(self._addresses)
+        if missing:
+            raise ConfigError(
+                f"no rank loaded partitions {sorted(missing)} of {self._view.num_partitions}: start "
+                "at least one process per partition, each with its own partition_idx"
+            )
+        return peers, _peer_name(context.rank, worker)
+
+    def _exchange_addresses(self, rendezvous: Rendezvous, context: Any) -> None:
+        mine = {"partition": self._view.partition_idx, "workers": self._pool.addresses}
+        rendezvous.publish("workers", json.dumps(mine).encode())
+        found = rendezvous.gather("workers", range(context.world_size))
+        self._addresses: dict[int, tuple[PeerAddress, ...]] = {}
+        for rank, raw in enumerate(found):
+            theirs = json.loads(raw)
+            more = tuple(
+                PeerAddress(host, port, _peer_name(rank, worker))
+                for worker, (host, port) in enumerate(theirs["workers"])
+            )
+            known = self._addresses.get(theirs["partition"], ())
+            self._addresses[theirs["partition"]] = known + more
+
+    # -- epochs ---------------------------------------------------------------------------------
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch over the whole input."""
+        config = self.sampling_config
+        return num_batches(len(self._seed_input), config.batch_size, config.drop_last)
+
+    def add_stream(self, number: int, limit: int) -> None:
+        """Add a consumer that may have ``limit`` batches started and not taken."""
+        with self._lock:
+            self._queue.add(Stream(number, limit, self.epoch_options.in_order))
+
+    def remove_stream(self, number: int) -> None:
+        """Forget a consumer and what is under way for it."""
+        with self._lock:
+            self._queue.remove(number)
+
+    def start_epoch(
+        self, epoch: int, batches: Sequence[int] | None = None, stream: int = 0
+    ) -> None:
+        """Begin an epoch; whatever is left of the one before is dropped, and never sampled.
+
+        Args:
+            epoch: With the seed it decides the shuffle and every draw.
+            batches: Indices of the batches to sample, in this order (None: all).
+            stream: The consumer.
+
+        Raises:
+            UsageError: The producer was shut down, or has not been started.
+            WorkerDiedError: A worker is gone.
+        """
+        with self._lock:
+            self._check_usable()
+            chosen = range(self.num_batches) if batches is None else batches
+            state = self._queue.streams[stream]
+            round_number = state.start(epoch, chosen)
+            order = self._order_of(epoch)
+            for worker in range(self.num_workers):
+                message = (kinds.ROUND, stream, round_number, order is not None)
+                self._pool.send(worker, message, order)
+            self._last_progress = time.monotonic()
+            self._dispatch()
+
+    def cancel_epoch(self, stream: int = 0) -> None:
+        """Break the epoch of a consumer off."""
+        with self._lock:
+            if stream not in self._queue.streams or self._shut_down:
+                return
+            state = self._queue.streams[stream]
+            if not state.finished:
+                state.cancel()
+                for worker in range(self.num_workers):
+                    self._pool.send(worker, (kinds.ROUND, stream, state.round, False))
+
+    def _order_of(self, epoch: int) -> Tensor | None:
+        if not self.sampling_config.shuffle:
+            return None
+        if self._order[0] != epoch:
+            order = epoch_order(len(self._seed_input), self.epoch_options.seed, epoch)
+            self._order = (epoch, _memory.share_tensor(order))
+        return self._order[1]
+
+    def _dispatch(self) -> None:
+        while self._has_room():
+            found = self._queue.next_ticket()
+            if found is None:
+                return
+            ticket, place = found
+            worker = min(range(self.num_workers), key=self._loads.__getitem__)
+            free, retired = self.channel.returned(worker, self.worker_options.worker_concurrency)
+            self._pool.send(worker, (kinds.TASK, ticket, place, free, retired))
+            self._loads[worker] += 1
+
+    def _has_room(self) -> bool:
+        """Whether one more message of the largest size seen fits into the channel's bytes."""
+        under_way = sum(stream.waiting for stream in self._queue.streams.values())
+        under_way += sum(self._loads)
+        return under_way == 0 or (under_way + 1) * self.channel.largest <= self.channel.size
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def next(self, stream: int = 0, timeout_s: float | None = None) -> Received | None:
+        """Return the next batch of a consumer, or None at the end of its epoch.
+
+        Raises:
+            PeerTimeoutError: No worker made progress for ``timeout_s`` (default: the option's).
+            WorkerDiedError, SamplingError: A worker ended, or raised.
+        """
+        limit = self.epoch_options.timeout_s if timeout_s is None else timeout_s
+        self._last_progress = time.monotonic()
+        while True:
+            with self._lock:
+                self._check_usable()
+                state = self._queue.streams[stream]
+                received = state.take()
+                if received is not None:
+                    self._dispatch()
+                    return received
+                if state.finished:
+                    return None
+            self.pump(min(1.0, limit))
+            if time.monotonic() - self._last_progress >= limit:
+                self._raise_stalled(state, limit)
+
+    def _receive(self, timeout_s: float | None) -> SampleMessage:
+        received = self.next(0, timeout_s)
+        if received is None:
+            raise UsageError("recv past the end of the epoch: start the next one first")
+        return received.message
+
+    def take(self, stream: int) -> tuple[Received | None, bool]:
+        """Return (the next batch if it has arrived, whether the epoch is over); never waits."""
+        with self._lock:
+            state = self._queue.streams[stream]
+            received = state.take()
+            self._dispatch()
+            return received, state.finished
+
+    def pump(self, timeout_s: float) -> bool:
+        """File what workers sent, waiting up to ``timeout_s`` for the first; return whether any."""
+        events = self._pool.poll(timeout_s)
+        with self._lock:
+            for event in events:
+                self._file(event)
+            self._dispatch()
+        return bool(events)
+
+    def _file(self, event: Event) -> None:
+        kind, *rest = event.message
+        self._last_progress = time.monotonic()
+        if kind == kinds.ERROR:
+            self._loads[event.worker] -= 1
+            ticket, cause, text = rest
+            stream = self._queue.streams.get(ticket.stream)
+            if stream is None or stream.round != ticket.round:
+                return
+            stream.cancel()
+            raise SamplingError(self._name_of(event.worker, ticket), cause, text)
+        if kind != kinds.BATCH:
+            raise SamplingError(f"sampling worker {event.worker}", *rest)
+        self._loads[event.worker] -= 1
+        ticket, place, slot, nbytes, retired, layout, stats = rest
+        fd = event.fds[0] if event.fds else None
+        try:
+            message = self.channel.open(
+                event.worker, Written(slot, nbytes, fd, retired, layout)
+            )
+        finally:
+            _memory.close_fds(list(event.fds))
+        stream = self._queue.streams.get(ticket.stream)
+        if stream is not None:
+            stats.update(worker=event.worker, nbytes=nbytes)
+            stream.arrived(ticket, place, Received(ticket, message, stats))
+
+    def _name_of(self, worker: int, ticket: BatchTicket) -> str:
+        pid = self._pool.pids[worker]
+        return f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
+
+    def _raise_stalled(self, state: Stream[Received], limit: float) -> None:
+        busy = [number for number, load in enumerate(self._loads) if load]
+        raise PeerTimeoutError(
+            f"no sampling worker made progress for {limit:.1f} s; waiting for batch "
+            f"{state.awaited} of epoch {state.epoch} from {self._pool.describe(busy)}; if a batch "
+            "really takes that long, raise `timeout`"
+        )
+
+    def _check_usable(self) -> None:
+        if self._shut_down:
+            raise UsageError("the producer was shut down: build a new loader")
+
+    @property
+    def queue_depth(self) -> int:
+        """Batches that have arrived and wait to be taken."""
+        return sum(stream.waiting for stream in self._queue.streams.values())
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self._pool.pids
+
+    # -- stop -----------------------------------------------------------------------------------
+
+    def shutdown(self, linger_s: float = LINGER_S) -> None:
+        """Stop the workers and release their memory. Idempotent.
+
+        Args:
+            linger_s: How long they may go on answering other partitions whose loaders are still at
+                work. Without other partitions they end at once.
+        """
+        with self._lock:
+            if self._shut_down:
+                return
+            self._shut_down = True
+            self.channel.bind(None)
+            for stream in self._queue.streams.values():
+                stream.cancel()
+        connected = hasattr(self, "_addresses")
+        self._pool.stop(linger_s if connected else 0.0, self._names_of_others())
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+        self.channel.close()
+
+    def _names_of_others(self) -> list[str]:
+        addresses = getattr(self, "_addresses", {})
+        own = self._view.partition_idx
+        return [who.name for p, workers in addresses.items() if p != own for who in workers]
+
+
+def seed_or_drawn(seed: int | None) -> int:
+    """Return ``seed``, or one drawn from torch's global generator, which is logged."""
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+        logger.info("no seed was given: using seed=%d", seed)
+    return seed
+
+
+def make_plan(
+    view: PartitionView, sampler_input: Any, config: SamplingConfig, options: EpochOptions
+) -> SamplingPlan:
+    """Return what the workers are to do for a GLT ``SamplingConfig``."""
+    fanouts = config.num_neighbors
+    if not isinstance(fanouts, dict):
+        fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
+    return SamplingPlan(
+        input_type=sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE,
+        fanouts={name: tuple(fanouts[name]) for name in sorted(fanouts)},
+        seed=options.seed,
+        with_edge=config.with_edge,
+        with_weight=config.with_weight,
+        replace=options.replace,
+        collect_features=config.collect_features,
+    )
+
+
+def _view_of(data: Any) -> PartitionView:
+    if not hasattr(data, "view"):
+        from gigl_loader.dataset.local import DistDataset
+
+        data = DistDataset.wrap(data)
+    view: PartitionView = data.view()
+    return view
+
+
+def _peer_name(rank: int, worker: int) -> str:
+    return f"rank {rank} worker {worker}"
+
+
+def _host_towards(master: str) -> str:
+    """Return this machine's address on the way to ``master``: what other machines can reach."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((master, 9))  # sends nothing
+        host: str = probe.getsockname()[0]
+        return host
+
+
+def _main_path(function: Callable[..., Any] | None) -> str | None:
+    """Return the path of the user's script where ``function`` is defined in it."""
+    if function is None or getattr(function, "__module__", "") != "__main__":
+        return None
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None or importlib.util.find_spec("gigl_loader") is None:
+        raise ConfigError(
+            "worker_init_fn is defined in an interactive session, where workers cannot import it: "
+            "put it into a module"
+        )
+    return str(path)

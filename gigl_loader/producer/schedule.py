@@ -1,0 +1,122 @@
+"""Which batch to start next, and which to hand out next. No processes, no memory, no clock."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from gigl_loader.message import BatchTicket
+
+T = TypeVar("T")
+
+
+class Stream(Generic[T]):
+    """One consumer's epoch.
+
+    ::
+
+        start() -> [ to start ] --next_ticket()--> [ started ] --arrived()--> [ arrived ] --take()-->
+                                 at most `limit` batches are started and not yet taken
+
+    In order, `take` waits for the batch whose turn it is; otherwise it takes whatever arrived first.
+    """
+
+    def __init__(self, number: int, limit: int, in_order: bool = True) -> None:
+        self.number, self.limit, self.in_order = number, limit, in_order
+        self.round = 0
+        self.epoch = 0
+        self._batches: Sequence[int] = ()
+        self._started = 0
+        self._taken = 0
+        self._arrived: dict[int, T] = {}  # by place in self._batches
+
+    def start(self, epoch: int, batches: Sequence[int]) -> int:
+        """Begin an epoch over ``batches``; what the last one left is forgotten. Return the round."""
+        self.cancel()
+        self.epoch, self._batches = epoch, batches
+        return self.round
+
+    def cancel(self) -> None:
+        """Break the epoch off: nothing more is started, and what is under way will be stale."""
+        self.round += 1
+        self._batches, self._started, self._taken = (), 0, 0
+        self._arrived.clear()
+
+    @property
+    def in_flight(self) -> int:
+        """Batches started and not yet taken."""
+        return self._started - self._taken
+
+    @property
+    def finished(self) -> bool:
+        """Whether every batch of the epoch was taken."""
+        return self._taken == len(self._batches)
+
+    @property
+    def awaited(self) -> int | None:
+        """The batch that `take` waits for; None out of order or at the end."""
+        if not self.in_order or self.finished:
+            return None
+        return self._batches[self._taken]
+
+    @property
+    def waiting(self) -> int:
+        """Batches that arrived and are not taken: the queue's depth."""
+        return len(self._arrived)
+
+    def next_ticket(self) -> tuple[BatchTicket, int] | None:
+        """Return the next batch to start and its place, or None: at the limit, or all started."""
+        if self._started == len(self._batches) or self.in_flight >= self.limit:
+            return None
+        place = self._started
+        self._started += 1
+        return BatchTicket(self.number, self.round, self.epoch, self._batches[place]), place
+
+    def arrived(self, ticket: BatchTicket, place: int, item: T) -> bool:
+        """File a finished batch; False: it belongs to an epoch that was broken off."""
+        if ticket.round != self.round:
+            return False
+        self._arrived[place] = item
+        return True
+
+    def take(self) -> T | None:
+        """Return the next batch, or None if it has not arrived."""
+        place = self._taken if self.in_order else next(iter(self._arrived), -1)
+        item = self._arrived.pop(place, None)
+        if item is not None:
+            self._taken += 1
+        return item
+
+
+class FairQueue(Generic[T]):
+    """The streams of one producer, served in turn, so that no consumer starves another."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream[T]] = {}
+        self._turns: deque[int] = deque()
+
+    def add(self, stream: Stream[T]) -> None:
+        """Add a consumer."""
+        self.streams[stream.number] = stream
+        self._turns.append(stream.number)
+
+    def remove(self, number: int) -> None:
+        """Cancel and forget a consumer; unknown numbers are ignored."""
+        stream = self.streams.pop(number, None)
+        if stream is not None:
+            stream.cancel()
+            self._turns.remove(number)
+
+    def next_ticket(self) -> tuple[BatchTicket, int] | None:
+        """Return the next batch to start, over all consumers, or None."""
+        for _ in range(len(self._turns)):
+            number = self._turns[0]
+            self._turns.rotate(-1)
+            found = self.streams[number].next_ticket()
+            if found is not None:
+                return found
+        return None
+
+
+def num_batches(num_seeds: int, batch_size: int, drop_last: bool) -> int:
+    """Return how many batches an epoch over ``num_seeds`` seeds has."""
+    return num_seeds // batch_size if drop_last else -(-num_seeds // batch_size)

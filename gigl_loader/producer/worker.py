@@ -1,0 +1,243 @@
+"""A sampling process: takes tasks from its socket, samples, writes each batch into a slot.
+
+Threads: the main one reads the socket, so that the end of the trainer is noticed at once; sampling
+threads take tasks from a queue, as many as batches are to overlap their waits for other partitions;
+the peer server answers those partitions.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+import traceback
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.message import BatchTicket
+from gigl_loader.producer import setup as kinds
+from gigl_loader.producer import wire
+from gigl_loader.producer.setup import WorkerSetup
+from gigl_loader.producer.slots import SlotWriter
+from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.peers import PeerPool, PeerServer
+from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
+from gigl_loader.sampler.store import LocalStore
+
+logger = logging.getLogger(__name__)
+
+_MAX_TRACEBACK = 60_000
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep what is freed: work arrays of the next batch then cost no page faults."""
+    with contextlib.suppress(OSError, AttributeError):  # another libc: slower, not wrong
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+
+
+def warm_up() -> None:
+    """Load the compiled kernels, so that forked workers have them."""
+    kernels.load()
+
+
+def load_sampler(setup: WorkerSetup, peers: PeerPool | None) -> Sampler:
+    """Build the sampler of one thread."""
+    if setup.sampler is None:
+        return NeighborSampler(setup.view, setup.plan, peers)
+    path, keywords = setup.sampler
+    module, _, name = path.rpartition(".")
+    sampler: Sampler = getattr(importlib.import_module(module), name)(
+        setup.view, setup.plan, peers, **keywords
+    )
+    return sampler
+
+
+class Worker:
+    """The state of one sampling process."""
+
+    def __init__(self, sock: socket.socket, number: int) -> None:
+        self._sock, self._number = sock, number
+        self._setup: WorkerSetup = wire.receive_object(sock)
+        self._slots = SlotWriter()
+        self._tasks: queue.SimpleQueue[tuple[BatchTicket, int] | None] = queue.SimpleQueue()
+        self._rounds: dict[int, tuple[int, Tensor | None]] = {}  # stream -> (round, order)
+        self._send_lock = threading.Lock()
+        self._server: PeerServer | None = None
+        self._peers: PeerPool | None = None
+
+    # -- start ----------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Set the process up and open the door to other partitions."""
+        torch.set_num_threads(self._setup.num_threads)
+        keep_freed_memory()
+        if self._setup.peer_host is not None:
+            self._server = PeerServer(
+                self._setup.peer_host, self._setup.token, self._answer, f"worker {self._number}"
+            )
+            self._server.start()
+        if self._setup.init_fn is not None:
+            self._setup.init_fn(self._number)
+        load_sampler(self._setup, None)  # a sampler that cannot be built fails here, at the start
+        self._send((kinds.READY, self._server.address if self._server else None))
+
+    def _answer(self, op: int, args: tuple[int, ...], tensors: list[Tensor]) -> list[Tensor]:
+        store = getattr(_per_thread, "store", None)
+        if store is None:
+            store = _per_thread.store = LocalStore(self._setup.view)
+        answer: list[Tensor] = store.answer(op, args, tensors)
+        return answer
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until told to stop, or until the trainer is gone."""
+        while True:
+            got = wire.receive(self._sock)
+            if got is None:
+                os._exit(0)  # the trainer is gone: nobody is left to tell
+            (kind, *rest), fds = got
+            if kind == kinds.TASK:
+                self._take_task(*rest)
+            elif kind == kinds.ROUND:
+                self._start_round(*rest)
+            elif kind == kinds.PEERS:
+                self._connect(*rest)
+            elif kind == kinds.STOP:
+                self._stop(*rest)
+                return
+
+    def _take_task(
+        self, ticket: BatchTicket, place: int, free: list[int], retired: list[int]
+    ) -> None:
+        self._slots.give_back(free, retired)
+        self._tasks.put((ticket, place))
+
+    def _start_round(self, stream: int, round_number: int, has_order: bool) -> None:
+        order = wire.receive_object(self._sock) if has_order else None
+        self._rounds[stream] = (round_number, order)
+
+    def _connect(self, addresses: dict[int, tuple[Any, ...]] | None, name: str) -> None:
+        if addresses is not None:
+            self._peers = PeerPool(
+                addresses, self._setup.token, self._setup.rpc_timeout_s, name, self._number
+            )
+        for _ in range(self._setup.concurrency):
+            threading.Thread(target=self._sample_loop, daemon=True).start()
+
+    def _stop(self, linger_s: float, expected: list[str]) -> None:
+        """End; but answer the other partitions until their own workers are done."""
+        self._rounds.clear()
+        if self._peers is not None:
+            self._peers.say_bye()
+        if self._server is not None and linger_s > 0:
+            missing = self._server.wait_for_byes(set(expected), linger_s)
+            if missing:
+                logger.warning(
+                    "worker %d stopped answering other partitions after %.0f s; still at work: %s",
+                    self._number, linger_s, ", ".join(sorted(missing)),
+                )  # fmt: skip
+
+    # -- sampling -------------------------------------------------------------------------------
+
+    def _sample_loop(self) -> None:
+        sampler: Sampler | None = None
+        while True:
+            waited = time.perf_counter()
+            task = self._tasks.get()
+            if task is None:
+                return
+            ticket, place = task
+            idle_s = time.perf_counter() - waited
+            try:
+                request = self._request(ticket)
+                if request is None:
+                    continue
+                if sampler is None:
+                    sampler = load_sampler(self._setup, self._peers)
+                self._sample(sampler, request, place, idle_s)
+            except OSError as error:
+                if not self._report(ticket, error):
+                    os._exit(0)
+            except BaseException as error:
+                self._report(ticket, error)
+
+    def _request(self, ticket: BatchTicket) -> SampleRequest | None:
+        """Return what to sample, or None: the epoch was broken off."""
+        round_number, order = self._rounds.get(ticket.stream, (-1, None))
+        if ticket.round != round_number:
+            return None
+        source, size = self._setup.seed_input, self._setup.batch_size
+        start, stop = ticket.batch * size, min((ticket.batch + 1) * size, len(source))
+        input_id = torch.arange(start, stop) if order is None else order[start:stop].clone()
+        extra = {name: column[input_id] for name, column in source.extra.items()}
+        return SampleRequest(ticket, source.seeds[input_id], input_id, extra)
+
+    def _sample(
+        self, sampler: Sampler, request: SampleRequest, place: int, idle_s: float
+    ) -> None:
+        started = time.perf_counter()
+        fields = [_as_field(field) for field in sampler.sample(request)]
+        sampled = time.perf_counter()
+        written = self._slots.write(fields)
+        stats = {
+            "idle_s": idle_s,
+            "sample_s": sampled - started,
+            "gather_s": time.perf_counter() - sampled,
+        }
+        message = (
+            kinds.BATCH, request.ticket, place, written.slot, written.nbytes, written.retired,
+            written.layout, stats,
+        )  # fmt: skip
+        fds = [] if written.fd is None else [written.fd]
+        try:
+            self._send(message, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _report(self, ticket: BatchTicket, error: BaseException) -> bool:
+        text = traceback.format_exc()[-_MAX_TRACEBACK:]
+        try:
+            self._send((kinds.ERROR, ticket, f"{type(error).__name__}: {error}"[:8000], text))
+        except OSError:
+            return False
+        return True
+
+    def _send(self, message: Any, fds: list[int] | None = None) -> None:
+        with self._send_lock:
+            wire.send(self._sock, message, fds or ())
+
+
+_per_thread = threading.local()
+
+
+def _as_field(field: Field | tuple[str, Tensor]) -> Field:
+    return field if isinstance(field, Field) else Field.of(*field)
+
+
+def main(sock: socket.socket, number: int) -> None:
+    """Be worker ``number`` on ``sock``; the entry point of the forked process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        worker = Worker(sock, number)
+        worker.prepare()
+    except BaseException as error:
+        text = traceback.format_exc()[-_MAX_TRACEBACK:]
+        with contextlib.suppress(OSError):
+            wire.send(sock, (kinds.FAILED, f"{type(error).__name__}: {error}"[:8000], text))
+        os._exit(1)
+    worker.run()
+    os._exit(0)  # sampling and peer threads end with the process

@@ -1,0 +1,302 @@
+"""Compiled inner loops: draw neighbours, relabel nodes. No state, no I/O; they release the GIL.
+
+Random numbers are *keyed*: a draw is a hash of a key and a counter, never the next value of a
+generator. The key of a row mixes (seed, epoch, batch, hop, edge type) with the node's id, so what is
+drawn for a node depends on nothing else: not on its place in the frontier, not on the partition.
+
+Source:
+    Keyed generation: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    The mixing function is the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+    Drawing without replacement: R. Floyd in Bentley, "Programming pearls: a sample of brilliance",
+    CACM 30(9), 1987. Weighted, without replacement: exponential keys, Efraimidis and Spirakis,
+    "Weighted random sampling with a reservoir", IPL 97(5), 2006.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_NODE = np.uint64(0xD6E8FEB86659FD93)
+_TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
+
+
+def _jit(function: F) -> F:
+    return numba.njit(nogil=True, cache=True, boundscheck=False)(function)  # type: ignore[no-any-return]
+
+
+@_jit
+def mix(value):  # type: ignore[no-untyped-def]
+    """Return a well-mixed uint64 of a uint64."""
+    value = (value ^ (value >> np.uint64(30))) * _MIX_1
+    value = (value ^ (value >> np.uint64(27))) * _MIX_2
+    return value ^ (value >> np.uint64(31))
+
+
+@_jit
+def _row_key(key, node):  # type: ignore[no-untyped-def]
+    return mix(mix(np.uint64(node) * _NODE + _GAMMA) ^ key)
+
+
+@_jit
+def _unit(row_key, counter):  # type: ignore[no-untyped-def]
+    """Return the ``counter``-th number of a row, uniform in [0, 1)."""
+    bits = mix(row_key + np.uint64(counter + 1) * _GAMMA)
+    return float(bits >> np.uint64(11)) * _TO_UNIT
+
+
+@_jit
+def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
+    """Look up the row of each node: where it starts, its degree, and how many will be drawn.
+
+    Returns:
+        (draws over all rows, the largest degree).
+    """
+    num_rows = indptr.shape[0] - 1
+    total = 0
+    most = 0
+    for i in range(nodes.shape[0]):
+        node = nodes[i]
+        start = 0
+        degree = 0
+        if node < num_rows:
+            start = indptr[node]
+            degree = indptr[node + 1] - start
+        take = degree
+        if fanout >= 0 and (degree > fanout or (replace and degree > 0)):
+            take = fanout
+        starts[i] = start
+        degrees[i] = degree
+        counts[i] = take
+        total += take
+        most = max(most, degree)
+    return total, most
+
+
+@_jit
+def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions):  # type: ignore[no-untyped-def]
+    """Draw ``counts[i]`` places of each row, row after row, into ``positions``.
+
+    ``taken`` is a byte per place of the longest row, all zero on entry and on return.
+    """
+    at = 0
+    for i in range(nodes.shape[0]):
+        take = counts[i]
+        start = starts[i]
+        degree = degrees[i]
+        if take == degree and not replace:
+            for j in range(take):
+                positions[at + j] = start + j
+        elif replace:
+            row = _row_key(key, nodes[i])
+            for j in range(take):
+                positions[at + j] = start + int(_unit(row, j) * degree)
+        else:
+            row = _row_key(key, nodes[i])
+            for j in range(take):
+                last = degree - take + j
+                choice = int(_unit(row, j) * (last + 1))
+                if taken[choice]:
+                    choice = last
+                taken[choice] = 1
+                positions[at + j] = start + choice
+            for j in range(take):
+                taken[positions[at + j] - start] = 0
+        at += take
+
+
+@_jit
+def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
+    """Like `count_uniform`, where a neighbour of weight 0 is never drawn."""
+    total, most = count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts)
+    total = 0
+    for i in range(nodes.shape[0]):
+        possible = 0
+        for position in range(starts[i], starts[i] + degrees[i]):
+            if weights[position] > 0:
+                possible += 1
+        take = possible
+        if fanout >= 0 and (possible > fanout or (replace and possible > 0)):
+            take = fanout
+        counts[i] = take
+        total += take
+    return total, most
+
+
+@_jit
+def _sift_down(keys, items, size):  # type: ignore[no-untyped-def]
+    """Restore a max-heap of ``size`` whose root was replaced."""
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child >= size:
+            return
+        if child + 1 < size and keys[child + 1] > keys[child]:
+            child += 1
+        if keys[child] <= keys[parent]:
+            return
+        keys[parent], keys[child] = keys[child], keys[parent]
+        items[parent], items[child] = items[child], items[parent]
+        parent = child
+
+
+@_jit
+def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
+    """Restore a max-heap whose last item, at ``child``, was added."""
+    while child > 0 and keys[(child - 1) // 2] < keys[child]:
+        parent = (child - 1) // 2
+        keys[parent], keys[child] = keys[child], keys[parent]
+        items[parent], items[child] = items[child], items[parent]
+        child = parent
+
+
+@_jit
+def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, items, positions):  # type: ignore[no-untyped-def]
+    """Draw by weight. ``keys`` (float64) and ``items`` (int64) are scratch as long as the longest row."""
+    at = 0
+    for i in range(nodes.shape[0]):
+        take = counts[i]
+        if take == 0:
+            continue
+        start = starts[i]
+        end = start + degrees[i]
+        row = _row_key(key, nodes[i])
+        if replace:
+            total = 0.0
+            for position in range(start, end):
+                total += weights[position]
+                keys[position - start] = total
+            for j in range(take):
+                goal = _unit(row, j) * total
+                place = np.searchsorted(keys[: end - start], goal, side="right")
+                positions[at + j] = min(start + place, end - 1)
+        else:
+            size = 0  # the `take` smallest exponential keys, in a max-heap
+            for position in range(start, end):
+                weight = weights[position]
+                if weight <= 0:
+                    continue
+                value = -math.log(1.0 - _unit(row, position - start)) / weight
+                if size < take:
+                    keys[size] = value
+                    items[size] = position
+                    _sift_up(keys, items, size)
+                    size += 1
+                elif value < keys[0]:
+                    keys[0] = value
+                    items[0] = position
+                    _sift_down(keys, items, size)
+            positions[at : at + take] = np.sort(items[:take])
+        at += take
+
+
+@_jit
+def gather(values, positions, out):  # type: ignore[no-untyped-def]
+    """Write ``values[positions]`` into ``out``."""
+    for i in range(positions.shape[0]):
+        out[i] = values[positions[i]]
+
+
+@_jit
+def _find(table, mask, nodes, node):  # type: ignore[no-untyped-def]
+    """Return (place, label) of ``node``; label -1: it has none, and the place is free.
+
+    ``table`` is an open-addressing table of ``mask + 1`` int64 places, at most half full. A place
+    holds 32 bits of the node's hash above ``label + 1``, or 0 where it is free: most probes end
+    without reading ``nodes``.
+    """
+    hashed = mix(np.uint64(node))
+    tag = np.int64(hashed >> np.uint64(33)) << 32
+    place = np.int64(hashed & mask)
+    while True:
+        entry = table[place]
+        if entry == 0:
+            return place, np.int64(-1), tag
+        if (entry >> 32) << 32 == tag:
+            label = (entry & 0xFFFFFFFF) - 1
+            if nodes[label] == node:
+                return place, label, tag
+        place = np.int64(np.uint64(place + 1) & mask)
+
+
+@_jit
+def insert_nodes(table, mask, nodes, start, stop):  # type: ignore[no-untyped-def]
+    """Enter ``nodes[start:stop]`` into the table; a repeated node keeps its first label."""
+    for i in range(start, stop):
+        place, label, tag = _find(table, mask, nodes, nodes[i])
+        if label < 0:
+            table[place] = tag | (i + 1)
+
+
+@_jit
+def relabel(table, mask, nodes, num_nodes, ids, out):  # type: ignore[no-untyped-def]
+    """Write the local label of each id into ``out``; new ids are appended to ``nodes``.
+
+    Returns:
+        The new number of nodes. Labels are given in order of first appearance.
+    """
+    for i in range(ids.shape[0]):
+        place, label, tag = _find(table, mask, nodes, ids[i])
+        if label < 0:
+            label = np.int64(num_nodes)
+            nodes[num_nodes] = ids[i]
+            num_nodes += 1
+            table[place] = tag | num_nodes
+        out[i] = label
+    return num_nodes
+
+
+@_jit
+def look_up(table, mask, nodes, ids, out):  # type: ignore[no-untyped-def]
+    """Write the local label of each id into ``out``; -1 for an id that has none, or is negative."""
+    for i in range(ids.shape[0]):
+        out[i] = -1
+        if ids[i] >= 0:
+            out[i] = _find(table, mask, nodes, ids[i])[1]
+
+
+@_jit
+def repeat_rows(counts, first, out):  # type: ignore[no-untyped-def]
+    """Write ``first + i`` ``counts[i]`` times, for each ``i``, into ``out``."""
+    at = 0
+    for i in range(counts.shape[0]):
+        for _ in range(counts[i]):
+            out[at] = first + i
+            at += 1
+
+
+@_jit
+def scatter_segments(starts, rows, counts, values, out):  # type: ignore[no-untyped-def]
+    """Copy segments of ``values``, one per row in ``rows``, to ``out[starts[row]:]``."""
+    at = 0
+    for i in range(rows.shape[0]):
+        to = starts[rows[i]]
+        for j in range(counts[i]):
+            out[to + j] = values[at + j]
+        at += counts[i]
+
+
+def load() -> None:
+    """Call every kernel once on nothing: compiles it, or loads it from Numba's cache on disk."""
+    ids, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
+    rows = none, none.copy(), none.copy()
+    weights, key = np.zeros(0, np.float32), np.uint64(1)
+    indptr = np.zeros(1, np.int64)
+    for replace in (False, True):
+        count_uniform(indptr, none, -1, replace, *rows)
+        draw_uniform(none, *rows, replace, key, np.zeros(0, np.uint8), none)
+        count_weighted(indptr, weights, none, -1, replace, *rows)
+        draw_weighted(weights, none, *rows, replace, key, np.zeros(0), none, none)
+    gather(none, none, none)
+    insert_nodes(ids, np.uint64(1023), none, 0, 0)
+    relabel(ids, np.uint64(1023), none, 0, none, none)
+    look_up(ids, np.uint64(1023), none, none, none)
+    repeat_rows(none, 0, none)
+    scatter_segments(none, none, none, none, none)

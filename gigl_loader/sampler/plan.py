@@ -1,0 +1,91 @@
+"""What a sampler is told once (`SamplingPlan`), per batch (`SampleRequest`), and returns (`Field`)."""
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.message import BatchTicket
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingPlan:
+    """How to sample; the same for every batch, worker and machine."""
+
+    input_type: NodeType
+    """Type of the seeds."""
+    fanouts: dict[EdgeType, tuple[int, ...]]
+    """Neighbours per hop by message-passing edge type, in a fixed order; -1: all, 0: none."""
+    seed: int
+    """``[0, 2**63)``; with epoch and batch index it decides every draw."""
+    with_edge: bool = False
+    with_weight: bool = False
+    replace: bool = False
+    collect_features: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+    """For samplers other than the neighbour sampler."""
+
+    @property
+    def num_hops(self) -> int:
+        """Hops, the same for all edge types."""
+        return len(next(iter(self.fanouts.values()), ()))
+
+
+def draw_key(plan: SamplingPlan, ticket: BatchTicket, hop: int, edge_type: EdgeType) -> int:
+    """Return the uint64 key under which one hop of one batch draws over one edge type.
+
+    A keyed hash (BLAKE2b, RFC 7693) of nothing but ``(seed, epoch, batch, hop, edge type)``: the
+    same on every worker, machine and Python version.
+    """
+    numbers = struct.pack("<4Q", plan.seed, ticket.epoch, ticket.batch, hop)
+    digest = hashlib.blake2b(numbers + edge_type_str(edge_type).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One batch to sample."""
+
+    ticket: BatchTicket
+    seeds: Tensor
+    """``[batch_size]`` int64, global ids of the input type; repeats allowed."""
+    input_id: Tensor
+    """``[batch_size]`` int64, places in the loader's input."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """Further columns of the input, one row per seed (labels of anchors, for example)."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a message: its size is known before its memory, which ``write`` then fills."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    write: Callable[[Tensor], Any]
+
+    @classmethod
+    def of(cls, key: str, tensor: Tensor) -> "Field":
+        """Return a field that copies ``tensor``."""
+        return cls(key, tensor.dtype, tuple(tensor.shape), lambda out: out.copy_(tensor))
+
+
+class Sampler(Protocol):
+    """Turns seeds into the fields of a message. Used by one thread; holds its scratch memory.
+
+    A class of one's own is named by `CustomSamplerOptions` and is built in every sampling thread as
+    ``cls(view, plan, peers, **keywords)``.
+    """
+
+    def sample(self, request: SampleRequest) -> Sequence[Field]:
+        """Return the fields. They are written, in this order, before the next call."""
+        ...
+
+
+SamplerFactory = Callable[[PartitionView, SamplingPlan, Any], Sampler]
