@@ -244,7 +244,9 @@ class _CsrGraph:
         return self._indptr.numel() - 1
 
     def get_col_count(self) -> int:
-        return int(self._indices.max()) + 1 if self._indices.numel() else 0
+        return torch.unique(
+            self._indices
+        ).numel()  # as the native one: columns in use, not the size
 
     def get_edge_count(self) -> int:
         return self._indices.numel()

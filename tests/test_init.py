@@ -2,6 +2,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,12 @@ def test_name_resolves_to_the_public_path(name: str) -> None:
     if callable(value):
         assert value.__module__ == "gigl_loader"
         assert pickle.loads(pickle.dumps(value)) is value
+
+
+def test_every_name_is_in_the_docs() -> None:
+    pages = (Path(__file__).parent.parent / "docs" / "api").glob("*.md")
+    text = "\n".join(page.read_text() for page in pages) + "\n"
+    assert [n for n in gigl_loader.__all__ if f":: gigl_loader.{n}\n" not in text] == []
 
 
 def test_every_error_is_public() -> None:
