@@ -1,0 +1,281 @@
+"""Between our view of a partition and the attributes of GLT's dataset class, both ways."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader._glt import Feature, Graph, RangePartitionBook, Topology
+from gigl_loader._memory import share_tensor
+from gigl_loader.dataset._books import read_book
+from gigl_loader.dataset._build import canonical, is_canonical
+from gigl_loader.dataset._pieces import SPLITS
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    EdgeDir,
+    EdgeType,
+    NodeType,
+    is_label_edge_type,
+    reverse_edge_type,
+)
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
+from gigl_loader.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+Splits = dict[str, dict[NodeType, Tensor]]
+
+
+# --- ours to GLT's --------------------------------------------------------------------------------
+
+
+def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -> None:
+    """Set what GLT's class keeps, over the memory of ``view``."""
+
+    def plain(by_type: dict[Any, Any]) -> Any:
+        if typed:
+            return by_type or None
+        return next(iter(by_type.values()), None)
+
+    dataset.graph = plain(
+        {
+            glt_edge_type(edge_type, view.edge_dir): _graph(adjacency, view.edge_dir)
+            for edge_type, adjacency in view.adjacency.items()
+        }
+    )
+    dataset.node_features = plain({t: _feature(rows) for t, rows in view.node_features.items()})
+    dataset.edge_features = plain({t: _feature(rows) for t, rows in view.edge_features.items()})
+    dataset.node_labels = plain({t: _labels(rows) for t, rows in view.node_labels.items()})
+    dataset.node_pb = plain(
+        {
+            node_type: _glt_book(_book_of(view, node_type), view.partition_idx)
+            for node_type in view.num_nodes
+        }
+    )
+    dataset.edge_pb = plain(
+        {t: _glt_book(book, view.partition_idx) for t, book in view.edge_books.items()}
+    )
+    for split in SPLITS:
+        by_type = {t: share_tensor(ids) for t, ids in splits.get(split, {}).items()}
+        setattr(dataset, f"{split}_idx", plain(by_type))
+    dataset.id_filter = filter_ids
+    dataset._directed = True
+
+
+def glt_edge_type(edge_type: EdgeType, edge_dir: EdgeDir) -> EdgeType:
+    """Return the name of an edge type in GLT's ``graph``; its own inverse.
+
+    Label edges are grouped by anchor, their source. GLT reads a graph with ``edge_dir="in"`` as
+    grouped by destination, so there a label edge type has the reversed name.
+    """
+    if edge_dir == "in" and is_label_edge_type(edge_type):
+        return reverse_edge_type(edge_type)
+    return edge_type
+
+
+def _graph(adjacency: Adjacency, edge_dir: EdgeDir) -> Any:
+    edge_ids = adjacency.edge_ids
+    if edge_ids is None:  # GLT would make them itself, and copy them
+        edge_ids = share_tensor(torch.arange(adjacency.indices.numel()))
+    if edge_dir == "in":
+        edge_index, layout = (adjacency.indices, adjacency.indptr), "CSC"
+    else:
+        edge_index, layout = (adjacency.indptr, adjacency.indices), "CSR"
+    topology = Topology(edge_index, edge_ids, adjacency.weights, input_layout=layout, layout=layout)
+    return Graph(topology, "CPU", None)
+
+
+def _feature(rows: Rows) -> Any:
+    return Feature(rows.values, rows.index, with_gpu=False, dtype=rows.values.dtype)
+
+
+def _labels(rows: Rows) -> Any:
+    if rows.index is not None:
+        return _feature(rows)
+    one_column = rows.values.dim() == 2 and rows.values.size(1) == 1
+    return rows.values.squeeze(1) if one_column else rows.values
+
+
+def _book_of(view: PartitionView, node_type: NodeType) -> Book:
+    count = view.num_nodes[node_type]
+    return view.node_books.get(node_type, Book(bounds=torch.tensor([count])))
+
+
+def _glt_book(book: Book, partition_idx: int) -> Any:
+    """Return GLT's range book, or a table where a range is empty, which GLT does not allow."""
+    if book.bounds is None:
+        return book.table
+    starts = [0, *book.bounds.tolist()[:-1]]
+    ranges = list(zip(starts, book.bounds.tolist(), strict=True))
+    if all(start < end for start, end in ranges):
+        return RangePartitionBook(ranges, partition_idx)
+    counts = [end - start for start, end in ranges]
+    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+
+
+def filter_ids(book: Any, partition_idx: int) -> Tensor:
+    """Return the ids that a partition owns: GLT's ``id_filter``, for range books and tables."""
+    if isinstance(book, Tensor):
+        return (book == partition_idx).nonzero().view(-1)
+    ids: Tensor = book.id_filter(book, partition_idx)
+    return ids
+
+
+def read_splits(dataset: Any) -> Splits:
+    """Return the split ids that a dataset's attributes hold now."""
+    splits = {}
+    for split in SPLITS:
+        found = _typed(getattr(dataset, f"{split}_idx", None), DEFAULT_HOMOGENEOUS_NODE_TYPE)
+        if found:
+            splits[split] = {node_type: share_tensor(ids) for node_type, ids in found.items()}
+    return splits
+
+
+# --- GLT's to ours --------------------------------------------------------------------------------
+
+
+def _typed(value: Any, default_type: Any) -> dict[Any, Any]:
+    if value is None:
+        return {}
+    return dict(value) if isinstance(value, dict) else {default_type: value}
+
+
+def read_glt(dataset: Any) -> tuple[PartitionView, Splits]:
+    """Return a GLT dataset as a view over the same memory, and its split ids."""
+    if dataset.graph is None:
+        raise ConfigError("this GLT dataset has no graph: load it, or call init_graph, first")
+    edge_dir: EdgeDir = dataset.edge_dir
+    num_partitions = getattr(dataset, "num_partitions", 1)
+    graphs = {
+        glt_edge_type(edge_type, edge_dir): graph
+        for edge_type, graph in _typed(dataset.graph, DEFAULT_HOMOGENEOUS_EDGE_TYPE).items()
+    }
+    node_books = _read_books(
+        getattr(dataset, "node_pb", None), DEFAULT_HOMOGENEOUS_NODE_TYPE, num_partitions, "node_pb"
+    )
+    features = _read_features(dataset.node_features, DEFAULT_HOMOGENEOUS_NODE_TYPE, num_partitions)
+    labels = _read_labels(dataset.node_labels, num_partitions)
+    num_nodes = _count_nodes(graphs, edge_dir, node_books, [features, labels])
+    several = num_partitions > 1
+    missing = sorted(set(num_nodes) - set(node_books))
+    if several and missing:
+        raise ConfigError(f"this GLT dataset has no node partition book for {missing}")
+    edge_books = _read_books(
+        getattr(dataset, "edge_pb", None), DEFAULT_HOMOGENEOUS_EDGE_TYPE, num_partitions, "edge_pb"
+    )
+    adjacency = {t: _read_graph(t, graph, edge_dir, num_nodes) for t, graph in graphs.items()}
+    labeled = any(map(is_label_edge_type, adjacency))
+    plain = [edge_type for edge_type in adjacency if not is_label_edge_type(edge_type)]
+    homogeneous = set(num_nodes) == {DEFAULT_HOMOGENEOUS_NODE_TYPE} and plain == [
+        DEFAULT_HOMOGENEOUS_EDGE_TYPE
+    ]
+    view = PartitionView(
+        is_heterogeneous=isinstance(dataset.graph, dict) and not (labeled and homogeneous),
+        edge_dir=edge_dir,
+        num_partitions=num_partitions,
+        partition_idx=getattr(dataset, "partition_idx", 0),
+        num_nodes=num_nodes,
+        adjacency=adjacency,
+        node_books=node_books if several else {},
+        edge_books=edge_books if several else {},
+        node_features=features,
+        node_labels=labels,
+        edge_features=_read_features(
+            dataset.edge_features, DEFAULT_HOMOGENEOUS_EDGE_TYPE, num_partitions
+        ),
+    )
+    return view, read_splits(dataset)
+
+
+def keep_glt(ours: Any, dataset: Any) -> None:
+    """Let ``ours`` show the very objects of the GLT dataset that it wraps."""
+    for name in ("graph", "node_features", "edge_features", "node_labels"):
+        setattr(ours, name, getattr(dataset, name))
+    for name in ("node_pb", "edge_pb", "_node_feat_pb", "_edge_feat_pb", "id_filter", "id_select"):
+        if getattr(dataset, name, None) is not None:
+            setattr(ours, name, getattr(dataset, name))
+
+
+def _read_books(value: Any, default: Any, num_partitions: int, where: str) -> dict[Any, Book]:
+    return {
+        key: read_book(book, num_partitions, f"{where} of {key!r}")
+        for key, book in _typed(value, default).items()
+        if book is not None
+    }
+
+
+def _read_graph(
+    edge_type: EdgeType, graph: Any, edge_dir: EdgeDir, num_nodes: dict[NodeType, int]
+) -> Adjacency:
+    topology = graph.topo
+    by_source = edge_dir == "out" or is_label_edge_type(edge_type)
+    neighbour = edge_type[2] if by_source else edge_type[0]
+    weights = topology.edge_weights
+    adjacency = Adjacency(
+        share_tensor(topology.indptr),
+        share_tensor(topology.indices),
+        None if topology.edge_ids is None else share_tensor(topology.edge_ids),
+        None if weights is None else share_tensor(weights),
+    )
+    if is_canonical(adjacency):
+        return adjacency
+    _log.info("edges of %s are not ascending by (neighbour, edge id): sorting a copy", edge_type)
+    return canonical(adjacency, num_nodes[neighbour])
+
+
+def _read_features(value: Any, default: Any, num_partitions: int) -> dict[Any, Rows]:
+    return {
+        key: _read_feature(feature, num_partitions, key)
+        for key, feature in _typed(value, default).items()
+        if feature is not None
+    }
+
+
+def _read_feature(feature: Any, num_partitions: int, key: Any) -> Rows:
+    feature.lazy_init_with_ipc_handle()
+    values, index = feature.feature_tensor, feature.id2index
+    offset = getattr(index, "offset", None)
+    if isinstance(offset, int):  # GLT's range book: row = id - offset
+        ids = torch.arange(offset + values.size(0))
+        index = (ids - offset).clamp_(min=-1)
+    if index is not None and not isinstance(index, Tensor):
+        raise ConfigError(
+            f"features of {key!r} map ids to rows by a {type(index).__name__}; a tensor is needed"
+        )
+    index = None if index is None else share_tensor(index.cpu())
+    return Rows(share_tensor(values), index, num_partitions == 1)
+
+
+def _read_labels(value: Any, num_partitions: int) -> dict[NodeType, Rows]:
+    found = {}
+    for node_type, labels in _typed(value, DEFAULT_HOMOGENEOUS_NODE_TYPE).items():
+        if isinstance(labels, Tensor):  # of all nodes, as GLT has it
+            found[node_type] = Rows(share_tensor(labels), None, True)
+        elif labels is not None:
+            found[node_type] = _read_feature(labels, num_partitions, node_type)
+    return found
+
+
+def _count_nodes(
+    graphs: dict[EdgeType, Any],
+    edge_dir: EdgeDir,
+    books: dict[NodeType, Book],
+    rows: list[dict[NodeType, Rows]],
+) -> dict[NodeType, int]:
+    """Return the nodes of each type: from the books, else one past the highest id in sight."""
+    counts = {node_type: book.num_ids for node_type, book in books.items()}
+    seen: dict[NodeType, int] = {}
+    for edge_type, graph in graphs.items():
+        by_source = edge_dir == "out" or is_label_edge_type(edge_type)
+        row_type, col_type = (edge_type[0], edge_type[2])[:: 1 if by_source else -1]
+        indices = graph.topo.indices
+        highest = int(indices.max()) + 1 if indices.numel() else 0
+        seen[row_type] = max(seen.get(row_type, 0), graph.topo.indptr.numel() - 1)
+        seen[col_type] = max(seen.get(col_type, 0), highest)
+    for by_type in rows:
+        for node_type, matrix in by_type.items():
+            known = matrix.values.size(0) if matrix.index is None else matrix.index.numel()
+            seen[node_type] = max(seen.get(node_type, 0), known)
+    return {node_type: counts.get(node_type, count) for node_type, count in seen.items()} | counts

@@ -1,0 +1,167 @@
+"""Tensor work behind datasets: adjacency in canonical order, books, row indexes, shared memory."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from gigl_loader._memory import _map_shared_tensor, create_memfd, share_tensor
+from gigl_loader.dataset.view import Adjacency, Book, Rows
+
+_KEY_LIMIT = 2**63 - 1
+
+
+def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised tensor in shared memory, to be filled in place."""
+    nbytes = torch.empty((), dtype=dtype).element_size()
+    for size in shape:
+        nbytes *= size
+    if nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    fd = create_memfd(nbytes, "gigl_loader.tensor")
+    try:
+        return _map_shared_tensor(fd, nbytes, dtype, shape)
+    finally:
+        os.close(fd)
+
+
+def compress(
+    rows: Tensor,
+    cols: Tensor,
+    *,
+    num_rows: int,
+    num_cols: int,
+    edge_ids: Tensor | None = None,
+    weights: Tensor | None = None,
+    key_limit: int = _KEY_LIMIT,
+) -> Adjacency:
+    """Group edges by row, neighbours ascending by (neighbour id, edge id), in shared memory.
+
+    Beyond input and output it needs 24 bytes per edge: one sort key, its sorted copy and the order.
+
+    Args:
+        rows: ``[num_edges]`` int64, the node that is expanded, in ``[0, num_rows)``.
+        cols: ``[num_edges]`` int64, its neighbour, in ``[0, num_cols)``.
+        num_rows: Rows of the result.
+        num_cols: Neighbour ids there can be.
+        edge_ids: ``[num_edges]`` int64; None: the position in the input.
+        weights: ``[num_edges]``, kept as float32.
+        key_limit: Largest sort key; above it two sorts are run instead of one. For tests.
+    """
+    indptr = empty_shared((num_rows + 1,), torch.int64)
+    indptr[0] = 0
+    torch.cumsum(torch.bincount(rows, minlength=num_rows), 0, out=indptr[1:])
+    first = _order_by_id(edge_ids)
+    if first is not None:
+        rows, cols = rows[first], cols[first]
+    order, indices = _order_by_row(rows, cols, max(num_cols, 1), num_rows, key_limit)
+    if first is not None:
+        order = first[order]
+    kept = None if weights is None else share_tensor(weights.to(torch.float32)[order])
+    ids = order if edge_ids is None else edge_ids[order]
+    return Adjacency(indptr, share_tensor(indices), share_tensor(ids), kept)
+
+
+def _order_by_id(edge_ids: Tensor | None) -> Tensor | None:
+    """Return the order that makes ``edge_ids`` ascend; None where they ascend already."""
+    if edge_ids is None or edge_ids.numel() < 2 or bool((edge_ids[1:] >= edge_ids[:-1]).all()):
+        return None
+    return torch.argsort(edge_ids, stable=True)
+
+
+def _order_by_row(
+    rows: Tensor, cols: Tensor, num_cols: int, num_rows: int, key_limit: int
+) -> tuple[Tensor, Tensor]:
+    """Return the stable order by (row, column), and the columns in it."""
+    if num_rows * num_cols <= key_limit:
+        key = rows * num_cols
+        key += cols
+        key, order = torch.sort(key, stable=True)
+        return order, key.remainder_(num_cols)
+    order = torch.argsort(cols, stable=True)
+    order = order[torch.argsort(rows[order], stable=True)]
+    return order, cols[order]
+
+
+def is_canonical(adjacency: Adjacency) -> bool:
+    """Return whether neighbours ascend by (id, edge id) within every row."""
+    indices, ids = adjacency.indices, adjacency.edge_ids
+    if indices.numel() < 2:
+        return True
+    good = indices[1:] > indices[:-1]
+    same = indices[1:] == indices[:-1]
+    good |= same if ids is None else same & (ids[1:] >= ids[:-1])
+    starts = adjacency.indptr[1:-1]
+    starts = starts[(starts > 0) & (starts < indices.numel())]
+    good[starts - 1] = True
+    return bool(good.all())
+
+
+def expand_rows(indptr: Tensor) -> Tensor:
+    """Return ``[num_edges]`` int64, the row of each edge: the inverse of an index pointer."""
+    return torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr[1:] - indptr[:-1])
+
+
+def canonical(adjacency: Adjacency, num_cols: int) -> Adjacency:
+    """Return a copy of ``adjacency`` in canonical order."""
+    return compress(
+        expand_rows(adjacency.indptr),
+        adjacency.indices,
+        num_rows=adjacency.indptr.numel() - 1,
+        num_cols=num_cols,
+        edge_ids=adjacency.edge_ids,
+        weights=adjacency.weights,
+    )
+
+
+def make_rows(values: Tensor, ids: Tensor | None, num_ids: int) -> Rows:
+    """Return the rows of one matrix in shared memory, found by global id.
+
+    Args:
+        values: ``[num_rows, ...]``.
+        ids: ``[num_rows]`` int64; None: row ``i`` belongs to id ``i``, and all ids are here.
+        num_ids: Ids there are over all partitions.
+    """
+    if ids is not None and ids.numel() == num_ids and torch.equal(ids, torch.arange(num_ids)):
+        ids = None
+    if ids is None:
+        return Rows(share_tensor(values.contiguous()), None, True)
+    index = empty_shared((num_ids,), torch.int64)
+    index.fill_(-1)
+    index[ids] = torch.arange(ids.numel())
+    return Rows(share_tensor(values.contiguous()), index, ids.numel() == num_ids)
+
+
+def make_book(table: Tensor, num_partitions: int) -> Book:
+    """Return the book of an owner table; as bounds where owners ascend, else as a small table."""
+    if table.numel() < 2 or bool((table[1:] >= table[:-1]).all()):
+        counts = torch.bincount(table.long(), minlength=num_partitions)
+        return Book(bounds=share_tensor(torch.cumsum(counts, 0)))
+    dtype = torch.uint8 if num_partitions <= 256 else torch.int32
+    return Book(table=share_tensor(table.to(dtype, copy=True)))
+
+
+def contiguous_book(num_ids: int, num_partitions: int) -> Book:
+    """Return the book that cuts ``num_ids`` ids into equal runs, the first ones longer by one."""
+    size, longer = divmod(num_ids, num_partitions)
+    counts = torch.full((num_partitions,), size, dtype=torch.int64)
+    counts[:longer] += 1
+    return Book(bounds=share_tensor(torch.cumsum(counts, 0)))
+
+
+def book_table(book: Book) -> Tensor:
+    """Return ``[num_ids]`` int64, the owner of each id."""
+    if book.table is not None:
+        return book.table.long()
+    assert book.bounds is not None
+    counts = torch.diff(book.bounds, prepend=book.bounds.new_zeros(1))
+    return torch.repeat_interleave(torch.arange(counts.numel()), counts)
+
+
+def owned_ids(book: Book, partition_idx: int) -> Tensor:
+    """Return the ids that a partition owns, ascending, ``[num_owned]`` int64."""
+    if book.bounds is None:
+        assert book.table is not None
+        return (book.table == partition_idx).nonzero().view(-1)
+    start = int(book.bounds[partition_idx - 1]) if partition_idx else 0
+    return torch.arange(start, int(book.bounds[partition_idx]))

@@ -1,0 +1,128 @@
+"""Checks of what users pass to datasets: each raises `ConfigError` before any work is done."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.errors import ConfigError, WrongTypeError
+
+
+def check_tensor(value: Any, where: str) -> Tensor:
+    """Return ``value`` as a dense CPU tensor without gradient."""
+    if not isinstance(value, Tensor):
+        raise WrongTypeError(f"{where} must be a torch.Tensor, got {type(value).__name__}")
+    if value.layout != torch.strided:
+        raise ConfigError(f"{where} is sparse ({value.layout}): pass value.to_dense()")
+    return value.detach().cpu()
+
+
+def check_ids(value: Any, num_ids: int | None, where: str) -> Tensor:
+    """Return ``value`` where it is ``[n]`` int64 in ``[0, num_ids)`` (None: no upper limit)."""
+    ids = check_tensor(value, where)
+    if ids.dim() != 1 or ids.dtype != torch.int64:
+        raise ConfigError(f"{where} must be 1-D int64, got {tuple(ids.shape)} {ids.dtype}")
+    if ids.numel():
+        _check_range(ids, num_ids, where)
+    return ids
+
+
+def _check_range(ids: Tensor, num_ids: int | None, where: str) -> None:
+    low, high = (int(limit) for limit in torch.aminmax(ids))
+    if low < 0:
+        raise ConfigError(f"{where} has the negative id {low}: ids count from 0")
+    if num_ids is not None and high >= num_ids:
+        raise ConfigError(
+            f"{where} has id {high}, but there are {num_ids} nodes (ids 0 to {num_ids - 1}): "
+            "fix the ids or set num_nodes"
+        )
+
+
+def check_edge_index(value: Any, num_src: int | None, num_dst: int | None, where: str) -> Tensor:
+    """Return ``value`` where it is ``[2, num_edges]`` int64 with all ids in range."""
+    edge_index = check_tensor(value, where)
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ConfigError(f"{where} must have shape [2, num_edges], got {tuple(edge_index.shape)}")
+    if edge_index.dtype != torch.int64:
+        raise ConfigError(f"{where} must be int64, got {edge_index.dtype}: pass it as .long()")
+    for row, num_ids, end in ((0, num_src, "sources"), (1, num_dst, "destinations")):
+        if edge_index.size(1):
+            _check_range(edge_index[row], num_ids, f"{where}, row {row} ({end}),")
+    return edge_index
+
+
+def check_matrix(value: Any, num_rows: int, what: str, where: str) -> Tensor:
+    """Return ``value`` where it has ``num_rows`` rows; 1-D becomes one column."""
+    matrix = check_tensor(value, where)
+    if matrix.dim() == 0 or matrix.size(0) != num_rows:
+        raise ConfigError(
+            f"{where} must have one row per {what}: {num_rows} expected, "
+            f"got shape {tuple(matrix.shape)}"
+        )
+    return matrix.unsqueeze(1) if matrix.dim() == 1 else matrix
+
+
+def check_weights(value: Any, num_edges: int, where: str) -> Tensor:
+    """Return ``value`` as ``[num_edges]`` float32 where it is finite and not negative."""
+    weights = check_tensor(value, where)
+    if weights.numel() != num_edges or weights.dim() not in (1, 2):
+        raise ConfigError(
+            f"{where} must have one value per edge: {num_edges} expected, "
+            f"got shape {tuple(weights.shape)}"
+        )
+    weights = weights.reshape(-1).to(torch.float32)
+    if not bool(torch.isfinite(weights).all()):
+        raise ConfigError(f"{where} has NaN or infinite values: weights must be finite")
+    if weights.numel() and float(weights.min()) < 0:
+        raise ConfigError(f"{where} has the negative value {float(weights.min())}: use 0 or more")
+    return weights
+
+
+def check_mask(value: Any, num_nodes: int, where: str) -> Tensor:
+    """Return the ids that a ``[num_nodes]`` bool mask selects, ascending."""
+    mask = check_tensor(value, where)
+    if mask.dtype != torch.bool:
+        raise ConfigError(f"{where} must be bool, got {mask.dtype}")
+    if mask.dim() != 1:
+        raise ConfigError(
+            f"{where} has shape {tuple(mask.shape)}, expected [{num_nodes}]: "
+            "with several splits pick one column"
+        )
+    if mask.numel() != num_nodes:
+        raise ConfigError(f"{where} has {mask.numel()} entries for {num_nodes} nodes")
+    return mask.nonzero().view(-1)
+
+
+def check_partitions(num_partitions: Any, partition_idx: Any) -> None:
+    """Check a partition count and an index into it."""
+    for name, value in (("num_partitions", num_partitions), ("partition_idx", partition_idx)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise WrongTypeError(f"{name} must be an int, got {value!r}")
+    if num_partitions < 1:
+        raise ConfigError(f"num_partitions must be at least 1, got {num_partitions}")
+    if not 0 <= partition_idx < num_partitions:
+        raise ConfigError(
+            f"partition_idx must be in [0, {num_partitions}) for {num_partitions} partition(s), "
+            f"got {partition_idx}"
+        )
+
+
+def check_edge_dir(edge_dir: Any) -> None:
+    """Check an edge direction."""
+    if edge_dir not in ("in", "out"):
+        raise ConfigError(f'edge_dir must be "in" or "out", got {edge_dir!r}')
+
+
+def check_edge_type(edge_type: Any, where: str) -> EdgeType:
+    """Return ``edge_type`` where it is three strings."""
+    if (
+        not isinstance(edge_type, tuple)
+        or len(edge_type) != 3
+        or not all(isinstance(part, str) for part in edge_type)
+    ):
+        raise WrongTypeError(
+            f"{where}: an edge type is a tuple (source, relation, destination) of strings, "
+            f"got {edge_type!r}"
+        )
+    return edge_type

@@ -1,0 +1,378 @@
+"""Partition directories: GLT's format, and beside it what GLT's format has no place for.
+
+GLT's part (read by GLT's ``load_partition`` too)::
+
+    META  node_pb[/<type>].pt  edge_pb[/<type>].pt
+    part<k>/graph[/<type>]/rows.pt cols.pt eids.pt [weights.pt]
+    part<k>/node_feat[/<type>]/feats.pkl ids.pkl      part<k>/edge_feat[/<type>]/...
+
+Ours, which GLT ignores::
+
+    gigl_loader.json                                  format version, edge_dir, how it was made
+    part<k>/gigl_loader/node_labels/<type>.pt         {"values", "ids"}
+    part<k>/gigl_loader/splits/<split>/<type>.pt      ids
+    part<k>/gigl_loader/label_edges/<type>.pt         [2, n], anchors first
+"""
+
+import io
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset._books import read_book
+from gigl_loader.dataset._build import empty_shared
+from gigl_loader.dataset._checks import check_ids, check_partitions, check_weights
+from gigl_loader.dataset._direction import choose_edge_dir, keep_owned
+from gigl_loader.dataset._pieces import SPLITS, Pieces
+from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    EdgeDir,
+    EdgeType,
+    NodeType,
+    edge_type_str,
+)
+from gigl_loader.errors import ConfigError
+
+FORMAT_VERSION = 1
+EXTRAS_FILE = "gigl_loader.json"
+EXTRAS_DIR = "gigl_loader"
+CHUNK_BYTES = 64 * 1024 * 1024
+
+
+def read_partition(
+    root: Any, partition_idx: int, edge_dir: EdgeDir | None, whole_node_label_file: Any = None
+) -> Pieces:
+    """Return one partition of a directory. See `DistDataset.load`."""
+    reader = _Reader(Path(root))
+    check_partitions(reader.num_partitions, partition_idx)
+    return reader.read(partition_idx, edge_dir, whole_node_label_file)
+
+
+class _Reader:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        meta = _load_meta(root)
+        self.num_partitions: int = meta["num_parts"]
+        self.heterogeneous = meta["data_cls"] != "homo"
+        self.node_types: list[NodeType] = [DEFAULT_HOMOGENEOUS_NODE_TYPE]
+        self.edge_types: list[EdgeType] = [DEFAULT_HOMOGENEOUS_EDGE_TYPE]
+        if self.heterogeneous:
+            self.node_types = list(meta["node_types"])
+            self.edge_types = [tuple(edge_type) for edge_type in meta["edge_types"]]
+        self.extras = _load_extras(root)
+        self.node_books = {
+            node_type: self._book(f"node_pb{self._sub(node_type)}.pt")
+            for node_type in self.node_types
+        }
+        self.num_nodes = {t: book.num_ids for t, book in self.node_books.items()}
+        self.edge_books = {
+            edge_type: self._book(name)
+            for edge_type in self.edge_types
+            if (root / (name := f"edge_pb{self._sub(edge_type)}.pt")).exists()
+        }  # GLT leaves edge books out where the graph is cached and has no edge features
+        self.cached = (root / "graph").is_dir() and not (root / "part0" / "graph").is_dir()
+
+    def _sub(self, key: NodeType | EdgeType) -> str:
+        """Return the part of a path that names a type: nothing in a homogeneous graph."""
+        return f"/{type_str(key)}" if self.heterogeneous else ""
+
+    def _book(self, name: str) -> Any:
+        return read_book(load_tensor(self.root / name), self.num_partitions, str(self.root / name))
+
+    def part(self, partition_idx: int) -> Path:
+        return self.root / f"part{partition_idx}"
+
+    def read(self, partition_idx: int, edge_dir: EdgeDir | None, label_file: Any) -> Pieces:
+        if not self.part(partition_idx).is_dir():
+            raise ConfigError(f"{self.part(partition_idx)} is missing: the directory is incomplete")
+        stated = None if self.extras is None else self.extras["edge_dir"]
+        if stated and edge_dir and stated != edge_dir:
+            raise ConfigError(
+                f'{self.root} was partitioned for edge_dir="{stated}", not "{edge_dir}": leave '
+                "edge_dir out, or partition the graph again"
+            )
+        edge_dir = edge_dir or stated or choose_edge_dir(self, partition_idx)
+        pieces = Pieces(
+            self.heterogeneous, edge_dir, self.num_partitions, partition_idx,
+            dict(self.num_nodes), {}, node_books=self.node_books, edge_books=self.edge_books,
+        )  # fmt: skip
+        for edge_type in self.edge_types:
+            edges = self.edges(edge_type, partition_idx)
+            pieces.edges[edge_type] = keep_owned(self, edge_type, edges, edge_dir, partition_idx)
+        for node_type in self.node_types:
+            self._read_features(pieces.node_features, partition_idx, "node_feat", node_type)
+        for edge_type in self.edge_types:
+            self._read_features(pieces.edge_features, partition_idx, "edge_feat", edge_type)
+        if self.extras is not None:
+            self._read_extras(pieces)
+        if label_file is not None:
+            self._read_label_file(pieces, label_file)
+        return pieces
+
+    def edges(self, edge_type: EdgeType, partition_idx: int) -> GraphPartitionData:
+        """Return the edges in the files of a partition; all edges where the graph is cached."""
+        base = self.root if self.cached else self.part(partition_idx)
+        folder = Path(f"{base / 'graph'}{self._sub(edge_type)}")
+        ends = []
+        for name, node_type in (("rows.pt", edge_type[0]), ("cols.pt", edge_type[2])):
+            ids = load_tensor(folder / name, mapped=True)
+            ends.append(check_ids(ids, self.num_nodes[node_type], str(folder / name)))
+        if ends[0].numel() != ends[1].numel():
+            raise ConfigError(
+                f"{folder} is damaged: rows.pt has {ends[0].numel()} edges, "
+                f"cols.pt has {ends[1].numel()}"
+            )
+        edge_ids, weights = None, None
+        if (folder / "eids.pt").exists():
+            edge_ids = check_ids(
+                load_tensor(folder / "eids.pt", mapped=True), None, str(folder / "eids.pt")
+            )
+        elif self.cached:
+            edge_ids = self._cached_edge_ids(edge_type, ends[0].numel())
+        elif self.num_partitions > 1:
+            raise ConfigError(f"{folder / 'eids.pt'} is missing: the directory is incomplete")
+        if (folder / "weights.pt").exists():
+            weights = load_tensor(folder / "weights.pt", mapped=True)
+            weights = check_weights(weights, ends[0].numel(), str(folder / "weights.pt"))
+        return GraphPartitionData(torch.stack(ends), edge_ids, weights)
+
+    def _cached_edge_ids(self, edge_type: EdgeType, num_edges: int) -> Tensor:
+        """Return edge ids for a cached graph saved without: features list them, in that order.
+
+        GLT joins the partitions' edges in their order, and writes edge features by partition.
+        """
+        found = []
+        for partition_idx in range(self.num_partitions):
+            path = Path(f"{self.part(partition_idx) / 'edge_feat'}{self._sub(edge_type)}/ids.pkl")
+            found += list(_load_stream(path)) if path.exists() else []
+        edge_ids = torch.cat(found) if found else torch.arange(num_edges)
+        if edge_ids.numel() != num_edges:
+            raise ConfigError(
+                f"{self.root / 'graph'} has no eids.pt and {num_edges} edges of {edge_type}, but "
+                f"there are edge features for {edge_ids.numel()}: partition the graph again"
+            )
+        return edge_ids
+
+    def _read_features(self, target: dict[Any, Any], partition_idx: int, group: str, key: Any
+    ) -> None:  # fmt: skip
+        folder = Path(f"{self.part(partition_idx) / group}{self._sub(key)}")
+        if (folder / "feats.pkl").exists() or (folder / "ids.pkl").exists():
+            target[key] = _load_features(folder)
+
+    def _read_extras(self, pieces: Pieces) -> None:
+        folder = self.part(pieces.partition_idx) / EXTRAS_DIR
+        assert self.extras is not None
+        for node_type in self.extras["node_labels"]:
+            found = _torch_load(folder / "node_labels" / f"{node_type}.pt")
+            pieces.node_labels[node_type] = FeaturePartitionData(found["values"], found["ids"])
+        for split, node_types in self.extras["splits"].items():
+            pieces.splits[split] = {
+                node_type: load_tensor(folder / "splits" / split / f"{node_type}.pt")
+                for node_type in node_types
+            }
+        for parts in self.extras["label_edge_types"]:
+            edge_type = (parts[0], parts[1], parts[2])
+            path = folder / "label_edges" / f"{edge_type_str(edge_type)}.pt"
+            pieces.label_edges[edge_type] = load_tensor(path)
+
+    def _read_label_file(self, pieces: Pieces, files: Any) -> None:
+        by_type = files if isinstance(files, dict) else {self.node_types[0]: files}
+        for node_type, path in by_type.items():
+            labels = load_tensor(Path(path))
+            if labels.dim() == 0 or labels.size(0) != self.num_nodes.get(node_type):
+                raise ConfigError(
+                    f"{path} has labels of shape {tuple(labels.shape)} for "
+                    f"{self.num_nodes.get(node_type)} nodes of type {node_type!r}"
+                )
+            pieces.node_labels[node_type] = FeaturePartitionData(labels, None)
+
+
+# --- files, read ----------------------------------------------------------------------------------
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads numbers, texts, containers and tensors, and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return lambda data: torch.load(io.BytesIO(data), weights_only=True)
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return torch._utils._rebuild_tensor_v2
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a partition directory")
+
+
+def _open(path: Path) -> io.BufferedReader:
+    try:
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} is missing: the partition directory is incomplete; copy it again or write it "
+            "anew with partition_graph"
+        ) from error
+
+
+def _damaged(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} is damaged: {type(error).__name__}: {error}")
+
+
+def _load_meta(root: Path) -> dict[str, Any]:
+    path = root / "META"
+    with _open(path) as file:
+        try:
+            meta = _Unpickler(file).load()
+            wanted = {"num_parts", "data_cls", "node_types", "edge_types"}
+            if not isinstance(meta, dict) or not wanted <= meta.keys():
+                raise ValueError(f"it needs the keys {sorted(wanted)}")
+        except Exception as error:
+            raise _damaged(path, error) from error
+    return meta
+
+
+def _load_extras(root: Path) -> dict[str, Any] | None:
+    path = root / EXTRAS_FILE
+    if not path.exists():
+        return None
+    try:
+        extras: dict[str, Any] = json.loads(path.read_text())
+        version = extras["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"{path} has format version {version}, this gigl_loader reads {FORMAT_VERSION}: write "
+            "the directory anew with partition_graph"
+        )
+    return extras
+
+
+def _torch_load(path: Path, *, mapped: bool = False) -> Any:
+    with _open(path):  # for the error
+        pass
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
+    except Exception as error:
+        raise _damaged(path, error) from error
+
+
+def load_tensor(path: Path, *, mapped: bool = False) -> Tensor:
+    """Return the tensor in a file; ``mapped``: read from the file as needed, to be copied on."""
+    found = _torch_load(path, mapped=mapped)
+    if not isinstance(found, Tensor):
+        raise ConfigError(f"{path} is damaged: it holds a {type(found).__name__}, not a tensor")
+    return found
+
+
+def _load_stream(path: Path) -> Iterator[Tensor]:
+    """Yield the tensors that GLT appended to a file one after the other."""
+    with _open(path) as file:
+        while file.peek(1):
+            try:
+                tensor = _Unpickler(file).load()
+            except Exception as error:
+                raise _damaged(path, error) from error
+            if not isinstance(tensor, Tensor):
+                raise ConfigError(f"{path} is damaged: it holds a {type(tensor).__name__}")
+            yield tensor
+
+
+def _load_features(folder: Path) -> FeaturePartitionData:
+    """Return the rows in a folder, read chunk by chunk into shared memory.
+
+    Copies of other partitions' rows (GLT's feature cache) stay unread: their owners have them.
+    """
+    parts = list(_load_stream(folder / "ids.pkl"))
+    ids = torch.cat(parts).long() if parts else torch.empty(0, dtype=torch.int64)
+    feats, filled = torch.empty((0, 0)), 0
+    for chunk in _load_stream(folder / "feats.pkl"):
+        if filled == 0:
+            feats = empty_shared((ids.numel(), *chunk.shape[1:]), chunk.dtype)
+        size = chunk.size(0)
+        if filled + size <= ids.numel():
+            feats[filled : filled + size] = chunk
+        filled += size
+    if filled != ids.numel():
+        raise ConfigError(f"{folder} is damaged: {filled} rows in feats.pkl, {ids.numel()} ids")
+    return FeaturePartitionData(feats.unsqueeze(1) if feats.dim() == 1 else feats, ids)
+
+
+def type_str(key: NodeType | EdgeType) -> str:
+    """Return a type as GLT writes it in paths."""
+    return key if isinstance(key, str) else edge_type_str(key)
+
+
+# --- files, written -------------------------------------------------------------------------------
+
+
+def write_meta(root: Path, *, num_partitions: int, heterogeneous: bool, node_types: list[NodeType],
+               edge_types: list[EdgeType]) -> None:  # fmt: skip
+    """Write the file that makes a directory readable: the last one to write."""
+    meta = {
+        "num_parts": num_partitions,
+        "data_cls": "hetero" if heterogeneous else "homo",
+        "node_types": node_types if heterogeneous else None,
+        "edge_types": edge_types if heterogeneous else None,
+    }
+    with (root / "META").open("wb") as file:
+        pickle.dump(meta, file, pickle.HIGHEST_PROTOCOL)
+
+
+def save_tensor(path: Path, tensor: Tensor) -> None:
+    """Write one tensor (not the storage that it may be a part of)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(tensor.clone(), path)
+
+
+def write_partition(root: Path, pieces: Pieces) -> None:
+    """Write the files of one partition."""
+    part = root / f"part{pieces.partition_idx}"
+
+    def sub(key: NodeType | EdgeType) -> str:
+        return type_str(key) if pieces.heterogeneous else ""
+
+    for edge_type, edges in pieces.edges.items():
+        folder = part / "graph" / sub(edge_type)
+        edge_ids = edges.edge_ids
+        save_tensor(folder / "rows.pt", edges.edge_index[0])
+        save_tensor(folder / "cols.pt", edges.edge_index[1])
+        num_edges = edges.edge_index.size(1)
+        save_tensor(folder / "eids.pt", torch.arange(num_edges) if edge_ids is None else edge_ids)
+        if edges.weights is not None:
+            save_tensor(folder / "weights.pt", edges.weights)
+    for node_type, rows in pieces.node_features.items():
+        _write_features(part / "node_feat" / sub(node_type), rows)
+    for edge_type, rows in pieces.edge_features.items():
+        _write_features(part / "edge_feat" / sub(edge_type), rows)
+    _write_extras(part / EXTRAS_DIR, pieces)
+
+
+def _write_extras(folder: Path, pieces: Pieces) -> None:
+    for node_type, rows in pieces.node_labels.items():
+        path = folder / "node_labels" / f"{node_type}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ids = None if rows.ids is None else rows.ids.clone()
+        torch.save({"values": rows.feats.clone(), "ids": ids}, path)
+    for split in SPLITS:
+        for node_type, ids in pieces.splits.get(split, {}).items():
+            save_tensor(folder / "splits" / split / f"{node_type}.pt", ids)
+    for edge_type, labels in pieces.label_edges.items():
+        save_tensor(folder / "label_edges" / f"{edge_type_str(edge_type)}.pt", labels)
+
+
+def _write_features(folder: Path, rows: FeaturePartitionData) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = torch.arange(rows.feats.size(0)) if rows.ids is None else rows.ids
+    row_bytes = max(1, rows.feats[:1].numel() * rows.feats.element_size())
+    step = max(1, CHUNK_BYTES // row_bytes)
+    with (folder / "feats.pkl").open("wb") as feats, (folder / "ids.pkl").open("wb") as id_file:
+        for start in range(0, max(ids.numel(), 1), step):
+            pickle.dump(rows.feats[start : start + step].clone(), feats)
+            pickle.dump(ids[start : start + step].clone(), id_file)

@@ -1,0 +1,287 @@
+"""PyG's `Data` and `HeteroData` as checked tensors, whole or cut to one partition's share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.dataset._build import make_book, owned_ids
+from gigl_loader.dataset._checks import (
+    check_edge_index,
+    check_edge_type,
+    check_mask,
+    check_matrix,
+    check_tensor,
+    check_weights,
+)
+from gigl_loader.dataset._pieces import SPLITS, Pieces, expanded_end
+from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    EdgeDir,
+    EdgeType,
+    NodeType,
+    is_label_edge_type,
+    message_passing_to_negative_label,
+    message_passing_to_positive_label,
+)
+from gigl_loader.dataset.view import Book
+from gigl_loader.errors import ConfigError, WrongTypeError
+
+Labels = Tensor | tuple[Tensor, Tensor | None]
+"""Positive label edges, or positives and negatives: ``[2, n]`` int64, anchors first."""
+Supervision = Labels | Mapping[EdgeType, Labels]
+
+
+@dataclass
+class Source:
+    """A whole graph in memory, checked. Edge ids are positions in the edge index."""
+
+    heterogeneous: bool
+    num_nodes: dict[NodeType, int]
+    edges: dict[EdgeType, GraphPartitionData] = field(default_factory=dict)
+    label_edges: dict[EdgeType, Tensor] = field(default_factory=dict)
+    node_features: dict[NodeType, Tensor] = field(default_factory=dict)
+    node_labels: dict[NodeType, Tensor] = field(default_factory=dict)
+    edge_features: dict[EdgeType, Tensor] = field(default_factory=dict)
+    splits: dict[str, dict[NodeType, Tensor]] = field(default_factory=dict)
+
+
+def read_pyg(data: Any, supervision: Supervision | None = None) -> Source:
+    """Return ``data`` as checked tensors; ``supervision`` adds label edges to it.
+
+    Raises:
+        ConfigError: Something in ``data`` cannot be a graph: the message names the attribute.
+    """
+    if isinstance(data, HeteroData):
+        source = _read_hetero(data)
+    elif isinstance(data, Data):
+        source = _read_homogeneous(data)
+    else:
+        raise WrongTypeError(
+            "data must be a torch_geometric.data.Data or HeteroData, "
+            f"got {type(data).__module__}.{type(data).__name__}"
+        )
+    _add_supervision(source, supervision)
+    if not source.edges:
+        raise ConfigError("data has no message-passing edge type: give it an edge_index")
+    return source
+
+
+def _read_homogeneous(data: Data) -> Source:
+    store = data.stores[0]
+    node_type, edge_type = DEFAULT_HOMOGENEOUS_NODE_TYPE, DEFAULT_HOMOGENEOUS_EDGE_TYPE
+    if store.get("edge_index") is None:
+        raise ConfigError(_missing_edge_index(store, "data"))
+    num_nodes = _num_nodes(store, "data")
+    if num_nodes is None:
+        edges = check_edge_index(store["edge_index"], None, None, "data.edge_index")
+        num_nodes = int(edges.max()) + 1 if edges.numel() else 0
+    source = Source(False, {node_type: num_nodes})
+    _read_nodes(source, store, node_type, "data")
+    _read_edges(source, store, edge_type, "data")
+    return source
+
+
+def _read_hetero(data: HeteroData) -> Source:
+    source = Source(True, {})
+    for node_type in data.node_types:
+        where = f"data[{node_type!r}]"
+        num_nodes = _num_nodes(data[node_type], where)
+        if num_nodes is None:
+            raise ConfigError(
+                f"{where} does not say how many nodes there are: give it x or set num_nodes"
+            )
+        source.num_nodes[node_type] = num_nodes
+        _read_nodes(source, data[node_type], node_type, where)
+    for edge_type in data.edge_types:
+        where = f"data[{edge_type}]"
+        for node_type in (edge_type[0], edge_type[2]):
+            _check_node_type(source, node_type, where)
+        if data[edge_type].get("edge_index") is None:
+            raise ConfigError(_missing_edge_index(data[edge_type], where))
+        _read_edges(source, data[edge_type], edge_type, where)
+    return source
+
+
+def _check_node_type(source: Source, node_type: NodeType, where: str) -> None:
+    if node_type not in source.num_nodes:
+        raise ConfigError(
+            f"{where} ends at node type {node_type!r}, which has no nodes: give "
+            f"data[{node_type!r}] an x or num_nodes (known: {sorted(source.num_nodes)})"
+        )
+
+
+def _missing_edge_index(store: Any, where: str) -> str:
+    if store.get("adj_t") is not None:
+        return f"{where} holds adj_t instead of edge_index: leave the ToSparseTensor transform out"
+    return f"{where} has no edge_index"
+
+
+def _num_nodes(store: Any, where: str) -> int | None:
+    """Return the number of nodes that a store states itself; None where it does not."""
+    if "num_nodes" in store and store["num_nodes"] is not None:
+        count = store["num_nodes"]
+        count = int(count) if isinstance(count, Tensor) and count.numel() == 1 else count
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ConfigError(f"{where}.num_nodes must be a non-negative int, got {count!r}")
+        return count
+    for name in ("x", *(f"{split}_mask" for split in SPLITS), "y"):
+        value = store.get(name)
+        if isinstance(value, Tensor) and value.dim():
+            return value.size(0)
+    return None
+
+
+def _read_nodes(source: Source, store: Any, node_type: NodeType, where: str) -> None:
+    num_nodes = source.num_nodes[node_type]
+    if store.get("x") is not None:
+        source.node_features[node_type] = check_matrix(store["x"], num_nodes, "node", f"{where}.x")
+    if store.get("y") is not None:
+        source.node_labels[node_type] = _read_labels(store["y"], num_nodes, f"{where}.y")
+    for split in SPLITS:
+        mask = store.get(f"{split}_mask")
+        if mask is not None:
+            ids = check_mask(mask, num_nodes, f"{where}.{split}_mask")
+            source.splits.setdefault(split, {})[node_type] = ids
+
+
+def _read_labels(value: Any, num_nodes: int, where: str) -> Tensor:
+    labels = check_tensor(value, where)
+    check_matrix(labels, num_nodes, "node", where)
+    return labels
+
+
+def _read_edges(source: Source, store: Any, edge_type: EdgeType, where: str) -> None:
+    src, _, dst = edge_type
+    edge_index = check_edge_index(
+        store["edge_index"], source.num_nodes[src], source.num_nodes[dst], f"{where}.edge_index"
+    )
+    if is_label_edge_type(edge_type):
+        source.label_edges[edge_type] = edge_index
+        return
+    num_edges = edge_index.size(1)
+    weights = None
+    for name in ("edge_weight", "weights"):
+        if weights is None and store.get(name) is not None:
+            weights = check_weights(store[name], num_edges, f"{where}.{name}")
+    source.edges[edge_type] = GraphPartitionData(edge_index, None, weights)
+    if store.get("edge_attr") is not None:
+        source.edge_features[edge_type] = check_matrix(
+            store["edge_attr"], num_edges, "edge", f"{where}.edge_attr"
+        )
+
+
+def _add_supervision(source: Source, supervision: Supervision | None) -> None:
+    if supervision is None:
+        return
+    if not isinstance(supervision, Mapping):
+        if source.heterogeneous:
+            raise WrongTypeError(
+                "supervision of a HeteroData must be a dict {edge_type: (positives, negatives)}"
+            )
+        supervision = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: supervision}
+    for edge_type, labels in supervision.items():
+        check_edge_type(edge_type, "supervision")
+        if is_label_edge_type(edge_type):
+            raise ConfigError(
+                f"supervision names {edge_type}: name the edge type that is predicted, "
+                "without the label suffix"
+            )
+        positives, negatives = labels if isinstance(labels, tuple | list) else (labels, None)
+        _add_labels(source, message_passing_to_positive_label(edge_type), positives)
+        if negatives is not None:
+            _add_labels(source, message_passing_to_negative_label(edge_type), negatives)
+
+
+def _add_labels(source: Source, label_type: EdgeType, labels: Any) -> None:
+    where = f"supervision, label edges {label_type}"
+    src, _, dst = label_type
+    for node_type in (src, dst):
+        _check_node_type(source, node_type, where)
+    if label_type in source.label_edges:
+        raise ConfigError(f"{where}: data has these label edges already; give them once")
+    source.label_edges[label_type] = check_edge_index(
+        labels, source.num_nodes[src], source.num_nodes[dst], where
+    )
+
+
+class Cutter:
+    """Cuts a source into the shares of partitions."""
+
+    def __init__(
+        self, source: Source, node_books: dict[NodeType, Book], edge_dir: EdgeDir,
+        num_partitions: int,
+    ) -> None:  # fmt: skip
+        self._source, self._edge_dir, self._count = source, edge_dir, num_partitions
+        self.node_books = node_books
+        self._owners: dict[EdgeType, Tensor] = {}
+        self.edge_books: dict[EdgeType, Book] = {}
+        if num_partitions == 1:
+            return
+        end = expanded_end(edge_dir)
+        for edge_type, part in source.edges.items():
+            owners = self._owner_of((edge_type[0], edge_type[2])[end], part.edge_index[end])
+            self._owners[edge_type] = owners
+            self.edge_books[edge_type] = make_book(owners, num_partitions)
+        for edge_type, labels in source.label_edges.items():
+            self._owners[edge_type] = self._owner_of(edge_type[0], labels[0])
+
+    def _owner_of(self, node_type: NodeType, ids: Tensor) -> Tensor:
+        dtype = torch.uint8 if self._count <= 256 else torch.int32
+        return self.node_books[node_type].owner(ids).to(dtype)
+
+    def cut(self, partition_idx: int) -> Pieces:
+        """Return the share of one partition; the whole source where there is one."""
+        source = self._source
+        pieces = Pieces(
+            source.heterogeneous, self._edge_dir, self._count, partition_idx,
+            dict(source.num_nodes), {},
+            node_books=self.node_books, edge_books=self.edge_books,
+        )  # fmt: skip
+        for edge_type in source.edges:
+            self._cut_edges(pieces, edge_type)
+        for edge_type, labels in source.label_edges.items():
+            mine = self._mine(edge_type, partition_idx)
+            pieces.label_edges[edge_type] = labels if mine is None else labels[:, mine]
+        for node_type in source.num_nodes:
+            self._cut_nodes(pieces, node_type)
+        return pieces
+
+    def _mine(self, edge_type: EdgeType, partition_idx: int) -> Tensor | None:
+        if self._count == 1:
+            return None
+        return (self._owners[edge_type] == partition_idx).nonzero().view(-1)
+
+    def _cut_edges(self, pieces: Pieces, edge_type: EdgeType) -> None:
+        part, mine = self._source.edges[edge_type], self._mine(edge_type, pieces.partition_idx)
+        features = self._source.edge_features.get(edge_type)
+        if mine is not None:
+            weights = None if part.weights is None else part.weights[mine]
+            part = GraphPartitionData(part.edge_index[:, mine], mine, weights)
+        pieces.edges[edge_type] = part
+        if features is not None:
+            pieces.edge_features[edge_type] = _take(features, mine)
+
+    def _cut_nodes(self, pieces: Pieces, node_type: NodeType) -> None:
+        source, mine = self._source, None
+        if self._count > 1:
+            mine = owned_ids(self.node_books[node_type], pieces.partition_idx)
+        if node_type in source.node_features:
+            pieces.node_features[node_type] = _take(source.node_features[node_type], mine)
+        if node_type in source.node_labels:
+            pieces.node_labels[node_type] = _take(source.node_labels[node_type], mine)
+        for split, by_type in source.splits.items():
+            if node_type in by_type:
+                ids = by_type[node_type]
+                if mine is not None:
+                    ids = ids[self.node_books[node_type].owner(ids) == pieces.partition_idx]
+                pieces.splits.setdefault(split, {})[node_type] = ids
+
+
+def _take(values: Tensor, ids: Tensor | None) -> FeaturePartitionData:
+    return FeaturePartitionData(values if ids is None else values[ids], ids)

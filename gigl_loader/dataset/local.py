@@ -1,0 +1,331 @@
+"""`DistDataset`: the partition of the graph that this process, or this machine, holds.
+
+One set of tensors in shared memory serves everybody: `DistDataset.view` shows them to the sampling
+workers, the attributes of GLT's class show the same tensors to code written for GLT, and a pickle
+for another process (``torch.multiprocessing``) carries file descriptors in place of the data.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from gigl_loader import _glt
+from gigl_loader.dataset import _attributes, _disk
+from gigl_loader.dataset._books import read_node_books
+from gigl_loader.dataset._build import expand_rows, owned_ids
+from gigl_loader.dataset._checks import check_edge_dir, check_partitions
+from gigl_loader.dataset._output import read_output
+from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
+from gigl_loader.dataset._pyg import Cutter, Supervision, read_pyg
+from gigl_loader.dataset.parts import PartitionOutput
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    DatasetSchema,
+    EdgeDir,
+    EdgeType,
+    FeatureInfo,
+    NodeType,
+    is_label_edge_type,
+    message_passing_to_negative_label,
+    message_passing_to_positive_label,
+)
+from gigl_loader.dataset.view import Book, PartitionView
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+
+ByNodeType = Tensor | dict[NodeType, Tensor]
+
+
+class DistDataset(_glt.DistDataset):
+    """One partition of a graph: topology, features, labels, splits, and who owns what.
+
+    Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. What GLT's class offers
+    (``graph``, ``node_features``, ``node_pb``, ``get_graph()``...) is there and shows the same
+    memory. A heterogeneous dataset, and a labeled-homogeneous one, has dicts by type in all places;
+    a homogeneous one has plain values.
+
+    Label edges ``(anchor type, relation + suffix, label type)`` are given anchor first and are
+    grouped by anchor, in both directions. GLT's ``graph`` attribute names them by GLT's rule, by
+    which an edge is grouped by its destination where ``edge_dir="in"``: reversed, that is. All that
+    is ours (`view`, `schema`, `label_edges`) uses the name that was given.
+
+    Args:
+        rank: The partition that this dataset holds.
+        world_size: Number of partitions.
+        edge_dir: ``"in"``: nodes are expanded along incoming edges, ``"out"``: along outgoing ones.
+            An edge is stored at the owner of the node that is expanded.
+    """
+
+    def __init__(self, rank: int = 0, world_size: int = 1, edge_dir: EdgeDir = "in") -> None:
+        check_partitions(world_size, rank)
+        check_edge_dir(edge_dir)
+        super().__init__(num_partitions=world_size, partition_idx=rank, edge_dir=edge_dir)
+        self._view: PartitionView | None = None
+        self._schema: DatasetSchema | None = None
+
+    # --- ways in ----------------------------------------------------------------------------------
+
+    def build(self, *, partition_output: PartitionOutput) -> None:
+        """Fill this dataset with the partition's tensors.
+
+        Args:
+            partition_output: Tensors with their global ids; see `PartitionOutput`.
+
+        Raises:
+            ConfigError: A tensor is malformed, or holds what another partition owns.
+            UsageError: This dataset is filled already.
+        """
+        if self._view is not None:
+            raise UsageError("this DistDataset is built already: make a new one")
+        pieces = read_output(
+            partition_output,
+            num_partitions=self.num_partitions,
+            partition_idx=self.partition_idx,
+            edge_dir=self.edge_dir,
+        )
+        self._fill(make_view(pieces), pieces.splits)
+
+    @classmethod
+    def from_pyg(
+        cls,
+        data: Any,
+        *,
+        edge_dir: EdgeDir = "in",
+        partition_book: Any = None,
+        partition_idx: int = 0,
+        num_partitions: int | None = None,
+        supervision: Supervision | None = None,
+    ) -> "DistDataset":
+        """Return a PyG graph in memory as a dataset, whole or the named partition's share.
+
+        Read are ``x``, ``edge_index``, ``edge_attr``, ``edge_weight`` (or ``weights``), ``y`` with
+        all columns, ``num_nodes``, and ``train_mask``, ``val_mask``, ``test_mask``. Edge ids are
+        positions in ``edge_index``. Edge types of a `HeteroData` with the label suffixes become
+        label edges.
+
+        Args:
+            data: A `Data` or `HeteroData`, with all nodes and edges.
+            edge_dir: See the class.
+            partition_book: ``[num_nodes]`` integer tensor, the owner of each node; for a
+                `HeteroData` a dict of them by node type. None: everything is in one partition.
+            partition_idx: The partition to keep.
+            num_partitions: How many there are. None: as many as the book mentions.
+            supervision: ``{edge_type: (positives, negatives or None)}``, each ``[2, n]`` int64 with
+                the anchors in row 0. For a `Data` one such pair is enough.
+
+        Raises:
+            ConfigError: An attribute is malformed; the message names it.
+        """
+        check_edge_dir(edge_dir)
+        source = read_pyg(data, supervision)
+        books: dict[NodeType, Book] = {}
+        count = num_partitions or 1
+        if partition_book is not None:
+            books, count = read_node_books(
+                partition_book, source.num_nodes, num_partitions, heterogeneous=source.heterogeneous
+            )
+        elif count > 1:
+            raise ConfigError(f"num_partitions={count} needs a partition_book")
+        check_partitions(count, partition_idx)
+        return cls._of(Cutter(source, books, edge_dir, count).cut(partition_idx))
+
+    @classmethod
+    def load(  # type: ignore[override, unused-ignore]
+        cls,
+        root: Any,
+        partition_idx: int,
+        *,
+        edge_dir: EdgeDir | None = None,
+        whole_node_label_file: Any = None,
+    ) -> "DistDataset":
+        """Return a partition that `partition_graph`, or one of GLT's partitioners, wrote.
+
+        Args:
+            root: The directory with the file ``META``.
+            partition_idx: The partition to read.
+            edge_dir: None: as the directory says, or, where GLT wrote it, as its edges show
+                (assigned by destination: ``"in"``; by source: ``"out"``; if both fit: ``"in"``).
+            whole_node_label_file: As GLT's ``load`` takes it: a file with the labels of all nodes,
+                or a dict of files by node type.
+
+        Raises:
+            ConfigError: A file is missing or damaged, or the edges do not fit ``edge_dir``.
+        """
+        if edge_dir is not None:
+            check_edge_dir(edge_dir)
+        return cls._of(_disk.read_partition(root, partition_idx, edge_dir, whole_node_label_file))
+
+    @classmethod
+    def wrap(cls, dataset: Any) -> "DistDataset":
+        """Return a plain GLT dataset as one of ours; nothing is copied where the order allows.
+
+        Neighbours must ascend by (id, edge id) within a row; an adjacency in another order is
+        copied, which is logged. One of ours is returned as it is.
+
+        Raises:
+            ConfigError: The dataset has no graph, or features that cannot be read on the CPU.
+            WrongTypeError: It is no GLT dataset.
+        """
+        if isinstance(dataset, DistDataset):
+            return dataset
+        if not isinstance(dataset, _glt.Dataset):
+            raise WrongTypeError(
+                f"dataset must be a DistDataset of gigl_loader or GLT, got {type(dataset).__name__}"
+            )
+        view, splits = _attributes.read_glt(dataset)
+        ours = cls(view.partition_idx, view.num_partitions, view.edge_dir)
+        ours._fill(view, splits)
+        _attributes.keep_glt(ours, dataset)
+        return ours
+
+    @classmethod
+    def _of(cls, pieces: Pieces) -> "DistDataset":
+        return cls._restore(make_view(pieces), pieces.splits)
+
+    @classmethod
+    def _restore(
+        cls, view: PartitionView | None, splits: dict[str, dict[NodeType, Tensor]], *empty: Any
+    ) -> "DistDataset":
+        if view is None:
+            return cls(*empty)
+        dataset = cls(view.partition_idx, view.num_partitions, view.edge_dir)
+        dataset._fill(view, splits)
+        return dataset
+
+    def _fill(self, view: PartitionView, splits: dict[str, dict[NodeType, Tensor]]) -> None:
+        self._view, self._schema = view, make_schema(view)
+        _attributes.set_glt(self, view, splits, typed=self.is_typed)
+
+    # --- to other processes -----------------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        splits = _attributes.read_splits(self)
+        empty = (self.partition_idx, self.num_partitions, self.edge_dir)
+        return (type(self)._restore, (self._view, splits, *empty))
+
+    def share_ipc(self) -> Any:
+        """Return what `from_ipc_handle` takes; as in GLT, for use with ``ForkingPickler``."""
+        return self.__reduce__()[1]
+
+    @classmethod
+    def from_ipc_handle(cls, ipc_handle: Any) -> "DistDataset":
+        """Undo `share_ipc`."""
+        return cls._restore(*ipc_handle)
+
+    # --- what it holds ----------------------------------------------------------------------------
+
+    def view(self) -> PartitionView:
+        """Return the partition as sampling workers read it: tensors in shared memory, not copied.
+
+        Raises:
+            UsageError: The dataset is empty: `build` was not called.
+        """
+        if self._view is None:
+            raise UsageError("this DistDataset is empty: call build() first, or use from_pyg/load")
+        return self._view
+
+    @property
+    def schema(self) -> DatasetSchema:
+        """Types, feature widths and direction."""
+        self.view()
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether values come as dicts by type: heterogeneous or labeled homogeneous."""
+        return self.schema.edge_types is not None
+
+    @property
+    def num_nodes(self) -> int | dict[NodeType, int]:
+        """Nodes over all partitions."""
+        counts = self.view().num_nodes
+        return dict(counts) if self.is_typed else counts[DEFAULT_HOMOGENEOUS_NODE_TYPE]
+
+    @property
+    def node_ids(self) -> ByNodeType:
+        """``[num_owned]`` int64: global ids of the nodes that this partition owns, ascending."""
+        view = self.view()
+        ids = {
+            node_type: owned_ids(view.node_books[node_type], view.partition_idx)
+            if node_type in view.node_books
+            else torch.arange(count)
+            for node_type, count in view.num_nodes.items()
+        }
+        return ids if self.is_typed else ids[DEFAULT_HOMOGENEOUS_NODE_TYPE]
+
+    @property
+    def train_node_ids(self) -> ByNodeType | None:
+        """Global ids of this partition's training nodes, ascending; None where none are known."""
+        return cast("ByNodeType | None", self.train_idx)
+
+    @property
+    def val_node_ids(self) -> ByNodeType | None:
+        """Global ids of this partition's validation nodes."""
+        return cast("ByNodeType | None", self.val_idx)
+
+    @property
+    def test_node_ids(self) -> ByNodeType | None:
+        """Global ids of this partition's test nodes."""
+        return cast("ByNodeType | None", self.test_idx)
+
+    def split_node_ids(self, split: str) -> ByNodeType | None:
+        """Return the ids of ``"train"``, ``"val"`` or ``"test"``.
+
+        Raises:
+            ConfigError: There is no such split.
+        """
+        if split not in SPLITS:
+            raise ConfigError(f'split must be "train", "val" or "test", got {split!r}')
+        return cast("ByNodeType | None", getattr(self, f"{split}_idx"))
+
+    @property
+    def node_feature_info(self) -> FeatureInfo | dict[NodeType, FeatureInfo] | None:
+        """Width and dtype of the node features; None where there are none."""
+        return self.schema.node_feature_info
+
+    @property
+    def edge_feature_info(self) -> FeatureInfo | dict[EdgeType, FeatureInfo] | None:
+        """Width and dtype of the edge features; None where there are none."""
+        return self.schema.edge_feature_info
+
+    @property
+    def node_partition_book(self) -> Any:
+        """The owner of each node: GLT's range book where ranges allow, else a tensor."""
+        return self.node_pb
+
+    @property
+    def edge_partition_book(self) -> Any:
+        """The owner of each edge; None where there is one partition and nothing to look up."""
+        return self.edge_pb
+
+    @property
+    def label_edges(self) -> dict[EdgeType, Tensor]:
+        """Label edges of this partition's anchors by label edge type: ``[2, n]``, anchors first."""
+        found = {}
+        for edge_type, adjacency in self.view().adjacency.items():
+            if is_label_edge_type(edge_type):
+                found[edge_type] = torch.stack([expand_rows(adjacency.indptr), adjacency.indices])
+        return found
+
+    def positive_label_edges(self, edge_type: EdgeType | None = None) -> Tensor | None:
+        """Return the positives of a supervision edge type, ``[2, n]`` int64, anchors first.
+
+        Args:
+            edge_type: None: the default type of a labeled-homogeneous dataset.
+        """
+        edge_type = edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE
+        return self.label_edges.get(message_passing_to_positive_label(edge_type))
+
+    def negative_label_edges(self, edge_type: EdgeType | None = None) -> Tensor | None:
+        """Return the negatives of a supervision edge type, ``[2, n]`` int64, anchors first."""
+        edge_type = edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE
+        return self.label_edges.get(message_passing_to_negative_label(edge_type))
+
+    def __repr__(self) -> str:
+        place = f"partition {self.partition_idx} of {self.num_partitions}"
+        if self._view is None:
+            return f"DistDataset({place}, empty)"
+        edges = {"__".join(t): a.indices.numel() for t, a in self._view.adjacency.items()}
+        return f"DistDataset({place}, nodes={self._view.num_nodes}, edges={edges})"

@@ -1,0 +1,245 @@
+"""`partition_graph`: cut a graph in memory into a directory that `DistDataset.load` reads."""
+
+import importlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset._build import book_table, compress, contiguous_book, make_book
+from gigl_loader.dataset._checks import check_edge_dir, check_partitions
+from gigl_loader.dataset._disk import (
+    EXTRAS_FILE,
+    FORMAT_VERSION,
+    save_tensor,
+    type_str,
+    write_meta,
+    write_partition,
+)
+from gigl_loader.dataset._pyg import Cutter, Source, Supervision, read_pyg
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType
+from gigl_loader.dataset.view import Book
+from gigl_loader.errors import ConfigError, WrongTypeError
+
+METHODS = ("contiguous", "random", "metis")
+
+_log = logging.getLogger(__name__)
+
+
+def partition_graph(
+    data: Any,
+    num_partitions: int,
+    root: Any,
+    *,
+    method: str = "contiguous",
+    edge_dir: EdgeDir = "in",
+    seed: int = 0,
+    supervision: Supervision | None = None,
+    progress: bool = True,
+) -> None:
+    """Write ``data`` as ``num_partitions`` partitions below ``root``, in GLT's partition format.
+
+    The directory appears under its name when it is complete; a run that fails leaves nothing that
+    could be loaded. One that this function wrote before is replaced. The same arguments give the
+    same files.
+
+    Args:
+        data: A PyG `Data` or `HeteroData`; what is read of it says `DistDataset.from_pyg`.
+        num_partitions: At least 1.
+        root: Where to write: a path that does not exist, or an empty directory.
+        method: ``"contiguous"``: runs of ids of equal length, in which owners are found fastest;
+            ``"random"``: equal parts at random; ``"metis"``: few edges between partitions (all node
+            types together as one graph), needs the extra ``metis``.
+        edge_dir: An edge goes to the owner of its destination (``"in"``) or its source (``"out"``).
+        seed: For ``"random"`` and ``"metis"``.
+        supervision: Label edges, as in `DistDataset.from_pyg`; they go to their anchor's owner.
+        progress: Show a progress bar (log lines where ``tqdm`` is not installed).
+
+    Raises:
+        ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds other
+            files. Nothing was written.
+    """
+    check_partitions(num_partitions, 0)
+    check_edge_dir(edge_dir)
+    if method not in METHODS:
+        raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
+    metis = _import_metis() if method == "metis" and num_partitions > 1 else None
+    target = Path(root).absolute()
+    _check_target(target)
+    source = read_pyg(data, supervision)
+    _check_names(source)
+    with _complete_or_nothing(target) as folder, _Progress(num_partitions + 2, progress) as step:
+        step("assigning nodes")
+        books = _assign(source, num_partitions, method, seed, metis)
+        step("assigning edges")
+        cutter = Cutter(source, books, edge_dir, num_partitions)
+        _write_books(folder, source, cutter)
+        for partition_idx in range(num_partitions):
+            step(f"writing partition {partition_idx}")
+            write_partition(folder, cutter.cut(partition_idx))
+        _write_extras(folder, source, edge_dir=edge_dir, method=method, seed=seed)
+        write_meta(
+            folder,
+            num_partitions=num_partitions,
+            heterogeneous=source.heterogeneous,
+            node_types=list(source.num_nodes),
+            edge_types=list(source.edges),
+        )
+
+
+# --- which node goes where ------------------------------------------------------------------------
+
+
+def _assign(
+    source: Source, num_partitions: int, method: str, seed: int, metis: Any
+) -> dict[NodeType, Book]:
+    counts = source.num_nodes
+    if method == "contiguous" or num_partitions == 1:
+        return {t: contiguous_book(count, num_partitions) for t, count in counts.items()}
+    if method == "random":
+        generator = torch.Generator().manual_seed(seed)
+        tables = [
+            torch.randperm(count, generator=generator).remainder_(num_partitions)
+            for count in counts.values()
+        ]
+    else:
+        owners = _metis_owners(source, num_partitions, seed, metis)
+        tables = list(owners.split(list(counts.values())))
+    return {t: make_book(table, num_partitions) for t, table in zip(counts, tables, strict=True)}
+
+
+def _import_metis() -> Any:
+    try:
+        return importlib.import_module("pymetis")
+    except ImportError as error:
+        raise ConfigError(
+            'method="metis" needs pymetis: run pip install "gigl_loader[metis]", '
+            'or use method="contiguous"'
+        ) from error
+
+
+def _metis_owners(source: Source, num_partitions: int, seed: int, metis: Any) -> Tensor:
+    """Return ``[all nodes]`` int64: METIS over the union of all types as one undirected graph."""
+    starts, total = {}, 0
+    for node_type, count in source.num_nodes.items():
+        starts[node_type], total = total, total + count
+    ends = [
+        torch.stack([part.edge_index[0] + starts[src], part.edge_index[1] + starts[dst]])
+        for (src, _, dst), part in source.edges.items()
+    ]
+    edges = torch.cat(ends, dim=1)
+    edges = edges[:, edges[0] != edges[1]]
+    edges = torch.cat([edges, edges.flip(0)], dim=1)
+    if total == 0 or edges.size(1) == 0:  # METIS has nothing to cut
+        return book_table(contiguous_book(total, num_partitions))
+    whole = compress(edges[0], edges[1], num_rows=total, num_cols=total)
+    graph = (whole.indptr.numpy(), whole.indices.numpy())
+    options = metis.Options(seed=seed % 2**31)
+    if hasattr(metis, "CSRAdjacency"):
+        found = metis.part_graph(num_partitions, metis.CSRAdjacency(*graph), options=options)
+    else:
+        found = metis.part_graph(num_partitions, xadj=graph[0], adjncy=graph[1], options=options)
+    return torch.tensor(found[1], dtype=torch.int64)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _write_books(folder: Path, source: Source, cutter: Cutter) -> None:
+    for kind, books in (("node_pb", cutter.node_books), ("edge_pb", cutter.edge_books)):
+        for key, book in books.items():
+            name = f"{kind}/{type_str(key)}.pt" if source.heterogeneous else f"{kind}.pt"
+            save_tensor(folder / name, book_table(book))
+    if not cutter.edge_books:  # one partition; GLT wants the file all the same
+        for edge_type, part in source.edges.items():
+            name = f"edge_pb/{type_str(edge_type)}.pt" if source.heterogeneous else "edge_pb.pt"
+            save_tensor(folder / name, torch.zeros(part.edge_index.size(1), dtype=torch.int64))
+
+
+def _write_extras(folder: Path, source: Source, **made: Any) -> None:
+    extras = {
+        "format_version": FORMAT_VERSION,
+        **made,
+        "node_labels": list(source.node_labels),
+        "splits": {split: list(by_type) for split, by_type in source.splits.items()},
+        "label_edge_types": [list(edge_type) for edge_type in source.label_edges],
+    }
+    (folder / EXTRAS_FILE).write_text(json.dumps(extras, indent=2) + "\n")
+
+
+def _check_names(source: Source) -> None:
+    keys: list[NodeType | EdgeType] = [*source.num_nodes, *source.edges, *source.label_edges]
+    for key in keys:
+        name = type_str(key)
+        if not name or name in (".", "..") or "/" in name or "\0" in name:
+            raise ConfigError(f"type {key!r} cannot be the name of a file: rename it")
+
+
+def _check_target(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ConfigError(f"{target} is a file: give a directory to write to")
+    names = {path.name for path in target.iterdir()}
+    if names and not {EXTRAS_FILE, "META"} <= names:
+        raise ConfigError(
+            f"{target} holds other files ({', '.join(sorted(names)[:3])}...): give an empty or a "
+            "new directory"
+        )
+
+
+@contextmanager
+def _complete_or_nothing(target: Path) -> Iterator[Path]:
+    """Yield a directory beside ``target`` that takes its place at the end, or is removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    try:
+        folder = work / "new"
+        folder.mkdir()
+        yield folder
+        if target.exists():
+            os.rename(target, work / "old")
+        os.rename(folder, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+class _Progress:
+    """A bar of ``tqdm`` where it is installed, log lines where it is not."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self._total, self._done, self._bar = total, 0, None
+        if shown:
+            try:
+                tqdm = importlib.import_module("tqdm").tqdm
+                self._bar = tqdm(total=total, desc="partition_graph", unit="step")
+            except ImportError:
+                _log.info("install tqdm for a progress bar")
+        self._logs = shown and self._bar is None
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __call__(self, what: str) -> None:
+        """Begin the next step."""
+        if self._bar is not None:
+            self._bar.update(1 if self._done else 0)
+            self._bar.set_postfix_str(what)
+        if self._logs:
+            _log.info("partition_graph %d/%d: %s", self._done + 1, self._total, what)
+        self._done += 1
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(0 if kind else self._total - self._bar.n)
+            self._bar.close()
