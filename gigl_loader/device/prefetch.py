@@ -1,0 +1,295 @@
+"""Batches on the device before they are needed, for any iterable of batches.
+
+This file and `gigl_loader.device._engine` need torch and torch_geometric, and nothing else of this
+package.
+
+::
+
+    loader --pull--> host batch --launch--> copy stream --hand over--> the consumer's stream
+                         |                      |
+                         +-- kept until --> event of the copy
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from gigl_loader.device._engine import (
+    Backend,
+    CastMap,
+    CopyEngine,
+    CopyStats,
+    Pending,
+    full_device,
+)
+
+__all__ = [
+    "NOT_READY",
+    "CopyAhead",
+    "CopyEngine",
+    "CopyStats",
+    "DevicePrefetcher",
+    "NotReady",
+    "copy_message",
+]
+
+T = TypeVar("T")
+
+
+class NotReady:
+    """What a ``pull`` returns when it was asked not to wait and has nothing; see `CopyAhead`."""
+
+
+NOT_READY: Final = NotReady()
+
+
+def copy_message(
+    message: dict[str, Tensor],
+    device: torch.device | str,
+    *,
+    cast: CastMap | None = None,
+    engine: CopyEngine | None = None,
+) -> dict[str, Tensor]:
+    """Return a sample message with its tensors on ``device``; values never change.
+
+    Args:
+        message: Tensors by key; not modified.
+        device: Where to.
+        cast: As in `CopyEngine`; only without ``engine``, which has its own.
+        engine: Copies through it, without waiting. None: one blocking copy per tensor.
+
+    Raises:
+        ValueError: ``engine`` copies to another device, or ``cast`` came with it.
+    """
+    if engine is None:
+        return CopyEngine(device, non_blocking=False, cast=cast).copy(message)
+    if engine.device != full_device(device) or cast is not None:
+        raise ValueError(
+            f"the engine copies to {engine.device} with its own casts; got device={device!s}, "
+            f"cast={cast!r}: make the engine with them"
+        )
+    return engine.copy(message)
+
+
+class CopyAhead(Iterator[T]):
+    """Hands over batches whose copies were started ``depth`` batches earlier.
+
+    An error of ``pull`` is raised after the batches that came before it. A batch counts as yielded
+    when ``next()`` returns, not when it is pulled.
+
+    Args:
+        pull: ``pull(wait)`` returns the next host batch, or raises `StopIteration` at the end. With
+            ``wait=False`` it may return `NOT_READY` instead of waiting: then a batch that is
+            copied already is handed over at once.
+        engine: Does the copying. If it does not overlap, ``depth`` counts as 0.
+        depth: Batches to copy ahead of the one handed over.
+        max_held: Host batches that may wait for their copies while ``pull`` waits for another;
+            beyond it the host waits for the oldest copy. Where host memory is a fixed set of slots,
+            keep it below their number. None: ``depth + 1``.
+
+    Raises:
+        ValueError: ``depth`` or ``max_held`` is below 1.
+    """
+
+    def __init__(
+        self,
+        pull: Callable[[bool], T | NotReady],
+        engine: CopyEngine,
+        *,
+        depth: int = 2,
+        max_held: int | None = None,
+    ) -> None:
+        self._pull, self._engine = pull, engine
+        self._max_held = _checked_limits(depth, max_held)
+        self._depth = depth if engine.overlaps else 0
+        self._ready: deque[Pending[T]] = deque()
+        self._end: Exception | None = None
+
+    @property
+    def num_ahead(self) -> int:
+        """Batches pulled and not handed over yet."""
+        return len(self._ready)
+
+    def __iter__(self) -> "CopyAhead[T]":
+        return self
+
+    def __next__(self) -> T:
+        self._top_up()
+        if self._ready:
+            return self._engine.hand_over(self._ready.popleft())
+        error, self._end = self._end or StopIteration(), StopIteration()
+        try:
+            self._engine.close()
+            raise error
+        finally:
+            del error  # the traceback holds this frame
+
+    def close(self) -> None:
+        """Drop what is under way, once the copies no longer need it. Idempotent."""
+        self._end = StopIteration()
+        self._ready.clear()
+        self._engine.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_end"):
+            self.close()
+
+    def _top_up(self) -> None:
+        while self._end is None and len(self._ready) <= self._depth:
+            try:
+                if not self._launch_next():
+                    return
+            except StopIteration:
+                self._end = StopIteration()  # without a traceback, which would hold this frame
+            except Exception as error:
+                self._end = error
+
+    def _launch_next(self) -> bool:
+        # a frame of its own, so that no local keeps the host batch alive
+        self._engine.make_room(self._max_held)
+        source = self._pull(not self._ready)
+        if isinstance(source, NotReady):
+            return False
+        self._ready.append(self._engine.launch(source))
+        return True
+
+
+class DevicePrefetcher(Generic[T]):
+    """Yields the batches of ``loader`` on ``device``, copied while earlier ones are computed on.
+
+    ::
+
+        for batch in DevicePrefetcher(NeighborLoader(...), "cuda"):
+            loss = step(model, batch)
+
+    Any iterable of `Data`, `HeteroData`, tensors, or nests of them will do. Its batches should lie
+    in pinned memory (``pin_memory=True`` of a `DataLoader`); from other memory the values are
+    the same, but a copy holds the host up. Batches of the loader are never modified. To a CPU
+    without ``cast`` they pass through as they are.
+
+    Attributes of the loader (``set_epoch``, ``dataset``...) can be read here too. Where it has
+    ``state_dict``, the one here counts the batches handed to the user, not those prefetched.
+
+    Args:
+        loader: Where the batches come from.
+        device: Where they go.
+        depth: Batches to copy ahead; each takes device memory.
+        non_blocking: False: plain blocking copies, one batch at a time, same values.
+        cast: As in `CopyEngine`, e.g. ``{"x": torch.float32}`` for features stored as float16.
+        max_held: As in `CopyAhead`.
+        backend: As in `CopyEngine`.
+
+    Raises:
+        ValueError: ``depth`` or ``max_held`` is below 1.
+        TypeError: ``cast`` is not a mapping to dtypes.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[T],
+        device: torch.device | str,
+        *,
+        depth: int = 2,
+        non_blocking: bool = True,
+        cast: CastMap | None = None,
+        max_held: int | None = None,
+        backend: Backend | None = None,
+    ) -> None:
+        self.loader = loader
+        self.engine = CopyEngine(device, non_blocking=non_blocking, cast=cast, backend=backend)
+        self._limits = {"depth": depth, "max_held": max_held}
+        self._state: Any = None
+        _checked_limits(depth, max_held)
+        self._passes_through = self.engine.device.type == "cpu" and not cast and backend is None
+
+    def __iter__(self) -> Iterator[T]:
+        self._state = None
+        if self._passes_through:
+            return iter(self.loader)
+        return _LoaderPass(self, self._limits)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not set yet: being unpickled or copied
+            raise AttributeError(name)
+        found = getattr(self.loader, name)
+        own = {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}
+        return own.get(name, found)
+
+    def _state_dict(self) -> Any:
+        return self.loader.state_dict() if self._state is None else self._state  # type: ignore[attr-defined]
+
+    def _load_state_dict(self, state: Any) -> None:
+        self._state = None
+        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
+
+
+class _CountedSource(Generic[T]):
+    """The loader's iterator, and the loader's state after each batch pulled from it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._batches: Iterator[T] = iter(loader)
+        self._loader = loader
+        self._counts = callable(getattr(loader, "state_dict", None))
+        self.states: deque[Any] = deque()
+
+    def pull(self, wait: bool) -> T:
+        try:
+            batch = next(self._batches)
+        except Exception:
+            self._note_state()  # at the end too: the loader then says that its epoch is over
+            raise
+        self._note_state()
+        return batch
+
+    def close(self) -> None:
+        if self._batches is not self._loader and hasattr(self._batches, "close"):
+            self._batches.close()
+
+    def _note_state(self) -> None:
+        if self._counts:
+            self.states.append(self._loader.state_dict())
+
+
+class _LoaderPass(Iterator[T]):
+    """One pass of a `DevicePrefetcher`; in no reference cycle, so ``break`` ends it at once."""
+
+    def __init__(self, owner: DevicePrefetcher[T], limits: dict[str, Any]) -> None:
+        self._owner = owner
+        self._source: _CountedSource[T] = _CountedSource(owner.loader)
+        self._ahead: CopyAhead[T] = CopyAhead(self._source.pull, owner.engine, **limits)
+
+    def __next__(self) -> T:
+        try:
+            batch = next(self._ahead)
+        except Exception:
+            self._publish_state()
+            raise
+        self._publish_state()
+        return batch
+
+    def close(self) -> None:
+        """Stop; the batches under way are dropped once their copies are done."""
+        self._ahead.close()
+        self._source.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ahead"):
+            self.close()
+
+    def _publish_state(self) -> None:
+        if self._source.states:
+            self._owner._state = self._source.states.popleft()
+
+
+def _checked_limits(depth: int, max_held: int | None) -> int:
+    max_held = depth + 1 if max_held is None else max_held
+    for name, value in (("depth", depth), ("max_held", max_held)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be an int >= 1, got {value!r}")
+    return max_held
