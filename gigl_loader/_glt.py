@@ -320,7 +320,8 @@ def _import_glt() -> None:
     importlib.import_module("torch.distributed.rpc")
     importlib.import_module("torch_geometric.data")
     torch_sparse = _find_torch_sparse()
-    sys.modules[_NATIVE] = native = _load_native(list(spec.submodule_search_locations))
+    native = sys.modules.get(_NATIVE) or _load_native(list(spec.submodule_search_locations))
+    sys.modules[_NATIVE] = native
     try:
         with (
             _restoring(os.environ, "TORCH_CPP_LOG_LEVEL"),
