@@ -244,9 +244,7 @@ class _CsrGraph:
         return self._indptr.numel() - 1
 
     def get_col_count(self) -> int:
-        return torch.unique(
-            self._indices
-        ).numel()  # as the native one: columns in use, not the size
+        return int(torch.unique(self._indices).numel())  # columns in use: so the native one counts
 
     def get_edge_count(self) -> int:
         return self._indices.numel()

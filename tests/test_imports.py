@@ -16,6 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 DOWNWARD = {
     ("message.py", "dataset"): "messages are keyed by the schema's node and edge types",
+    ("options.py", "dataset"): "fanouts are keyed by the schema's edge types",
     (
         "dataset/remote.py",
         "graph_store",
