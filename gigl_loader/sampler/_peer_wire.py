@@ -1,0 +1,423 @@
+"""The wire of `gigl_loader.sampler.peers`: a socket with deadlines, frames of tensors, a handshake.
+
+A frame is a fixed head (magic, version, kind, operation, request id, up to eight integers), one
+fixed descriptor per tensor (type code, shape, bytes), then the bytes of the tensors. Nothing that
+arrives is ever unpickled, and before the handshake is over nothing larger than 300 bytes is read.
+Tensor bytes travel in the machine's own order: all machines of a cluster are little-endian.
+"""
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import math
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gigl_loader.errors import ConfigError, JoinRefusedError, PeerError, ProtocolError
+
+MAX_ARGS = 8
+MAX_DIMS = 8
+MAX_TENSORS = 4096
+MAX_FRAME_BYTES = 16 << 30
+"""Sizes above these are a bug or a broken stream; they are refused before memory is reserved."""
+
+CALL, REPLY, ERROR, BYE = 1, 2, 3, 4
+"""Kinds of frames."""
+
+_MAGIC = b"GLp1"
+_VERSION = 1
+_HEAD = struct.Struct("<4sBBBBIIQQ8Q")  # .., args, their signs, op, tensors, request, bytes, args
+_TENSOR = struct.Struct("<BB6xQ8Q")  # dtype code, dimensions, bytes, shape
+_HELLO = struct.Struct("<4sBB32s")  # magic, version, length of the name, nonce
+_CHALLENGE = struct.Struct("<4sB32s32s")  # magic, version, nonce, proof
+_HELLO_MAGIC, _CHALLENGE_MAGIC = b"GLpc", b"GLps"
+_ACCEPTED, _REFUSED = b"\x01", b"\x00"
+_IOVECS = 512  # per system call; the kernel takes 1024
+_SLICE_S = 2.0  # how long to sleep between two looks at the state of the connection
+_VANISHED_S = 10.0  # silence, with data unacknowledged, after which a machine counts as gone
+_HUGE_BYTES = 4 << 20  # numpy asks for huge pages from here on
+_TCP_INFO = struct.Struct("<8B14I")  # the head of Linux's struct tcp_info
+
+_DTYPES = (  # the place in this list is the code on the wire: append only
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.float32, torch.float64, torch.bfloat16),
+    *(torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+)
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+
+class DeadlinePassed(Exception):
+    """The peer made no progress in time. Callers turn it into an error that names the peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message: a request, a reply, an error or a goodbye."""
+
+    kind: int
+    op: int
+    request: int
+    args: tuple[int, ...]
+    tensors: list[Tensor]
+
+
+class Stream:
+    """A connected TCP socket whose every wait has a deadline and notices a vanished machine.
+
+    ``TCP_USER_TIMEOUT`` would do the latter in the kernel, but it also breaks a healthy connection
+    whose reader is busy for that long (a window of zero). So keepalive watches the idle line, and
+    the waits here look at the retransmission counters while data is unacknowledged. Buffer sizes
+    are the kernel's: fixed ones were no faster on loopback, and are capped on most machines.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(None)  # waits are ours: MSG_DONTWAIT and poll
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        self._sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock, 0)
+
+    def recv(self, views: list[memoryview], deadline: float | None) -> None:
+        """Fill all of ``views``, in order, by ``deadline`` (`time.monotonic`; None: no deadline).
+
+        Raises:
+            DeadlinePassed: The bytes did not come in time.
+            EOFError: The peer closed the connection.
+            OSError: The connection broke.
+        """
+        views = [view for view in views if view.nbytes]
+        while views:
+            try:
+                got = self._sock.recvmsg_into(views[:_IOVECS], 0, socket.MSG_DONTWAIT)[0]
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline)
+                continue
+            if got == 0:
+                raise EOFError("the connection was closed")
+            _advance(views, got)
+
+    def send(
+        self,
+        views: list[memoryview],
+        deadline: float | None,
+        drain: Callable[[], None] | None = None,
+    ) -> None:
+        """Send all of ``views`` by ``deadline``.
+
+        Args:
+            views: What to send, in order; not copied.
+            deadline: As for `recv`.
+            drain: Reads what the peer has to say; called while the peer takes nothing but has
+                sent something, since it may be waiting for just that.
+
+        Raises:
+            DeadlinePassed: The peer did not take the bytes in time.
+            OSError: The connection broke.
+        """
+        views = [view for view in views if view.nbytes]
+        events = select.POLLOUT | (select.POLLIN if drain else 0)
+        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        while views:
+            try:
+                _advance(views, self._sock.sendmsg(views[:_IOVECS], [], flags))
+            except BlockingIOError:
+                ready = self._wait(events, deadline)
+                if drain and ready & select.POLLIN and not ready & select.POLLOUT:
+                    drain()
+
+    def shutdown(self) -> None:
+        """Wake whoever waits on this connection; safe from any thread, any number of times."""
+        with contextlib.suppress(OSError):  # the peer was faster
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Release the socket. Only for the thread that uses it, or when nobody does."""
+        self._sock.close()
+
+    def _wait(self, events: int, deadline: float | None) -> int:
+        """Sleep until one of ``events``; return those that came (errors included)."""
+        self._poll.modify(self._sock, events)
+        while True:
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            ready = self._poll.poll(max(0.0, min(left, _SLICE_S)) * 1000)
+            if ready:
+                return ready[0][1]
+            if left <= _SLICE_S:
+                raise DeadlinePassed
+            if _vanished(self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)):
+                raise ConnectionAbortedError(f"its machine has been silent for {_VANISHED_S:.0f} s")
+
+
+def _vanished(info: bytes) -> bool:
+    """Tell from a ``tcp_info`` whether the other machine stopped acknowledging.
+
+    A peer that lives but does not read acknowledges every probe, so its counters stay at zero.
+    """
+    fields = _TCP_INFO.unpack(info)
+    retransmits, probes, since_last_ack_ms = fields[2], fields[3], fields[8 + 12]
+    return retransmits + probes >= 3 and since_last_ack_ms >= _VANISHED_S * 1000
+
+
+def _advance(views: list[memoryview], done: int) -> None:
+    """Drop the first ``done`` bytes of ``views``, in place."""
+    whole = 0
+    while whole < len(views) and done >= views[whole].nbytes:
+        done -= views[whole].nbytes
+        whole += 1
+    del views[:whole]
+    if done:
+        views[0] = views[0][done:]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor as a view, not a copy."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def text_tensor(text: str) -> Tensor:
+    """Return at most 64 KiB of ``text`` as a uint8 tensor."""
+    data = text.encode(errors="replace")[: 1 << 16]
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _empty_bytes()
+
+
+def text_of(tensor: Tensor) -> str:
+    """Return the text that `text_tensor` packed."""
+    return bytes(bytes_of(tensor)).decode(errors="replace")
+
+
+def _empty_bytes() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def encode(
+    kind: int,
+    op: int = 0,
+    request: int = 0,
+    args: Sequence[int] = (),
+    tensors: Sequence[Tensor] = (),
+) -> list[memoryview]:
+    """Return the buffers of a frame; those of contiguous tensors are views of them.
+
+    Raises:
+        ProtocolError: Too many or too large arguments or tensors, or one that cannot travel.
+    """
+    if len(args) > MAX_ARGS or len(tensors) > MAX_TENSORS:
+        raise ProtocolError(
+            f"operation {op} has {len(args)} arguments and {len(tensors)} tensors; a frame takes "
+            f"{MAX_ARGS} and {MAX_TENSORS}"
+        )
+    signs, words = 0, [0] * MAX_ARGS
+    for i, value in enumerate(args):
+        if not -(1 << 63) <= value < 1 << 64:
+            raise ProtocolError(f"argument {i} of operation {op} does not fit 64 bits: {value}")
+        signs |= (value < 0) << i
+        words[i] = value & ((1 << 64) - 1)
+    ready = [_contiguous(i, op, tensor) for i, tensor in enumerate(tensors)]
+    total = sum(tensor.nbytes for tensor in ready)
+    if total > MAX_FRAME_BYTES:
+        raise ProtocolError(
+            f"operation {op} carries {total} bytes; a frame takes {MAX_FRAME_BYTES}"
+        )
+    head = _HEAD.pack(
+        _MAGIC, _VERSION, kind, len(args), signs, op, len(ready), request, total, *words
+    )
+    descriptors = b"".join(
+        _TENSOR.pack(
+            _CODES[tensor.dtype],
+            tensor.dim(),
+            tensor.nbytes,
+            *tensor.shape,
+            *[0] * (MAX_DIMS - tensor.dim()),
+        )
+        for tensor in ready
+    )
+    return [memoryview(head + descriptors), *(bytes_of(t) for t in ready if t.nbytes)]
+
+
+def _contiguous(i: int, op: int, tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        what = f"a {tensor.layout} tensor on {tensor.device}, not a plain one on the CPU"
+    elif tensor.dtype not in _CODES:
+        what = f"of type {tensor.dtype}, which has no code on the wire"
+    elif tensor.dim() > MAX_DIMS:
+        what = f"of {tensor.dim()} dimensions; at most {MAX_DIMS} travel"
+    else:
+        return tensor.detach().resolve_conj().resolve_neg().contiguous()
+    raise ProtocolError(f"tensor {i} of operation {op} is {what}")
+
+
+def recv_frame(
+    stream: Stream, deadline: float | None, out: Sequence[Tensor | None] | None = None
+) -> Frame:
+    """Receive one frame.
+
+    Args:
+        stream: Where from.
+        deadline: As for `Stream.recv`.
+        out: Buffers to receive into, by position: tensor ``i`` lands at the front of ``out[i]``
+            if that is contiguous, of the same type and large enough; else in fresh memory.
+
+    Raises:
+        ProtocolError: What came is no frame.
+        DeadlinePassed, EOFError, OSError: As for `Stream.recv`.
+    """
+    head = bytearray(_HEAD.size)
+    stream.recv([memoryview(head)], deadline)
+    magic, version, kind, num_args, signs, op, count, request, total, *words = _HEAD.unpack(head)
+    if magic != _MAGIC or version != _VERSION:
+        raise ProtocolError(f"not a frame of this version of gigl_loader: {bytes(head[:8])!r}")
+    if num_args > MAX_ARGS or count > MAX_TENSORS or total > MAX_FRAME_BYTES:
+        raise ProtocolError(
+            f"a frame of operation {op} claims {num_args} arguments, {count} tensors and {total} "
+            f"bytes; the limits are {MAX_ARGS}, {MAX_TENSORS} and {MAX_FRAME_BYTES}"
+        )
+    descriptors = bytearray(_TENSOR.size * count)
+    stream.recv([memoryview(descriptors)], deadline)
+    plans = [_plan(fields, op) for fields in _TENSOR.iter_unpack(descriptors)]
+    if sum(nbytes for _, _, nbytes in plans) != total:
+        raise ProtocolError(f"the tensors of operation {op} do not add up to {total} bytes")
+    buffers = [*(out or ()), *[None] * count]
+    tensors = [
+        _room(dtype, shape, buffer)
+        for (dtype, shape, _), buffer in zip(plans, buffers[:count], strict=True)
+    ]
+    stream.recv([bytes_of(tensor) for tensor in tensors if tensor.nbytes], deadline)
+    args = tuple(word - ((signs >> i & 1) << 64) for i, word in enumerate(words[:num_args]))
+    return Frame(kind, op, request, args, tensors)
+
+
+def _plan(fields: tuple[int, ...], op: int) -> tuple[torch.dtype, tuple[int, ...], int]:
+    code, dims, nbytes, *sizes = fields
+    if code >= len(_DTYPES) or dims > MAX_DIMS:
+        raise ProtocolError(f"a tensor of operation {op} has type code {code}, {dims} dimensions")
+    dtype, shape = _DTYPES[code], tuple(sizes[:dims])
+    if math.prod(shape) * dtype.itemsize != nbytes or max(shape, default=0) > MAX_FRAME_BYTES:
+        raise ProtocolError(
+            f"a tensor of operation {op} claims {nbytes} bytes for shape {shape} of {dtype}"
+        )
+    return dtype, shape, nbytes
+
+
+def _room(dtype: torch.dtype, shape: tuple[int, ...], buffer: Tensor | None) -> Tensor:
+    numel = math.prod(shape)
+    if (
+        buffer is not None
+        and buffer.dtype == dtype
+        and buffer.numel() >= numel
+        and buffer.is_contiguous()
+    ):
+        return buffer.view(-1)[:numel].view(shape)
+    if numel * dtype.itemsize < _HUGE_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    # numpy asks the kernel for huge pages, torch does not: page faults cost more than the network
+    return torch.from_numpy(np.empty(numel * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
+def _proof(token: bytes, side: bytes, nonces: bytes, name: bytes) -> bytes:
+    return hmac.digest(token, side + nonces + name, hashlib.sha256)
+
+
+def _take(stream: Stream, size: int, deadline: float) -> bytes:
+    data = bytearray(size)
+    stream.recv([memoryview(data)], deadline)
+    return bytes(data)
+
+
+def join(stream: Stream, token: bytes, name: str, deadline: float) -> None:
+    """Client side of the handshake: both sides prove by HMAC-SHA256 that they know ``token``.
+
+    Raises:
+        JoinRefusedError: The other side does not know the token, or is something else.
+        DeadlinePassed, EOFError, OSError: As for `Stream.recv`.
+    """
+    me, mine = name.encode()[:255], os.urandom(32)
+    stream.send([memoryview(_HELLO.pack(_HELLO_MAGIC, _VERSION, len(me), mine) + me)], deadline)
+    magic, version, theirs, proof = _CHALLENGE.unpack(_take(stream, _CHALLENGE.size, deadline))
+    if magic != _CHALLENGE_MAGIC:
+        raise JoinRefusedError("it is not a sampling worker of gigl_loader")
+    if version != _VERSION:
+        raise JoinRefusedError(
+            f"it speaks version {version} of the protocol, this side {_VERSION}: install the same "
+            "gigl_loader on all machines"
+        )
+    if not hmac.compare_digest(proof, _proof(token, b"server", mine + theirs, me)):
+        raise JoinRefusedError("it does not know this job's token: it belongs to another job")
+    stream.send([memoryview(_proof(token, b"client", mine + theirs, me))], deadline)
+    if _take(stream, 1, deadline) != _ACCEPTED:
+        raise JoinRefusedError("it did not accept this side's token: it belongs to another job")
+
+
+def admit(stream: Stream, token: bytes, deadline: float) -> str:
+    """Server side of the handshake: return the name of the client.
+
+    Raises:
+        JoinRefusedError: The client did not prove that it knows ``token``; it has been told.
+        DeadlinePassed, EOFError, OSError: As for `Stream.recv`.
+    """
+    hello = _take(stream, _HELLO.size, deadline)
+    magic, version, length, theirs = _HELLO.unpack(hello)
+    if magic != _HELLO_MAGIC:
+        raise JoinRefusedError(f"it opened with {hello[:8]!r}, which is not gigl_loader's protocol")
+    name, mine = _take(stream, length, deadline), os.urandom(32)
+    proof = _proof(token, b"server", theirs + mine, name)
+    stream.send([memoryview(_CHALLENGE.pack(_CHALLENGE_MAGIC, _VERSION, mine, proof))], deadline)
+    if version != _VERSION:
+        raise JoinRefusedError(f"it speaks version {version} of the protocol, not {_VERSION}")
+    answer = _take(stream, 32, deadline)
+    if not hmac.compare_digest(answer, _proof(token, b"client", theirs + mine, name)):
+        stream.send([memoryview(_REFUSED)], deadline)
+        raise JoinRefusedError("it does not know this job's token")
+    stream.send([memoryview(_ACCEPTED)], deadline)
+    return name.decode(errors="replace")
+
+
+def listen(host: str, name: str) -> socket.socket:
+    """Return a socket that listens on ``host``, on a port that the system picks.
+
+    Raises:
+        ConfigError: ``host`` is no address of this machine.
+        PeerError: The system has no port or no socket left.
+    """
+    try:
+        return _bound(host)
+    except OSError as error:
+        text = f"{name} cannot listen on {host!r}: {error}"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            hint = "give an address of this machine (`hostname -I` lists them)"
+            raise ConfigError(f"{text}; {hint}") from error
+        hint = "look for a lack of file descriptors or ports (`ulimit -n`, `ss -s`)"
+        raise PeerError(f"{text}; {hint}") from error
+
+
+def _bound(host: str) -> socket.socket:
+    family, kind, proto, _, address = socket.getaddrinfo(
+        host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    for last_attempt in (False, False, True):
+        listener = socket.socket(family, kind, proto)
+        try:
+            # connections that still wind down after close() must not keep the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1024)
+            return listener
+        except OSError as error:
+            listener.close()
+            if last_attempt or error.errno != errno.EADDRINUSE:
+                raise  # else two sockets were handed one port, and the other listened first
+    raise AssertionError("unreachable")
