@@ -10,7 +10,7 @@ from gigl_loader._glt import Feature, Graph, RangePartitionBook, Topology
 from gigl_loader._memory import share_tensor
 from gigl_loader.dataset._books import read_book
 from gigl_loader.dataset._build import canonical, is_canonical
-from gigl_loader.dataset._pieces import SPLITS
+from gigl_loader.dataset._pieces import SPLITS, is_labeled_homogeneous
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -166,13 +166,9 @@ def read_glt(dataset: Any) -> tuple[PartitionView, Splits]:
         getattr(dataset, "edge_pb", None), DEFAULT_HOMOGENEOUS_EDGE_TYPE, num_partitions, "edge_pb"
     )
     adjacency = {t: _read_graph(t, graph, edge_dir, num_nodes) for t, graph in graphs.items()}
-    labeled = any(map(is_label_edge_type, adjacency))
-    plain = [edge_type for edge_type in adjacency if not is_label_edge_type(edge_type)]
-    homogeneous = set(num_nodes) == {DEFAULT_HOMOGENEOUS_NODE_TYPE} and plain == [
-        DEFAULT_HOMOGENEOUS_EDGE_TYPE
-    ]
+    labeled = is_labeled_homogeneous(num_nodes, list(adjacency))
     view = PartitionView(
-        is_heterogeneous=isinstance(dataset.graph, dict) and not (labeled and homogeneous),
+        is_heterogeneous=isinstance(dataset.graph, dict) and not labeled,
         edge_dir=edge_dir,
         num_partitions=num_partitions,
         partition_idx=getattr(dataset, "partition_idx", 0),

@@ -49,7 +49,7 @@ def partition_graph(
 
     The directory appears under its name when it is complete; a run that fails leaves nothing that
     could be loaded. One that this function wrote before is replaced. The same arguments give the
-    same files.
+    same partitions.
 
     Args:
         data: A PyG `Data` or `HeteroData`; what is read of it says `DistDataset.from_pyg`.
