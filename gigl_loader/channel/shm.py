@@ -51,20 +51,23 @@ class _Sender:
     leased: set[int] = field(default_factory=set)
 
 
-class ShmChannel(ChannelBase):  # type: ignore[misc]
+class ShmChannel(ChannelBase):
     """A queue of sample messages in shared memory.
 
     Args:
         capacity: Messages that may be under way or unread at once, at least 1.
         size: Bytes of shared memory that those messages may take. One message larger than that
             still passes, alone.
-        pin_memory: Register the slots with CUDA, so that copies to the device can overlap.
+        register: Called with address and bytes of each new slot, for example to pin it; returns an
+            object whose ``close()`` undoes it.
     """
 
-    def __init__(self, capacity: int, size: int, pin_memory: bool = False) -> None:
+    def __init__(
+        self, capacity: int, size: int, register: Callable[[int, int], Any] | None = None
+    ) -> None:
         if capacity < 1 or size < 1:
             raise ConfigError(f"channel capacity and size must be > 0, got {capacity} and {size}")
-        self.capacity, self.size, self.pin_memory = capacity, size, pin_memory
+        self.capacity, self.size, self._register = capacity, size, register
         self.closed = False
         self._senders: dict[int, _Sender] = {}
         self._source: Source | None = None
@@ -176,11 +179,7 @@ class ShmChannel(ChannelBase):  # type: ignore[misc]
         return max(sizes, default=0)
 
     def _pin(self, address: int, written: Written) -> Any:
-        if not self.pin_memory:
-            return None
-        from gigl_loader.device.pin import PinnedRange
-
-        return PinnedRange(address, written.nbytes)
+        return None if self._register is None else self._register(address, written.nbytes)
 
     def _unmap(self, slot: _Mapped) -> None:
         if slot.pinned is not None:

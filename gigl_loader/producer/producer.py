@@ -23,7 +23,6 @@ from gigl_loader.options import (
     CustomSamplerOptions,
     EpochOptions,
     SamplerOptions,
-    parse_size,
     usable_cpus,
 )
 from gigl_loader.producer import setup as kinds
@@ -123,8 +122,44 @@ class DistSamplingProducer:
 
     def init(self) -> None:
         """Start the workers and connect them with those of the other partitions."""
+        self.join()
         self.start()
         self.connect()
+
+    def join(self, extra_s: float = 0.0) -> None:
+        """Meet the other ranks, where there are any, on the options' master address and port.
+
+        Args:
+            extra_s: Seconds beyond the timeout that the last rank may take to come.
+
+        Raises:
+            PeerError: The port is taken, or the master does not answer.
+        """
+        context, options = get_context(), self.worker_options
+        if context is None or context.world_size == 1:
+            return
+        self._rendezvous = Rendezvous(
+            options.master_addr, options.master_port, context.rank, context.world_size,
+            timeout_s=self.epoch_options.timeout_s + extra_s, is_master=context.rank == 0,
+        )  # fmt: skip
+
+    def announce(self, what: str) -> None:
+        """Tell the other ranks that this one got so far."""
+        if self._rendezvous is not None:
+            self._rendezvous.publish(what, b"1")
+
+    def wait_for_rank_before(self, what: str) -> None:
+        """Wait until the rank before this one announced ``what``.
+
+        Raises:
+            PeerError: A rank failed, or did not come so far in time.
+        """
+        if self._rendezvous is not None:
+            try:
+                self._rendezvous.wait_for(what, get_context().rank - 1)
+            except BaseException as error:
+                self._fail(error)
+                raise
 
     def start(self) -> None:
         """Start this producer's own workers; returns when each is ready.
@@ -132,11 +167,8 @@ class DistSamplingProducer:
         Raises:
             PeerError: A worker raised, died, or was not ready in time; none is left.
         """
-        token = b""
         try:
-            if self._has_peers:
-                self._rendezvous = self._join()
-                token = self._agree_on_token(self._rendezvous)
+            token = self._agree_on_token()
             self._pool.start(self._worker_setup(token), self.epoch_options.timeout_s)
         except BaseException as error:
             self._fail(error)
@@ -168,17 +200,12 @@ class DistSamplingProducer:
             self._view.num_partitions > 1 and context is not None and context.world_size > 1
         )
 
-    def _join(self) -> Rendezvous:
-        context, options = get_context(), self.worker_options
-        return Rendezvous(
-            options.master_addr, options.master_port, context.rank, context.world_size,
-            timeout_s=self.epoch_options.timeout_s, is_master=context.rank == 0,
-        )  # fmt: skip
-
-    def _agree_on_token(self, rendezvous: Rendezvous) -> bytes:
+    def _agree_on_token(self) -> bytes:
+        if self._rendezvous is None:
+            return b""
         if get_context().rank == 0:
-            rendezvous.publish("token", secrets.token_bytes(32))
-        return rendezvous.wait_for("token", 0)
+            self._rendezvous.publish("token", secrets.token_bytes(32))
+        return self._rendezvous.wait_for("token", 0)
 
     def _worker_setup(self, token: bytes) -> WorkerSetup:
         return WorkerSetup(
@@ -202,7 +229,7 @@ class DistSamplingProducer:
         return max(1, min(4, usable_cpus() // (self.num_workers * processes)))
 
     def _peers_of(self, worker: int) -> tuple[dict[int, tuple[PeerAddress, ...]] | None, str]:
-        if self._rendezvous is None:
+        if self._rendezvous is None or not self._has_peers:
             return None, f"worker {worker}"
         context = get_context()
         if worker == 0:
@@ -340,6 +367,13 @@ class DistSamplingProducer:
         if received is None:
             raise UsageError("recv past the end of the epoch: start the next one first")
         return received.message
+
+    def ready(self, stream: int = 0) -> bool:
+        """Return whether `next` would not wait."""
+        self.pump(0.0)
+        with self._lock:
+            state = self._queue.streams[stream]
+            return state.finished or state.can_take
 
     def take(self, stream: int) -> tuple[Received | None, bool]:
         """Return (the next batch if it has arrived, whether the epoch is over); never waits."""

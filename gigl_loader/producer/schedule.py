@@ -63,6 +63,11 @@ class Stream(Generic[T]):
         """Batches that arrived and are not taken: the queue's depth."""
         return len(self._arrived)
 
+    @property
+    def can_take(self) -> bool:
+        """Whether `take` would return a batch."""
+        return self._taken in self._arrived if self.in_order else bool(self._arrived)
+
     def next_ticket(self) -> tuple[BatchTicket, int] | None:
         """Return the next batch to start and its place, or None: at the limit, or all started."""
         if self._started == len(self._batches) or self.in_flight >= self.limit:

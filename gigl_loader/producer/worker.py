@@ -192,6 +192,7 @@ class Worker:
         sampled = time.perf_counter()
         written = self._slots.write(fields)
         stats = {
+            "seeds": request.seeds.numel(),
             "idle_s": idle_s,
             "sample_s": sampled - started,
             "gather_s": time.perf_counter() - sampled,

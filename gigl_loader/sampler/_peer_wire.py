@@ -170,7 +170,7 @@ def _vanished(info: bytes) -> bool:
     """
     fields = _TCP_INFO.unpack(info)
     retransmits, probes, since_last_ack_ms = fields[2], fields[3], fields[8 + 12]
-    return retransmits + probes >= 3 and since_last_ack_ms >= _VANISHED_S * 1000
+    return bool(retransmits + probes >= 3 and since_last_ack_ms >= _VANISHED_S * 1000)
 
 
 def _advance(views: list[memoryview], done: int) -> None:

@@ -9,8 +9,7 @@ tensors. Their bytes go from the sender's tensor into the receiver's, with no co
           call() ------------------------------------------------------------------>
           Call.wait() <------------------------------------------------- reply or error
 
-Both ends prove that they know the job's token before anything else is read, and nothing from the
-network is unpickled.
+Both ends prove that they know the job's token first, and nothing from the network is unpickled.
 """
 
 import contextlib
@@ -455,22 +454,17 @@ class PeerPool:
         deadline = time.monotonic() + _BYE_S
         for partition, peers in self._addresses.items():
             for peer in peers:
-                left = min(_BYE_S / 5, deadline - time.monotonic())
-                if left <= 0:
-                    _log.warning("%s had no time to say goodbye to all peers", self._name)
-                    return
-                self._bye(peer, partition, left)
+                try:
+                    self._bye(peer, partition, min(_BYE_S / 5, deadline - time.monotonic()))
+                except GiglLoaderError as error:
+                    _log.debug("%s could not say goodbye: %s", self._name, error)
 
     def _bye(self, peer: PeerAddress, partition: int, limit_s: float) -> None:
-        try:
-            connection = _Connection(peer, partition, self._token, self._name, limit_s)
-        except GiglLoaderError as error:
-            _log.debug("%s could not say goodbye: %s", self._name, error)
-            return
+        if limit_s <= 0:
+            raise PeerTimeoutError(f"no time was left for {peer}")
+        connection = _Connection(peer, partition, self._token, self._name, limit_s)
         try:
             connection.call(wire.BYE, 0, (), ()).wait()
-        except GiglLoaderError as error:
-            _log.debug("%s could not say goodbye: %s", self._name, error)
         finally:
             connection.close(self._over())
 

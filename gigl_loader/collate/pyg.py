@@ -1,0 +1,92 @@
+"""Sample messages to PyG batches. Pure functions: tensors are taken as they are, none is copied."""
+
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.message import (
+    BATCH,
+    EDGE,
+    EDGE_FEATURES,
+    EDGE_INDEX,
+    EDGES_PER_HOP,
+    INPUT_ID,
+    META,
+    NODE,
+    NODE_FEATURES,
+    NODE_LABELS,
+    NODES_PER_HOP,
+    SampleMessage,
+    key,
+)
+
+_NODE_FIELDS = (NODE_FEATURES, NODE_LABELS, INPUT_ID, BATCH)
+_EDGE_FIELDS = (EDGE_INDEX, EDGE_FEATURES)
+
+
+def to_data(message: SampleMessage) -> Data:
+    """Return a homogeneous batch."""
+    data = Data()
+    _fill_nodes(data, message, None)
+    _fill_edges(data, message, None)
+    _add_meta(data, message)
+    return data
+
+
+def to_hetero_data(
+    message: SampleMessage, node_types: list[NodeType], edge_types: list[EdgeType]
+) -> HeteroData:
+    """Return a heterogeneous batch.
+
+    Args:
+        message: From a sampler.
+        node_types: All node types of the dataset.
+        edge_types: All edge types that a batch can have, as they are named in it.
+    """
+    data = HeteroData()
+    for node_type in node_types:
+        _fill_nodes(data[node_type], message, node_type)
+    for edge_type in edge_types:
+        _fill_edges(data[edge_type], message, edge_type)
+    # per store, as PyG has it, and over all types, as GLT has it
+    data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
+    data.num_sampled_edges = {t: data[t].num_sampled_edges for t in edge_types}
+    _add_meta(data, message)
+    return data
+
+
+def _fill_nodes(store: Any, message: SampleMessage, node_type: NodeType | None) -> None:
+    store.n_id = store.node = message[key(NODE, node_type)]  # PyG's name, GLT's name
+    for name in _NODE_FIELDS:
+        value = message.get(key(name, node_type))
+        if value is not None:
+            store[name] = value
+    if BATCH in store:
+        store.batch_size = store[BATCH].numel()
+    if NODE_FEATURES not in store and NODE_LABELS not in store:
+        store.num_nodes = store.n_id.numel()
+    store.num_sampled_nodes = _ints(message[key(NODES_PER_HOP, node_type)])
+
+
+def _fill_edges(store: Any, message: SampleMessage, edge_type: EdgeType | None) -> None:
+    for name in _EDGE_FIELDS:
+        value = message.get(key(name, edge_type))
+        if value is not None:
+            store[name] = value
+    edge_ids = message.get(key(EDGE, edge_type))
+    if edge_ids is not None:
+        store.e_id = store.edge = edge_ids
+    store.num_sampled_edges = _ints(message[key(EDGES_PER_HOP, edge_type)])
+
+
+def _ints(counts: Tensor) -> list[int]:
+    values: list[int] = counts.tolist()
+    return values
+
+
+def _add_meta(data: Any, message: SampleMessage) -> None:
+    for name, value in message.items():
+        if name.startswith(META):
+            data[name[len(META) :]] = value

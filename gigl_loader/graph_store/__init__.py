@@ -1,0 +1,1 @@
+"""The other deployment: a storage cluster samples, compute processes train."""

@@ -1,0 +1,1 @@
+"""What users import: loaders, and the state of their epochs."""

@@ -1,0 +1,225 @@
+"""The flat keywords of the loaders, once, as options; and the parts of a loader made of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import is_label_edge_type
+from gigl_loader.errors import ConfigError
+from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.loader.config import NumNeighbors, check_workers, positive
+from gigl_loader.loader.inputs import local_share
+from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.options import (
+    EpochOptions,
+    KHopNeighborSamplerOptions,
+    SamplerOptions,
+    parse_size,
+)
+from gigl_loader.producer.producer import DistSamplingProducer, seed_or_drawn
+
+DEFAULT_PREFETCH = 4
+"""Batches under way per storage server."""
+
+SamplerClass = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderArgs:
+    """The keywords that all loaders take; their meaning is in `DistNeighborLoader`."""
+
+    num_neighbors: NumNeighbors
+    num_workers: int
+    batch_size: int
+    context: DistributedContext | None
+    local_process_rank: int | None
+    local_process_world_size: int | None
+    pin_memory_device: torch.device | None
+    worker_concurrency: int
+    channel_size: int | str
+    prefetch_size: int | None
+    process_start_gap_seconds: float | None
+    num_cpu_threads: int | None
+    shuffle: bool
+    drop_last: bool
+    with_weight: bool
+    sampler_options: SamplerOptions | None
+    non_blocking_transfers: bool
+    seed: int | None
+    replace: bool
+    in_order: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    even_ranks: str | None
+    with_edge: bool | None
+
+    @classmethod
+    def collect(cls, values: dict[str, Any]) -> "LoaderArgs":
+        """Return the arguments among ``values``, the ``locals()`` of a constructor, checked.
+
+        Raises:
+            ConfigError: A value cannot work in either deployment.
+        """
+        args = cls(**{field.name: values[field.name] for field in fields(cls)})
+        positive("batch_size", args.batch_size)
+        check_workers(args.num_workers, args.worker_concurrency)
+        parse_size(args.channel_size)
+        if args.prefetch_size is not None:
+            positive("prefetch_size", args.prefetch_size)
+        options = args.sampler_options
+        if (
+            isinstance(options, KHopNeighborSamplerOptions)
+            and options.num_neighbors != args.num_neighbors
+        ):
+            raise ConfigError(
+                f"num_neighbors={args.num_neighbors} and sampler_options.num_neighbors="
+                f"{options.num_neighbors} differ: give one value to both"
+            )
+        return args
+
+    def epoch_options(self) -> EpochOptions:
+        """Return seed, order and deadline; a missing seed is drawn now."""
+        return EpochOptions(
+            seed=seed_or_drawn(self.seed),
+            replace=self.replace,
+            in_order=self.in_order,
+            timeout_s=self.timeout,
+        )
+
+    def device(self, local_rank: int) -> torch.device:
+        """Return where batches go."""
+        if self.pin_memory_device is not None:
+            return torch.device(self.pin_memory_device)
+        if torch.cuda.is_available():
+            return torch.device("cuda", local_rank % torch.cuda.device_count())
+        return torch.device("cpu")
+
+
+def is_remote(dataset: Any) -> bool:
+    """Return whether ``dataset`` is a handle on a graph store."""
+    return hasattr(dataset, "fetch_node_ids")
+
+
+def end_own_group(runtime: DistributedRuntimeInfo) -> None:
+    """End the process group that `resolve_runtime` started for a deprecated context."""
+    if runtime.should_cleanup_distributed_context and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def colocated_parts(
+    dataset: Any,
+    args: LoaderArgs,
+    runtime: DistributedRuntimeInfo,
+    make_input: Callable[[DistDataset], NodeSamplerInput],
+    default_sampler: SamplerClass | None = None,
+) -> dict[str, Any]:
+    """Return the arguments of `BaseDistLoader` for sampling on this machine.
+
+    Args:
+        dataset: Ours or GLT's.
+        args: The user's keywords.
+        runtime: Where this process stands.
+        make_input: Returns the checked input of all processes of this machine.
+        default_sampler: Sampler class path and keywords; None: the neighbour sampler.
+
+    Raises:
+        ConfigError: A value cannot work; nothing was started.
+    """
+    if args.prefetch_size is not None:
+        raise ConfigError(
+            f"prefetch_size={args.prefetch_size} belongs to graph-store mode; here "
+            "worker_concurrency says how many batches are under way"
+        )
+    data = DistDataset.wrap(dataset)
+    check_weights(data, args.with_weight)
+    sampler_input = share_input(make_input(data), runtime)
+    config = BaseDistLoader.create_sampling_config(
+        args.num_neighbors, data.schema, args.batch_size, args.shuffle, args.drop_last,
+        args.with_weight, args.with_edge, args.seed,
+    )  # fmt: skip
+    check_edge_ids(data, config.with_edge)
+    epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
+    port = BaseDistLoader.initialize_colocated_sampling_worker(
+        local_rank=runtime.local_rank,
+        local_world_size=runtime.local_world_size,
+        node_rank=runtime.node_rank,
+        node_world_size=runtime.node_world_size,
+        master_ip_address=runtime.master_ip_address,
+        device=device,
+        num_cpu_threads=args.num_cpu_threads,
+    )
+    worker_options = BaseDistLoader.create_colocated_worker_options(
+        dataset_num_partitions=data.num_partitions,
+        num_workers=args.num_workers,
+        worker_concurrency=args.worker_concurrency,
+        master_ip_address=runtime.master_ip_address,
+        master_port=port,
+        channel_size=args.channel_size,
+        pin_memory=device.type == "cuda",
+    )
+    producer = DistSamplingProducer(
+        data, sampler_input, config, worker_options,
+        BaseDistLoader.create_colocated_channel(worker_options), args.sampler_options,
+        epoch_options=epoch_options, worker_init_fn=args.worker_init_fn,
+        default_sampler=default_sampler,
+    )  # fmt: skip
+    return {
+        "dataset": data,
+        "sampler_input": sampler_input,
+        "dataset_schema": data.schema,
+        "worker_options": worker_options,
+        "sampling_config": config,
+        "device": device,
+        "runtime": runtime,
+        "producer": producer,
+        "epoch_options": epoch_options,
+        **common_parts(args),
+    }
+
+
+def common_parts(args: LoaderArgs) -> dict[str, Any]:
+    """Return the arguments of `BaseDistLoader` that are the same in both deployments."""
+    return {
+        "sampler_options": args.sampler_options,
+        "process_start_gap_seconds": args.process_start_gap_seconds,
+        "non_blocking_transfers": args.non_blocking_transfers,
+        "even_ranks": args.even_ranks,
+    }
+
+
+def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo) -> Any:
+    """Return this process's share of a machine's input; further columns are cut with the seeds."""
+    rank, size = runtime.local_rank, runtime.local_world_size
+    share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
+    extra = getattr(sampler_input, "extra", None) or {}
+    share.extra = {name: local_share(column, rank, size) for name, column in extra.items()}
+    return share
+
+
+def check_weights(data: DistDataset, with_weight: bool) -> None:
+    """Raise `ConfigError` where weighted sampling was asked for without weights."""
+    if not with_weight:
+        return
+    missing = [
+        name
+        for name, adjacency in data.view().adjacency.items()
+        if adjacency.weights is None and not is_label_edge_type(name)
+    ]
+    if missing:
+        raise ConfigError(
+            f"with_weight=True, but edge types {missing} have no weights: give the graph an "
+            "edge_weight attribute, or sample without weights"
+        )
+
+
+def check_edge_ids(data: DistDataset, with_edge: bool) -> None:
+    """Raise `ConfigError` where edge ids were asked for and the dataset keeps none."""
+    missing = [name for name, adj in data.view().adjacency.items() if adj.edge_ids is None]
+    if with_edge and missing:
+        raise ConfigError(f"with_edge=True, but edge types {missing} keep no edge ids")
+

@@ -1,0 +1,727 @@
+"""`BaseDistLoader`: one class over two deployments; owns the epoch, not the sampling."""
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader._glt import (
+    DistLoader,
+    MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+    get_context,
+    init_worker_group,
+)
+from gigl_loader.channel.shm import ShmChannel
+from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
+from gigl_loader.device.pin import PinnedRange
+from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady, copy_message
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.loader import config
+from gigl_loader.loader import runtime as runtime_module
+from gigl_loader.loader.epoch import LoaderStats, Progress, Source
+from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.message import IS_HETERO, Received, SampleMessage
+from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
+from gigl_loader.producer.producer import DistSamplingProducer, seed_or_drawn
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_CPU_THREADS = 2
+_live_loaders: "weakref.WeakSet[BaseDistLoader]" = weakref.WeakSet()
+
+
+class BaseDistLoader(DistLoader):
+    """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
+
+    It does not call GLT's ``DistLoader.__init__``; it sets what that would set, so that the producer
+    can be any class. Subclasses make the parts with the static methods and hand them in.
+
+    Args:
+        dataset: Colocated: a ``DistDataset``. Graph store: a ``RemoteDistDataset``.
+        sampler_input: Colocated: one ``NodeSamplerInput``. Graph store: a list, one per server.
+        dataset_schema: What the dataset holds.
+        worker_options: Colocated: ``MpDistSamplingWorkerOptions``; graph store:
+            ``RemoteDistSamplingWorkerOptions``.
+        sampling_config: From `create_sampling_config`.
+        device: Where batches go.
+        runtime: From `resolve_runtime`.
+        producer: Colocated: a built, not yet started ``DistSamplingProducer``. Graph store: the
+            callable to run on each server, which returns a producer id.
+        sampler_options: Which sampler the workers run.
+        process_start_gap_seconds: Colocated: local rank ``i`` starts its workers ``i`` times this
+            later. None: as soon as the local rank before it is ready. Graph store: seconds between
+            batches of leaders.
+        max_concurrent_producer_inits: Graph store: leaders that create producers at once; None: all.
+        non_blocking_transfers: Copy to a CUDA device on a side stream, ahead of use.
+        epoch_options: Seed, order, deadline.
+        even_ranks: ``"drop"`` or ``"wrap"``: every rank takes as many steps as the rank with the
+            fewest, or the most, batches. None: each takes its own.
+        device_prefetch: Batches copied ahead to a CUDA device.
+
+    Raises:
+        WrongTypeError: Parts of the two deployments are mixed. Nothing was started.
+        UsageError: GLT's context is not of the right role.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        sampler_input: Any,
+        dataset_schema: DatasetSchema,
+        worker_options: Any,
+        sampling_config: SamplingConfig,
+        device: torch.device,
+        runtime: DistributedRuntimeInfo,
+        producer: Any = None,
+        sampler_options: SamplerOptions | None = None,
+        process_start_gap_seconds: float | None = 60.0,
+        max_concurrent_producer_inits: int | None = None,
+        non_blocking_transfers: bool = True,
+        *,
+        epoch_options: EpochOptions | None = None,
+        even_ranks: str | None = None,
+        device_prefetch: int = 2,
+        sampler: Any = None,
+    ) -> None:
+        self._shutdowned = True  # until something is there to shut down
+        producer = _renamed(producer, sampler)
+        is_remote = check_deployment(dataset, sampler_input, worker_options, producer)
+        if even_ranks not in (None, "drop", "wrap"):
+            raise ConfigError(f"even_ranks must be 'drop', 'wrap' or None, got {even_ranks!r}")
+        self._set_glt_attributes(
+            dataset, sampler_input, worker_options, sampling_config, device, is_remote
+        )
+        self._dataset_schema = dataset_schema
+        self._is_homogeneous_with_labeled_edge_type = (
+            dataset_schema.is_homogeneous_with_labeled_edge_type
+        )
+        self._node_feature_info = dataset_schema.node_feature_info
+        self._edge_feature_info = dataset_schema.edge_feature_info
+        self._sampler_options = sampler_options
+        self._non_blocking_transfers = non_blocking_transfers
+        self._runtime = runtime
+        self._even_ranks = even_ranks
+        self._device_prefetch = device_prefetch
+        self._engine = self._make_engine()
+        self._last_iterator: weakref.ref[_EpochIterator] | None = None
+        self._progress = Progress()
+        self._started = False  # whether self._progress is of the epoch that the user is in
+        self._resumed = False
+        self._stats = LoaderStats()
+        self._shutdowned = False
+        _live_loaders.add(self)
+        try:
+            self._start_source(
+                producer, is_remote, process_start_gap_seconds, max_concurrent_producer_inits,
+                epoch_options,
+            )  # fmt: skip
+            self._steps = self._agree_on_steps()
+        except BaseException:
+            self.shutdown(linger_s=0.0)
+            raise
+
+    def _set_glt_attributes(
+        self, dataset: Any, sampler_input: Any, worker_options: Any, sampling_config: SamplingConfig,
+        device: torch.device, is_remote: bool,
+    ) -> None:  # fmt: skip
+        # the attributes that GLT's DistLoader.__init__ sets, under GLT's names
+        self.data = None if is_remote else dataset
+        self.dataset = dataset
+        self.input_data = sampler_input
+        self.sampling_config = sampling_config
+        for name in (
+            "sampling_type", "num_neighbors", "batch_size", "shuffle", "drop_last", "with_edge",
+            "with_weight", "collect_features", "edge_dir",
+        ):  # fmt: skip
+            setattr(self, name, getattr(sampling_config, name))
+        self.to_device = torch.device(device)
+        self.worker_options = worker_options
+        self._is_collocated_worker = False
+        self._is_mp_worker = not is_remote
+        self._is_remote_worker = is_remote
+        self._with_channel = True
+        self._num_recv = 0
+        self._epoch = 0
+        inputs = sampler_input if is_remote else [sampler_input]
+        self._input_type = inputs[0].input_type if inputs else None
+
+    # -- parts for subclasses ------------------------------------------------------------------
+
+    @staticmethod
+    def resolve_runtime(
+        context: DistributedContext | None = None,
+        local_process_rank: int | None = None,
+        local_process_world_size: int | None = None,
+    ) -> DistributedRuntimeInfo:
+        """Find out where this process stands among the others.
+
+        Args:
+            context: Deprecated. Names the machines; the local figures are then required, and a gloo
+                group is started on its address if none is up
+                (``should_cleanup_distributed_context`` is then True).
+            local_process_rank: With ``context``: this process on its machine.
+            local_process_world_size: With ``context``: processes per machine.
+
+        Raises:
+            UsageError: No context, and ``torch.distributed`` is not up.
+            ConfigError: Machines run different numbers of ranks; names the counts.
+        """
+        return runtime_module.resolve_runtime(context, local_process_rank, local_process_world_size)
+
+    @staticmethod
+    def create_sampling_config(
+        num_neighbors: config.NumNeighbors,
+        dataset_schema: DatasetSchema,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        with_weight: bool = False,
+        with_edge: bool | None = None,
+        seed: int | None = None,
+    ) -> SamplingConfig:
+        """Return a GLT ``SamplingConfig`` of type NODE; label edge types are never sampled.
+
+        Args:
+            num_neighbors: Neighbours per hop, -1 for all. A list holds for every message-passing
+                edge type; a dict must name exactly those.
+            dataset_schema: What the dataset holds.
+            batch_size: Seeds per batch.
+            shuffle: Shuffle the seeds every epoch.
+            drop_last: Leave an incomplete last batch out.
+            with_weight: Draw neighbours by edge weight.
+            with_edge: Deliver edge ids; None: where there are edge features.
+            seed: Decides every draw.
+
+        Raises:
+            ConfigError: Wrong keys, unequal hop counts, a fanout below -1: names the offender.
+        """
+        return config.sampling_config(
+            num_neighbors, dataset_schema, batch_size=batch_size, shuffle=shuffle,
+            drop_last=drop_last, with_weight=with_weight, with_edge=with_edge, seed=seed,
+        )  # fmt: skip
+
+    @staticmethod
+    def create_colocated_channel(worker_options: MpDistSamplingWorkerOptions) -> ShmChannel:
+        """Return a shared-memory channel of ``channel_capacity`` messages and ``channel_size`` bytes."""
+        return ShmChannel(
+            worker_options.channel_capacity,
+            parse_size(worker_options.channel_size),
+            register=PinnedRange if worker_options.pin_memory else None,
+        )
+
+    @staticmethod
+    def initialize_colocated_sampling_worker(
+        *,
+        local_rank: int,
+        local_world_size: int,
+        node_rank: int,
+        node_world_size: int,
+        master_ip_address: str,
+        device: torch.device,
+        num_cpu_threads: int | None,
+    ) -> int:
+        """Join this process to GLT's worker group; return a port that all ranks agreed on.
+
+        The port is free on the master. Sampling workers of different partitions find each other
+        there. On a CPU device, torch operations of this process use ``num_cpu_threads`` threads
+        (None: 2).
+        """
+        if torch.device(device).type == "cpu":
+            torch.set_num_threads(num_cpu_threads or _DEFAULT_CPU_THREADS)
+        runtime = DistributedRuntimeInfo(
+            node_world_size=node_world_size,
+            node_rank=node_rank,
+            rank=node_rank * local_world_size + local_rank,
+            world_size=node_world_size * local_world_size,
+            local_rank=local_rank,
+            local_world_size=local_world_size,
+            master_ip_address=master_ip_address,
+            should_cleanup_distributed_context=False,
+        )
+        context = get_context()
+        if context is None or not context.is_worker() or context.world_size != runtime.world_size:
+            init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
+        return runtime_module.agree_on_port(runtime)
+
+    @staticmethod
+    def create_colocated_worker_options(
+        *,
+        dataset_num_partitions: int,
+        num_workers: int,
+        worker_concurrency: int,
+        master_ip_address: str,
+        master_port: int,
+        channel_size: int | str,
+        pin_memory: bool,
+    ) -> MpDistSamplingWorkerOptions:
+        """Return GLT's options for sampling subprocesses on CPU devices.
+
+        Raises:
+            ConfigError: A count is not positive, or ``worker_concurrency`` above 32.
+        """
+        parse_size(channel_size)
+        return config.colocated_worker_options(
+            dataset_num_partitions=dataset_num_partitions,
+            num_workers=num_workers,
+            worker_concurrency=worker_concurrency,
+            master_ip_address=master_ip_address,
+            master_port=master_port,
+            channel_size=channel_size,
+            pin_memory=pin_memory,
+        )
+
+    @staticmethod
+    def create_graph_store_worker_options(
+        *,
+        dataset: Any,
+        compute_rank: int,
+        worker_key: str,
+        num_workers: int,
+        worker_concurrency: int,
+        channel_size: int | str,
+        prefetch_size: int,
+    ) -> RemoteDistSamplingWorkerOptions:
+        """Return GLT's options for sampling on all storage servers.
+
+        A sampling port per compute process, free on the storage master, is asked for.
+        """
+        from gigl_loader.graph_store.client import worker_options
+
+        config.check_workers(num_workers, worker_concurrency)
+        parse_size(channel_size)
+        config.positive("prefetch_size", prefetch_size)
+        return worker_options(
+            dataset=dataset,
+            compute_rank=compute_rank,
+            worker_key=worker_key,
+            num_workers=num_workers,
+            worker_concurrency=worker_concurrency,
+            channel_size=channel_size,
+            prefetch_size=prefetch_size,
+        )
+
+    # -- start ----------------------------------------------------------------------------------
+
+    def _start_source(
+        self, producer: Any, is_remote: bool, gap_s: float | None, max_inits: int | None,
+        epoch_options: EpochOptions | None,
+    ) -> None:  # fmt: skip
+        context = get_context()
+        if is_remote:
+            if context is None or not context.is_client():
+                raise UsageError(
+                    "a graph-store loader needs a client context: call "
+                    "gigl_loader.graph_store.init_compute_process(...) first"
+                )
+            self._start_remote(producer, gap_s, max_inits, epoch_options)
+        else:
+            if context is None or not context.is_worker():
+                raise UsageError(
+                    "a colocated loader needs GLT's worker context: call "
+                    "BaseDistLoader.initialize_colocated_sampling_worker(...) first"
+                )
+            self._start_colocated(producer, gap_s)
+
+    def _start_colocated(self, producer: DistSamplingProducer, gap_s: float | None) -> None:
+        self._mp_producer = producer
+        self._channel: Any = producer.channel
+        self._source: Source = producer
+        self.num_data_partitions = getattr(self.data, "num_partitions", 1)
+        self.data_partition_idx = getattr(self.data, "partition_idx", 0)
+        self._input_len = len(self.input_data)
+        stagger = Stagger(self._runtime.local_rank, self._runtime.local_world_size, gap_s)
+        producer.join(extra_s=stagger.total_s)
+        stagger.wait(producer)
+        producer.start()
+        producer.announce("started")
+        producer.connect()
+        self._num_expected = producer.num_batches
+        self._epoch_options = producer.epoch_options
+
+    def _start_remote(
+        self, create: Callable[..., int], gap_s: float | None, max_inits: int | None,
+        epoch_options: EpochOptions | None,
+    ) -> None:  # fmt: skip
+        from gigl_loader.graph_store.client import RemoteSource
+
+        seed = self.sampling_config.seed
+        self._epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(seed))
+        source = RemoteSource(
+            self.dataset, self.input_data, self.sampling_config, self.worker_options,
+            self._sampler_options, self._epoch_options, pin_memory=self.to_device.type == "cuda",
+        )  # fmt: skip
+        self._source = self._remote_source = source
+        source.create(create, gap_s=gap_s, max_concurrent=max_inits)
+        self._channel = source.channel
+        self._input_len = source.num_seeds
+        self._num_expected = source.num_batches
+
+    def _agree_on_steps(self) -> int:
+        own = int(self._num_expected)
+        if self._even_ranks is None or self._runtime.world_size == 1:
+            return own
+        if not dist.is_initialized():
+            raise UsageError("even_ranks needs torch.distributed to be up")
+        counts: list[int] = [0] * dist.get_world_size()
+        dist.all_gather_object(counts, own)
+        if self._even_ranks == "drop":
+            return min(counts)
+        if own == 0 and max(counts) > 0:
+            raise ConfigError(
+                f"even_ranks='wrap' cannot repeat an empty input: batches by rank {counts}"
+            )
+        return max(counts)
+
+    def _make_engine(self) -> CopyEngine | None:
+        if self.to_device.type != "cuda" or not self._non_blocking_transfers:
+            return None
+        return CopyEngine(self.to_device)
+
+    # -- epochs ---------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch on this rank."""
+        return self._steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next ``iter`` is; without it, each is one more than the last."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ConfigError(f"epoch must be an integer >= 0, got {epoch!r}")
+        if not (self._resumed and epoch == self._progress.epoch):
+            self._resumed = self._started = False
+        self._epoch = epoch
+
+    def __iter__(self) -> "Iterator[Data | HeteroData]":
+        """Start an epoch. An iterator of an earlier one is ended, and raises when it is used."""
+        self._check_usable()
+        self._end_iterator("a newer iter() of the same loader ended it")
+        if not self._resumed:
+            self._progress = Progress(epoch=self._epoch)
+        self._resumed, self._started = False, True
+        places = self._progress.places_left(self._steps)
+        own = max(int(self._num_expected), 1)
+        self._num_recv = self._progress.yielded
+        self._source.start_epoch(self._progress.epoch, [place % own for place in places])
+        self._epoch = self._progress.epoch + 1
+        iterator = _EpochIterator(self, places, self._progress)
+        self._last_iterator = weakref.ref(iterator)
+        return iterator
+
+    def __next__(self) -> Data | HeteroData:
+        """Return the next batch of the iterator that ``iter`` returned, while that is held."""
+        iterator = self._last_iterator() if self._last_iterator is not None else None
+        if iterator is None:
+            raise UsageError("no epoch is under way: use `for batch in loader`, or it = iter(loader)")
+        return next(iterator)
+
+    def _end_iterator(self, why: str) -> None:
+        iterator = self._last_iterator() if self._last_iterator is not None else None
+        if iterator is not None:
+            iterator.end(why)
+        self._last_iterator = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next ``iter`` starts."""
+        return self._epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this loader is, by the contract of torchdata's ``StatefulDataLoader``.
+
+        Counts batches that were yielded, not those prefetched. Before the first ``iter`` it says
+        that nothing was yielded.
+        """
+        known = self._started or self._resumed
+        progress = self._progress if known else Progress(epoch=self._epoch)
+        return progress.to_dict(self._identity())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next ``iter`` go on where ``state`` was taken: no batch twice, none left out.
+
+        Raises:
+            ConfigError: The state is of a loader with another input length, batch size, world size,
+                seed...; a changed number of workers is fine.
+        """
+        self._check_usable()
+        progress = Progress.from_dict(state, self._identity())
+        self._end_iterator("load_state_dict() ended it")
+        self._progress = progress
+        self._resumed, self._started = not progress.finished, True
+        self._epoch = progress.epoch + 1 if progress.finished else progress.epoch
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "num_seeds": self._input_len,
+            "num_batches": self._steps,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "rank": self._runtime.rank,
+            "world_size": self._runtime.world_size,
+            "seed": self._epoch_options.seed,
+        }
+
+    def stats(self, reset: bool = False) -> dict[str, Any]:
+        """Return what the loader did since it was built, or since the last reset.
+
+        Keys: ``batches``, ``seeds_per_s``, ``bytes_per_s``, ``wait_share`` (of the elapsed time,
+        spent waiting for a batch), ``collate_share``, ``queue_depth`` (mean, batches ready at each
+        hand-over), ``sample_ms``, ``gather_ms`` (per batch, in a worker), ``worker_busy_share`` (by
+        worker), ``verdict`` (one line: what to change first).
+        """
+        summary = self._stats.summary()
+        if reset:
+            self._stats = LoaderStats()
+        return summary
+
+    # -- batches --------------------------------------------------------------------------------
+
+    def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
+        """Turn a message into a batch on the device; never changes values.
+
+        Messages of an epoch on a CUDA device with ``non_blocking_transfers`` arrive here on the
+        device already, copied ahead; others are copied now.
+        """
+        if self.to_device.type != "cpu" and any(
+            value.device != self.to_device for value in msg.values() if value.numel() > 0
+        ):
+            msg = copy_message(msg, self.to_device)
+        if not int(msg[IS_HETERO]):
+            return to_data(msg)
+        return to_hetero_data(msg, *self._batch_types())
+
+    def _batch_types(self) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Return the node types and the edge types that a heterogeneous batch can have."""
+        known = self._dataset_schema.edge_types or []
+        walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
+        node_types = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
+        if self.edge_dir == "out":
+            walked = [reverse_edge_type(edge_type) for edge_type in walked]
+        return sorted(node_types), walked
+
+    # -- end ------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._shutdowned:
+            raise UsageError(f"this {type(self).__name__} was shut down: build a new one")
+
+    def shutdown(self, linger_s: float | None = None) -> None:
+        """Stop the workers, or release the producers on the servers. Idempotent.
+
+        Args:
+            linger_s: Colocated with several partitions: how long the workers may go on answering
+                other ranks that are still at work (None: 30 s at most; 0: not at all).
+        """
+        if self._shutdowned:
+            return
+        self._shutdowned = True
+        _live_loaders.discard(self)
+        self._end_iterator("shutdown() ended it")
+        remote = getattr(self, "_remote_source", None)
+        if remote is not None:
+            remote.shutdown()
+        producer = getattr(self, "_mp_producer", None)
+        if producer is not None:
+            producer.shutdown(*(() if linger_s is None else (linger_s,)))
+
+    def __enter__(self) -> "BaseDistLoader":
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.shutdown(linger_s=None if error is None else 0.0)
+
+    def __del__(self) -> None:
+        if getattr(self, "_shutdowned", True):
+            return
+        warnings.warn(
+            f"{type(self).__name__} was dropped without shutdown(): use `with`, or call it",
+            ResourceWarning,
+            stacklevel=2,
+        )
+        with contextlib.suppress(Exception):
+            self.shutdown(linger_s=0.0)
+
+
+class _EpochIterator:
+    """One pass. Holds its loader, which only refers to it: dropping it, as `break` does, ends it."""
+
+    def __init__(self, loader: BaseDistLoader, places: list[int], progress: Progress) -> None:
+        self._loader = loader
+        self._progress = progress
+        self._left = len(places)
+        self._batch_places: dict[int, list[int]] = {}
+        own = max(int(loader._num_expected), 1)
+        for place in places:
+            self._batch_places.setdefault(place % own, []).append(place)
+        self._ended: str | None = None
+        self._ahead: CopyAhead[Any] | None = None
+        if loader._engine is not None:
+            self._ahead = CopyAhead(self._pull, loader._engine, depth=loader._device_prefetch)
+
+    def __iter__(self) -> "_EpochIterator":
+        return self
+
+    def __len__(self) -> int:
+        return self._left
+
+    def __next__(self) -> Data | HeteroData:
+        if self._ended is not None:
+            raise UsageError(f"this iterator is over: {self._ended}")
+        if self._progress.finished:
+            raise StopIteration
+        started = time.perf_counter()
+        try:
+            with torch.profiler.record_function("gigl_loader.wait"):
+                received = self._next_received()
+        except BaseException:
+            self.end("an error broke it off")
+            raise
+        if received is None:
+            self._progress.finished = True
+            raise StopIteration
+        waited = time.perf_counter()
+        ticket, message, stats = received
+        with torch.profiler.record_function("gigl_loader.collate"):
+            batch = self._loader._collate_fn(message)
+        self._count(ticket, stats, waited - started, time.perf_counter() - waited, batch)
+        return batch
+
+    def _next_received(self) -> tuple[Any, SampleMessage, dict[str, Any]] | None:
+        if self._ahead is not None:
+            found = next(self._ahead, None)
+            if found is None:
+                return None
+            message = dict(found)
+            ticket, stats = message.pop("ticket")
+            return ticket, message, stats
+        received = self._loader._source.next()
+        if received is None:
+            return None
+        return received.ticket, received.message, received.stats
+
+    def _pull(self, wait: bool) -> dict[str, Any] | NotReady:
+        source = self._loader._source
+        if not wait and not source.ready():
+            return NOT_READY
+        received = source.next()
+        if received is None:
+            raise StopIteration
+        return {**received.message, "ticket": (received.ticket, received.stats)}
+
+    def _count(
+        self, ticket: Any, stats: dict[str, Any], wait_s: float, collate_s: float, batch: Any
+    ) -> None:
+        self._left -= 1
+        self._loader._num_recv += 1
+        self._progress.note(self._batch_places[ticket.batch].pop(0))
+        total = self._loader._stats
+        total.add(Received(ticket, {}, stats), wait_s, getattr(self._loader._source, "queue_depth", 0))
+        total.collate_s += collate_s
+        total.seeds += stats.get("seeds", 0)
+
+    def end(self, why: str) -> None:
+        """Drop what is under way."""
+        if self._ended is not None:
+            return
+        self._ended = why
+        if self._ahead is not None:
+            self._ahead.close()
+        if not self._progress.finished:
+            with contextlib.suppress(Exception):  # the error that broke it off is what counts
+                self._loader._source.cancel_epoch()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ahead"):
+            self.end("it was dropped")
+
+
+class Stagger:
+    """When a process starts its workers, so that the memory peaks of one machine do not add up."""
+
+    def __init__(self, local_rank: int, local_world_size: int, gap_s: float | None) -> None:
+        if gap_s is not None and gap_s < 0:
+            raise ConfigError(f"process_start_gap_seconds must be >= 0 or None, got {gap_s}")
+        self._local_rank, self._gap_s = local_rank, gap_s
+        self.total_s = (gap_s or 0.0) * local_world_size
+        """Seconds from the first start to the last."""
+
+    def wait(self, producer: DistSamplingProducer) -> None:
+        """Wait for this process's turn: by the clock, or until the one before it is ready."""
+        if self._local_rank == 0:
+            return
+        if self._gap_s is None:
+            producer.wait_for_rank_before("started")
+        elif self._gap_s > 0:
+            seconds = self._local_rank * self._gap_s
+            logger.info("local rank %d starts its workers in %.0f s", self._local_rank, seconds)
+            threading.Event().wait(seconds)
+
+
+def _renamed(producer: Any, sampler: Any) -> Any:
+    if sampler is None:
+        return producer
+    if producer is not None:
+        raise ConfigError("both `producer` and its old name `sampler` were given: drop `sampler`")
+    warnings.warn("`sampler` was renamed to `producer`", DeprecationWarning, stacklevel=3)
+    return sampler
+
+
+def check_deployment(
+    dataset: Any, sampler_input: Any, worker_options: Any, producer: Any
+) -> bool:
+    """Return whether the parts are those of a graph store.
+
+    Raises:
+        WrongTypeError: They are of both deployments, or of neither.
+    """
+    parts = {
+        "dataset": (hasattr(dataset, "fetch_node_ids"), hasattr(dataset, "partition_idx")),
+        "sampler_input": (
+            isinstance(sampler_input, list), isinstance(sampler_input, NodeSamplerInput)
+        ),
+        "worker_options": (
+            isinstance(worker_options, RemoteDistSamplingWorkerOptions),
+            isinstance(worker_options, MpDistSamplingWorkerOptions),
+        ),
+        "producer": (
+            callable(producer) and not isinstance(producer, type),
+            isinstance(producer, DistSamplingProducer),
+        ),
+    }  # fmt: skip
+    for column, is_remote in enumerate((True, False)):
+        if all(fits[column] for fits in parts.values()):
+            return is_remote
+    found = {
+        name: "graph store" if remote else "colocated" if colocated else "neither"
+        for name, (remote, colocated) in parts.items()
+    }
+    kinds = {
+        name: type(value).__name__
+        for name, value in zip(parts, (dataset, sampler_input, worker_options, producer), strict=True)
+    }
+    raise WrongTypeError(
+        "the arguments must all be of one deployment: colocated (DistDataset, NodeSamplerInput, "
+        "MpDistSamplingWorkerOptions, DistSamplingProducer) or graph store (RemoteDistDataset, list "
+        "of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable to run on each server); "
+        f"found {found}, of types {kinds}"
+    )
+
+
+@atexit.register
+def _shut_all_down() -> None:
+    for loader in list(_live_loaders):
+        with contextlib.suppress(Exception):
+            loader.shutdown(linger_s=0.0)

@@ -1,0 +1,129 @@
+"""What the user asked for, checked and in one form: fanouts, GLT's sampling config and options."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from gigl_loader._glt import MpDistSamplingWorkerOptions, SamplingConfig, SamplingType
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
+from gigl_loader.errors import ConfigError
+
+NumNeighbors = list[int] | dict[EdgeType, list[int]]
+RPC_TIMEOUT_S = 600.0
+_MAX_RPC_THREADS = 16
+_MAX_CONCURRENCY = 32
+
+
+def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeighbors:
+    """Return the fanout by message-passing edge type (a list for a homogeneous graph).
+
+    Raises:
+        ConfigError: Wrong keys, unequal hop counts, or a fanout below -1; names the offender.
+    """
+    if schema.edge_types is None:
+        if isinstance(num_neighbors, Mapping):
+            raise ConfigError(
+                "num_neighbors is a dict, but the graph is homogeneous: pass one list, such as [15, 10]"
+            )
+        _check_hops(num_neighbors, "num_neighbors")
+        return list(num_neighbors)
+    walked = [edge_type for edge_type in schema.edge_types if not is_label_edge_type(edge_type)]
+    if not walked:
+        raise ConfigError(
+            f"the graph has label edge types only ({schema.edge_types}): nothing to sample over"
+        )
+    if not isinstance(num_neighbors, Mapping):
+        num_neighbors = dict.fromkeys(walked, num_neighbors)
+    unknown = [name for name in num_neighbors if name not in walked]
+    missing = [name for name in walked if name not in num_neighbors]
+    if unknown or missing:
+        raise ConfigError(
+            "num_neighbors must name exactly the message-passing edge types: "
+            f"not among them (label edge types never are): {unknown}; missing: {missing}"
+        )
+    for name, hops in num_neighbors.items():
+        _check_hops(hops, f"num_neighbors[{name}]")
+    counts = {name: len(hops) for name, hops in num_neighbors.items()}
+    if len(set(counts.values())) > 1:
+        raise ConfigError(f"num_neighbors must have as many hops for every edge type, got {counts}")
+    return {name: list(hops) for name, hops in num_neighbors.items()}
+
+
+def _check_hops(hops: Any, name: str) -> None:
+    if not isinstance(hops, (list, tuple)) or not hops:
+        raise ConfigError(f"{name} must be a list with a fanout per hop, got {hops!r}")
+    for hop, fanout in enumerate(hops):
+        if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:
+            raise ConfigError(
+                f"{name}[{hop}] must be a number of neighbours, or -1 for all, got {fanout!r}"
+            )
+
+
+def sampling_config(
+    num_neighbors: NumNeighbors,
+    schema: DatasetSchema,
+    *,
+    batch_size: int,
+    shuffle: bool,
+    drop_last: bool,
+    with_weight: bool,
+    with_edge: bool | None,
+    seed: int | None,
+) -> SamplingConfig:
+    """Return GLT's config of type NODE: see ``BaseDistLoader.create_sampling_config``."""
+    positive("batch_size", batch_size)
+    return SamplingConfig(
+        sampling_type=SamplingType.NODE,
+        num_neighbors=patch_fanout(num_neighbors, schema),
+        batch_size=batch_size,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        with_edge=bool(schema.edge_feature_info) if with_edge is None else with_edge,
+        collect_features=True,
+        with_neg=False,
+        with_weight=with_weight,
+        edge_dir=schema.edge_dir,
+        seed=seed,
+    )
+
+
+def colocated_worker_options(
+    *,
+    dataset_num_partitions: int,
+    num_workers: int,
+    worker_concurrency: int,
+    master_ip_address: str,
+    master_port: int,
+    channel_size: int | str,
+    pin_memory: bool,
+) -> MpDistSamplingWorkerOptions:
+    """Return GLT's options: see ``BaseDistLoader.create_colocated_worker_options``."""
+    check_workers(num_workers, worker_concurrency)
+    return MpDistSamplingWorkerOptions(
+        num_workers=num_workers,
+        worker_devices=[torch.device("cpu")] * num_workers,
+        worker_concurrency=worker_concurrency,
+        master_addr=master_ip_address,
+        master_port=master_port,
+        num_rpc_threads=min(dataset_num_partitions, _MAX_RPC_THREADS),
+        rpc_timeout=RPC_TIMEOUT_S,
+        channel_size=channel_size,
+        pin_memory=pin_memory,
+    )
+
+
+def check_workers(num_workers: int, worker_concurrency: int) -> None:
+    """Raise where GLT would clamp in silence."""
+    positive("num_workers", num_workers)
+    positive("worker_concurrency", worker_concurrency)
+    if worker_concurrency > _MAX_CONCURRENCY:
+        raise ConfigError(
+            f"worker_concurrency must be at most {_MAX_CONCURRENCY}, got {worker_concurrency}"
+        )
+
+
+def positive(name: str, value: Any) -> None:
+    """Raise `ConfigError` unless ``value`` is an int above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be an integer > 0, got {value!r}")

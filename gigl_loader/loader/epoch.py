@@ -1,0 +1,148 @@
+"""One pass over a loader's batches, and what has to be remembered to resume it."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.message import Received
+
+_STATE_VERSION = 1
+
+
+class Source(Protocol):
+    """Where a loader's batches come from: a producer in this machine, or a graph store."""
+
+    def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
+        """Begin to sample these batches of an epoch; what was under way is dropped."""
+        ...
+
+    def cancel_epoch(self) -> None:
+        """Stop sampling for the epoch under way."""
+        ...
+
+    def next(self, timeout_s: float | None = None) -> Received | None:
+        """Return the next batch, or None at the end of the epoch."""
+        ...
+
+    def ready(self) -> bool:
+        """Return whether `next` would not wait."""
+        ...
+
+
+@dataclass
+class Progress:
+    """How far the epoch is: what ``state_dict`` holds. Counts batches handed to the user."""
+
+    epoch: int = 0
+    yielded: int = 0
+    """Batches of the leading run, all handed out."""
+    ahead: set[int] = field(default_factory=set)
+    """Places handed out beyond that run; only where ``in_order=False``."""
+    finished: bool = False
+
+    def note(self, place: int) -> None:
+        """The batch at ``place`` of the epoch's sequence was handed out."""
+        self.ahead.add(place)
+        while self.yielded in self.ahead:
+            self.ahead.remove(self.yielded)
+            self.yielded += 1
+
+    def places_left(self, total: int) -> list[int]:
+        """Return the places that are still to come."""
+        return [place for place in range(self.yielded, total) if place not in self.ahead]
+
+    def to_dict(self, identity: dict[str, Any]) -> dict[str, Any]:
+        """Return a plain dict, safe to ``torch.save``."""
+        return {
+            "version": _STATE_VERSION,
+            "epoch": self.epoch,
+            "yielded": self.yielded,
+            "ahead": sorted(self.ahead),
+            "finished": self.finished,
+            **identity,
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any], identity: dict[str, Any]) -> "Progress":
+        """Undo `to_dict`.
+
+        Raises:
+            ConfigError: The state is of another loader: names what differs.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise ConfigError(
+                f"not a loader state of this version: version={state.get('version')!r}, "
+                f"expected {_STATE_VERSION}"
+            )
+        changed = {
+            name: (state.get(name), value)
+            for name, value in identity.items()
+            if state.get(name) != value
+        }
+        if changed:
+            texts = [f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()]
+            raise ConfigError(
+                "the state was saved by a loader that differs in (saved -> now) "
+                f"{', '.join(texts)}: build this loader with the saved values to resume"
+            )
+        return cls(state["epoch"], state["yielded"], set(state["ahead"]), state["finished"])
+
+
+@dataclass
+class LoaderStats:
+    """What `BaseDistLoader.stats` is made of; sums over the batches handed out."""
+
+    batches: int = 0
+    seeds: int = 0
+    nbytes: int = 0
+    wait_s: float = 0.0
+    collate_s: float = 0.0
+    sample_s: float = 0.0
+    gather_s: float = 0.0
+    depth: int = 0
+    """Sum of the queue's depth at each hand-over."""
+    busy_s: dict[int, float] = field(default_factory=dict)
+    """Seconds that each worker was at work."""
+    started: float = field(default_factory=time.perf_counter)
+
+    def add(self, received: Received, wait_s: float, depth: int) -> None:
+        """Count one batch."""
+        stats = received.stats
+        self.batches += 1
+        self.nbytes += stats.get("nbytes", 0)
+        self.wait_s += wait_s
+        self.depth += depth
+        sample_s, gather_s = stats.get("sample_s", 0.0), stats.get("gather_s", 0.0)
+        self.sample_s += sample_s
+        self.gather_s += gather_s
+        worker = stats.get("worker", 0)
+        self.busy_s[worker] = self.busy_s.get(worker, 0.0) + sample_s + gather_s
+
+    def summary(self) -> dict[str, Any]:
+        """Return rates and shares since the counts began."""
+        elapsed = max(time.perf_counter() - self.started, 1e-9)
+        batches = max(self.batches, 1)
+        shares = {worker: busy / elapsed for worker, busy in sorted(self.busy_s.items())}
+        return {
+            "batches": self.batches,
+            "seeds_per_s": self.seeds / elapsed,
+            "bytes_per_s": self.nbytes / elapsed,
+            "wait_share": self.wait_s / elapsed,
+            "collate_share": self.collate_s / elapsed,
+            "queue_depth": self.depth / batches,
+            "sample_ms": 1e3 * self.sample_s / batches,
+            "gather_ms": 1e3 * self.gather_s / batches,
+            "worker_busy_share": shares,
+            "verdict": _verdict(self.wait_s / elapsed, shares),
+        }
+
+
+def _verdict(wait_share: float, busy: dict[int, float]) -> str:
+    if wait_share < 0.1:
+        return "training-bound: batches are ready before they are asked for"
+    mean_busy = sum(busy.values()) / max(len(busy), 1)
+    if mean_busy > 0.7:
+        return "sampling-bound: add workers (num_workers), or lower num_neighbors"
+    return "latency-bound: workers wait for other partitions; raise worker_concurrency"

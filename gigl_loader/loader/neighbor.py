@@ -1,0 +1,130 @@
+"""`DistNeighborLoader`: k-hop neighbourhoods of given nodes, in both deployments."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch
+
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
+from gigl_loader.errors import ConfigError
+from gigl_loader.loader.assemble import LoaderArgs, colocated_parts, end_own_group, is_remote
+from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.loader.config import NumNeighbors
+from gigl_loader.loader.inputs import typed_seeds
+from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+
+
+class DistNeighborLoader(BaseDistLoader):
+    """Yields the sampled k-hop neighbourhood of each batch of seeds as a PyG `Data` or `HeteroData`.
+
+    The same numbers of neighbours, the same seeds and the same ``seed`` give the same batches on any
+    number of workers, partitions and machines, colocated or from a graph store.
+
+    Args:
+        dataset: A ``DistDataset`` (ours or GLT's): colocated mode, sampling subprocesses of this
+            process. A ``RemoteDistDataset``: graph-store mode.
+        num_neighbors: Neighbours per hop, -1 for all: a list, or on a heterogeneous graph a dict by
+            edge type.
+        input_nodes: Seeds, int64 global ids. Colocated: a tensor, ``(node_type, tensor)``, or None
+            for all nodes that this partition owns. Graph store: ``{server_rank: tensor}`` or
+            ``(node_type, {server_rank: tensor})``. Colocated seeds are split contiguously over the
+            processes of the machine, all of them used.
+        num_workers: Sampling processes of this loader.
+        batch_size: Seeds per batch.
+        context: Deprecated; see `BaseDistLoader.resolve_runtime`.
+        local_process_rank: Deprecated, with ``context``.
+        local_process_world_size: Deprecated, with ``context``.
+        pin_memory_device: Where batches go. None: this process's CUDA device, or the CPU.
+        worker_concurrency: Batches that a worker has under way.
+        channel_size: Most shared memory of the batches under way: bytes, or a text as ``"4GB"``.
+        prefetch_size: Graph store only: batches under way per server (default 4).
+        process_start_gap_seconds: Local rank ``i`` starts its workers ``i`` times this later. None:
+            as soon as the local rank before it is ready.
+        num_cpu_threads: Threads of torch operations of this process, on a CPU device (default 2).
+        shuffle: Shuffle the seeds every epoch.
+        drop_last: Leave an incomplete last batch out.
+        with_weight: Draw neighbours by edge weight.
+        sampler_options: Another sampler, or again the fanout.
+        non_blocking_transfers: Copy to a CUDA device on a side stream, ahead of use.
+        seed: Decides shuffle and draws. None: drawn once, and logged.
+        replace: Draw neighbours with replacement.
+        in_order: Yield batches in order. False trades order for latency.
+        timeout: Seconds without progress before a wait is an error.
+        worker_init_fn: Called with the worker's number in each worker before it samples.
+        even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
+        with_edge: Deliver edge ids. None: where there are edge features.
+
+    Raises:
+        ConfigError: A value cannot work; nothing was started.
+        PeerError: A worker could not be started; none is left.
+    """
+
+    _counter = count()
+
+    def __init__(
+        self,
+        dataset: Any,
+        num_neighbors: NumNeighbors,
+        input_nodes: Any = None,
+        num_workers: int = 1,
+        batch_size: int = 1,
+        context: DistributedContext | None = None,
+        local_process_rank: int | None = None,
+        local_process_world_size: int | None = None,
+        pin_memory_device: torch.device | None = None,
+        worker_concurrency: int = 4,
+        channel_size: int | str = "4GB",
+        prefetch_size: int | None = None,
+        process_start_gap_seconds: float | None = 60.0,
+        num_cpu_threads: int | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        with_weight: bool = False,
+        sampler_options: SamplerOptions | None = None,
+        non_blocking_transfers: bool = True,
+        *,
+        seed: int | None = None,
+        replace: bool = False,
+        in_order: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        worker_init_fn: Callable[[int], None] | None = None,
+        even_ranks: str | None = None,
+        with_edge: bool | None = None,
+    ) -> None:
+        self._shutdowned = True  # until there is something to shut down
+        args = LoaderArgs.collect(locals())
+        runtime = self.resolve_runtime(context, local_process_rank, local_process_world_size)
+        try:
+            if is_remote(dataset):
+                parts = remote_parts(dataset, args, runtime, input_nodes, next(self._counter))
+            else:
+                parts = colocated_parts(
+                    dataset, args, runtime, lambda data: _local_input(data, input_nodes)
+                )
+        finally:
+            end_own_group(runtime)
+        super().__init__(**parts)
+
+
+def _local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
+    if input_nodes is None:
+        if data.is_typed and not data.schema.is_homogeneous_with_labeled_edge_type:
+            raise ConfigError(
+                "the graph is heterogeneous: pass input_nodes=(node_type, ids), for example "
+                "(node_type, dataset.node_ids[node_type])"
+            )
+        ids = data.node_ids
+        input_nodes = ids[DEFAULT_HOMOGENEOUS_NODE_TYPE] if isinstance(ids, dict) else ids
+    node_type, seeds = typed_seeds(input_nodes, data.schema, data.view().num_nodes)
+    return NodeSamplerInput(seeds, node_type)
+
+
+def remote_parts(
+    dataset: Any, args: LoaderArgs, runtime: DistributedRuntimeInfo, input_nodes: Any, instance: int
+) -> dict[str, Any]:
+    """Return the arguments of `BaseDistLoader` for sampling on a graph store."""
+    raise NotImplementedError

@@ -1,0 +1,169 @@
+"""Where this process stands among the others."""
+
+import os
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from gigl_loader.errors import ConfigError, UsageError
+
+_CONTEXT_PORT = 29_591
+"""Port of the process group that a `DistributedContext` without one is given, on its main worker."""
+_GROUP_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """Deprecated way to say which machine this is; ``torch.distributed`` says it by itself."""
+
+    main_worker_ip_address: str
+    global_rank: int
+    """Of this machine."""
+    global_world_size: int
+    """Machines."""
+
+
+@dataclass(frozen=True)
+class DistributedRuntimeInfo:
+    """Where this process stands."""
+
+    node_world_size: int
+    """Machines."""
+    node_rank: int
+    """This machine."""
+    rank: int
+    """This process, over all machines."""
+    world_size: int
+    """Processes over all machines."""
+    local_rank: int
+    """This process, on its machine."""
+    local_world_size: int
+    """Processes on each machine."""
+    master_ip_address: str
+    """Address of the machine of rank 0."""
+    should_cleanup_distributed_context: bool
+    """Whether the process group was started to find this out, and is to be ended by its user."""
+
+
+def resolve_runtime(
+    context: DistributedContext | None = None,
+    local_process_rank: int | None = None,
+    local_process_world_size: int | None = None,
+) -> DistributedRuntimeInfo:
+    """Find out where this process stands: see ``BaseDistLoader.resolve_runtime``."""
+    if context is not None:
+        return _from_context(context, local_process_rank, local_process_world_size)
+    if not dist.is_initialized():
+        raise UsageError(
+            "the loader needs a process group: call torch.distributed.init_process_group(...) "
+            "before building it (one process is enough: "
+            "init_process_group('gloo', init_method='tcp://127.0.0.1:0', rank=0, world_size=1)), "
+            "or start the script with torchrun"
+        )
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    addresses: list[str] = [""] * world_size
+    dist.all_gather_object(addresses, own_address())
+    return from_addresses(rank, addresses)
+
+
+def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
+    """Return the runtime of ``rank``, given the address of every rank's machine.
+
+    Raises:
+        ConfigError: Machines run different numbers of ranks.
+    """
+    counts = Counter(addresses)
+    if len(set(counts.values())) > 1:
+        raise ConfigError(
+            f"every machine must run the same number of processes, found {dict(counts)}: start "
+            "torchrun with the same --nproc-per-node everywhere"
+        )
+    local_world_size = counts[addresses[0]]
+    return DistributedRuntimeInfo(
+        node_world_size=len(counts),
+        node_rank=rank // local_world_size,
+        rank=rank,
+        world_size=len(addresses),
+        local_rank=rank % local_world_size,
+        local_world_size=local_world_size,
+        master_ip_address=addresses[0],
+        should_cleanup_distributed_context=False,
+    )
+
+
+def _from_context(
+    context: DistributedContext, local_rank: int | None, local_world_size: int | None
+) -> DistributedRuntimeInfo:
+    if local_rank is None or local_world_size is None:
+        raise ConfigError(
+            "with context=, local_process_rank and local_process_world_size are required, got "
+            f"{local_rank} and {local_world_size}"
+        )
+    if not 0 <= local_rank < local_world_size:
+        raise ConfigError(f"local_process_rank must be in [0, {local_world_size}), got {local_rank}")
+    rank = context.global_rank * local_world_size + local_rank
+    world_size = context.global_world_size * local_world_size
+    started = not dist.is_initialized()
+    if started:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://{context.main_worker_ip_address}:{_CONTEXT_PORT}",
+            rank=rank,
+            world_size=world_size,
+            timeout=_GROUP_TIMEOUT,
+        )
+    return DistributedRuntimeInfo(
+        node_world_size=context.global_world_size,
+        node_rank=context.global_rank,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        master_ip_address=context.main_worker_ip_address,
+        should_cleanup_distributed_context=started,
+    )
+
+
+def own_address() -> str:
+    """Return this machine's address as the other machines of the job see it.
+
+    It is the address of the interface that leads to ``MASTER_ADDR``. Where that name stands for a
+    loopback address in this machine's own hosts file only, the interface of the default route.
+    """
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    address = address_towards(master)
+    if address.startswith("127.") and master != "localhost" and not master.startswith("127."):
+        address = address_towards("192.0.2.1")  # a documentation address; nothing is sent
+    return address
+
+
+def address_towards(host: str) -> str:
+    """Return the address of the interface that leads to ``host``; sends nothing.
+
+    Raises:
+        ConfigError: ``host`` cannot be resolved or reached.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"no way from this machine to {host!r}: {error}") from error
+
+
+def free_port(host: str) -> int:
+    """Return a port that is free on ``host``, an address of this machine, right now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.bind((host, 0))
+        return int(sock.getsockname()[1])
+
+
+def agree_on_port(runtime: DistributedRuntimeInfo) -> int:
+    """Return a port that is free on the master, the same on every rank of the process group."""
+    found = [free_port(runtime.master_ip_address) if runtime.rank == 0 else 0]
+    if runtime.world_size > 1:
+        dist.broadcast_object_list(found, src=0)
+    return found[0]
