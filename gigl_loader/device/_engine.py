@@ -10,7 +10,8 @@ which keeps one way of silent corruption out:
 * Every copied tensor is recorded on the consumer's stream: only then may its device memory, which
   belongs to the copy stream, be used again.
 
-The host never waits for a stream or a device; `CopyEngine.make_room` waits for one old event.
+The host never waits for a stream or a device. It waits for one old event: of a copy in
+`CopyEngine.make_room`, of compute in `CopyEngine.throttle`.
 """
 
 import copy
@@ -236,6 +237,8 @@ class CopyStats:
     host_waits: int = 0
     """Times the host had to wait for an old copy. Growing with ``batches``: the copies are the
     bottleneck, or ``max_held`` is too small."""
+    throttled: int = 0
+    """Times the host had to wait for old compute: it is that far ahead of the device."""
 
 
 @dataclass(slots=True)
@@ -278,6 +281,7 @@ class CopyEngine:
         self._backend: Backend = backend or TorchBackend(self.device)
         self.overlaps = non_blocking and self._backend.copy_stream is not None
         self._held: deque[tuple[Event, Any]] = deque()
+        self._unfinished: deque[Event] = deque()
 
     @property
     def num_held(self) -> int:
@@ -327,6 +331,22 @@ class CopyEngine:
             self._held[0][0].synchronize()
             self._held.popleft()
 
+    def throttle(self, run_ahead: int) -> None:
+        """Mark the end of what the consumer launched; wait while over ``run_ahead`` marks are open.
+
+        Without it a loop that never waits for its device could launch tens of steps ahead, each
+        with a batch in device memory. The device has ``run_ahead`` steps queued: it does not idle.
+        """
+        if not self.overlaps:
+            return
+        marks = self._unfinished
+        marks.append(self._backend.record_event(self._backend.current_stream()))
+        while marks and marks[0].query():
+            marks.popleft()
+        while len(marks) > run_ahead:
+            self.stats.throttled += 1
+            marks.popleft().synchronize()
+
     def close(self) -> None:
         """Wait for the copies under way and drop their sources. The engine stays usable."""
         try:
@@ -334,6 +354,7 @@ class CopyEngine:
         except RuntimeError as error:  # the device failed: nothing reads the sources any more
             logger.warning("could not wait for copies to %s: %s", self.device, error)
         self._held.clear()
+        self._unfinished.clear()
 
     def _transfer(self, *, non_blocking: bool) -> _Transfer:
         return _Transfer(self._backend, non_blocking=non_blocking, cast=self.cast, keep=self._keep)

@@ -88,10 +88,12 @@ class CopyAhead(Iterator[T]):
         depth: Batches to copy ahead of the one handed over.
         max_held: Host batches that may wait for their copies while ``pull`` waits for another;
             beyond it the host waits for the oldest copy. Where host memory is a fixed set of slots,
-            keep it below their number. None: ``depth + 1``.
+            do not go above their number. None: ``depth + 1``.
+        run_ahead: Steps that the host may launch before the device is through with them, each with
+            its batch in device memory. None: no limit.
 
     Raises:
-        ValueError: ``depth`` or ``max_held`` is below 1.
+        ValueError: ``depth``, ``max_held`` or ``run_ahead`` is below 1.
     """
 
     def __init__(
@@ -101,9 +103,11 @@ class CopyAhead(Iterator[T]):
         *,
         depth: int = 2,
         max_held: int | None = None,
+        run_ahead: int | None = 4,
     ) -> None:
-        self._pull, self._engine = pull, engine
-        self._max_held = _checked_limits(depth, max_held)
+        _check_limits(depth=depth, max_held=max_held, run_ahead=run_ahead)
+        self._pull, self._engine, self._run_ahead = pull, engine, run_ahead
+        self._max_held = depth + 1 if max_held is None else max_held
         self._depth = depth if engine.overlaps else 0
         self._ready: deque[Pending[T]] = deque()
         self._end: Exception | None = None
@@ -117,6 +121,8 @@ class CopyAhead(Iterator[T]):
         return self
 
     def __next__(self) -> T:
+        if self._run_ahead is not None:
+            self._engine.throttle(self._run_ahead)
         self._top_up()
         if self._ready:
             return self._engine.hand_over(self._ready.popleft())
@@ -180,10 +186,11 @@ class DevicePrefetcher(Generic[T]):
         non_blocking: False: plain blocking copies, one batch at a time, same values.
         cast: As in `CopyEngine`, e.g. ``{"x": torch.float32}`` for features stored as float16.
         max_held: As in `CopyAhead`.
+        run_ahead: As in `CopyAhead`.
         backend: As in `CopyEngine`.
 
     Raises:
-        ValueError: ``depth`` or ``max_held`` is below 1.
+        ValueError: ``depth``, ``max_held`` or ``run_ahead`` is below 1.
         TypeError: ``cast`` is not a mapping to dtypes.
     """
 
@@ -196,13 +203,14 @@ class DevicePrefetcher(Generic[T]):
         non_blocking: bool = True,
         cast: CastMap | None = None,
         max_held: int | None = None,
+        run_ahead: int | None = 4,
         backend: Backend | None = None,
     ) -> None:
         self.loader = loader
         self.engine = CopyEngine(device, non_blocking=non_blocking, cast=cast, backend=backend)
-        self._limits = {"depth": depth, "max_held": max_held}
+        self._limits = {"depth": depth, "max_held": max_held, "run_ahead": run_ahead}
         self._state: Any = None
-        _checked_limits(depth, max_held)
+        _check_limits(**self._limits)
         self._passes_through = self.engine.device.type == "cpu" and not cast and backend is None
 
     def __iter__(self) -> Iterator[T]:
@@ -287,9 +295,8 @@ class _LoaderPass(Iterator[T]):
             self._owner._state = self._source.states.popleft()
 
 
-def _checked_limits(depth: int, max_held: int | None) -> int:
-    max_held = depth + 1 if max_held is None else max_held
-    for name, value in (("depth", depth), ("max_held", max_held)):
-        if not isinstance(value, int) or value < 1:
+def _check_limits(**limits: int | None) -> None:
+    for name, value in limits.items():
+        optional = name != "depth"
+        if not (optional and value is None) and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} must be an int >= 1, got {value!r}")
-    return max_held

@@ -31,10 +31,13 @@ def pull_from(batches: Iterator[Any]) -> Any:
     return lambda wait: next(batches)
 
 
-def train(gpu: FakeGpu, engine: CopyEngine, *, depth: int, slots: int) -> SlotLoader:
+def train(
+    gpu: FakeGpu, engine: CopyEngine, *, depth: int, slots: int, run_ahead: int | None = None
+) -> SlotLoader:
     """Run a loop whose kernels read each batch; the batch is dropped as soon as they are queued."""
     loader = SlotLoader(NUM_BATCHES, slots)
-    ahead = CopyAhead(pull_from(iter(loader)), engine, depth=depth, max_held=slots)
+    limits = {"depth": depth, "max_held": slots, "run_ahead": run_ahead}
+    ahead = CopyAhead(pull_from(iter(loader)), engine, **limits)
     for batch in ahead:
         gpu.read(batch.values())
         del batch
@@ -54,12 +57,16 @@ def expected(cast: dict[str, torch.dtype] | None = None) -> list[list[bytes]]:
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize("cast", [None, {"x": torch.float32}])
-@pytest.mark.parametrize(("depth", "slots"), [(1, 1), (2, 2), (2, 3), (4, 2), (20, 20)])
+@pytest.mark.parametrize(
+    ("depth", "slots", "run_ahead"),
+    [(1, 1, None), (2, 2, 1), (2, 3, None), (2, 3, 4), (4, 2, None), (20, 20, 2)],
+)
 def test_values_arrive_whatever_the_order(
-    schedule: str, seed: int, cast: Any, depth: int, slots: int
+    schedule: str, seed: int, cast: Any, depth: int, slots: int, run_ahead: int | None
 ) -> None:
     gpu = FakeGpu(schedule, seed)
-    loader = train(gpu, CopyEngine("meta", backend=gpu, cast=cast), depth=depth, slots=slots)
+    engine = CopyEngine("meta", backend=gpu, cast=cast)
+    loader = train(gpu, engine, depth=depth, slots=slots, run_ahead=run_ahead)
     assert gpu.results == expected(cast)
     assert len(loader.free) == slots
 
@@ -103,7 +110,7 @@ def test_what_was_on_the_device_is_waited_for_before_it_is_cast(
 def test_copies_run_ahead_of_compute_on_their_own_stream() -> None:
     gpu = FakeGpu("copy_first")
     engine = CopyEngine("meta", backend=gpu)
-    ahead = CopyAhead(pull_from(iter(SlotLoader(6, 6))), engine, depth=2)
+    ahead = CopyAhead(pull_from(iter(SlotLoader(6, 6))), engine, depth=2, run_ahead=None)
     for index, batch in enumerate(ahead):
         gpu.read(batch.values())
         assert ahead.num_ahead == min(2, 5 - index)
@@ -125,6 +132,21 @@ def test_the_host_waits_only_for_old_copies() -> None:
     next(ahead)
     assert engine.stats.host_waits == 1
     ahead.close()
+
+
+@pytest.mark.parametrize(("run_ahead", "most"), [(1, 1), (3, 3), (None, NUM_BATCHES)])
+def test_a_host_that_never_waits_is_held_back(run_ahead: int | None, most: int) -> None:
+    gpu = FakeGpu("copy_first")
+    engine = CopyEngine("meta", backend=gpu)
+    loader, unfinished = iter(SlotLoader(NUM_BATCHES, 4)), []
+    for batch in CopyAhead(pull_from(loader), engine, depth=2, run_ahead=run_ahead):
+        unfinished.append(sum(not seen for seen in gpu.results))
+        gpu.read(batch.values())
+    assert max(unfinished) == min(most, NUM_BATCHES - 1)
+    assert engine.stats.throttled == max(0, NUM_BATCHES - most)
+    assert engine.stats.host_waits == 0
+    gpu.finish_all()
+    assert gpu.results == expected()
 
 
 def test_a_ready_batch_is_not_kept_back_by_a_slow_loader() -> None:
@@ -351,12 +373,12 @@ def test_a_failed_copy_keeps_its_source_until_the_rest_is_done() -> None:
     class Full(FakeGpu):
         def copy(self, tensor: Tensor, *, non_blocking: bool) -> Tensor:
             if tensor.dtype == torch.uint8:
-                raise torch.OutOfMemoryError("no memory")
+                raise torch.cuda.OutOfMemoryError("no memory")
             return super().copy(tensor, non_blocking=non_blocking)
 
     gpu, loader = Full("lazy"), SlotLoader(3, 3)
     ahead = CopyAhead(pull_from(iter(loader)), CopyEngine("meta", backend=gpu), depth=2)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(torch.cuda.OutOfMemoryError):
         next(ahead)
     assert gpu.copy_stream.done == gpu.copy_stream.issued
 
@@ -521,6 +543,7 @@ def test_on_a_cpu_batches_pass_through_unchanged() -> None:
         ({"depth": 0}, ValueError, "depth must be an int >= 1, got 0"),
         ({"depth": 1.5}, ValueError, "got 1.5"),
         ({"max_held": 0}, ValueError, "max_held must be"),
+        ({"run_ahead": 0}, ValueError, "run_ahead must be"),
         ({"cast": {"x": "float32"}}, TypeError, "torch dtypes"),
         ({"cast": torch.float32}, TypeError, "map names"),
     ],
