@@ -14,7 +14,6 @@ Both ends prove that they know the job's token first, and nothing from the netwo
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 import time
@@ -497,5 +496,4 @@ class PeerPool:
         raise self._over().error()
 
     def _over(self) -> _Failure:
-        text = f"the peer pool of {self._name} (pid {os.getpid()}) is closed"
-        return _Failure(UsageError, (text,))
+        return _Failure(UsageError, (f"the peer pool of {self._name} is closed",))
