@@ -59,7 +59,7 @@ class ShmChannel(ChannelBase):
         size: Bytes of shared memory that those messages may take. One message larger than that
             still passes, alone.
         register: Called with address and bytes of each new slot, for example to pin it; returns an
-            object whose ``close()`` undoes it.
+            object whose ``release()`` undoes it.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class ShmChannel(ChannelBase):
 
     def _unmap(self, slot: _Mapped) -> None:
         if slot.pinned is not None:
-            slot.pinned.close()
+            slot.pinned.release()
         _memory.unmap(slot.address, slot.nbytes)
 
     def close(self) -> None:
