@@ -1,0 +1,305 @@
+"""Compare colocated loading with its peers: alternating, several rounds, medians and spread.
+
+Example::
+
+    python examples/benchmarks/colocated/bench.py --python-glt PATH --python-graphbolt PATH \
+        --python-pyg PATH --cache DIRECTORY --out results.jsonl
+
+A peer whose interpreter is not given is reported as "not installed". See README.md.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import _graph
+import _runner
+from _job import Job
+from _runner import Contestant, Outcome
+from _table import Bar, markdown, ratios, spread, verdict
+
+_GIGL = "gigl_loader, 1 worker"
+_WIDE_BYTES = 1_000_000_000
+_NARROW_DIM = 8
+_SCALE = 10
+
+
+class Bench:
+    """One invocation: its options, its output, its results."""
+
+    def __init__(self, args: argparse.Namespace, cache: Path, out: Any) -> None:
+        self.args, self._cache, self._out = args, cache, out
+        self.problems: dict[str, str] = {}
+        self.versions: dict[str, dict[str, str]] = {}
+
+    def job(self, **changes: Any) -> Job:
+        """Return the job that all contestants share; the graph is built where missing."""
+        args = self.args
+        size = {name: changes.pop(name, getattr(args, name)) for name in ("nodes", "edges", "dim")}
+        folder = _graph.build(_graph.GraphSpec(**size), self._cache)
+        job = Job(
+            folder=str(folder), fanout=args.fanout, batch_size=args.batch_size,
+            warmup=args.warmup, batches=args.batches,
+        )  # fmt: skip
+        return replace(job, **changes)
+
+    def run(self, contestant: Contestant, job: Job, round_number: int) -> dict[str, Any] | None:
+        """Run one contestant once, keep its JSON line, return its result."""
+        if contestant.name in self.problems:
+            return None
+        outcome = _runner.run(contestant, job, self.args.timeout)
+        self.record(contestant.name, round_number, outcome)
+        return outcome.result
+
+    def record(self, name: str, round_number: int, outcome: Outcome) -> None:
+        """Write one JSON line and tell how it goes."""
+        line = {
+            "case": self.args.case, "contestant": name, "round": round_number,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "load_1min": os.getloadavg()[0],
+            **(outcome.result or {"problem": outcome.problem}),
+        }  # fmt: skip
+        if self._out is not None:
+            self._out.write(json.dumps(line) + "\n")
+            self._out.flush()
+        if outcome.result is None:
+            self.problems[name] = outcome.problem
+            print(f"  {name}: {outcome.problem}", file=sys.stderr)
+            return
+        self.versions[name] = outcome.result.get("versions", {})
+        figure = outcome.result.get("seeds_per_s")
+        text = f"{outcome.result.get('seconds', 0):.2f} s" if figure is None else f"{figure:,.0f}/s"
+        print(f"  round {round_number}: {name}: {text}", file=sys.stderr)
+
+    def alternate(self, contestants: Sequence[Contestant], job: Job, figure: str) -> Any:
+        """Run all contestants in turn, ``rounds`` times.
+
+        Returns:
+            By contestant: ``figure`` by round, and the last result.
+        """
+        values: dict[str, dict[int, float]] = defaultdict(dict)
+        last: dict[str, dict[str, Any]] = {}
+        for number in range(self.args.rounds):
+            shift = number % len(contestants)  # nobody always runs right after the same neighbour
+            for contestant in [*contestants[shift:], *contestants[:shift]]:
+                result = self.run(contestant, job, number)
+                if result is not None:
+                    values[contestant.name][number] = result[figure]
+                    last[contestant.name] = result
+        return values, last
+
+
+def _contestants(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None]]:
+    here, glt = sys.executable, args.python_glt
+
+    def one(name: str, script: str, python: str | None, **changes: Any) -> Contestant:
+        return Contestant(name=name, script=script, python=python, changes=changes)
+
+    return [
+        (one(_GIGL, "run_gigl.py", here), None),
+        (one("gigl_loader, 2 workers", "run_gigl.py", here, num_workers=2), None),
+        (one("gigl_loader, 1 worker, with replacement", "run_gigl.py", here, replace=True), None),
+        (one("GLT as installed, 1 worker", "run_glt.py", glt), Bar(10)),
+        (one("GLT seeded, 1 worker", "run_glt.py", glt, seed=1), Bar(3)),
+        (one("DGL GraphBolt, 1 worker", "run_graphbolt.py", args.python_graphbolt), Bar(3)),
+        (one("PyG NeighborLoader, 1 worker", "run_pyg.py", args.python_pyg), Bar(5)),
+        (one("floor: kernel and gather alone", "run_floor.py", here), Bar(0.75)),
+    ]
+
+
+def throughput(bench: Bench) -> str:
+    """All contestants on one partition."""
+    entries = _contestants(bench.args)
+    job = bench.job()
+    values, last = bench.alternate([entry for entry, _ in entries], job, "seeds_per_s")
+    rows = []
+    for contestant, bar in entries:
+        name = contestant.name
+        if name not in values:
+            problem = bench.problems.get(name, "not run")
+            rows.append([name, problem, "", "", "", verdict([], bar)])
+            continue
+        against = ratios(values[_GIGL], values[name])
+        rows.append([
+            name, spread(list(values[name].values())), f"{last[name]['ms_per_batch']:.1f}",
+            f"{last[name]['rows_per_batch']:,.0f}", spread(against, 2), verdict(against, bar),
+        ])  # fmt: skip
+    header = ["contestant", "seeds/s", "ms a batch (last)", "nodes a batch",
+              "gigl_loader 1 worker / it", "bar"]  # fmt: skip
+    return markdown(header, rows)
+
+
+def partitions(bench: Bench) -> str:
+    """Two partitions, two ranks on this machine, against GLT on the same two."""
+    job = bench.job(world_size=2)
+    glt, here = bench.args.python_glt, sys.executable
+    gigl = Contestant(name="gigl_loader", script="run_gigl.py", python=here)
+    seeded = Contestant(name="GLT seeded", script="run_glt.py", python=glt, changes={"seed": 1})
+    plain = Contestant(name="GLT as installed", script="run_glt.py", python=glt)
+    values, _ = bench.alternate([gigl, seeded, plain], job, "seeds_per_s")
+    rows = []
+    for name, bar in (("gigl_loader", None), ("GLT seeded", Bar(2.5)), ("GLT as installed", None)):
+        if name not in values:
+            rows.append([name, bench.problems.get(name, "not run"), "", verdict([], bar)])
+            continue
+        against = ratios(values["gigl_loader"], values[name])
+        rows.append(
+            [name, spread(list(values[name].values())), spread(against, 2), verdict(against, bar)]
+        )
+    return markdown(
+        ["2 partitions, 2 ranks, 1 worker each", "seeds/s, both ranks", "gigl_loader / it", "bar"],
+        rows,
+    )
+
+
+def startup(bench: Bench) -> str:
+    """Time to the first batch of a fresh loader, against a bare import of torch."""
+    job = bench.job(mode="startup", warmup=0, batches=max(bench.args.batches, 16))
+    times: dict[str, dict[int, float]] = defaultdict(dict)
+    bare = 'python -c "import torch"'
+    entries = [
+        Contestant(
+            name=f"gigl_loader, {count} worker{'s' * (count > 1)}", script="run_gigl.py",
+            python=sys.executable, changes={"num_workers": count},
+        )
+        for count in bench.args.workers
+    ]  # fmt: skip
+    if bench.args.python_glt:
+        entries.append(
+            Contestant(name="GLT, 1 worker", script="run_glt.py", python=bench.args.python_glt)
+        )
+    _runner.time_bare_import()  # files into the page cache
+    for number in range(bench.args.rounds):
+        seconds = _runner.time_bare_import()
+        bench.record(bare, number, Outcome({"seconds": seconds}))
+        times[bare][number] = seconds
+        for entry in entries:
+            result = bench.run(entry, job, number)
+            if result is not None:
+                times[entry.name][number] = result["seconds"]
+    rows = [
+        [name, spread(list(taken.values()), 2), spread(ratios(taken, times[bare]), 2)]
+        for name, taken in times.items()
+    ]
+    return markdown(["what", "seconds", "over the bare import (bar for gigl_loader: 1.5)"], rows)
+
+
+def memory(bench: Bench) -> str:
+    """A worker's memory beyond the graph, over epochs, and with wide features."""
+    epochs = bench.args.epochs
+    wide = max(_WIDE_BYTES // (4 * bench.args.nodes), _NARROW_DIM)
+    rows = []
+    for dim, count in ((bench.args.dim, epochs), (_NARROW_DIM, 5), (wide, 5)):
+        name = f"{dim} columns"
+        entry = Contestant(name=name, script="run_gigl.py", python=sys.executable)
+        job = bench.job(mode="memory", dim=dim, epochs=count, warmup=0)
+        result = bench.run(entry, job, 0)
+        if result is None:
+            rows.append([name, bench.problems[name], "", "", "", ""])
+            continue
+        for point in result["history"]:
+            rows.append([
+                name, f"{result['feature_bytes'] / 1e6:,.0f}", str(point["epoch"]),
+                f"{point['most_private']:.1f}", f"{point['most_batches']:.1f}",
+                f"{point['own_private']:.1f}",
+            ])  # fmt: skip
+    header = ["features", "their size, MB", "after epoch", "worker's own memory, MiB (bar: 300)",
+              "batches in shared memory, MiB", "trainer's own memory, MiB"]  # fmt: skip
+    return markdown(header, rows)
+
+
+def scale(bench: Bench) -> str:
+    """Cost per seed on a graph ten times as large, of the same mean degree."""
+    args = bench.args
+    values: dict[str, dict[int, float]] = defaultdict(dict)
+    sizes = (args.nodes, args.nodes * _SCALE)
+    here = sys.executable
+    for number in range(args.rounds):
+        for nodes in sizes:
+            job = bench.job(nodes=nodes, edges=args.edges * nodes // args.nodes)
+            for kind, script in (("gigl_loader", "run_gigl.py"), ("floor", "run_floor.py")):
+                name = f"{kind}, {nodes:,} nodes"
+                entry = Contestant(name=name, script=script, python=here)
+                result = bench.run(entry, job, number)
+                if result is not None:
+                    values[name][number] = 1e6 / result["seeds_per_s"]
+    rows = []
+    for name, costs in values.items():
+        kind = name.partition(",")[0]
+        base = values[f"{kind}, {sizes[0]:,} nodes"]
+        rows.append([name, spread(list(costs.values()), 1), spread(ratios(costs, base), 2)])
+    return markdown(["what", "microseconds a seed", "over the small graph"], rows)
+
+
+CASES = {
+    "throughput": throughput,
+    "partitions": partitions,
+    "startup": startup,
+    "memory": memory,
+    "scale": scale,
+}
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--case", choices=CASES, default="throughput")
+    add("--nodes", type=int, default=1_000_000)
+    add("--edges", type=int, default=20_000_000)
+    add("--dim", type=int, default=100, help="feature columns")
+    add("--fanout", type=int, nargs="+", default=[15, 10])
+    add("--batch-size", type=int, default=1024)
+    add("--warmup", type=int, default=10, help="batches before the clock starts")
+    add("--batches", type=int, default=60, help="batches on the clock; per epoch in --case memory")
+    add("--rounds", type=int, default=5)
+    add("--workers", type=int, nargs="+", default=[1, 2, 4, 8], help="for --case startup")
+    add("--epochs", type=int, default=50, help="for --case memory")
+    add("--timeout", type=float, default=300.0, help="seconds that one run may take")
+    add("--cache", type=Path, help="where graphs are kept (default: a temporary folder)")
+    add("--out", type=Path, help="file that JSON lines are appended to")
+    add("--python-glt", help="interpreter that has graphlearn-torch")
+    add("--python-graphbolt", help="interpreter that has DGL")
+    add("--python-pyg", help="interpreter that has PyG with pyg-lib or torch-sparse")
+    return parser.parse_args(argv)
+
+
+def machine() -> str:
+    """Describe this machine in one line."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    return f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {model}, {platform.system()}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one case and print its table."""
+    args = parse(argv)
+    with ExitStack() as stack:
+        cache = args.cache or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        out = stack.enter_context(args.out.open("a")) if args.out else None
+        bench = Bench(args, cache, out)
+        table = CASES[args.case](bench)
+    print(f"{args.case}: {machine()}; load {os.getloadavg()[0]:.1f}\n\n{table}\n")
+    for name, versions in bench.versions.items():
+        if versions:
+            print(f"- {name}: " + ", ".join(f"{key} {value}" for key, value in versions.items()))
+    for name, problem in bench.problems.items():
+        print(f"- {name}: {problem}")
+    failed = [problem for problem in bench.problems.values() if "not installed" not in problem]
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

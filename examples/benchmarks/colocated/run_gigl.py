@@ -1,0 +1,92 @@
+"""Contestant: gigl_loader, colocated mode. Its modes: throughput, startup, memory."""
+
+import importlib.metadata
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import _job
+import _memory
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch_geometric.data import Data
+
+from gigl_loader import DistDataset, DistNeighborLoader
+
+
+def _dataset(job: _job.Job) -> DistDataset:
+    arrays = job.graph
+    nodes = arrays.indptr.size - 1
+    target = np.repeat(np.arange(nodes), np.diff(arrays.indptr))
+    edge_index = torch.from_numpy(np.stack([arrays.indices, target]))
+    data = Data(x=torch.from_numpy(arrays.x), edge_index=edge_index, num_nodes=nodes)
+    if job.world_size == 1:
+        return DistDataset.from_pyg(data)
+    return DistDataset.from_pyg(data, partition_book=_job.owners(job), partition_idx=job.rank)
+
+
+def _loader(dataset: DistDataset, job: _job.Job) -> DistNeighborLoader:
+    return DistNeighborLoader(
+        dataset,
+        job.fanout,
+        _job.seeds_of_all_ranks(job),  # the ranks of one machine each take their block of it
+        num_workers=job.num_workers,
+        batch_size=job.batch_size,
+        process_start_gap_seconds=None,
+        seed=job.seed,
+        replace=job.replace,
+    )
+
+
+def _batches(loader: DistNeighborLoader) -> Iterator[_job.Batch]:
+    for data in loader:
+        yield data.x, data.edge_index
+
+
+def _startup(dataset: DistDataset, job: _job.Job) -> dict[str, Any]:
+    begun = time.perf_counter()
+    with _loader(dataset, job) as loader:
+        data = next(iter(loader))
+        seconds = time.perf_counter() - begun
+        assert data.batch_size == job.batch_size
+    return {"seconds": seconds}
+
+
+def _memory_over_epochs(dataset: DistDataset, job: _job.Job) -> dict[str, Any]:
+    history = []
+    with _loader(dataset, job) as loader:
+        for epoch in range(job.epochs):
+            _job.exactly(_batches(loader), job.warmup + job.batches)
+            if epoch in (0, 4) or (epoch + 1) % 10 == 0:
+                history.append({"epoch": epoch + 1, **_memory.of_children()})
+    return {"history": history, "feature_bytes": int(job.graph.x.nbytes)}
+
+
+def run(job: _job.Job) -> dict[str, Any]:
+    """Load the graph, join a gloo group, do what ``job.mode`` says."""
+    address = f"tcp://127.0.0.1:{job.port}"
+    dist.init_process_group("gloo", init_method=address, rank=job.rank, world_size=job.world_size)
+    dataset = _dataset(job)
+    dist.barrier()
+    if job.mode == "startup":
+        result = _startup(dataset, job)
+    elif job.mode == "memory":
+        result = _memory_over_epochs(dataset, job)
+    else:
+        with _loader(dataset, job) as loader:
+            result = _job.measure(_batches(loader), job)
+    dist.destroy_process_group()
+    names = ("gigl-loader", "torch_geometric", "numba")
+    return {**result, "versions": {name: _version(name) for name in names}}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "from the source tree"
+
+
+if __name__ == "__main__":
+    _job.report(run)
