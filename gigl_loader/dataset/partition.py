@@ -24,6 +24,7 @@ from gigl_loader.dataset._disk import (
     write_meta,
     write_partition,
 )
+from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._pyg import Cutter, Source, Supervision, read_pyg
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType
 from gigl_loader.dataset.view import Book
@@ -75,10 +76,10 @@ def partition_graph(
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     metis = _import_metis() if method == "metis" and num_partitions > 1 else None
     target = Path(root).absolute()
-    _check_target(target)
+    check_target(target)
     source = read_pyg(data, supervision)
     _check_names(source)
-    with _complete_or_nothing(target) as folder, _Progress(num_partitions + 2, progress) as step:
+    with complete_or_nothing(target) as folder, _Progress(num_partitions + 2, progress) as step:
         step("assigning nodes")
         books = _assign(source, num_partitions, method, seed, metis)
         step("assigning edges")
@@ -87,7 +88,7 @@ def partition_graph(
         for partition_idx in range(num_partitions):
             step(f"writing partition {partition_idx}")
             write_partition(folder, cutter.cut(partition_idx))
-        _write_extras(folder, source, edge_dir=edge_dir, method=method, seed=seed)
+        write_extras(folder, source, edge_dir=edge_dir, method=method, seed=seed)
         write_meta(
             folder,
             num_partitions=num_partitions,
@@ -166,7 +167,8 @@ def _write_books(folder: Path, source: Source, cutter: Cutter) -> None:
             save_tensor(folder / name, torch.zeros(part.edge_index.size(1), dtype=torch.int64))
 
 
-def _write_extras(folder: Path, source: Source, **made: Any) -> None:
+def write_extras(folder: Path, source: Source | Pieces, **made: Any) -> None:
+    """Write what names our files; ``made``: how the directory was made, ``edge_dir`` at least."""
     extras = {
         "format_version": FORMAT_VERSION,
         **made,
@@ -185,7 +187,8 @@ def _check_names(source: Source) -> None:
             raise ConfigError(f"type {key!r} cannot be the name of a file: rename it")
 
 
-def _check_target(target: Path) -> None:
+def check_target(target: Path) -> None:
+    """Check that a directory may be written at ``target``: it is new, empty, or one of ours."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -199,7 +202,7 @@ def _check_target(target: Path) -> None:
 
 
 @contextmanager
-def _complete_or_nothing(target: Path) -> Iterator[Path]:
+def complete_or_nothing(target: Path) -> Iterator[Path]:
     """Yield a directory beside ``target`` that takes its place at the end, or is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))

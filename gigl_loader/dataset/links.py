@@ -1,0 +1,382 @@
+"""Links to predict: held out of message passing, and turned into supervision by split.
+
+The split of a link depends on the seed and its two ends alone, so whoever holds a part of the graph
+finds the same splits as one who holds it all. `split_links` works on a PyG graph in memory, or any
+share of one with global ids; `split_partitions` on a partition directory, one partition at a time.
+
+Each split has a supervision edge type of its own, so that one dataset serves all three::
+
+    splits = split_links(data, ("user", "buys", "item"), num_val=0.1, num_test=0.1)
+    dataset = DistDataset.from_pyg(splits.data, supervision=splits.supervision)
+    DistABLPLoader(dataset, ..., input_nodes=("user", splits.val.anchors),
+                   supervision_edge_type=splits.val.edge_type)
+"""
+
+import copy
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.dataset._checks import check_edge_type
+from gigl_loader.dataset._disk import (
+    EXTRAS_DIR,
+    load_tensor,
+    read_partition,
+    save_tensor,
+    write_meta,
+    write_partition,
+)
+from gigl_loader.dataset._pieces import SPLITS, Pieces
+from gigl_loader.dataset._pyg import read_pyg
+from gigl_loader.dataset.partition import check_target, complete_or_nothing, write_extras
+from gigl_loader.dataset.parts import GraphPartitionData
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    EdgeType,
+    edge_type_str,
+    is_label_edge_type,
+    message_passing_to_positive_label,
+    reverse_edge_type,
+)
+from gigl_loader.errors import ConfigError, WrongTypeError
+
+_CHUNK = 4 * 1024 * 1024
+_TRAIN, _VAL, _TEST, _DISJOINT = range(4)
+
+
+@dataclass(frozen=True)
+class LinkSplit:
+    """The supervision of one split."""
+
+    edge_type: EdgeType
+    """The supervision edge type to give a loader; its label edge type holds `links`."""
+    links: Tensor
+    """``[2, num_links]`` int64, global ids, anchors in row 0."""
+
+    @property
+    def anchors(self) -> Tensor:
+        """``[num_anchors]`` int64: the nodes with a link in this split, ascending."""
+        anchors: Tensor = torch.unique(self.links[0])
+        return anchors
+
+
+@dataclass(frozen=True)
+class LinkSplits:
+    """A graph to pass messages over, and the links to predict in training, validation and test."""
+
+    data: Any
+    """A shallow copy of the input without validation and test links and their reverse edges. Its
+    ``train_mask``, ``val_mask`` and ``test_mask`` on the source type mark each split's anchors."""
+    train: LinkSplit
+    val: LinkSplit
+    test: LinkSplit
+
+    @property
+    def supervision(self) -> dict[EdgeType, tuple[Tensor, None]]:
+        """What `DistDataset.from_pyg` and `partition_graph` take as ``supervision``."""
+        return {split.edge_type: (split.links, None) for split in (self.train, self.val, self.test)}
+
+
+def split_supervision_type(edge_type: EdgeType, split: str) -> EdgeType:
+    """Return the supervision edge type of a split: ``edge_type`` itself, ``_val`` or ``_test``.
+
+    Args:
+        edge_type: The type that is predicted.
+        split: ``"train"``, ``"val"`` or ``"test"``.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f'split must be "train", "val" or "test", got {split!r}')
+    src, relation, dst = edge_type
+    return edge_type if split == "train" else (src, f"{relation}_{split}", dst)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to split, checked once."""
+
+    edge_type: EdgeType
+    reverse: tuple[EdgeType, ...]
+    num_val: float
+    num_test: float
+    disjoint_train: float
+    seed: int
+
+    def codes(self, edge_index: Tensor, *, turned: bool) -> Tensor:
+        """Return ``[num_edges]`` uint8, the split of each edge; ``turned``: of a reverse type."""
+        src, dst = edge_index.flip(0) if turned else edge_index
+        if self.edge_type[0] == self.edge_type[2]:  # both directions are one link
+            src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
+        draws = link_draws(src, dst, self.seed)
+        codes = torch.full((draws.numel(),), _TRAIN, dtype=torch.uint8)
+        if self.disjoint_train:
+            codes[link_draws(src, dst, self.seed, stream=1) < self.disjoint_train] = _DISJOINT
+        codes[draws < self.num_test + self.num_val] = _VAL
+        codes[draws < self.num_test] = _TEST
+        return codes
+
+    def links(self, edge_index: Tensor, codes: Tensor) -> Iterator[tuple[LinkSplit, str]]:
+        """Yield the supervision of each split."""
+        train = _DISJOINT if self.disjoint_train else _TRAIN
+        for split, code in zip(SPLITS, (train, _VAL, _TEST), strict=True):
+            edge_type = split_supervision_type(self.edge_type, split)
+            yield LinkSplit(edge_type, edge_index[:, codes == code]), split
+
+
+def split_links(
+    data: Any,
+    edge_type: EdgeType | None = None,
+    *,
+    num_val: float = 0.1,
+    num_test: float = 0.2,
+    disjoint_train: float = 0.0,
+    rev_edge_type: EdgeType | str | None = "auto",
+    seed: int = 0,
+) -> LinkSplits:
+    """Split the edges of one type into training, validation and test links.
+
+    Validation and test links leave message passing, and their reverse edges with them. Between
+    nodes of one type both directions are one link and share its split, as do parallel edges. All
+    edge attributes are kept for the edges that stay; edge ids count the edges that stay.
+
+    Args:
+        data: A `Data` or `HeteroData`, or a share of one: the result for an edge does not depend on
+            which others are there.
+        edge_type: The type to predict; None: the only one of a `Data`.
+        num_val: Fraction of the links for validation, expected, in ``[0, 1)``.
+        num_test: Fraction for test. The test links do not depend on ``num_val``.
+        disjoint_train: Fraction of the training links that supervise and pass no messages; the
+            other training links then pass messages and do not supervise. 0: all do both.
+        rev_edge_type: The type with the same links turned round. ``"auto"``: the one that GLT's and
+            PyG's naming gives, where there is one; None: there is none.
+        seed: Another seed, other splits.
+
+    Raises:
+        ConfigError: ``data`` is malformed, a type is unknown or a fraction out of range.
+
+    Source:
+        Draws are SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
+        generators", figure 13) over seed and ends, as a number in [0, 1).
+    """
+    source = read_pyg(data)
+    if edge_type is None and source.heterogeneous:
+        raise ConfigError("edge_type is needed to split the links of a HeteroData")
+    plan = _make_plan(
+        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, list(source.edges), rev_edge_type,
+        num_val, num_test, disjoint_train, seed,
+    )  # fmt: skip
+    result = copy.copy(data)
+    found = {}
+    for kept_type in (plan.edge_type, *plan.reverse):
+        edge_index = source.edges[kept_type].edge_index
+        codes = plan.codes(edge_index, turned=kept_type != plan.edge_type)
+        _keep_edges(_edge_store(result, kept_type), codes == _TRAIN)
+        if kept_type == plan.edge_type:
+            found = {split: links for links, split in plan.links(edge_index, codes)}
+    _mark_anchors(result, source.num_nodes[plan.edge_type[0]], plan.edge_type[0], found)
+    return LinkSplits(result, found["train"], found["val"], found["test"])
+
+
+def link_draws(src: Tensor, dst: Tensor, seed: int, *, stream: int = 0) -> Tensor:
+    """Return ``[num_links]`` float64 in ``[0, 1)``, a function of seed, stream and both ends."""
+    draws = torch.empty(src.numel(), dtype=torch.float64)
+    key = _mix(np.array([seed % 2**64], np.uint64))
+    key = _mix(key ^ np.uint64(stream))
+    for start in range(0, src.numel(), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        state = _mix(key ^ src[part].numpy().astype(np.uint64))
+        state = _mix(state ^ dst[part].numpy().astype(np.uint64))
+        draws[part] = torch.from_numpy((state >> np.uint64(11)) * 2.0**-53)
+    return draws
+
+
+def _mix(state: Any) -> Any:
+    state = state + np.uint64(0x9E3779B97F4A7C15)  # arrays of uint64 wrap around
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def _make_plan(
+    edge_type: EdgeType, known: list[EdgeType], rev_edge_type: Any, num_val: Any, num_test: Any,
+    disjoint_train: Any, seed: Any,
+) -> _Plan:  # fmt: skip
+    check_edge_type(edge_type, "split_links")
+    if edge_type not in known or is_label_edge_type(edge_type):
+        raise ConfigError(f"there are no edges of type {edge_type} to split; there are {known}")
+    fractions = {"num_val": num_val, "num_test": num_test, "disjoint_train": disjoint_train}
+    for name, value in fractions.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise WrongTypeError(f"{name} must be a fraction, got {value!r}")
+        if not (math.isfinite(value) and 0 <= value < 1):
+            raise ConfigError(
+                f"{name} must be a fraction in [0, 1), got {value}: each link is drawn by itself, "
+                "so counts cannot be promised"
+            )
+    if num_val + num_test >= 1:
+        raise ConfigError(f"num_val + num_test = {num_val + num_test} leaves nothing to train on")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise WrongTypeError(f"seed must be an int, got {seed!r}")
+    reverse = _reverse_types(edge_type, known, rev_edge_type)
+    return _Plan(edge_type, reverse, num_val, num_test, disjoint_train, seed)
+
+
+def _reverse_types(
+    edge_type: EdgeType, known: list[EdgeType], rev_edge_type: Any
+) -> tuple[EdgeType, ...]:
+    src, relation, dst = edge_type
+    if rev_edge_type is None:
+        return ()
+    if rev_edge_type == "auto":
+        names = {reverse_edge_type(edge_type), (dst, f"rev_{relation}", src)} - {edge_type}
+        return tuple(sorted(names & set(known)))
+    check_edge_type(rev_edge_type, "rev_edge_type")
+    if rev_edge_type not in known or (rev_edge_type[0], rev_edge_type[2]) != (dst, src):
+        raise ConfigError(
+            f"rev_edge_type {rev_edge_type} must be an edge type of the graph from {dst!r} to "
+            f"{src!r}; there are {known}"
+        )
+    return () if rev_edge_type == edge_type else (rev_edge_type,)
+
+
+def _edge_store(data: Data | HeteroData, edge_type: EdgeType) -> Any:
+    return data[edge_type] if isinstance(data, HeteroData) else data.stores[0]
+
+
+def _keep_edges(store: Any, keep: Tensor) -> None:
+    names = [name for name in store if name != "edge_index" and store.is_edge_attr(name)]
+    for name in names:
+        if isinstance(store[name], Tensor):
+            store[name] = store[name][keep.to(store[name].device)]
+    store["edge_index"] = store["edge_index"][:, keep.to(store["edge_index"].device)]
+
+
+def _mark_anchors(data: Any, num_nodes: int, node_type: str, found: dict[str, LinkSplit]) -> None:
+    store = data[node_type] if isinstance(data, HeteroData) else data.stores[0]
+    for split, links in found.items():
+        mask = torch.zeros(num_nodes, dtype=torch.bool)
+        mask[links.links[0]] = True
+        store[f"{split}_mask"] = mask
+    store["num_nodes"] = num_nodes
+
+
+# --- directories ----------------------------------------------------------------------------------
+
+
+def split_partitions(
+    root: Any,
+    output_root: Any,
+    edge_type: EdgeType | None = None,
+    *,
+    num_val: float = 0.1,
+    num_test: float = 0.2,
+    disjoint_train: float = 0.0,
+    rev_edge_type: EdgeType | str | None = "auto",
+    seed: int = 0,
+) -> None:
+    """Do what `split_links` does to a partition directory, one partition in memory at a time.
+
+    Args:
+        root: A directory that `DistDataset.load` reads.
+        output_root: Where to write the new one: a new path or an empty directory. Its datasets have
+            label edges by split and, as training, validation and test nodes, the anchors.
+        edge_type: As in `split_links`; None in a homogeneous graph.
+        num_val: As in `split_links`, and so are the splits of all links.
+        num_test: As in `split_links`.
+        disjoint_train: As in `split_links`.
+        rev_edge_type: As in `split_links`.
+        seed: As in `split_links`.
+
+    Raises:
+        ConfigError: As `DistDataset.load` and `split_links`.
+    """
+    root, target = Path(root), Path(output_root).absolute()
+    if target == root.absolute():
+        raise ConfigError(f"output_root must be another directory than {root}")
+    check_target(target)
+    pieces = read_partition(root, 0, None)
+    if edge_type is None and pieces.heterogeneous:
+        raise ConfigError("edge_type is needed to split the links of a heterogeneous graph")
+    plan = _make_plan(
+        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, list(pieces.edges), rev_edge_type,
+        num_val, num_test, disjoint_train, seed,
+    )  # fmt: skip
+    label_types = [
+        message_passing_to_positive_label(split_supervision_type(plan.edge_type, split))
+        for split in SPLITS
+    ]
+    if set(label_types) & pieces.label_edges.keys():
+        raise ConfigError(f"{root} has label edges of {plan.edge_type} already")
+    count = pieces.num_partitions
+    with complete_or_nothing(target) as folder:
+        spill = folder.parent / "spill"
+        for partition_idx in range(count):
+            if partition_idx:
+                pieces = read_partition(root, partition_idx, None)
+            _split_pieces(pieces, plan, spill)
+            write_partition(folder, pieces)
+        for partition_idx in range(count):
+            _collect(folder / f"part{partition_idx}" / EXTRAS_DIR, plan, spill, partition_idx)
+        _finish(root, folder, pieces, plan, label_types)
+
+
+def _split_pieces(pieces: Pieces, plan: _Plan, spill: Path) -> None:
+    """Take the held-out links out of one partition; spill the supervision by its anchor's owner."""
+    for kept_type in (plan.edge_type, *plan.reverse):
+        part = pieces.edges[kept_type]
+        codes = plan.codes(part.edge_index, turned=kept_type != plan.edge_type)
+        keep = (codes == _TRAIN).nonzero().view(-1)
+        edge_ids = keep if part.edge_ids is None else part.edge_ids[keep]
+        weights = None if part.weights is None else part.weights[keep]
+        pieces.edges[kept_type] = GraphPartitionData(part.edge_index[:, keep], edge_ids, weights)
+        if kept_type != plan.edge_type:
+            continue
+        for found, split in plan.links(part.edge_index, codes):
+            owners = pieces.node_books[plan.edge_type[0]].owner(found.links[0])
+            for owner in torch.unique(owners).tolist():
+                path = spill / split / str(owner) / f"{pieces.partition_idx}.pt"
+                save_tensor(path, found.links[:, owners == owner])
+
+
+def _collect(extras: Path, plan: _Plan, spill: Path, partition_idx: int) -> None:
+    """Write the label edges and the anchors of one partition from what all of them spilled."""
+    for split in SPLITS:
+        files = (spill / split / str(partition_idx)).glob("*.pt")
+        found = [load_tensor(path) for path in sorted(files, key=lambda path: int(path.stem))]
+        links = torch.cat([torch.empty((2, 0), dtype=torch.int64), *found], dim=1)
+        supervised = split_supervision_type(plan.edge_type, split)
+        name = edge_type_str(message_passing_to_positive_label(supervised))
+        save_tensor(extras / "label_edges" / f"{name}.pt", links)
+        anchors = torch.unique(links[0])
+        save_tensor(extras / "splits" / split / f"{plan.edge_type[0]}.pt", anchors)
+
+
+def _finish(
+    root: Path, folder: Path, pieces: Pieces, plan: _Plan, label_types: list[EdgeType]
+) -> None:
+    for path in [*root.glob("node_pb*"), *root.glob("edge_pb*")]:
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name)
+        else:
+            shutil.copyfile(path, folder / path.name)
+    for edge_type in label_types:
+        pieces.label_edges[edge_type] = torch.empty((2, 0), dtype=torch.int64)
+    for split in SPLITS:
+        pieces.splits.setdefault(split, {})[plan.edge_type[0]] = torch.empty(0, dtype=torch.int64)
+    write_extras(
+        folder, pieces, edge_dir=pieces.edge_dir, method="split_partitions", seed=plan.seed
+    )
+    write_meta(
+        folder,
+        num_partitions=pieces.num_partitions,
+        heterogeneous=pieces.heterogeneous,
+        node_types=list(pieces.num_nodes),
+        edge_types=list(pieces.edges),
+    )
