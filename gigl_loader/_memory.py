@@ -124,10 +124,10 @@ def _map_shared_tensor(
     fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...], offset: int = 0
 ) -> Tensor:
     # torch's own shared storage over our descriptor: GLT and torch.multiprocessing see it as shared
-    storage = torch.UntypedStorage._new_shared_fd_cpu(os.dup(fd), nbytes)
-    return torch.empty(0, dtype=dtype).set_(  # type: ignore[call-overload, no-any-return]
-        storage, offset, shape
-    )
+    storage: Any = torch.UntypedStorage
+    storage = storage._new_shared_fd_cpu(os.dup(fd), nbytes)
+    tensor: Tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape)
+    return tensor
 
 
 class _Pickler(pickle.Pickler):
@@ -147,7 +147,7 @@ class _Pickler(pickle.Pickler):
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address not in self._index:
-            fd, nbytes = storage._share_fd_cpu_()  # type: ignore[no-untyped-call]
+            fd, nbytes = storage._share_fd_cpu_()
             self._index[address] = (len(self.fds), nbytes)
             self.fds.append(os.dup(fd))  # the storage closes its own when it goes
             self._keep.append(tensor)

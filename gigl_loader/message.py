@@ -1,9 +1,9 @@
 """What travels from a sampler to a loader: one batch as named tensors.
 
 A `SampleMessage` is a flat dict of CPU tensors. Keys of a homogeneous batch are the names below; in
-a heterogeneous one each is prefixed by its type, ``"paper.x"`` or ``"author__writes__paper.edge_index"``
-(see `key`). Whatever else a sampler wants to hand to the loader goes under ``#META.<name>`` and ends as
-an attribute of the batch.
+a heterogeneous one each is prefixed by its type, ``"paper.x"`` or
+``"author__writes__paper.edge_index"`` (see `key`). Whatever else a sampler wants to hand to the
+loader goes under ``#META.<name>`` and ends as an attribute of the batch.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ SampleMessage = dict[str, Tensor]
 NODE = "n_id"
 """``[num_nodes]`` int64, global ids; seeds first."""
 EDGE_INDEX = "edge_index"
-"""``[2, num_edges]`` int64, local: row 0 the sampled neighbour, row 1 the node it was sampled for."""
+"""``[2, num_edges]`` int64, local: row 0 the neighbour, row 1 the node it was sampled for."""
 EDGE = "e_id"
 """``[num_edges]`` int64, global edge ids."""
 NODE_FEATURES = "x"
@@ -35,6 +35,12 @@ NODES_PER_HOP = "num_sampled_nodes"
 """``[hops + 1]`` int64."""
 EDGES_PER_HOP = "num_sampled_edges"
 """``[hops]`` int64."""
+POSITIVE, NEGATIVE = "positive", "negative"
+"""The two signs of a label."""
+LABEL_LINKS = "#LABELS.links."
+"""Before a `label_column`. ``[2, num_labels]`` int64, local: row 0 anchors, ascending, row 1 labels."""
+LABEL_COUNTS = "#LABELS.counts."
+"""Before a `label_column`. ``[batch_size]`` int64, how many labels each anchor has."""
 META = "#META."
 IS_HETERO = "#IS_HETERO"
 """uint8 scalar: whether the keys carry types."""
@@ -46,6 +52,15 @@ def key(name: str, graph_type: NodeType | EdgeType | None = None) -> str:
         return name
     prefix = graph_type if isinstance(graph_type, str) else edge_type_str(graph_type)
     return f"{prefix}.{name}"
+
+
+def label_column(sign: str, edge_type: EdgeType) -> str:
+    """Return the name of the labels of one sign (`POSITIVE`, `NEGATIVE`) and supervision edge type.
+
+    A column of that name may come with the seeds: ``[num_seeds, most]`` int64, global ids of the
+    labels of each anchor, padded with -1.
+    """
+    return f"{sign}:{edge_type_str(edge_type)}"
 
 
 @dataclass(frozen=True)

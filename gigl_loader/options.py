@@ -10,6 +10,9 @@ from gigl_loader.errors import ConfigError
 DEFAULT_TIMEOUT_S = 120.0
 """Seconds without progress after which a wait for workers or servers is an error."""
 
+CLUSTER_TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
+"""Environment variable with a secret that all processes of a job share."""
+
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 
 
@@ -65,7 +68,7 @@ class EpochOptions:
 
 
 def parse_size(size: int | str) -> int:
-    """Return a number of bytes: ``"4GB"``, ``"64MB"`` (powers of 1024, as GLT reads them), or an int.
+    """Return a number of bytes: of ``"4GB"``, ``"64MB"`` (powers of 1024, as in GLT), or an int.
 
     Raises:
         ConfigError: It cannot be read, or is not positive.

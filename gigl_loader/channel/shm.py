@@ -135,7 +135,9 @@ class ShmChannel(ChannelBase):
             self._unmap(state.slots.pop(number))
         if written.fd is not None:
             address = _memory.map_fd(written.fd, written.nbytes)
-            state.slots[written.slot] = _Mapped(address, written.nbytes, self._pin(address, written))
+            state.slots[written.slot] = _Mapped(
+                address, written.nbytes, self._pin(address, written)
+            )
         slot = state.slots[written.slot]
         return self._lease(state, written.slot, slot, written.layout)
 

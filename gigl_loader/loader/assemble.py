@@ -222,4 +222,3 @@ def check_edge_ids(data: DistDataset, with_edge: bool) -> None:
     missing = [name for name, adj in data.view().adjacency.items() if adj.edge_ids is None]
     if with_edge and missing:
         raise ConfigError(f"with_edge=True, but edge types {missing} keep no edge ids")
-

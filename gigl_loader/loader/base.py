@@ -33,7 +33,13 @@ from gigl_loader.loader import config
 from gigl_loader.loader import runtime as runtime_module
 from gigl_loader.loader.epoch import LoaderStats, Progress, Source
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
-from gigl_loader.message import IS_HETERO, Received, SampleMessage
+from gigl_loader.message import (
+    EDGES_PER_HOP,
+    IS_HETERO,
+    NODES_PER_HOP,
+    Received,
+    SampleMessage,
+)
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
 from gigl_loader.producer.producer import DistSamplingProducer, seed_or_drawn
 
@@ -46,8 +52,8 @@ _live_loaders: "weakref.WeakSet[BaseDistLoader]" = weakref.WeakSet()
 class BaseDistLoader(DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
-    It does not call GLT's ``DistLoader.__init__``; it sets what that would set, so that the producer
-    can be any class. Subclasses make the parts with the static methods and hand them in.
+    It does not call GLT's ``DistLoader.__init__``; it sets what that would set, so that the
+    producer can be any class. Subclasses make the parts with the static methods and hand them in.
 
     Args:
         dataset: Colocated: a ``DistDataset``. Graph store: a ``RemoteDistDataset``.
@@ -64,7 +70,7 @@ class BaseDistLoader(DistLoader):
         process_start_gap_seconds: Colocated: local rank ``i`` starts its workers ``i`` times this
             later. None: as soon as the local rank before it is ready. Graph store: seconds between
             batches of leaders.
-        max_concurrent_producer_inits: Graph store: leaders that create producers at once; None: all.
+        max_concurrent_producer_inits: Graph store: leaders that create at once; None: all.
         non_blocking_transfers: Copy to a CUDA device on a side stream, ahead of use.
         epoch_options: Seed, order, deadline.
         even_ranks: ``"drop"`` or ``"wrap"``: every rank takes as many steps as the rank with the
@@ -134,8 +140,8 @@ class BaseDistLoader(DistLoader):
             raise
 
     def _set_glt_attributes(
-        self, dataset: Any, sampler_input: Any, worker_options: Any, sampling_config: SamplingConfig,
-        device: torch.device, is_remote: bool,
+        self, dataset: Any, sampler_input: Any, worker_options: Any,
+        sampling_config: SamplingConfig, device: torch.device, is_remote: bool,
     ) -> None:  # fmt: skip
         # the attributes that GLT's DistLoader.__init__ sets, under GLT's names
         self.data = None if is_remote else dataset
@@ -215,7 +221,7 @@ class BaseDistLoader(DistLoader):
 
     @staticmethod
     def create_colocated_channel(worker_options: MpDistSamplingWorkerOptions) -> ShmChannel:
-        """Return a shared-memory channel of ``channel_capacity`` messages and ``channel_size`` bytes."""
+        """Return a channel of ``channel_capacity`` messages and ``channel_size`` bytes."""
         return ShmChannel(
             worker_options.channel_capacity,
             parse_size(worker_options.channel_size),
@@ -388,7 +394,7 @@ class BaseDistLoader(DistLoader):
     def _make_engine(self) -> CopyEngine | None:
         if self.to_device.type != "cuda" or not self._non_blocking_transfers:
             return None
-        return CopyEngine(self.to_device)
+        return CopyEngine(self.to_device, keep_on_host=_stays_on_host)
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -424,7 +430,9 @@ class BaseDistLoader(DistLoader):
         """Return the next batch of the iterator that ``iter`` returned, while that is held."""
         iterator = self._last_iterator() if self._last_iterator is not None else None
         if iterator is None:
-            raise UsageError("no epoch is under way: use `for batch in loader`, or it = iter(loader)")
+            raise UsageError(
+                "no epoch is under way: use `for batch in loader`, or it = iter(loader)"
+            )
         return next(iterator)
 
     def _end_iterator(self, why: str) -> None:
@@ -492,13 +500,13 @@ class BaseDistLoader(DistLoader):
     def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message into a batch on the device; never changes values.
 
-        Messages of an epoch on a CUDA device with ``non_blocking_transfers`` arrive here on the
-        device already, copied ahead; others are copied now.
+        With ``non_blocking_transfers`` and a CUDA device, the message is there already, copied
+        ahead; otherwise it is copied now. Counts per hop stay on the host, where they are read.
         """
-        if self.to_device.type != "cpu" and any(
-            value.device != self.to_device for value in msg.values() if value.numel() > 0
-        ):
-            msg = copy_message(msg, self.to_device)
+        if self.to_device.type != "cpu" and self._engine is None:
+            kept = {name: value for name, value in msg.items() if _stays_on_host(name)}
+            moved = {name: value for name, value in msg.items() if name not in kept}
+            msg = {**copy_message(moved, self.to_device), **kept}
         if not int(msg[IS_HETERO]):
             return to_data(msg)
         return to_hetero_data(msg, *self._batch_types())
@@ -556,7 +564,7 @@ class BaseDistLoader(DistLoader):
 
 
 class _EpochIterator:
-    """One pass. Holds its loader, which only refers to it: dropping it, as `break` does, ends it."""
+    """One pass. Its loader refers to it weakly: dropping it, as `break` does, ends it."""
 
     def __init__(self, loader: BaseDistLoader, places: list[int], progress: Progress) -> None:
         self._loader = loader
@@ -628,7 +636,9 @@ class _EpochIterator:
         self._loader._num_recv += 1
         self._progress.note(self._batch_places[ticket.batch].pop(0))
         total = self._loader._stats
-        total.add(Received(ticket, {}, stats), wait_s, getattr(self._loader._source, "queue_depth", 0))
+        total.add(
+            Received(ticket, {}, stats), wait_s, getattr(self._loader._source, "queue_depth", 0)
+        )
         total.collate_s += collate_s
         total.seeds += stats.get("seeds", 0)
 
@@ -679,9 +689,7 @@ def _renamed(producer: Any, sampler: Any) -> Any:
     return sampler
 
 
-def check_deployment(
-    dataset: Any, sampler_input: Any, worker_options: Any, producer: Any
-) -> bool:
+def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, producer: Any) -> bool:
     """Return whether the parts are those of a graph store.
 
     Raises:
@@ -710,14 +718,22 @@ def check_deployment(
     }
     kinds = {
         name: type(value).__name__
-        for name, value in zip(parts, (dataset, sampler_input, worker_options, producer), strict=True)
+        for name, value in zip(
+            parts, (dataset, sampler_input, worker_options, producer), strict=True
+        )
     }
     raise WrongTypeError(
         "the arguments must all be of one deployment: colocated (DistDataset, NodeSamplerInput, "
-        "MpDistSamplingWorkerOptions, DistSamplingProducer) or graph store (RemoteDistDataset, list "
-        "of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable to run on each server); "
+        "MpDistSamplingWorkerOptions, DistSamplingProducer) or graph store (RemoteDistDataset, "
+        "list of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable to run on each server); "
         f"found {found}, of types {kinds}"
     )
+
+
+def _stays_on_host(key: str) -> bool:
+    """Return whether collating reads this tensor, so that copying it would mean waiting for it."""
+    per_hop = key.endswith((NODES_PER_HOP, EDGES_PER_HOP))
+    return key == IS_HETERO or per_hop or key.startswith(LABEL_COUNTS)
 
 
 @atexit.register

@@ -24,7 +24,7 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
     if schema.edge_types is None:
         if isinstance(num_neighbors, Mapping):
             raise ConfigError(
-                "num_neighbors is a dict, but the graph is homogeneous: pass one list, such as [15, 10]"
+                "num_neighbors is a dict, but the graph is homogeneous: pass a list, as [15, 10]"
             )
         _check_hops(num_neighbors, "num_neighbors")
         return list(num_neighbors)

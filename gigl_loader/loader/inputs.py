@@ -66,7 +66,7 @@ def _refuse_remote(input_nodes: Any) -> None:
     inner = input_nodes[1] if isinstance(input_nodes, tuple) and len(input_nodes) == 2 else None
     if isinstance(input_nodes, Mapping) or isinstance(inner, Mapping):
         raise ConfigError(
-            "input_nodes is by server, as for a graph store, but the dataset is a local one: pass a "
+            "input_nodes is by server, as for a graph store, but the dataset is local: pass a "
             "tensor or (node_type, tensor)"
         )
 

@@ -19,10 +19,10 @@ from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
 
 
 class DistNeighborLoader(BaseDistLoader):
-    """Yields the sampled k-hop neighbourhood of each batch of seeds as a PyG `Data` or `HeteroData`.
+    """Yields the sampled k-hop neighbourhoods of batches of seeds as PyG `Data` or `HeteroData`.
 
-    The same numbers of neighbours, the same seeds and the same ``seed`` give the same batches on any
-    number of workers, partitions and machines, colocated or from a graph store.
+    The same fanout, the same seeds and the same ``seed`` give the same batches on any number of
+    workers, partitions and machines, colocated or from a graph store.
 
     Args:
         dataset: A ``DistDataset`` (ours or GLT's): colocated mode, sampling subprocesses of this

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from gigl_loader.errors import ConfigError, UsageError
 
 _CONTEXT_PORT = 29_591
-"""Port of the process group that a `DistributedContext` without one is given, on its main worker."""
+"""Port of the process group that is started for a `DistributedContext`, on its main worker."""
 _GROUP_TIMEOUT = timedelta(minutes=10)
 
 
@@ -103,7 +103,9 @@ def _from_context(
             f"{local_rank} and {local_world_size}"
         )
     if not 0 <= local_rank < local_world_size:
-        raise ConfigError(f"local_process_rank must be in [0, {local_world_size}), got {local_rank}")
+        raise ConfigError(
+            f"local_process_rank must be in [0, {local_world_size}), got {local_rank}"
+        )
     rank = context.global_rank * local_world_size + local_rank
     world_size = context.global_world_size * local_world_size
     started = not dist.is_initialized()

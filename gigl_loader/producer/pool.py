@@ -101,9 +101,10 @@ class WorkerPool:
         self._control = ours[0]
         self._workers = [_Worker(number, sock) for number, sock in enumerate(ours[1:])]
         fds = [sock.fileno() for sock in theirs]
-        code = "import sys; sys.path[:] = {!r}; {}from gigl_loader.producer.steward import main; main()"
-        main = "from multiprocessing.spawn import import_main_path as i; i({!r}); "
-        script = code.format(sys.path, main.format(main_path) if main_path else "")
+        script = f"import sys; sys.path[:] = {sys.path!r}\n"
+        if main_path is not None:
+            script += f"import multiprocessing.spawn as s; s.import_main_path({main_path!r})\n"
+        script += "from gigl_loader.producer.steward import main; main()"
         self._steward = subprocess.Popen(
             [sys.executable, "-c", script, *map(str, fds)], pass_fds=fds, stdin=subprocess.DEVNULL
         )
@@ -242,8 +243,8 @@ class WorkerPool:
         """End all workers; idempotent, and never raises.
 
         Args:
-            linger_s: Seconds that they may go on answering other partitions, until the workers named
-                in ``expected`` have said that they are done. After that they are killed.
+            linger_s: Seconds that they may go on answering other partitions, until the workers
+                named in ``expected`` have said that they are done. After that they are killed.
             expected: Names of those workers.
         """
         with self._lock:

@@ -1,8 +1,10 @@
 """One input sampled for one loader: feeds the workers, files what they send, watches them."""
 
+import hashlib
 import importlib.util
 import json
 import logging
+import os
 import secrets
 import sys
 import threading
@@ -20,6 +22,7 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.message import BatchTicket, Received, SampleMessage
 from gigl_loader.options import (
+    CLUSTER_TOKEN_VARIABLE,
     CustomSamplerOptions,
     EpochOptions,
     SamplerOptions,
@@ -47,12 +50,26 @@ class MessageMemory(Protocol):
     capacity: int
     size: int
 
-    def open(self, sender: int, written: Written) -> SampleMessage: ...
-    def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]: ...
-    def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None: ...
-    def close(self) -> None: ...
+    def open(self, sender: int, written: Written) -> SampleMessage:
+        """Return the message that worker ``sender`` wrote."""
+        ...
+
+    def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
+        """Return the slots of a worker that are free again: (to reuse, to give up)."""
+        ...
+
+    def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:
+        """Let ``recv`` ask ``source``."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory."""
+        ...
+
     @property
-    def largest(self) -> int: ...
+    def largest(self) -> int:
+        """Bytes of the largest slot."""
+        ...
 
 
 def epoch_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
@@ -204,8 +221,10 @@ class DistSamplingProducer:
         if self._rendezvous is None:
             return b""
         if get_context().rank == 0:
-            self._rendezvous.publish("token", secrets.token_bytes(32))
-        return self._rendezvous.wait_for("token", 0)
+            self._rendezvous.publish("nonce", secrets.token_bytes(32))
+        # the nonce tells jobs apart; what keeps strangers out is the cluster's own token
+        secret = os.environ.get(CLUSTER_TOKEN_VARIABLE, "").encode()
+        return hashlib.sha256(secret + self._rendezvous.wait_for("nonce", 0)).digest()
 
     def _worker_setup(self, token: bytes) -> WorkerSetup:
         return WorkerSetup(
@@ -339,7 +358,7 @@ class DistSamplingProducer:
 
     # -- messages -------------------------------------------------------------------------------
 
-    def next(self, stream: int = 0, timeout_s: float | None = None) -> Received | None:
+    def next(self, timeout_s: float | None = None, stream: int = 0) -> Received | None:
         """Return the next batch of a consumer, or None at the end of its epoch.
 
         Raises:
@@ -363,7 +382,7 @@ class DistSamplingProducer:
                 self._raise_stalled(state, limit)
 
     def _receive(self, timeout_s: float | None) -> SampleMessage:
-        received = self.next(0, timeout_s)
+        received = self.next(timeout_s)
         if received is None:
             raise UsageError("recv past the end of the epoch: start the next one first")
         return received.message
@@ -409,9 +428,7 @@ class DistSamplingProducer:
         ticket, place, slot, nbytes, retired, layout, stats = rest
         fd = event.fds[0] if event.fds else None
         try:
-            message = self.channel.open(
-                event.worker, Written(slot, nbytes, fd, retired, layout)
-            )
+            message = self.channel.open(event.worker, Written(slot, nbytes, fd, retired, layout))
         finally:
             _memory.close_fds(list(event.fds))
         stream = self._queue.streams.get(ticket.stream)

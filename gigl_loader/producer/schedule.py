@@ -14,10 +14,10 @@ class Stream(Generic[T]):
 
     ::
 
-        start() -> [ to start ] --next_ticket()--> [ started ] --arrived()--> [ arrived ] --take()-->
-                                 at most `limit` batches are started and not yet taken
+        start() -> to start --next_ticket()--> started --arrived()--> arrived --take()-->
+                             at most `limit` batches are started and not yet taken
 
-    In order, `take` waits for the batch whose turn it is; otherwise it takes whatever arrived first.
+    In order, `take` waits for the batch whose turn it is; otherwise it takes what came first.
     """
 
     def __init__(self, number: int, limit: int, in_order: bool = True) -> None:
@@ -30,7 +30,7 @@ class Stream(Generic[T]):
         self._arrived: dict[int, T] = {}  # by place in self._batches
 
     def start(self, epoch: int, batches: Sequence[int]) -> int:
-        """Begin an epoch over ``batches``; what the last one left is forgotten. Return the round."""
+        """Begin an epoch over ``batches``, forget what the last one left; return the round."""
         self.cancel()
         self.epoch, self._batches = epoch, batches
         return self.round

@@ -1,4 +1,4 @@
-"""The worker's side of message memory: slots that are written, read by the trainer, and come back."""
+"""The worker's side of message memory: slots are written, read by the trainer, and come back."""
 
 import os
 import threading

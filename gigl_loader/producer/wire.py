@@ -1,4 +1,4 @@
-"""Messages between a trainer and its own worker processes: one datagram each, descriptors beside it.
+"""Messages between a trainer and its own workers: one datagram each, descriptors beside it.
 
 The socket is a Unix ``SOCK_SEQPACKET`` pair: a message arrives whole or not at all, and the end of
 either process is an end of file for the other. Only a parent and the children that it started share

@@ -107,7 +107,7 @@ class Worker:
             got = wire.receive(self._sock)
             if got is None:
                 os._exit(0)  # the trainer is gone: nobody is left to tell
-            (kind, *rest), fds = got
+            (kind, *rest), _ = got
             if kind == kinds.TASK:
                 self._take_task(*rest)
             elif kind == kinds.ROUND:
@@ -184,9 +184,7 @@ class Worker:
         extra = {name: column[input_id] for name, column in source.extra.items()}
         return SampleRequest(ticket, source.seeds[input_id], input_id, extra)
 
-    def _sample(
-        self, sampler: Sampler, request: SampleRequest, place: int, idle_s: float
-    ) -> None:
+    def _sample(self, sampler: Sampler, request: SampleRequest, place: int, idle_s: float) -> None:
         started = time.perf_counter()
         fields = [_as_field(field) for field in sampler.sample(request)]
         sampled = time.perf_counter()

@@ -1,8 +1,8 @@
 """Compiled inner loops: draw neighbours, relabel nodes. No state, no I/O; they release the GIL.
 
 Random numbers are *keyed*: a draw is a hash of a key and a counter, never the next value of a
-generator. The key of a row mixes (seed, epoch, batch, hop, edge type) with the node's id, so what is
-drawn for a node depends on nothing else: not on its place in the frontier, not on the partition.
+generator. The key of a row mixes (seed, epoch, batch, hop, edge type) with the node's id, so what
+is drawn for a node depends on nothing else: not on its place in the frontier, nor the partition.
 
 Source:
     Keyed generation: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
@@ -159,7 +159,10 @@ def _sift_up(keys, items, child):  # type: ignore[no-untyped-def]
 
 @_jit
 def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, items, positions):  # type: ignore[no-untyped-def]
-    """Draw by weight. ``keys`` (float64) and ``items`` (int64) are scratch as long as the longest row."""
+    """Draw by weight.
+
+    ``keys`` (float64) and ``items`` (int64) are scratch as long as the longest row.
+    """
     at = 0
     for i in range(nodes.shape[0]):
         take = counts[i]

@@ -1,4 +1,4 @@
-"""What a sampler is told once (`SamplingPlan`), per batch (`SampleRequest`), and returns (`Field`)."""
+"""What a sampler is told once (`SamplingPlan`), per batch (`SampleRequest`), returns (`Field`)."""
 
 import hashlib
 import struct

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ProtocolError
 from gigl_loader.sampler import _kernels as kernels
@@ -136,9 +136,8 @@ class LocalStore:
                 bool(flags & _WEIGHT), bool(flags & _EDGE_IDS),
             )  # fmt: skip
             drawn = self.draw(draw, tensors[0])
-            return [
-                drawn.counts, drawn.neighbors, _NOTHING if drawn.edge_ids is None else drawn.edge_ids
-            ]  # fmt: skip
+            edge_ids = _NOTHING if drawn.edge_ids is None else drawn.edge_ids
+            return [drawn.counts, drawn.neighbors, edge_ids]
         if op == ROWS:
             kind = _KINDS[args[0]]
             rows = self.rows(kind, sorted(getattr(self._view, kind))[args[1]])
@@ -167,14 +166,18 @@ class GraphStore:
 
     def draw(self, draw: Draw, nodes: Tensor) -> Callable[[], Drawn]:
         """Ask for neighbours of ``nodes``; the remote part is on its way when this returns."""
-        node_type = draw.edge_type[2] if self._view.edge_dir == "in" else draw.edge_type[0]
-        split = self._split(self._view.node_books.get(node_type), nodes)
+        split = self._split(self._view.node_books.get(self._row_type(draw.edge_type)), nodes)
         if split is None:
             return lambda: self._local.draw(draw, nodes)
         flags = _REPLACE * draw.replace | _WEIGHT * draw.with_weight | _EDGE_IDS * draw.with_edge
         args = (self._edge_types.index(draw.edge_type), draw.fanout, flags, draw.key)
         calls = self._ask(NEIGHBORS, args, split, nodes)
         return lambda: self._merge(draw, nodes, split, calls)
+
+    def _row_type(self, edge_type: EdgeType) -> NodeType:
+        """Return the type of the nodes that the edges are grouped by; of label edges, the anchors."""
+        by_source = self._view.edge_dir == "out" or is_label_edge_type(edge_type)
+        return edge_type[0] if by_source else edge_type[2]
 
     def _split(self, book: Book | None, ids: Tensor) -> dict[int, Tensor] | None:
         """Return the places of ``ids`` by owner; None: all of them are here."""
@@ -202,8 +205,8 @@ class GraphStore:
         if self._own in split:
             parts[self._own] = self._local.draw(draw, nodes[split[self._own]])
         for partition, call in calls.items():
-            counts, neighbors, edge_ids = call.wait()
-            parts[partition] = Drawn(counts, neighbors, edge_ids if draw.with_edge else None)
+            theirs = call.wait()
+            parts[partition] = Drawn(theirs[0], theirs[1], theirs[2] if draw.with_edge else None)
         counts = torch.empty(nodes.numel(), dtype=torch.int64)
         for partition, at in split.items():
             counts[at] = parts[partition].counts
@@ -225,7 +228,7 @@ class GraphStore:
     def fetch(
         self, kind: str, name: NodeType | EdgeType, ids: Tensor
     ) -> tuple[torch.dtype, tuple[int, ...], Callable[[Tensor], None]]:
-        """Ask for the rows of ``ids``; return (dtype, shape, function that writes them to a tensor)."""
+        """Ask for the rows of ``ids``; return (dtype, shape, what writes them to a tensor)."""
         rows = self._local.rows(kind, name)
         values = rows.values
         shape = (ids.numel(), *values.shape[1:])

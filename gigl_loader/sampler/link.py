@@ -1,0 +1,208 @@
+"""Neighbourhoods of anchors and of their labels: what anchor-based link prediction trains on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import (
+    EdgeType,
+    NodeType,
+    message_passing_to_negative_label,
+    message_passing_to_positive_label,
+)
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ProtocolError
+from gigl_loader.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
+from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
+from gigl_loader.sampler.store import Draw, Drawn, Peers
+
+_LABEL_TYPES = {
+    POSITIVE: message_passing_to_positive_label,
+    NEGATIVE: message_passing_to_negative_label,
+}
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """The labels of a batch's anchors, of one sign and supervision edge type."""
+
+    edge_type: EdgeType
+    sign: str
+    counts: Tensor
+    """``[batch_size]`` int64, labels of each anchor."""
+    links: Tensor
+    """``[2, counts.sum()]`` int64: places of anchors in the batch, local labels of label nodes."""
+
+
+class LinkSampler(NeighborSampler):
+    """Samples around anchors, their positives and their negatives, in one batch.
+
+    ::
+
+        nodes of the anchors' type   [ anchors, as given | label nodes | 1st hop | 2nd hop ... ]
+        nodes of another label type                      [ label nodes | 1st hop | 2nd hop ... ]
+        num_sampled_nodes            [        first entry              , second  , third  ... ]
+
+    Labels are read from the label edges, at the anchor's owner, or come with the seeds
+    (`gigl_loader.message.label_column`). Label edges are never walked.
+
+    Args:
+        view: The partition.
+        plan: What to sample; seeds are the anchors.
+        peers: The other partitions.
+        supervision: Edge types that are predicted, anchors first.
+        exclude: Message-passing edge types without the copies of the batch's positives.
+        labels_in_input: Labels come with the seeds; label edges of the graph are not read.
+    """
+
+    def __init__(
+        self,
+        view: PartitionView,
+        plan: SamplingPlan,
+        peers: Peers | None,
+        *,
+        supervision: Sequence[EdgeType],
+        exclude: Sequence[EdgeType] = (),
+        labels_in_input: bool = False,
+    ) -> None:
+        super().__init__(view, plan, peers)
+        self._supervision = [_as_type(edge_type) for edge_type in supervision]
+        self._exclude = [_as_type(edge_type) for edge_type in exclude]
+        self._labels_in_input = labels_in_input
+        self._found: list[_Labels] = []
+        self._links = _Links({}, {})
+
+    def add_roots(self, request: SampleRequest) -> None:
+        """Add the labels of the anchors, type after type, positives before negatives."""
+        asked = []
+        for edge_type in self._supervision:
+            for sign in (POSITIVE, NEGATIVE):
+                ask = self._ask_input if self._labels_in_input else self._ask_graph
+                answer = ask(edge_type, sign, request)
+                if answer is not None:
+                    asked.append((edge_type, sign, answer))
+        self._found = []
+        for edge_type, sign, answer in asked:  # asked all before the first is waited for
+            counts, ids = answer()
+            anchors = torch.repeat_interleave(torch.arange(counts.numel()), counts)
+            links = torch.stack([anchors, self._labels[edge_type[2]].label(ids)])
+            self._found.append(_Labels(edge_type, sign, counts, links))
+        self._links = self._links_to_exclude(request.seeds)
+
+    def _ask_input(
+        self, edge_type: EdgeType, sign: str, request: SampleRequest
+    ) -> Callable[[], tuple[Tensor, Tensor]] | None:
+        """Return (labels per anchor, label ids) of a column of the input; None: there is none."""
+        column = request.extra.get(label_column(sign, edge_type))
+        if column is None:
+            return None
+        there = column >= 0
+        return lambda: (there.sum(1), column[there])
+
+    def _ask_graph(
+        self, edge_type: EdgeType, sign: str, request: SampleRequest
+    ) -> Callable[[], tuple[Tensor, Tensor]] | None:
+        """The same of the label edges, which may be on another partition."""
+        label_type = _LABEL_TYPES[sign](edge_type)
+        if label_type not in self._view.adjacency:
+            if sign == NEGATIVE:
+                return None
+            raise ProtocolError(f"the graph has no label edges {label_type}")
+        answer = self._store.draw(Draw(label_type, fanout=-1, key=0), request.seeds)
+
+        def read() -> tuple[Tensor, Tensor]:
+            drawn = answer()
+            return drawn.counts, drawn.neighbors
+
+        return read
+
+    def extra_fields(self, request: SampleRequest) -> Sequence[Field]:
+        """Return the links to the labels and how many each anchor has."""
+        fields = []
+        for labels in self._found:
+            name = label_column(labels.sign, labels.edge_type)
+            fields.append(Field.of(LABEL_LINKS + name, labels.links))
+            fields.append(Field.of(LABEL_COUNTS + name, labels.counts))
+        return fields
+
+    def keep_edges(
+        self, edge_type: EdgeType, targets: Tensor, drawn: Drawn
+    ) -> tuple[Tensor, Drawn]:
+        """Leave out the copies of the batch's positives."""
+        if edge_type not in self._links.keys or drawn.neighbors.numel() == 0:
+            return targets, drawn
+        expanded, neighbor = self._ends(edge_type)
+        others = self._labels[neighbor].find(drawn.neighbors)
+        roots = self._links.roots
+        places = (
+            ((targets < roots[expanded]) & (others >= 0) & (others < roots[neighbor]))
+            .nonzero()
+            .view(-1)
+        )
+        own = self._labels[expanded]
+        firsts = own.find(own.nodes[targets[places]])  # a repeated anchor counts as its first
+        codes = firsts * roots[neighbor] + others[places]
+        gone = places[torch.isin(codes, self._links.keys[edge_type])]
+        if gone.numel() == 0:
+            return targets, drawn
+        return _without(gone, targets, drawn)
+
+    def _links_to_exclude(self, seeds: Tensor) -> "_Links":
+        """Return the positives of this batch as edges of each type that could be a copy of them."""
+        if not self._exclude:
+            return self._links
+        roots = {name: labels.count for name, labels in self._labels.items()}
+        firsts = self._labels[self._plan.input_type].find(seeds)
+        positives = [
+            (labels.edge_type, torch.stack([firsts[labels.links[0]], labels.links[1]]))
+            for labels in self._found
+            if labels.sign == POSITIVE
+        ]
+        keys = {}
+        for copy_type in self._exclude:
+            _, neighbor = self._ends(copy_type)
+            ends = [
+                directed
+                for edge_type, links in positives
+                for directed in _as_edges_of(copy_type, edge_type, links)
+            ]
+            src, dst = torch.cat([torch.empty((2, 0), dtype=torch.int64), *ends], dim=1)
+            expanded, other = (dst, src) if self._view.edge_dir == "in" else (src, dst)
+            keys[copy_type] = expanded * roots[neighbor] + other
+        return _Links(keys, roots)
+
+
+@dataclass(frozen=True)
+class _Links:
+    """Edges between roots that a batch goes without."""
+
+    keys: dict[EdgeType, Tensor]
+    """``[num_links]`` int64: label of the expanded node * roots of the other type + other label."""
+    roots: dict[NodeType, int]
+    """Roots of each type."""
+
+
+def _as_edges_of(copy_type: EdgeType, edge_type: EdgeType, links: Tensor) -> list[Tensor]:
+    """Return ``links`` (``[2, n]``, anchors first) as edges of ``copy_type``, in all directions."""
+    ends, turned = (edge_type[0], edge_type[2]), (edge_type[2], edge_type[0])
+    copy_ends = (copy_type[0], copy_type[2])
+    found = [links] if copy_ends == ends else []
+    return [*found, links.flip(0)] if copy_ends == turned else found
+
+
+def _without(gone: Tensor, targets: Tensor, drawn: Drawn) -> tuple[Tensor, Drawn]:
+    """Return the edges but for those at the places ``gone``."""
+    keep = torch.ones(targets.numel(), dtype=torch.bool)
+    keep[gone] = False
+    rows = torch.repeat_interleave(torch.arange(drawn.counts.numel()), drawn.counts)
+    counts = torch.bincount(rows[keep], minlength=drawn.counts.numel())
+    edge_ids = None if drawn.edge_ids is None else drawn.edge_ids[keep]
+    return targets[keep], Drawn(counts, drawn.neighbors[keep], edge_ids)
+
+
+def _as_type(edge_type: Sequence[str]) -> EdgeType:
+    src, relation, dst = edge_type
+    return (src, relation, dst)
