@@ -219,6 +219,10 @@ def check_weights(data: DistDataset, with_weight: bool) -> None:
 
 def check_edge_ids(data: DistDataset, with_edge: bool) -> None:
     """Raise `ConfigError` where edge ids were asked for and the dataset keeps none."""
-    missing = [name for name, adj in data.view().adjacency.items() if adj.edge_ids is None]
+    missing = [
+        name
+        for name, adjacency in data.view().adjacency.items()
+        if adjacency.edge_ids is None and not is_label_edge_type(name)
+    ]
     if with_edge and missing:
         raise ConfigError(f"with_edge=True, but edge types {missing} keep no edge ids")

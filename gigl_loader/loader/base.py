@@ -36,6 +36,7 @@ from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInf
 from gigl_loader.message import (
     EDGES_PER_HOP,
     IS_HETERO,
+    LABEL_COUNTS,
     NODES_PER_HOP,
     Received,
     SampleMessage,
@@ -507,6 +508,10 @@ class BaseDistLoader(DistLoader):
             kept = {name: value for name, value in msg.items() if _stays_on_host(name)}
             moved = {name: value for name, value in msg.items() if name not in kept}
             msg = {**copy_message(moved, self.to_device), **kept}
+        return self._make_batch(msg)
+
+    def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
+        """Turn a message that is on the device into a batch; a hook for subclasses."""
         if not int(msg[IS_HETERO]):
             return to_data(msg)
         return to_hetero_data(msg, *self._batch_types())

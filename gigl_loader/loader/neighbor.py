@@ -103,14 +103,15 @@ class DistNeighborLoader(BaseDistLoader):
                 parts = remote_parts(dataset, args, runtime, input_nodes, next(self._counter))
             else:
                 parts = colocated_parts(
-                    dataset, args, runtime, lambda data: _local_input(data, input_nodes)
+                    dataset, args, runtime, lambda data: local_input(data, input_nodes)
                 )
         finally:
             end_own_group(runtime)
         super().__init__(**parts)
 
 
-def _local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
+def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
+    """Return the checked seeds of all processes of this machine; see `DistNeighborLoader`."""
     if input_nodes is None:
         if data.is_typed and not data.schema.is_homogeneous_with_labeled_edge_type:
             raise ConfigError(

@@ -175,7 +175,7 @@ class GraphStore:
         return lambda: self._merge(draw, nodes, split, calls)
 
     def _row_type(self, edge_type: EdgeType) -> NodeType:
-        """Return the type of the nodes that the edges are grouped by; of label edges, the anchors."""
+        """Return the type of the nodes that edges are grouped by; of label edges, the anchors."""
         by_source = self._view.edge_dir == "out" or is_label_edge_type(edge_type)
         return edge_type[0] if by_source else edge_type[2]
 

@@ -1,0 +1,170 @@
+"""`DistABLPLoader`: anchors, their positives and negatives, the neighbourhoods of all of them."""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.collate.link import add_labels
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.loader.assemble import (
+    LoaderArgs,
+    SamplerClass,
+    colocated_parts,
+    end_own_group,
+    is_remote,
+)
+from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.loader.config import NumNeighbors
+from gigl_loader.loader.neighbor import local_input
+from gigl_loader.loader.runtime import DistributedContext
+from gigl_loader.loader.supervision import (
+    SupervisionEdgeType,
+    check_anchor_type,
+    excluded_types,
+    supervision_types,
+)
+from gigl_loader.message import SampleMessage
+from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+
+_SAMPLER = "gigl_loader.sampler.link.LinkSampler"
+
+
+class DistABLPLoader(BaseDistLoader):
+    """Yields batches for anchor-based link prediction.
+
+    A batch holds the anchors, their positives and negatives, and the neighbourhood of all of them.
+    Anchors come first among the nodes of their type, label nodes next. Label edges never appear in
+    a batch. Its labels are local indices:
+
+    - ``y_positive``: ``{local anchor index: local label nodes}``, an empty tensor for an anchor
+      without labels; or, with ``use_label_edge_index_output=True``, ``[2, num_labels]`` int64 with
+      anchors in row 0 and label nodes in row 1.
+    - ``y_negative``: the same of given negatives, where there are any.
+
+    Both are a dict of these by edge type where several supervision edge types were given.
+
+    Args:
+        dataset: Colocated: a ``DistDataset`` with label edges. Graph store: a
+            ``RemoteDistDataset``.
+        num_neighbors: As `DistNeighborLoader` takes it; label edge types are never named.
+        input_nodes: Anchors. Colocated: as `DistNeighborLoader` takes them. Graph store:
+            ``{server_rank: ABLPInputNodes}``, from ``RemoteDistDataset.fetch_ablp_input``.
+        supervision_edge_type: Colocated: what is predicted, ``(anchor type, relation, label
+            type)``, or a list of these. None: the default edge type of a labeled-homogeneous
+            dataset. Graph store: None, for the input says it.
+        num_workers: As in `DistNeighborLoader`, and so are all that are not named here.
+        batch_size: Anchors per batch.
+        pin_memory_device: Where batches go.
+        worker_concurrency: Batches that a worker has under way.
+        prefetch_size: Graph store only.
+        channel_size: Most shared memory of the batches under way.
+        process_start_gap_seconds: Seconds between the starts of a machine's processes.
+        num_cpu_threads: Threads of torch operations of this process.
+        shuffle: Shuffle the anchors every epoch.
+        drop_last: Leave an incomplete last batch out.
+        with_weight: Draw neighbours by edge weight.
+        sampler_options: Another sampler, a subclass of ``LinkSampler``, or again the fanout.
+        context: Deprecated.
+        local_process_rank: Deprecated.
+        local_process_world_size: Deprecated.
+        non_blocking_transfers: Copy to a CUDA device ahead of use.
+        use_label_edge_index_output: Labels as one tensor instead of a dict by anchor.
+        exclude_supervision: Leave edges of a batch out that are a copy of one of its positives, in
+            either direction. True: over all message-passing edge types that connect the two node
+            types; a list: over these types only.
+        seed: Decides shuffle and draws.
+        replace: Draw neighbours with replacement.
+        in_order: Yield batches in order.
+        timeout: Seconds without progress before a wait is an error.
+        worker_init_fn: Called in each worker.
+        even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
+        with_edge: Deliver edge ids.
+
+    Raises:
+        ConfigError: A value cannot work; nothing was started.
+        PeerError: A worker could not be started; none is left.
+    """
+
+    _counter = count()
+
+    def __init__(
+        self,
+        dataset: Any,
+        num_neighbors: NumNeighbors,
+        input_nodes: Any = None,
+        supervision_edge_type: SupervisionEdgeType = None,
+        num_workers: int = 1,
+        batch_size: int = 1,
+        pin_memory_device: torch.device | None = None,
+        worker_concurrency: int = 4,
+        prefetch_size: int | None = None,
+        channel_size: int | str = "4GB",
+        process_start_gap_seconds: float | None = 60.0,
+        num_cpu_threads: int | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        with_weight: bool = False,
+        sampler_options: SamplerOptions | None = None,
+        context: DistributedContext | None = None,
+        local_process_rank: int | None = None,
+        local_process_world_size: int | None = None,
+        non_blocking_transfers: bool = True,
+        use_label_edge_index_output: bool = False,
+        *,
+        exclude_supervision: bool | Sequence[EdgeType] = False,
+        seed: int | None = None,
+        replace: bool = False,
+        in_order: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        worker_init_fn: Callable[[int], None] | None = None,
+        even_ranks: str | None = None,
+        with_edge: bool | None = None,
+    ) -> None:
+        self._shutdowned = True  # until there is something to shut down
+        args = LoaderArgs.collect(locals())
+        self._use_label_edge_index_output = use_label_edge_index_output
+        runtime = self.resolve_runtime(context, local_process_rank, local_process_world_size)
+        try:
+            if is_remote(dataset):
+                raise NotImplementedError
+            data = DistDataset.wrap(dataset)
+            self._supervision = supervision_types(data.schema, supervision_edge_type)
+            sampler = link_sampler(data.schema.edge_types, self._supervision, exclude_supervision)
+            parts = colocated_parts(
+                data, args, runtime, lambda data: self._local_input(data, input_nodes), sampler
+            )
+        finally:
+            end_own_group(runtime)
+        super().__init__(**parts)
+
+    def _local_input(self, data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
+        found = local_input(data, input_nodes)
+        check_anchor_type(self._supervision, found.input_type)
+        return found
+
+    def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
+        batch = super()._make_batch(msg)
+        as_edge_index = self._use_label_edge_index_output
+        add_labels(batch, msg, self._supervision, as_edge_index=as_edge_index)
+        return batch
+
+
+def link_sampler(
+    known: Sequence[EdgeType] | None,
+    supervision: Sequence[EdgeType],
+    exclude: bool | Sequence[EdgeType],
+    *,
+    labels_in_input: bool = False,
+) -> SamplerClass:
+    """Return the sampler class that workers are to run, and its keywords."""
+    keywords = {
+        "supervision": tuple(supervision),
+        "exclude": excluded_types(known or (), supervision, exclude),
+        "labels_in_input": labels_in_input,
+    }
+    return _SAMPLER, keywords
