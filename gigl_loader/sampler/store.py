@@ -106,20 +106,19 @@ class LocalStore:
         get, size = self._scratch.get, len(ids)
         rows = get("starts", size), get("degrees", size), get("counts", size)
         key = np.uint64(draw.key)
+        replace = draw.replace and draw.fanout >= 0  # all neighbours are all neighbours, once each
         weights = arrays.weights if draw.with_weight else None
         if weights is not None:
             total, most = kernels.count_weighted(
-                arrays.indptr, weights, ids, draw.fanout, draw.replace, *rows
+                arrays.indptr, weights, ids, draw.fanout, replace, *rows
             )
             positions = get("positions", total)
             keys, items = get("keys", most, np.float64), get("items", most)
-            kernels.draw_weighted(weights, ids, *rows, draw.replace, key, keys, items, positions)
+            kernels.draw_weighted(weights, ids, *rows, replace, key, keys, items, positions)
         else:
-            total, most = kernels.count_uniform(
-                arrays.indptr, ids, draw.fanout, draw.replace, *rows
-            )
+            total, most = kernels.count_uniform(arrays.indptr, ids, draw.fanout, replace, *rows)
             positions, taken = get("positions", total), get("taken", most, np.uint8)
-            kernels.draw_uniform(ids, *rows, draw.replace, key, taken, positions)
+            kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
         return positions, rows[2]
 
     def rows(self, kind: str, name: NodeType | EdgeType) -> Rows:
