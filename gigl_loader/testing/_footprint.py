@@ -1,0 +1,146 @@
+"""What processes hold on this machine, and whether all of it is gone when they are."""
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gigl_loader.testing._waiting import wait_until
+
+_SHM = Path("/dev/shm")
+_LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
+
+
+@dataclass
+class Footprint:
+    """Processes, listening ports and named shared memory of processes, as seen while they lived.
+
+    Processes are told apart by pid and start time, so that a pid used again is no leftover. A
+    process that has ended and that nobody has waited for counts as gone.
+    """
+
+    pids: dict[int, str] = field(default_factory=dict)
+    """Start time by pid."""
+    sockets: set[str] = field(default_factory=set)
+    """Inodes of listening TCP sockets."""
+
+    @classmethod
+    def below(cls, pid: int | None = None, *, itself: bool = False) -> "Footprint":
+        """Return what all processes below ``pid`` (None: this one) hold right now.
+
+        Args:
+            pid: Root of the tree.
+            itself: Include ``pid``.
+        """
+        found = cls()
+        root = os.getpid() if pid is None else pid
+        found.look(root, itself=itself)
+        return found
+
+    def look(self, pid: int, *, itself: bool = False) -> None:
+        """Add what the processes below ``pid`` hold right now."""
+        pids = _descendants(pid) + ([pid] if itself else [])
+        for one in pids:
+            started = _start_time(one)
+            if started is not None:
+                self.pids[one] = started
+        self.sockets |= _listening() & {i for one in pids for i in _socket_inodes(one)}
+
+    def alive(self) -> list[int]:
+        """Return the pids of the processes that still run."""
+        return [pid for pid, started in self.pids.items() if _start_time(pid) == started]
+
+    def leftovers(self) -> list[str]:
+        """Return in words what is still there."""
+        found = [f"process {pid} ({_command(pid)})" for pid in self.alive()]
+        found += [f"listening socket (inode {inode})" for inode in self.sockets & _listening()]
+        found += [f"{_SHM / name}" for name in _shared_memory_of(self.pids)]
+        found += [f"System V segment of process {pid}" for pid in _sysv_creators() & set(self.pids)]
+        return found
+
+    def check_gone(self, timeout_s: float = 20.0) -> None:
+        """Wait until nothing is left.
+
+        Raises:
+            AssertionError: Something still is after ``timeout_s`` seconds; names it.
+        """
+        try:
+            wait_until(lambda: not self.leftovers(), "everything is gone", timeout_s)
+        except AssertionError:
+            raise AssertionError(f"left after {timeout_s:g} s: {self.leftovers()}") from None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/<pid>/stat from the third, the state, on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _start_time(pid: int) -> str | None:
+    stat = _stat(pid)
+    return None if stat is None or stat[0] in "ZX" else stat[19]
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (stat := _stat(int(entry.name))) is not None:
+            children.setdefault(int(stat[1]), []).append(int(entry.name))
+    found: list[int] = []
+    frontier = [root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found += below
+        frontier += below
+    return found
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    found = set()
+    try:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(fd)
+            if target.startswith("socket:["):
+                found.add(target[8:-1])
+    except OSError:  # it ends while it is looked at
+        pass
+    return found
+
+
+def _listening() -> set[str]:
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/net", name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        found |= {fields[9] for fields in map(str.split, lines) if fields[3] == _LISTEN}
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "gone"
+    return b" ".join(words).decode(errors="replace")[:120]
+
+
+def _shared_memory_of(pids: dict[int, str]) -> list[str]:
+    """Return names in /dev/shm that this package or one of ``pids`` made: torch puts the pid in."""
+    names = os.listdir(_SHM) if _SHM.is_dir() else []
+    return [
+        name
+        for name in names
+        if "gigl" in name or {int(n) for n in re.findall(r"\d+", name)} & set(pids)
+    ]
+
+
+def _sysv_creators() -> set[int]:
+    try:
+        lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    except OSError:
+        return set()
+    return {int(line.split()[4]) for line in lines}

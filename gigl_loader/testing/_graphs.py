@@ -1,0 +1,136 @@
+"""Small graphs whose every value can be told from an id."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    EdgeDir,
+    EdgeType,
+    NodeType,
+)
+
+_RELATIONS = (
+    ("user", "buys", "item"),
+    ("item", "rev_buys", "user"),
+    ("user", "knows", "user"),
+)
+
+
+@dataclass(frozen=True)
+class TinyGraph:
+    """A graph in plain Python; the edge's id is its place in the list of its type.
+
+    Node ``i`` of the ``t``-th node type (by name) has features ``[i, t]`` and labels
+    ``[i, 100 + i, t]``; edge ``i`` of the ``t``-th edge type has features ``[i, t]`` and weight
+    ``i % 4`` (every fourth edge weighs nothing).
+    """
+
+    num_nodes: dict[NodeType, int]
+    edges: dict[EdgeType, list[tuple[int, int]]] = field(default_factory=dict)
+    """``(source, destination)`` by edge type."""
+
+    @classmethod
+    def homogeneous(cls, num_nodes: int, edges: list[tuple[int, int]]) -> "TinyGraph":
+        """Return a graph of one node type and one edge type."""
+        return cls(
+            {DEFAULT_HOMOGENEOUS_NODE_TYPE: num_nodes}, {DEFAULT_HOMOGENEOUS_EDGE_TYPE: edges}
+        )
+
+    @classmethod
+    def random(
+        cls,
+        num_nodes: int = 60,
+        num_edges: int = 400,
+        *,
+        heterogeneous: bool = False,
+        seed: int = 0,
+    ) -> "TinyGraph":
+        """Return a random graph, with repeated edges, loops and, as a rule, nodes without edges.
+
+        Args:
+            num_nodes: Of each type.
+            num_edges: Of each type.
+            heterogeneous: Users who buy items and know each other, in place of one type.
+            seed: Decides the edges.
+        """
+        generator = torch.Generator().manual_seed(seed)
+
+        def pairs() -> list[tuple[int, int]]:
+            ends = torch.rand((num_edges, 2), generator=generator) ** 1.5 * num_nodes
+            return [(int(a), int(b)) for a, b in ends.long().tolist()]
+
+        if not heterogeneous:
+            return cls.homogeneous(num_nodes, pairs())
+        return cls({"user": num_nodes, "item": num_nodes}, {name: pairs() for name in _RELATIONS})
+
+    @property
+    def is_heterogeneous(self) -> bool:
+        """Whether batches are `HeteroData`."""
+        return DEFAULT_HOMOGENEOUS_NODE_TYPE not in self.num_nodes
+
+    def node_rows(self, node_type: NodeType, ids: list[int]) -> tuple[list[list[int]], ...]:
+        """Return (features, labels) of nodes."""
+        number = sorted(self.num_nodes).index(node_type)
+        return [[i, number] for i in ids], [[i, 100 + i, number] for i in ids]
+
+    def edge_rows(self, edge_type: EdgeType, ids: list[int]) -> list[list[int]]:
+        """Return the features of edges."""
+        number = sorted(self.edges).index(edge_type)
+        return [[i, number] for i in ids]
+
+    @staticmethod
+    def weight(edge_id: int) -> float:
+        """Return the weight of an edge."""
+        return float(edge_id % 4)
+
+    def to_pyg(self, *, edge_features: bool = True, labels: bool = True) -> Data | HeteroData:
+        """Return it as PyG's `Data` or `HeteroData`, with ``edge_weight``."""
+        data = HeteroData() if self.is_heterogeneous else Data()
+        for node_type, count in self.num_nodes.items():
+            store = data[node_type] if self.is_heterogeneous else data
+            features, targets = self.node_rows(node_type, list(range(count)))
+            store.x = torch.tensor(features, dtype=torch.float32).reshape(count, 2)
+            if labels:
+                store.y = torch.tensor(targets, dtype=torch.int64).reshape(count, 3)
+        for edge_type, pairs in self.edges.items():
+            store = data[edge_type] if self.is_heterogeneous else data
+            store.edge_index = (
+                torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().contiguous()
+            )
+            store.edge_weight = torch.tensor([self.weight(i) for i in range(len(pairs))])
+            if edge_features:
+                rows = self.edge_rows(edge_type, list(range(len(pairs))))
+                store.edge_attr = torch.tensor(rows, dtype=torch.float32).reshape(len(pairs), 2)
+        return data
+
+    def dataset(self, *, edge_dir: EdgeDir = "in", edge_features: bool = True) -> DistDataset:
+        """Return it as a dataset of one partition."""
+        return DistDataset.from_pyg(self.to_pyg(edge_features=edge_features), edge_dir=edge_dir)
+
+    def partitions(
+        self, count: int, *, edge_dir: EdgeDir = "in", seed: int = 0, edge_features: bool = True
+    ) -> list[DistDataset]:
+        """Return it as ``count`` partitions, nodes assigned at random."""
+        generator = torch.Generator().manual_seed(seed)
+        books: dict[NodeType, Tensor] = {
+            name: torch.randint(count, (size,), generator=generator)
+            for name, size in self.num_nodes.items()
+        }
+        book = books if self.is_heterogeneous else books[DEFAULT_HOMOGENEOUS_NODE_TYPE]
+        data = self.to_pyg(edge_features=edge_features)
+        return [
+            DistDataset.from_pyg(
+                data,
+                edge_dir=edge_dir,
+                partition_book=book,
+                partition_idx=index,
+                num_partitions=count,
+            )
+            for index in range(count)
+        ]

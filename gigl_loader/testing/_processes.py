@@ -1,0 +1,86 @@
+"""Ranks of a process group on this machine."""
+
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+class RankFailed(AssertionError):
+    """A rank raised, was killed, or did not end in time."""
+
+
+def run_ranks(
+    fn: Callable[..., None],
+    *args: Any,
+    world_size: int,
+    tmp_path: Path,
+    timeout_s: float = 60.0,
+) -> None:
+    """Call ``fn(rank, world_size, *args)`` on spawned ranks of a gloo group; no port is used.
+
+    Args:
+        fn: A function of a module, so that the ranks can import it.
+        args: More for ``fn``; picklable.
+        world_size: Number of ranks.
+        tmp_path: An empty folder, for the group's store and the ranks' tracebacks.
+        timeout_s: For all of it.
+
+    Raises:
+        RankFailed: As soon as a rank raises or is killed, with the tracebacks; or after
+            ``timeout_s`` seconds. No rank is left.
+    """
+    spawn = mp.get_context("spawn")
+    ranks = [  # not daemons: daemons may not start sampling workers of their own
+        spawn.Process(target=_entry, args=(fn, rank, world_size, tmp_path, timeout_s, args))
+        for rank in range(world_size)
+    ]
+    deadline = time.monotonic() + timeout_s
+    try:
+        for process in ranks:
+            process.start()
+        _watch(ranks, tmp_path, deadline, timeout_s)
+    finally:
+        for process in ranks:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+def _watch(ranks: list[Any], tmp_path: Path, deadline: float, timeout_s: float) -> None:
+    while True:
+        alive = [rank for rank, process in enumerate(ranks) if process.is_alive()]
+        failed = {rank: process.exitcode for rank, process in enumerate(ranks) if process.exitcode}
+        if failed:
+            notes = "".join(note.read_text() for note in sorted(tmp_path.glob("rank*.txt")))
+            raise RankFailed(f"exit codes by rank {failed}\n{notes}")
+        if not alive:
+            return
+        if not wait(
+            [ranks[rank].sentinel for rank in alive], max(0.0, deadline - time.monotonic())
+        ):
+            raise RankFailed(f"ranks {alive} still running after {timeout_s:g} s")
+
+
+def _entry(
+    fn: Callable[..., None], rank: int, size: int, tmp_path: Path, limit_s: float, args: Any
+) -> None:
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{tmp_path}/store",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=limit_s),
+        )
+        fn(rank, size, *args)
+        dist.destroy_process_group()
+    except BaseException:
+        (tmp_path / f"rank{rank}.txt").write_text(f"--- rank {rank} ---\n{traceback.format_exc()}")
+        raise SystemExit(1) from None

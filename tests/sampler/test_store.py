@@ -1,0 +1,338 @@
+"""What is drawn: how often, how independently, and the questions between partitions."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
+from gigl_loader.errors import ProtocolError
+from gigl_loader.message import BatchTicket
+from gigl_loader.sampler.plan import SamplingPlan, draw_key
+from gigl_loader.sampler.store import Draw, GraphStore, LocalStore
+from gigl_loader.testing import InProcessPeers
+
+PLAN = SamplingPlan(input_type=NODE, fanouts={EDGE: (2, 2)}, seed=7)
+
+
+def _view(degree: int, num_rows: int = 1, weights: list[float] | None = None) -> PartitionView:
+    """Every row has neighbours 0, 1, ... degree - 1; edge ids count on from row to row."""
+    count = degree * num_rows
+    adjacency = Adjacency(
+        indptr=torch.arange(0, count + 1, degree) if degree else torch.zeros(num_rows + 1).long(),
+        indices=torch.arange(degree).repeat(num_rows),
+        edge_ids=torch.arange(count),
+        weights=None if weights is None else torch.tensor(weights).repeat(num_rows),
+    )
+    return PartitionView(
+        is_heterogeneous=False, edge_dir="in", num_partitions=1, partition_idx=0,
+        num_nodes={NODE: max(degree, num_rows)}, adjacency={EDGE: adjacency},
+    )  # fmt: skip
+
+
+def _key(epoch: int = 0, batch: int = 0, hop: int = 0) -> int:
+    return draw_key(PLAN, BatchTicket(0, 1, epoch, batch), hop, EDGE)
+
+
+def _draw(view: PartitionView, nodes: torch.Tensor, fanout: int, key: int = 1, **how: bool):
+    return LocalStore(view).draw(Draw(EDGE, fanout, key, **how), nodes)
+
+
+def _rows(drawn, nodes: torch.Tensor) -> list[list[int]]:
+    return [part.tolist() for part in torch.split(drawn.neighbors, drawn.counts.tolist())]
+
+
+def _chi_square(observed: np.ndarray, expected: np.ndarray) -> float:
+    return float(((observed - expected) ** 2 / expected).sum())
+
+
+def _limit(freedom: int) -> float:
+    """Return far above the 1 - 1e-6 quantile of chi-square (Wilson and Hilferty, 1931)."""
+    spread = 2 / (9 * freedom)
+    return freedom * (1 - spread + 5.5 * math.sqrt(spread)) ** 3
+
+
+# --- edge cases -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_weight", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+def test_frontiers_with_nothing_to_draw(replace: bool, with_weight: bool) -> None:
+    view = _view(3, num_rows=2, weights=[1.0, 0.0, 1.0])
+    how = {"replace": replace, "with_weight": with_weight, "with_edge": True}
+    for nodes, fanout in (([], 2), ([2, 99, 10**12], 2), ([0, 1], 0), ([], -1), ([5], -1)):
+        drawn = _draw(view, torch.tensor(nodes, dtype=torch.int64), fanout, **how)
+        assert drawn.counts.tolist() == [0] * len(nodes)
+        assert drawn.neighbors.numel() == drawn.edge_ids.numel() == 0
+    nothing = _draw(_view(0, num_rows=3), torch.arange(3), 2, replace=replace)
+    assert nothing.counts.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("with_weight", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+def test_minus_one_is_every_neighbour_once(replace: bool, with_weight: bool) -> None:
+    view = _view(6, num_rows=3, weights=[1.0, 0.0, 3.0, 0.5, 0.0, 9.0])
+    nodes = torch.tensor([2, 0, 7, 2])
+    drawn = _draw(view, nodes, -1, replace=replace, with_weight=with_weight, with_edge=True)
+    row = [0, 2, 3, 5] if with_weight else list(range(6))
+    assert _rows(drawn, nodes) == [row, row, [], row]
+    first = [12 + i for i in row]
+    assert drawn.edge_ids.tolist() == [*first, *row, *first]
+
+
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_without_replacement_no_edge_twice(with_weight: bool) -> None:
+    weights = [float(1 + i % 5) if i % 3 else 0.0 for i in range(30)]
+    view, nodes = _view(30, num_rows=200, weights=weights), torch.arange(200)
+    for fanout in (1, 7, 20, 29, 30, 31):
+        drawn = _draw(
+            view, nodes, fanout, key=_key(fanout), with_weight=with_weight, with_edge=True
+        )
+        most = 20 if with_weight else 30
+        assert drawn.counts.tolist() == [min(fanout, most)] * 200
+        assert drawn.edge_ids.unique().numel() == drawn.edge_ids.numel()
+        rows = torch.arange(200).repeat_interleave(drawn.counts)
+        assert (drawn.edge_ids == rows * 30 + drawn.neighbors).all()
+        if with_weight:
+            assert (drawn.neighbors % 3 != 0).all()
+
+
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_with_replacement_always_the_fanout(with_weight: bool) -> None:
+    view, nodes = _view(3, num_rows=50, weights=[0.0, 1.0, 2.0]), torch.arange(60)
+    drawn = _draw(view, nodes, 8, replace=True, with_weight=with_weight)
+    assert drawn.counts.tolist() == [8] * 50 + [0] * 10
+    assert set(drawn.neighbors.tolist()) == ({1, 2} if with_weight else {0, 1, 2})
+
+
+def test_edge_ids_that_are_not_kept() -> None:
+    view = _view(2)
+    bare = Adjacency(view.adjacency[EDGE].indptr, view.adjacency[EDGE].indices, None, None)
+    store = LocalStore(PartitionView(False, "in", 1, 0, {NODE: 2}, {EDGE: bare}))
+    with pytest.raises(ProtocolError, match="edge ids"):
+        store.draw(Draw(EDGE, 1, 1, with_edge=True), torch.tensor([0]))
+    assert store.draw(Draw(EDGE, 1, 1), torch.tensor([0])).edge_ids is None
+
+
+def test_a_frontier_of_five_million_nodes() -> None:
+    view, nodes = _view(3, num_rows=1000), torch.arange(5_000_000) % 1500
+    drawn = _draw(view, nodes, 2, with_edge=True)
+    assert drawn.counts.sum() == drawn.neighbors.numel() == 2 * int((nodes < 1000).sum())
+
+
+# --- how often ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fanout", [1, 3, 9])
+def test_uniform_inclusion_counts(fanout: int) -> None:
+    degree, rows = 10, 20_000
+    drawn = _draw(_view(degree, rows), torch.arange(rows), fanout, key=_key())
+    counts = np.bincount(drawn.neighbors.numpy(), minlength=degree)
+    share = fanout / degree
+    # inclusions of one row are exclusive: their variance is share * (1 - share)
+    score = _chi_square(counts, np.full(degree, rows * share)) / (1 - share) * (1 - 1 / degree)
+    assert score < _limit(degree - 1)
+
+
+def test_uniform_pairs_are_equally_likely() -> None:
+    degree, rows = 6, 30_000
+    nodes = torch.arange(rows)
+    drawn = _draw(_view(degree, rows), nodes, 2, key=_key())
+    pairs = Counter(tuple(sorted(row)) for row in _rows(drawn, nodes))
+    assert len(pairs) == 15
+    assert _chi_square(np.array(list(pairs.values())), np.full(15, rows / 15)) < _limit(14)
+
+
+def test_uniform_counts_with_replacement() -> None:
+    degree, rows = 10, 20_000
+    drawn = _draw(_view(degree, rows), torch.arange(rows), 4, key=_key(), replace=True)
+    first, second = drawn.neighbors.view(-1, 4)[:, :2].t().numpy()
+    joint = np.bincount(first * degree + second, minlength=degree**2)
+    assert _chi_square(joint, np.full(degree**2, rows / degree**2)) < _limit(degree**2 - 1)
+
+
+def test_weighted_counts_with_replacement() -> None:
+    weights, rows = [0.5, 0.0, 1.0, 4.0, 2.5], 20_000
+    drawn = _draw(
+        _view(5, rows, weights), torch.arange(rows), 3, key=_key(), replace=True, with_weight=True
+    )
+    counts = np.bincount(drawn.neighbors.numpy(), minlength=5)
+    assert counts[1] == 0
+    expected = 3 * rows * np.array(weights) / sum(weights)
+    kept = expected > 0
+    assert _chi_square(counts[kept], expected[kept]) < _limit(3)
+
+
+@pytest.mark.parametrize("fanout", [1, 2, 4])
+def test_weighted_inclusion_against_a_direct_simulation(fanout: int) -> None:
+    """Draw one by one, each time by the weights that are left: what the kernel must amount to."""
+    weights, rows = [1.0, 2.0, 0.0, 3.0, 0.25, 8.0], 40_000
+    drawn = _draw(_view(6, rows, weights), torch.arange(rows), fanout, key=_key(), with_weight=True)
+    found = np.bincount(drawn.neighbors.numpy(), minlength=6) / rows
+    expected = _inclusion(weights, fanout)
+    spread = np.sqrt(np.maximum(expected * (1 - expected), 1e-12) / rows)
+    assert (np.abs(found - expected) <= 5.5 * spread + 1e-9).all(), (found, expected)
+
+
+def _inclusion(weights: list[float], draws: int) -> np.ndarray:
+    """Return the exact probability of each item to be among ``draws`` drawn one by one."""
+    found = np.zeros(len(weights))
+
+    def go(left: tuple[int, ...], chance: float, draws: int) -> None:
+        total = sum(weights[item] for item in left)
+        if draws == 0 or total == 0:
+            return
+        for item in left:
+            if weights[item] > 0:
+                part = chance * weights[item] / total
+                found[item] += part
+                go(tuple(other for other in left if other != item), part, draws - 1)
+
+    go(tuple(range(len(weights))), 1.0, draws)
+    return found
+
+
+# --- independence ---------------------------------------------------------------------------------
+
+
+def _choices(key: int, rows: int, degree: int) -> np.ndarray:
+    return _draw(_view(degree, rows), torch.arange(rows), 1, key=key).neighbors.numpy()
+
+
+@pytest.mark.parametrize("other", ["hop", "batch", "epoch", "node", "far node", "key"])
+def test_draws_are_independent(other: str) -> None:
+    """The joint counts of two draws that differ in one thing are those of two fair dice."""
+    degree, rows = 8, 40_000
+    base = _choices(_key(), rows, degree)
+    pairs = {
+        "hop": lambda: (base, _choices(_key(hop=1), rows, degree)),
+        "batch": lambda: (base, _choices(_key(batch=1), rows, degree)),
+        "epoch": lambda: (base, _choices(_key(epoch=1), rows, degree)),
+        "node": lambda: (base[:-1], base[1:]),
+        "far node": lambda: (base[: rows // 2], base[rows // 2 :]),
+        "key": lambda: (_choices(1, rows, degree), _choices(2, rows, degree)),
+    }
+    one, two = pairs[other]()
+    joint = np.bincount(one * degree + two, minlength=degree**2)
+    assert _chi_square(joint, np.full(degree**2, len(one) / degree**2)) < _limit(degree**2 - 1)
+
+
+def test_weighted_draws_of_one_node_over_batches() -> None:
+    view, nodes = _view(4, 1, [1.0, 1.0, 1.0, 1.0]), torch.zeros(1, dtype=torch.int64)
+    store = LocalStore(view)
+    found = [
+        int(store.draw(Draw(EDGE, 1, _key(batch=b), with_weight=True), nodes).neighbors)
+        for b in range(8000)
+    ]
+    joint = np.bincount(np.array(found[:-1]) * 4 + np.array(found[1:]), minlength=16)
+    assert _chi_square(joint, np.full(16, 7999 / 16)) < _limit(15)
+
+
+def test_keys_differ_in_everything_that_they_are_made_of() -> None:
+    keys = {_key(e, b, h) for e in range(10) for b in range(10) for h in range(10)}
+    assert len(keys) == 1000
+    ticket = BatchTicket(0, 1, 0, 0)
+    assert draw_key(PLAN, ticket, 0, ("a", "b", "c")) != draw_key(PLAN, ticket, 0, ("a", "b", "d"))
+    assert _key() == draw_key(PLAN, BatchTicket(5, 9, 0, 0), 0, EDGE), (
+        "stream and round are no input"
+    )
+
+
+# --- keyed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_weight", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_draw_depends_on_node_and_key_alone(replace: bool, with_weight: bool) -> None:
+    view = _view(9, 300, [float(1 + i) for i in range(9)])
+    how = {"replace": replace, "with_weight": with_weight, "with_edge": True}
+    nodes = torch.arange(300)
+    whole = _rows(_draw(view, nodes, 4, key=11, **how), nodes)
+    store = LocalStore(view)
+    shuffled = torch.randperm(300, generator=torch.Generator().manual_seed(1))
+    for part in torch.split(shuffled, 70):  # another order, other frontiers, one store's scratch
+        drawn = store.draw(Draw(EDGE, 4, 11, **how), part)
+        assert _rows(drawn, part) == [whole[node] for node in part.tolist()]
+
+
+# --- several partitions ---------------------------------------------------------------------------
+
+
+def _cut(view: PartitionView, owner: torch.Tensor, count: int) -> list[PartitionView]:
+    """Return partitions of ``view``, each with the rows of its own nodes only."""
+    adjacency, parts = view.adjacency[EDGE], []
+    degrees = adjacency.indptr.diff()
+    for index in range(count):
+        mine = (owner == index).repeat_interleave(degrees)
+        kept = torch.where(owner == index, degrees, 0)
+        weights = None if adjacency.weights is None else adjacency.weights[mine]
+        own = Adjacency(
+            torch.cat([torch.zeros(1).long(), kept.cumsum(0)]),
+            adjacency.indices[mine], adjacency.edge_ids[mine], weights,
+        )  # fmt: skip
+        ids = (owner == index).nonzero().view(-1)
+        place = torch.full_like(owner, -1)
+        place[ids] = torch.arange(ids.numel())
+        parts.append(
+            PartitionView(
+                False,
+                "in",
+                count,
+                index,
+                view.num_nodes,
+                {EDGE: own},
+                node_books={NODE: Book(table=owner)},
+                node_features={NODE: Rows(ids.float()[:, None], place)},
+            )
+        )
+    return parts
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_partitions_draw_the_same_bits(count: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    view = _view(7, 40, [0.0, 1, 2, 3, 4, 5, 6])
+    parts = _cut(view, torch.randint(count, (40,), generator=generator), count)
+    peers = InProcessPeers(parts)
+    nodes = torch.randint(40, (100,), generator=generator)
+    for part in parts:
+        for fanout in (-1, 0, 3):
+            for flags in range(8):
+                how = {
+                    "replace": bool(flags & 1), "with_weight": bool(flags & 2),
+                    "with_edge": bool(flags & 4),
+                }  # fmt: skip
+                draw = Draw(EDGE, fanout, 2**64 - 5, **how)
+                one = LocalStore(view).draw(draw, nodes)
+                other = GraphStore(part, peers).draw(draw, nodes)()
+                assert torch.equal(one.counts, other.counts)
+                assert torch.equal(one.neighbors, other.neighbors)
+                if how["with_edge"]:
+                    assert torch.equal(one.edge_ids, other.edge_ids)
+                else:
+                    assert other.edge_ids is None
+        dtype, shape, write = GraphStore(part, peers).fetch("node_features", NODE, nodes)
+        out = torch.empty(shape, dtype=dtype)
+        write(out)
+        assert out[:, 0].tolist() == nodes.tolist()
+
+
+def test_only_owners_are_asked() -> None:
+    view = _view(3, 10)
+    parts = _cut(view, torch.arange(10) // 4, 3)  # 0-3, 4-7, 8-9
+    peers = InProcessPeers(parts)
+    store = GraphStore(parts[0], peers)
+    store.draw(Draw(EDGE, 1, 1), torch.tensor([0, 3, 1]))()
+    store.draw(Draw(EDGE, 1, 1), torch.tensor([], dtype=torch.int64))()
+    assert peers.asked == []
+    store.draw(Draw(EDGE, 1, 1), torch.tensor([9, 0, 8]))()
+    assert [partition for partition, _ in peers.asked] == [2]
+
+
+def test_an_unknown_operation() -> None:
+    with pytest.raises(ProtocolError, match="operation 77"):
+        LocalStore(_view(1)).answer(77, (), [])
