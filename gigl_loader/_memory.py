@@ -126,8 +126,8 @@ def _map_shared_tensor(
     # torch's own shared storage over our descriptor: GLT and torch.multiprocessing see it as shared
     storage: Any = torch.UntypedStorage
     storage = storage._new_shared_fd_cpu(os.dup(fd), nbytes)
-    tensor: Tensor = torch.empty(0, dtype=dtype).set_(storage, offset, shape)
-    return tensor
+    strides = torch.empty(shape, device="meta").stride()
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
 
 
 class _Pickler(pickle.Pickler):

@@ -730,7 +730,7 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
     raise WrongTypeError(
         "the arguments must all be of one deployment: colocated (DistDataset, NodeSamplerInput, "
         "MpDistSamplingWorkerOptions, DistSamplingProducer) or graph store (RemoteDistDataset, "
-        "list of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable to run on each server); "
+        "list of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable for each server); "
         f"found {found}, of types {kinds}"
     )
 

@@ -71,7 +71,9 @@ class WorkerPool:
         self._control: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
         self._events: deque[Event] = deque()
-        self._lock = threading.RLock()
+        self._reading = threading.RLock()  # one thread at a time waits for the workers
+        self._sending = threading.Lock()  # sending never waits for a reader
+        self._ending = threading.Lock()
         self._stopped = False
         self.num_workers = num_workers
 
@@ -152,7 +154,7 @@ class WorkerPool:
             PeerTimeoutError: It does not read.
         """
         worker = self._workers[number]
-        with self._lock:
+        with self._sending:
             try:
                 wire.send(worker.sock, message)
                 if obj is not None:
@@ -163,6 +165,9 @@ class WorkerPool:
                     f"{_SEND_TIMEOUT_S:.0f} s"
                 ) from error
             except OSError:
+                worker.eof = True
+        if worker.eof:
+            with self._reading:
                 self._raise_died(worker)
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -171,12 +176,12 @@ class WorkerPool:
         Raises:
             WorkerDiedError: A worker ended. What it had sent before comes first.
         """
-        if self._stopped:
-            raise UsageError("the workers were stopped")
         return self._collect(timeout_s)
 
     def _collect(self, timeout_s: float) -> list[Event]:
-        with self._lock:
+        with self._reading:
+            if self._stopped:
+                raise UsageError("the workers were stopped")
             self._read(timeout_s)
             events = list(self._events)
             self._events.clear()
@@ -247,20 +252,25 @@ class WorkerPool:
                 named in ``expected`` have said that they are done. After that they are killed.
             expected: Names of those workers.
         """
-        with self._lock:
+        with self._ending:
             if self._stopped:
                 return
             self._stopped = True
-            _live_pools.discard(self)
-            for event in self._events:
-                _memory.close_fds(list(event.fds))
-            self._events.clear()
-            for worker in self._workers:
-                with contextlib.suppress(OSError):
-                    wire.send(worker.sock, (kinds.STOP, linger_s, expected or []))
+        _live_pools.discard(self)
+        for worker in self._workers:
+            with contextlib.suppress(OSError), self._sending:
+                worker.sock.settimeout(0.0 if linger_s <= 0 else _SEND_TIMEOUT_S)
+                wire.send(worker.sock, (kinds.STOP, linger_s, expected or []))
+        with self._reading:  # a reader sees _stopped within the second that it waits at most
+            self._drop_events()
             if linger_s > 0:
                 self._await_exit(time.monotonic() + linger_s + 1.0)
             self._close()
+
+    def _drop_events(self) -> None:
+        for event in self._events:
+            _memory.close_fds(list(event.fds))
+        self._events.clear()
 
     def _await_exit(self, deadline: float) -> None:
         while not all(worker.exited for worker in self._workers):
@@ -269,9 +279,7 @@ class WorkerPool:
                 return
             with contextlib.suppress(OSError):
                 self._read(min(left, 1.0))
-            for event in self._events:
-                _memory.close_fds(list(event.fds))
-            self._events.clear()
+            self._drop_events()
 
     def _close(self) -> None:
         self._selector.close()

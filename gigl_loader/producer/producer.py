@@ -257,8 +257,8 @@ class DistSamplingProducer:
         missing = set(range(self._view.num_partitions)) - set(self._addresses)
         if missing:
             raise ConfigError(
-                f"no rank loaded partitions {sorted(missing)} of {self._view.num_partitions}: start "
-                "at least one process per partition, each with its own partition_idx"
+                f"no rank loaded partitions {sorted(missing)} of {self._view.num_partitions}: "
+                "start at least one process per partition, each with its own partition_idx"
             )
         return peers, _peer_name(context.rank, worker)
 

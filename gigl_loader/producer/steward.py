@@ -13,10 +13,11 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
+from typing import Any
 
-from gigl_loader.producer import setup as kinds
-from gigl_loader.producer import wire
+# torch, and what imports it, comes in while another thread loads the kernels: see _import_all
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,14 +30,9 @@ def main() -> None:
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
     try:
-        from gigl_loader.producer import worker
-
-        worker.warm_up()
-    except BaseException as error:
-        wire.send(
-            control, (kinds.FAILED, f"{type(error).__name__}: {error}"[:8000],
-                      traceback.format_exc()[-60_000:])
-        )  # fmt: skip
+        kinds, wire = _import_all()
+    except BaseException:
+        traceback.print_exc()  # without torch there is no way to say it over the socket
         raise SystemExit(1) from None
     gc.collect()
     gc.freeze()  # what is there now is never written again: forked pages stay shared
@@ -51,7 +47,29 @@ def main() -> None:
     for sock in sockets:
         sock.close()
     wire.send(control, (kinds.READY, {number: pid for pid, number in pids.items()}))
-    _watch(control, wake_read, pids)
+    _Watch(control, pids, kinds, wire).run(wake_read)
+
+
+def _import_all() -> tuple[Any, Any]:
+    """Import what workers need; the compiled kernels load while torch is imported."""
+    failures: list[BaseException] = []
+
+    def load_kernels() -> None:
+        try:
+            from gigl_loader.sampler import _kernels
+
+            _kernels.load()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=load_kernels)
+    thread.start()
+    from gigl_loader.producer import setup, wire, worker  # noqa: F401
+
+    thread.join()  # no thread may be left when workers are forked
+    if failures:
+        raise failures[0]
+    return setup, wire
 
 
 def _become_worker(number: int, sock: socket.socket, others: list[socket.socket]) -> None:
@@ -72,32 +90,39 @@ def _become_worker(number: int, sock: socket.socket, others: list[socket.socket]
         os._exit(code)
 
 
-def _watch(control: socket.socket, wake: int, pids: dict[int, int]) -> None:
-    poller = select.poll()
-    poller.register(control, select.POLLIN)
-    poller.register(wake, select.POLLIN)
-    while pids:
-        for fd, _ in poller.poll():
-            if fd == wake:
-                os.read(wake, 512)
-            elif wire.receive(control) is None:  # the trainer closed it, or is gone
-                _kill(pids)
-                return
-        _reap(control, pids)
+class _Watch:
+    """Reports how workers end, and ends them when the trainer is gone."""
 
+    def __init__(self, control: socket.socket, pids: dict[int, int], kinds: Any, wire: Any) -> None:
+        self._control, self._pids, self._kinds, self._wire = control, pids, kinds, wire
 
-def _reap(control: socket.socket, pids: dict[int, int]) -> None:
-    while pids:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        number = pids.pop(pid, None)
-        if number is not None:
-            try:
-                wire.send(control, (kinds.EXITED, number, pid, os.waitstatus_to_exitcode(status)))
-            except OSError:
-                _kill(pids)
+    def run(self, wake: int) -> None:
+        """Return when no worker is left."""
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(wake, select.POLLIN)
+        while self._pids:
+            for fd, _ in poller.poll():
+                if fd == wake:
+                    os.read(wake, 512)
+                elif self._wire.receive(self._control) is None:  # closed, or the trainer is gone
+                    _kill(self._pids)
+                    return
+            self._reap()
+
+    def _reap(self) -> None:
+        while self._pids:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
                 return
+            number = self._pids.pop(pid, None)
+            if number is not None:
+                code = os.waitstatus_to_exitcode(status)
+                try:
+                    self._wire.send(self._control, (self._kinds.EXITED, number, pid, code))
+                except OSError:
+                    _kill(self._pids)
+                    return
 
 
 def _kill(pids: dict[int, int]) -> None:

@@ -26,7 +26,6 @@ from gigl_loader.producer import setup as kinds
 from gigl_loader.producer import wire
 from gigl_loader.producer.setup import WorkerSetup
 from gigl_loader.producer.slots import SlotWriter
-from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.peers import PeerPool, PeerServer
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
@@ -44,11 +43,6 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
-
-
-def warm_up() -> None:
-    """Load the compiled kernels, so that forked workers have them."""
-    kernels.load()
 
 
 def load_sampler(setup: WorkerSetup, peers: PeerPool | None) -> Sampler:
