@@ -336,3 +336,14 @@ def test_only_owners_are_asked() -> None:
 def test_an_unknown_operation() -> None:
     with pytest.raises(ProtocolError, match="operation 77"):
         LocalStore(_view(1)).answer(77, (), [])
+
+
+def test_the_bits_are_the_same_on_any_machine_and_version() -> None:
+    """Known answers: a change here changes what users get for a seed that they wrote down."""
+    key, nodes = _key(3, 2, 1), torch.arange(3)
+    assert key == 9130407239356527970
+    drawn = _draw(_view(50, 3), nodes, 4, key=key)
+    assert _rows(drawn, nodes) == [[39, 12, 8, 49], [16, 20, 41, 5], [6, 18, 33, 0]]
+    weights = [1.0 + i for i in range(50)]
+    drawn = _draw(_view(50, 3, weights), nodes, 4, key=key, with_weight=True)
+    assert _rows(drawn, nodes) == [[25, 34, 41, 44], [13, 34, 48, 49], [3, 14, 36, 45]]

@@ -1,0 +1,124 @@
+"""Labels of nodes, and the table behind them."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler.neighbor import NodeLabels
+
+IDS = st.lists(st.integers(0, 40) | st.integers(2**40, 2**40 + 3), max_size=60)
+
+
+def _tensor(ids: list[int]) -> torch.Tensor:
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+@settings(max_examples=200)
+@given(seeds=IDS, more=st.lists(IDS, max_size=4), asked=IDS)
+def test_labels_count_up_in_order_of_first_appearance(
+    seeds: list[int], more: list[list[int]], asked: list[int]
+) -> None:
+    labels = NodeLabels()
+    for _ in range(2):  # used again for the next batch
+        labels.reset()
+        labels.append(_tensor(seeds))
+        nodes = list(seeds)  # a repeated seed keeps its place
+        for ids in more:
+            found = labels.label(_tensor(ids))
+            for one in ids:
+                if one not in nodes:
+                    nodes.append(one)
+            assert found.tolist() == [nodes.index(one) for one in ids]
+        assert labels.nodes.tolist() == nodes
+        known = [nodes.index(one) if one in nodes else -1 for one in asked]
+        assert labels.find(_tensor([*asked, -1])).tolist() == [*known, -1]
+        assert labels.count == len(nodes), "find() adds nothing"
+
+
+def test_labels_grow_past_every_size() -> None:
+    labels = NodeLabels()
+    ids = torch.randperm(200_000, generator=torch.Generator().manual_seed(0)) * 10_007
+    for part in torch.split(ids, 30_000):
+        start = labels.count
+        assert torch.equal(labels.label(part), torch.arange(start, start + part.numel()))
+    assert torch.equal(labels.label(ids), torch.arange(200_000))
+    assert torch.equal(labels.nodes, ids)
+
+
+def test_a_batch_is_labelled_in_memory_of_the_batch() -> None:
+    """Ids of a graph of 2**60 nodes: whatever held a place per node could not even be asked for."""
+    labels = NodeLabels()
+    ids = torch.arange(5000) * 2**47 + 2**58
+    labels.label(ids)  # compiles, and reserves
+    labels.reset()
+    tracemalloc.start()
+    try:
+        assert torch.equal(labels.label(ids), torch.arange(5000))
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert labels._table.nbytes + labels._nodes.nbytes < 1_000_000
+
+
+@pytest.mark.parametrize("ids", [[0, 4096, 8192, 12288], [2**62, 2**62 - 1, 0, 1]])
+def test_ids_that_may_collide(ids: list[int]) -> None:
+    labels = NodeLabels()
+    assert labels.label(_tensor(ids * 2)).tolist() == [0, 1, 2, 3] * 2
+
+
+def test_the_mixing_function_is_a_permutation_with_known_values() -> None:
+    """Known answers: SplitMix64's finalizer of 1, 2 and 2**63, worked out with Python integers."""
+
+    def slow(value: int) -> int:
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
+        return value ^ (value >> 31)
+
+    values = [0, 1, 2, 2**31, 2**63, 2**64 - 1]
+    assert [int(kernels.mix(np.uint64(v))) for v in values] == [slow(v) for v in values]
+    assert len({int(kernels.mix(np.uint64(v))) for v in range(10_000)}) == 10_000
+
+
+@given(counts=st.lists(st.integers(0, 4), max_size=20), first=st.integers(0, 5))
+def test_repeat_rows(counts: list[int], first: int) -> None:
+    out = np.zeros(sum(counts), np.int64)
+    kernels.repeat_rows(np.array(counts, np.int64), first, out)
+    assert out.tolist() == [first + i for i, count in enumerate(counts) for _ in range(count)]
+
+
+@given(counts=st.lists(st.integers(0, 4), max_size=12), data=st.data())
+def test_scatter_segments(counts: list[int], data: st.DataObject) -> None:
+    owner = data.draw(st.lists(st.integers(0, 2), min_size=len(counts), max_size=len(counts)))
+    wanted = [[10 * row + j for j in range(count)] for row, count in enumerate(counts)]
+    starts = np.cumsum([0, *counts])[:-1].astype(np.int64)
+    out = np.full(sum(counts), -1, np.int64)
+    for part in range(3):
+        rows = [row for row, own in enumerate(owner) if own == part]
+        values = np.array([v for row in rows for v in wanted[row]], np.int64)
+        sizes = np.array([counts[row] for row in rows], np.int64)
+        kernels.scatter_segments(starts, np.array(rows, np.int64), sizes, values, out)
+    assert out.tolist() == [value for row in wanted for value in row]
+
+
+def test_scratch_of_uniform_draws_is_left_clean() -> None:
+    """The byte per neighbour that marks what is taken must be zero for the next row and call."""
+    nodes, degree = np.arange(500), np.full(500, 20, np.int64)
+    taken, positions = np.zeros(20, np.uint8), np.zeros(500 * 9, np.int64)
+    kernels.draw_uniform(
+        nodes, nodes * 20, degree, np.full(500, 9, np.int64), False, np.uint64(3), taken, positions
+    )
+    assert not taken.any()
+
+
+def test_load_compiles_every_kernel() -> None:
+    kernels.load()
+    names = (
+        "count_uniform", "draw_uniform", "count_weighted", "draw_weighted", "gather",
+        "insert_nodes", "relabel", "look_up", "repeat_rows", "scatter_segments",
+    )  # fmt: skip
+    assert all(getattr(kernels, name).signatures for name in names)
