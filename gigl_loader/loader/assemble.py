@@ -57,6 +57,7 @@ class LoaderArgs:
     worker_init_fn: Callable[[int], None] | None
     even_ranks: str | None
     with_edge: bool | None
+    device_prefetch: int
 
     @classmethod
     def collect(cls, values: dict[str, Any]) -> "LoaderArgs":
@@ -68,6 +69,7 @@ class LoaderArgs:
         args = cls(**{field.name: values[field.name] for field in fields(cls)})
         positive("batch_size", args.batch_size)
         check_workers(args.num_workers, args.worker_concurrency)
+        positive("device_prefetch", args.device_prefetch)
         parse_size(args.channel_size)
         if args.prefetch_size is not None:
             positive("prefetch_size", args.prefetch_size)
@@ -189,6 +191,7 @@ def common_parts(args: LoaderArgs) -> dict[str, Any]:
         "process_start_gap_seconds": args.process_start_gap_seconds,
         "non_blocking_transfers": args.non_blocking_transfers,
         "even_ranks": args.even_ranks,
+        "device_prefetch": args.device_prefetch,
     }
 
 

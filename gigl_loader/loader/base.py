@@ -26,7 +26,7 @@ from gigl_loader._glt import (
 from gigl_loader.channel.shm import ShmChannel
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
-from gigl_loader.device.pin import PinnedRange
+from gigl_loader.device.pin import PinMemoryError, PinnedRange
 from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady, copy_message
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader import config
@@ -226,7 +226,7 @@ class BaseDistLoader(DistLoader):
         return ShmChannel(
             worker_options.channel_capacity,
             parse_size(worker_options.channel_size),
-            register=PinnedRange if worker_options.pin_memory else None,
+            register=_pin_if_possible if worker_options.pin_memory else None,
         )
 
     @staticmethod
@@ -733,6 +733,15 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
         "list of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable for each server); "
         f"found {found}, of types {kinds}"
     )
+
+
+def _pin_if_possible(address: int, nbytes: int) -> PinnedRange | None:
+    """Pin a new slot; where the system refuses, copies from it are slower, and that is all."""
+    try:
+        return PinnedRange(address, nbytes)
+    except PinMemoryError as error:
+        logger.warning("batches stay unpinned, copies to the device will not overlap: %s", error)
+        return None
 
 
 def _stays_on_host(key: str) -> bool:

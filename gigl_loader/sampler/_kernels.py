@@ -12,12 +12,15 @@ Source:
     "Weighted random sampling with a reservoir", IPL 97(5), 2006.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
+
+logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,7 +32,15 @@ _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 
 def _jit(function: F) -> F:
-    return numba.njit(nogil=True, cache=True, boundscheck=False)(function)  # type: ignore[no-any-return]
+    try:
+        return _compile(function, cache=True)
+    except RuntimeError:  # neither the package nor the home directory can be written to
+        logger.warning("no place for Numba's cache: compiling anew; set NUMBA_CACHE_DIR")
+        return _compile(function, cache=False)
+
+
+def _compile(function: F, *, cache: bool) -> F:
+    return numba.njit(nogil=True, cache=cache, boundscheck=False)(function)  # type: ignore[no-any-return]
 
 
 @_jit
