@@ -1,0 +1,58 @@
+"""The code on the site and in the README runs: blocks fenced with `python`, page by page, in order.
+
+Code that is shown but cannot run here (that of other libraries) is fenced with `py`.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    "README.md",
+    "docs/quickstart.md",
+    "docs/guide/datasets.md",
+    "docs/guide/colocated.md",
+    "docs/guide/training_loop.md",
+    "docs/guide/migrating.md",
+)
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture
+def page_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page: str, page_place: None) -> None:
+    text = (ROOT / page).read_text()
+    names: dict[str, object] = {"__name__": "page"}
+    blocks = list(BLOCK.finditer(text))
+    assert blocks, f"{page} has no code"
+    for block in blocks:
+        first_line = text[: block.start(1)].count("\n")
+        code = compile("\n" * first_line + block.group(1), page, "exec")  # right lines in tracebacks
+        exec(code, names)
+    assert not dist.is_initialized(), f"{page} leaves its process group behind"
+
+
+def test_no_page_names_a_path_or_an_index() -> None:
+    found = [
+        (str(page.relative_to(ROOT)), line)
+        for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+        if "_build" not in page.parts
+        for line in page.read_text().splitlines()
+        if re.search(r"/work/|/tmp/|/root/|simple/|index-url", line)
+    ]
+    assert not found, found
