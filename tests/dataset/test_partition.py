@@ -351,3 +351,31 @@ def test_features_are_written_and_read_in_chunks(tmp_path: Path, monkeypatch) ->
     check_partitions(RING, _partition(RING, 2, tmp_path), "in")
     with (tmp_path / "part0" / "node_feat" / "feats.pkl").open("rb") as file:
         assert pickle.load(file).shape == (2, 3)
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+@pytest.mark.parametrize("graph", [RING, GLT_SHOP], ids=["homogeneous", "heterogeneous"])
+def test_what_glt_loads_can_be_wrapped(tmp_path: Path, graph: Graph, edge_dir: str) -> None:
+    partition_graph(graph.to_pyg(), 2, tmp_path, method="random", edge_dir=edge_dir, progress=False)
+    datasets = []
+    for index in range(2):
+        theirs = _glt.DistDataset(edge_dir=edge_dir)
+        theirs.load(str(tmp_path), index, graph_mode="CPU", feature_with_gpu=False)
+        datasets.append(DistDataset.wrap(theirs))
+        assert datasets[-1].node_features is theirs.node_features
+    _check_glt_written(graph, datasets, edge_dir)
+
+
+def test_features_that_glt_finds_by_offset_can_be_wrapped(tmp_path: Path) -> None:
+    book = _glt.RangePartitionBook([(0, 3), (3, 5)], 1)
+    theirs = _glt.DistDataset(2, 1, edge_dir="out", node_pb=book)
+    topology = _glt.Topology(
+        (torch.tensor([0, 0, 0, 0, 1, 2]), torch.tensor([0, 4])), torch.tensor([0, 1]),
+        input_layout="CSR", layout="CSR",
+    )  # fmt: skip
+    theirs.graph = _glt.Graph(topology, "CPU")
+    theirs.init_node_features(torch.tensor([[3.0], [4.0]]), id2idx=book.id2index, with_gpu=False)
+    ours = DistDataset.wrap(theirs)
+    rows = ours.view().node_features[N]
+    assert rows.values[rows.locate(torch.tensor([4, 3]))].tolist() == [[4.0], [3.0]]
+    assert ours.node_ids.tolist() == [3, 4]
