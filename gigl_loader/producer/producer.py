@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 LINGER_S = 30.0
 """Seconds that workers go on answering other partitions after their own loader was shut down."""
-_PROGRESS_S = 10.0
+_MOST_TORCH_THREADS = 4
 
 
 class MessageMemory(Protocol):
@@ -227,13 +227,14 @@ class DistSamplingProducer:
         return hashlib.sha256(secret + self._rendezvous.wait_for("nonce", 0)).digest()
 
     def _worker_setup(self, token: bytes) -> WorkerSetup:
+        num_samplers, num_threads = self._threads()
         return WorkerSetup(
             view=self._view,
             plan=self._plan,
             seed_input=self._seed_input,
             batch_size=self.sampling_config.batch_size,
-            concurrency=self.worker_options.worker_concurrency if self._has_peers else 1,
-            num_threads=self._threads_per_worker(),
+            num_samplers=num_samplers,
+            num_threads=num_threads,
             peer_host=_host_towards(self.worker_options.master_addr) if self._has_peers else None,
             token=token,
             rpc_timeout_s=self.worker_options.rpc_timeout,
@@ -242,10 +243,17 @@ class DistSamplingProducer:
             main_path=_main_path(self._worker_init_fn),
         )
 
-    def _threads_per_worker(self) -> int:
-        context = get_context()
+    def _threads(self) -> tuple[int, int]:
+        """Return (sampling threads, threads of one torch operation) of each worker.
+
+        Threads that wait for other partitions cost nothing, so there are as many as batches may be
+        under way. Otherwise they share the worker's CPUs: one samples while another gathers rows.
+        """
+        context, most = get_context(), self.worker_options.worker_concurrency
         processes = 1 if context is None else min(context.world_size, usable_cpus())
-        return max(1, min(4, usable_cpus() // (self.num_workers * processes)))
+        cpus = max(1, usable_cpus() // (self.num_workers * processes))
+        sampling = most if self._has_peers else min(most, cpus)
+        return sampling, max(1, min(_MOST_TORCH_THREADS, cpus // sampling))
 
     def _peers_of(self, worker: int) -> tuple[dict[int, tuple[PeerAddress, ...]] | None, str]:
         if self._rendezvous is None or not self._has_peers:
@@ -402,26 +410,40 @@ class DistSamplingProducer:
             self._dispatch()
             return received, state.finished
 
-    def pump(self, timeout_s: float) -> bool:
-        """File what workers sent, waiting up to ``timeout_s`` for the first; return whether any."""
+    def pump(
+        self, timeout_s: float, failures: list[tuple[int, SamplingError]] | None = None
+    ) -> bool:
+        """File what workers sent, waiting up to ``timeout_s`` for the first; return whether any.
+
+        Args:
+            timeout_s: Seconds.
+            failures: Takes (consumer, error) for each batch that failed; None: the first is raised.
+
+        Raises:
+            WorkerDiedError: A worker ended.
+        """
         events = self._pool.poll(timeout_s)
+        failed: list[tuple[int, SamplingError]] = [] if failures is None else failures
         with self._lock:
-            for event in events:
-                self._file(event)
+            for event in events:  # all of them: the failure of one costs no other its batch
+                self._file(event, failed)
             self._dispatch()
+        if failures is None and failed:
+            raise failed[0][1]
         return bool(events)
 
-    def _file(self, event: Event) -> None:
+    def _file(self, event: Event, failed: list[tuple[int, SamplingError]]) -> None:
         kind, *rest = event.message
         self._last_progress = time.monotonic()
         if kind == kinds.ERROR:
             self._loads[event.worker] -= 1
             ticket, cause, text = rest
             stream = self._queue.streams.get(ticket.stream)
-            if stream is None or stream.round != ticket.round:
-                return
-            stream.cancel()
-            raise SamplingError(self._name_of(event.worker, ticket), cause, text)
+            if stream is not None and stream.round == ticket.round:
+                stream.cancel()
+                error = SamplingError(self._name_of(event.worker, ticket), cause, text)
+                failed.append((ticket.stream, error))
+            return
         if kind != kinds.BATCH:
             raise SamplingError(f"sampling worker {event.worker}", *rest)
         self._loads[event.worker] -= 1
@@ -451,6 +473,15 @@ class DistSamplingProducer:
     def _check_usable(self) -> None:
         if self._shut_down:
             raise UsageError("the producer was shut down: build a new loader")
+
+    def limit_stream(self, number: int, limit: int) -> None:
+        """Let a consumer have at most ``limit`` batches started and not taken."""
+        with self._lock:
+            self._queue.streams[number].limit = limit
+
+    def describe_workers(self) -> str:
+        """Say what the system says that the workers are doing."""
+        return self._pool.describe(list(range(self.num_workers)))
 
     @property
     def queue_depth(self) -> int:

@@ -41,8 +41,8 @@ class WorkerSetup:
     plan: SamplingPlan
     seed_input: SeedInput
     batch_size: int
-    concurrency: int
-    """Batches that one worker samples at once."""
+    num_samplers: int
+    """Threads that sample, a batch each."""
     num_threads: int
     """Threads of one torch operation."""
     peer_host: str | None

@@ -127,7 +127,7 @@ class Worker:
             self._peers = PeerPool(
                 addresses, self._setup.token, self._setup.rpc_timeout_s, name, self._number
             )
-        for _ in range(self._setup.concurrency):
+        for _ in range(self._setup.num_samplers):
             threading.Thread(target=self._sample_loop, daemon=True).start()
 
     def _stop(self, linger_s: float, expected: list[str]) -> None:
