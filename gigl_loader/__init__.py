@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gigl_loader._memory import SharedMemoryError
+    from gigl_loader.dataset.links import (
+        LinkSplit,
+        LinkSplits,
+        split_links,
+        split_partitions,
+        split_supervision_type,
+    )
     from gigl_loader.dataset.local import DistDataset
     from gigl_loader.dataset.partition import partition_graph
     from gigl_loader.dataset.parts import (
@@ -75,6 +82,8 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "GraphStoreInfo",
     "JoinRefusedError",
     "KHopNeighborSamplerOptions",
+    "LinkSplit",
+    "LinkSplits",
     "NativeLibraryError",
     "PartitionOutput",
     "PeerError",
@@ -92,10 +101,20 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "message_passing_to_negative_label",
     "message_passing_to_positive_label",
     "partition_graph",
+    "split_links",
+    "split_partitions",
+    "split_supervision_type",
 ]
 
 _NAMES = {
     "_memory": ("SharedMemoryError",),
+    "dataset.links": (
+        "LinkSplit",
+        "LinkSplits",
+        "split_links",
+        "split_partitions",
+        "split_supervision_type",
+    ),
     "dataset.local": ("DistDataset",),
     "dataset.partition": ("partition_graph",),
     "dataset.parts": ("FeaturePartitionData", "GraphPartitionData", "PartitionOutput"),

@@ -17,8 +17,9 @@ class Adjacency:
     """The edges of one type that this partition owns, grouped by the node that is expanded.
 
     That node is the destination where ``edge_dir="in"`` (CSC) and the source where
-    ``edge_dir="out"`` (CSR). Within a row, neighbours ascend by (id, edge id): the canonical order,
-    which partitioning does not change.
+    ``edge_dir="out"`` (CSR); for a label edge type it is the anchor, the source, either way.
+    Within a row, neighbours ascend by (id, edge id): the canonical order, which partitioning does
+    not change.
     """
 
     indptr: Tensor
