@@ -42,7 +42,9 @@ def test_the_code_of_a_page_runs(page: str, page_place: None) -> None:
     assert blocks, f"{page} has no code"
     for block in blocks:
         first_line = text[: block.start(1)].count("\n")
-        code = compile("\n" * first_line + block.group(1), page, "exec")  # right lines in tracebacks
+        code = compile(
+            "\n" * first_line + block.group(1), page, "exec"
+        )  # right lines in tracebacks
         exec(code, names)
     assert not dist.is_initialized(), f"{page} leaves its process group behind"
 

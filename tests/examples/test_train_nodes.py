@@ -1,0 +1,64 @@
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse
+from _run import run_example
+
+pytestmark = pytest.mark.multiprocess
+
+
+def _accuracy(printed: str) -> float:
+    last = printed.strip().splitlines()[-1]
+    found = re.fullmatch(r"test accuracy: (\d\.\d{4})", last)
+    assert found, last
+    return float(found.group(1))
+
+
+@pytest.mark.timeout(300)
+def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
+    printed = run_example(
+        "train_nodes.py", "--epochs", "6", f"--figure={tmp_path}/curve.png",
+        f"--tensorboard={tmp_path}/board", ranks=2,
+    )  # fmt: skip
+    assert _accuracy(printed) > 0.93
+    assert len(re.findall(r"epoch +\d+/6  loss .* seeds/s", printed)) == 6
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "board").glob("events.*"))
+
+
+def _write_planetoid(raw: Path, num_train: int = 20, num_test: int = 30) -> None:
+    """Write a graph of two cliques, each a class, in the raw format of Planetoid."""
+    num_nodes = 560 + num_test  # 500 of them are the validation split
+    rng = np.random.default_rng(0)
+    classes = np.arange(num_nodes) % 2
+    features = scipy.sparse.csr_matrix(
+        np.eye(2)[classes] + rng.random((num_nodes, 2)), dtype=np.float32
+    )
+    labels = np.eye(2, dtype=np.int32)[classes]
+    known = num_nodes - num_test
+    files = {
+        "x": features[:num_train], "y": labels[:num_train],
+        "allx": features[:known], "ally": labels[:known],
+        "tx": features[known:], "ty": labels[known:],
+        "graph": {n: [(n + 2) % num_nodes, (n + 4) % num_nodes] for n in range(num_nodes)},
+    }  # fmt: skip
+    raw.mkdir(parents=True)
+    for name, content in files.items():
+        (raw / f"ind.cora.{name}").write_bytes(pickle.dumps(content))
+    ids = "\n".join(str(n) for n in range(known, num_nodes))
+    (raw / "ind.cora.test.index").write_text(ids + "\n")
+
+
+@pytest.mark.timeout(300)
+def test_one_process_learns_from_planetoid_files(tmp_path: Path) -> None:
+    _write_planetoid(tmp_path / "Cora" / "raw")
+    before = sorted(tmp_path.rglob("*"))
+    printed = run_example(
+        "train_nodes.py", "--dataset", "cora", f"--root={tmp_path}", "--epochs", "3",
+        f"--figure={tmp_path}/curve.png",
+    )  # fmt: skip
+    assert _accuracy(printed) > 0.8
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "curve.png"])
