@@ -535,8 +535,9 @@ class BaseDistLoader(DistLoader):
         """Stop the workers, or release the producers on the servers. Idempotent.
 
         Args:
-            linger_s: Colocated with several partitions: how long the workers may go on answering
-                other ranks that are still at work (None: 30 s at most; 0: not at all).
+            linger_s: Colocated with several partitions: the workers go on answering other ranks
+                until those are done, or have asked nothing for this long (None: 30 s; 0: not at
+                all).
         """
         if self._shutdowned:
             return

@@ -25,6 +25,7 @@ from gigl_loader.producer.setup import WorkerSetup
 logger = logging.getLogger(__name__)
 
 _SEND_TIMEOUT_S = 30.0
+_PROGRESS_S = 10.0
 _EXIT_REPORT_S = 2.0
 """How long the steward may take to say how a worker ended."""
 _STATES = {
@@ -248,8 +249,8 @@ class WorkerPool:
         """End all workers; idempotent, and never raises.
 
         Args:
-            linger_s: Seconds that they may go on answering other partitions, until the workers
-                named in ``expected`` have said that they are done. After that they are killed.
+            linger_s: They go on answering other partitions until the workers named in ``expected``
+                have said that they are done, or have asked nothing for this many seconds.
             expected: Names of those workers.
         """
         with self._ending:
@@ -264,7 +265,7 @@ class WorkerPool:
         with self._reading:  # a reader sees _stopped within the second that it waits at most
             self._drop_events()
             if linger_s > 0:
-                self._await_exit(time.monotonic() + linger_s + 1.0)
+                self._await_exit(linger_s)
             self._close()
 
     def _drop_events(self) -> None:
@@ -272,13 +273,19 @@ class WorkerPool:
             _memory.close_fds(list(event.fds))
         self._events.clear()
 
-    def _await_exit(self, deadline: float) -> None:
+    def _await_exit(self, linger_s: float) -> None:
+        heard = said = time.monotonic()
         while not all(worker.exited for worker in self._workers):
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._selector.get_map():
-                return
+            now = time.monotonic()
+            if now - heard > linger_s + _EXIT_REPORT_S or not self._selector.get_map():
+                return  # not even a sign of life: the steward ends them
+            if now - said > _PROGRESS_S:
+                said = now
+                logger.info("the workers still answer other partitions whose loaders are at work")
             with contextlib.suppress(OSError):
-                self._read(min(left, 1.0))
+                self._read(1.0)
+            if any(event.message[0] == kinds.LINGERING for event in self._events):
+                heard = now
             self._drop_events()
 
     def _close(self) -> None:

@@ -40,7 +40,8 @@ from gigl_loader.sampler.rendezvous import Rendezvous
 logger = logging.getLogger(__name__)
 
 LINGER_S = 30.0
-"""Seconds that workers go on answering other partitions after their own loader was shut down."""
+"""Workers go on answering other partitions after their loader was shut down, until those are done
+or have asked nothing for this many seconds."""
 _MOST_TORCH_THREADS = 4
 
 
@@ -362,6 +363,8 @@ class DistSamplingProducer:
         """Whether one more message of the largest size seen fits into the channel's bytes."""
         under_way = sum(stream.waiting for stream in self._queue.streams.values())
         under_way += sum(self._loads)
+        if self.channel.largest == 0:  # nothing is known of their size yet: one per worker
+            return under_way < self.num_workers
         return under_way == 0 or (under_way + 1) * self.channel.largest <= self.channel.size
 
     # -- messages -------------------------------------------------------------------------------
@@ -444,6 +447,9 @@ class DistSamplingProducer:
                 error = SamplingError(self._name_of(event.worker, ticket), cause, text)
                 failed.append((ticket.stream, error))
             return
+        if kind == kinds.STALE:
+            self._loads[event.worker] -= 1
+            return
         if kind != kinds.BATCH:
             raise SamplingError(f"sampling worker {event.worker}", *rest)
         self._loads[event.worker] -= 1
@@ -499,8 +505,8 @@ class DistSamplingProducer:
         """Stop the workers and release their memory. Idempotent.
 
         Args:
-            linger_s: How long they may go on answering other partitions whose loaders are still at
-                work. Without other partitions they end at once.
+            linger_s: They go on answering other partitions whose loaders are still at work, until
+                those are done or have asked nothing for this long. 0: they end at once.
         """
         with self._lock:
             if self._shut_down:

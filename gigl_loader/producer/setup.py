@@ -3,7 +3,7 @@
 ::
 
     trainer -> worker   SETUP (once), PEERS, ROUND, TASK, STOP
-    worker -> trainer   READY or FAILED (once), BATCH or ERROR per task
+    worker -> trainer   READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING
     steward -> trainer  EXITED
 """
 
@@ -17,7 +17,8 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.sampler.plan import SamplingPlan
 
 PEERS, ROUND, TASK, STOP = "peers", "round", "task", "stop"
-READY, FAILED, BATCH, ERROR, EXITED = "ready", "failed", "batch", "error", "exited"
+READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
+LINGERING, EXITED = "lingering", "exited"
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from gigl_loader.sampler.store import LocalStore
 logger = logging.getLogger(__name__)
 
 _MAX_TRACEBACK = 60_000
+_LINGER_STEP_S = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -68,6 +69,7 @@ class Worker:
         self._rounds: dict[int, tuple[int, Tensor | None]] = {}  # stream -> (round, order)
         self._send_lock = threading.Lock()
         self._server: PeerServer | None = None
+        self._last_question = time.monotonic()
         self._peers: PeerPool | None = None
 
     # -- start ----------------------------------------------------------------------------------
@@ -90,6 +92,7 @@ class Worker:
         store = getattr(_per_thread, "store", None)
         if store is None:
             store = _per_thread.store = LocalStore(self._setup.view)
+        self._last_question = time.monotonic()
         answer: list[Tensor] = store.answer(op, args, tensors)
         return answer
 
@@ -131,17 +134,21 @@ class Worker:
             threading.Thread(target=self._sample_loop, daemon=True).start()
 
     def _stop(self, linger_s: float, expected: list[str]) -> None:
-        """End; but answer the other partitions until their own workers are done."""
+        """End; but answer the other partitions until their workers are done, or ask no more."""
         self._rounds.clear()
         if self._peers is not None:
             self._peers.say_bye()
-        if self._server is not None and linger_s > 0:
-            missing = self._server.wait_for_byes(set(expected), linger_s)
-            if missing:
+        if self._server is None or linger_s <= 0:
+            return
+        self._last_question = time.monotonic()
+        while missing := self._server.wait_for_byes(set(expected), _LINGER_STEP_S):
+            self._send((kinds.LINGERING,))
+            if time.monotonic() - self._last_question > linger_s:
                 logger.warning(
-                    "worker %d stopped answering other partitions after %.0f s; still at work: %s",
-                    self._number, linger_s, ", ".join(sorted(missing)),
+                    "worker %d no longer answers other partitions: for %.0f s none of these asked, "
+                    "or said that it was done: %s", self._number, linger_s, sorted(missing),
                 )  # fmt: skip
+                return
 
     # -- sampling -------------------------------------------------------------------------------
 
@@ -157,6 +164,7 @@ class Worker:
             try:
                 request = self._request(ticket)
                 if request is None:
+                    self._send((kinds.STALE, ticket))
                     continue
                 if sampler is None:
                     sampler = load_sampler(self._setup, self._peers)
