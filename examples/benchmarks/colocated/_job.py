@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import _cpu
 import _graph
 import numpy as np
 import torch
@@ -106,7 +107,7 @@ def measure(batches: Iterable[Batch], job: Job) -> dict[str, Any]:
     for _ in range(job.warmup - 1):
         next(source)
     rows = edges = 0
-    begun = time.perf_counter()
+    cpu, begun = _cpu.CpuClock.now(), time.perf_counter()
     for _ in range(job.batches):
         x, edge_index = next(source)
         rows += x.shape[0]
@@ -119,6 +120,7 @@ def measure(batches: Iterable[Batch], job: Job) -> dict[str, Any]:
         "ms_per_batch": 1e3 * seconds / job.batches,
         "rows_per_batch": rows / job.batches,
         "edges_per_batch": edges / job.batches,
+        "others_cpu": _cpu.share_of_others(cpu, _cpu.CpuClock.now()),
     }
 
 

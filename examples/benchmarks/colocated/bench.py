@@ -31,7 +31,9 @@ from _table import Bar, markdown, ratios, spread, verdict
 _GIGL = "gigl_loader, 1 worker"
 _WIDE_BYTES = 1_000_000_000
 _NARROW_DIM = 8
+_SMALL_BATCH = 128
 _SCALE = 10
+_QUIET = 0.05
 
 
 class Bench:
@@ -41,6 +43,7 @@ class Bench:
         self.args, self._cache, self._out = args, cache, out
         self.problems: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
+        self.disturbed = 0.0
 
     def job(self, **changes: Any) -> Job:
         """Return the job that all contestants share; the graph is built where missing."""
@@ -76,6 +79,7 @@ class Bench:
             print(f"  {name}: {outcome.problem}", file=sys.stderr)
             return
         self.versions[name] = outcome.result.get("versions", {})
+        self.disturbed = max(self.disturbed, outcome.result.get("others_cpu", 0.0))
         figure = outcome.result.get("seeds_per_s")
         text = f"{outcome.result.get('seconds', 0):.2f} s" if figure is None else f"{figure:,.0f}/s"
         print(f"  round {round_number}: {name}: {text}", file=sys.stderr)
@@ -198,10 +202,12 @@ def memory(bench: Bench) -> str:
     epochs = bench.args.epochs
     wide = max(_WIDE_BYTES // (4 * bench.args.nodes), _NARROW_DIM)
     rows = []
-    for dim, count in ((bench.args.dim, epochs), (_NARROW_DIM, 5), (wide, 5)):
+    small = {"batch_size": _SMALL_BATCH, "epochs": 5}
+    runs = ((bench.args.dim, {"epochs": epochs}), (_NARROW_DIM, small), (wide, small))
+    for dim, changes in runs:
         name = f"{dim} columns"
         entry = Contestant(name=name, script="run_gigl.py", python=sys.executable)
-        job = bench.job(mode="memory", dim=dim, epochs=count, warmup=0)
+        job = bench.job(mode="memory", dim=dim, warmup=0, **changes)
         result = bench.run(entry, job, 0)
         if result is None:
             rows.append([name, bench.problems[name], "", "", "", ""])
@@ -292,6 +298,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         bench = Bench(args, cache, out)
         table = CASES[args.case](bench)
     print(f"{args.case}: {machine()}; load {os.getloadavg()[0]:.1f}\n\n{table}\n")
+    if bench.disturbed > _QUIET:
+        print(
+            f"Other processes took up to {bench.disturbed:.0%} of the CPUs in a run: not quiet.\n"
+        )
     for name, versions in bench.versions.items():
         if versions:
             print(f"- {name}: " + ", ".join(f"{key} {value}" for key, value in versions.items()))

@@ -49,10 +49,14 @@ class _Floor:
 
     def _draw(self, first: int, last: int, fanout: int, key: np.uint64) -> tuple[Any, Any]:
         nodes = self._nodes[first:last]
-        rows = [array[: nodes.size] for array in self._rows]
-        total, _ = kernels.count_uniform(self._indptr, nodes, fanout, self._replace, *rows)
+        starts, degrees, counts = (array[: nodes.size] for array in self._rows)
+        total, _ = kernels.count_uniform(
+            self._indptr, nodes, fanout, self._replace, starts, degrees, counts
+        )
         positions, drawn = self._positions[:total], self._neighbors[:total]
-        kernels.draw_uniform(nodes, *rows, self._replace, key, self._taken, positions)
+        kernels.draw_uniform(
+            nodes, starts, degrees, counts, self._replace, key, self._taken, positions
+        )
         kernels.gather(self._indices, positions, drawn)
         return nodes, drawn
 
