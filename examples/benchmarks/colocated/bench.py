@@ -60,9 +60,19 @@ class Bench:
         """Run one contestant once, keep its JSON line, return its result."""
         if contestant.name in self.problems:
             return None
-        outcome = _runner.run(contestant, job, self.args.timeout)
+        outcome = self._least_disturbed(contestant, job)
         self.record(contestant.name, round_number, outcome)
         return outcome.result
+
+    def _least_disturbed(self, contestant: Contestant, job: Job) -> Outcome:
+        best = _runner.run(contestant, job, self.args.timeout)
+        for _ in range(self.args.retries):
+            if best.result is None or best.result.get("others_cpu", 0.0) <= _QUIET:
+                break
+            again = _runner.run(contestant, job, self.args.timeout)
+            if again.result and again.result["others_cpu"] < best.result["others_cpu"]:
+                best = again
+        return best
 
     def record(self, name: str, round_number: int, outcome: Outcome) -> None:
         """Write one JSON line and tell how it goes."""
@@ -268,6 +278,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--warmup", type=int, default=10, help="batches before the clock starts")
     add("--batches", type=int, default=60, help="batches on the clock; per epoch in --case memory")
     add("--rounds", type=int, default=5)
+    add("--retries", type=int, default=0, help="runs again, at most, where others took CPU time")
     add("--workers", type=int, nargs="+", default=[1, 2, 4, 8], help="for --case startup")
     add("--epochs", type=int, default=50, help="for --case memory")
     add("--timeout", type=float, default=300.0, help="seconds that one run may take")
