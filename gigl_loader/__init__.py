@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from gigl_loader.loader.base import BaseDistLoader
     from gigl_loader.loader.link import DistABLPLoader
+    from gigl_loader.loader.negatives import in_batch_negative_mask, zip_with_negatives
     from gigl_loader.loader.neighbor import DistNeighborLoader
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
     from gigl_loader.options import (
@@ -97,6 +98,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "UsageError",
     "WorkerDiedError",
     "WrongTypeError",
+    "in_batch_negative_mask",
     "is_label_edge_type",
     "message_passing_to_negative_label",
     "message_passing_to_positive_label",
@@ -104,6 +106,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "split_links",
     "split_partitions",
     "split_supervision_type",
+    "zip_with_negatives",
 ]
 
 _NAMES = {
@@ -145,6 +148,7 @@ _NAMES = {
     ),
     "loader.base": ("BaseDistLoader",),
     "loader.link": ("DistABLPLoader",),
+    "loader.negatives": ("in_batch_negative_mask", "zip_with_negatives"),
     "loader.neighbor": ("DistNeighborLoader",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
     "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),

@@ -84,6 +84,7 @@ class DistABLPLoader(BaseDistLoader):
         worker_init_fn: Called in each worker.
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids.
+        device_prefetch: Batches copied ahead to a CUDA device.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -124,6 +125,7 @@ class DistABLPLoader(BaseDistLoader):
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,
+        device_prefetch: int = 2,
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())

@@ -168,7 +168,7 @@ def _walk(graph, roots, fanouts, edge_dir, gone, exclude):
 
 def sample(
     datasets, anchors, supervision, fanouts, *, where=0, from_input=None, exclude=(), epoch=0,
-    **plan,
+    number=0, **plan,
 ):  # fmt: skip
     """Return the message of one batch, sampled at partition ``where``; the others answer it."""
     views = [dataset.view() for dataset in datasets]
@@ -180,7 +180,7 @@ def sample(
     )  # fmt: skip
     seeds = torch.tensor(anchors, dtype=torch.int64)
     request = SampleRequest(
-        BatchTicket(0, 1, epoch, 0), seeds, torch.arange(len(anchors)), from_input or {}
+        BatchTicket(0, 1, epoch, number), seeds, torch.arange(len(anchors)), from_input or {}
     )
     return sample_message(sampler, request)
 

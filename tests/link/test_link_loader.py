@@ -1,0 +1,210 @@
+"""The loader over real workers; what a batch must hold is in `link_reference`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from link_reference import (
+    BUYS,
+    KNOWS,
+    REV_BUYS,
+    E,
+    LinkGraph,
+    N,
+    check,
+    collate,
+    expect,
+    sample,
+)
+
+from gigl_loader import CustomSamplerOptions, DistABLPLoader, DistNeighborLoader
+from gigl_loader.errors import ConfigError
+from gigl_loader.loader.negatives import zip_with_negatives
+from gigl_loader.testing import batch_tensors, run_ranks
+
+pytestmark = pytest.mark.multiprocess
+
+
+def _shop() -> LinkGraph:
+    generator = torch.Generator().manual_seed(3)
+
+    def pairs(num_src, num_dst, size):
+        ends = torch.rand((size, 2), generator=generator) * torch.tensor([num_src, num_dst])
+        return [tuple(pair) for pair in ends.long().tolist()]
+
+    buys = pairs(20, 15, 60)
+    labels = {
+        BUYS: (buys[:15] + pairs(20, 15, 20), pairs(20, 15, 25)),
+        KNOWS: (pairs(20, 20, 9), None),
+    }
+    edges = {BUYS: buys, REV_BUYS: [(i, u) for u, i in buys], KNOWS: pairs(20, 20, 30)}
+    return LinkGraph({"user": 22, "item": 16}, edges, labels)
+
+
+def _ring() -> LinkGraph:
+    edges = [(i, (i + 1) % 12) for i in range(12)] + [(3, 3), (0, 1)]
+    labels = ([(i, (5 * i) % 12) for i in range(0, 12, 2)] + [(2, 3)], [(1, 4), (4, 1)])
+    return LinkGraph({N: 13}, {E: edges}, {E: labels})
+
+
+@pytest.fixture
+def alone(tmp_path: Path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _loader(dataset, num_neighbors, anchors, **how) -> DistABLPLoader:
+    how = {"batch_size": 4, "seed": 1, "with_edge": True, "process_start_gap_seconds": None, **how}
+    return DistABLPLoader(dataset, num_neighbors, anchors, **how)
+
+
+def _all_of(graph: LinkGraph) -> torch.Tensor:
+    return torch.arange(graph.num_nodes.get("user", graph.num_nodes.get(N)))
+
+
+def _check_epoch(loader, graph, supervision, edge_dir, exclude=()) -> list[int]:
+    """Check every batch against plain Python; return the anchors, in order."""
+    fanouts = {edge_type: (-1, -1) for edge_type in graph.edges}
+    anchors = []
+    for batch in loader:
+        seeds = (batch["user"] if graph.heterogeneous else batch).batch.tolist()
+        expected = expect(graph, seeds, supervision, fanouts, edge_dir=edge_dir, exclude=exclude)
+        check(batch, graph, expected, supervision, edge_dir=edge_dir)
+        anchors += seeds
+    return anchors
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_heterogeneous_graphs_in_both_output_forms(edge_dir, alone) -> None:
+    graph = _shop()
+    dataset = graph.partitions(edge_dir=edge_dir)[0]
+    everybody = ("user", _all_of(graph))
+    with _loader(dataset, [-1, -1], everybody, supervision_edge_type=BUYS) as loader:
+        assert _check_epoch(loader, graph, [BUYS], edge_dir) == everybody[1].tolist()
+    with _loader(
+        dataset, {name: [-1, -1] for name in graph.edges}, everybody,
+        supervision_edge_type=[KNOWS, BUYS], use_label_edge_index_output=True,
+        exclude_supervision=True, shuffle=True, num_workers=2,
+    ) as loader:  # fmt: skip
+        for _ in range(2):
+            found = _check_epoch(loader, graph, [KNOWS, BUYS], edge_dir, tuple(graph.edges))
+            assert sorted(found) == everybody[1].tolist()
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_labeled_homogeneous_graphs_yield_data(edge_dir, alone) -> None:
+    graph = _ring()
+    dataset = graph.partitions(edge_dir=edge_dir)[0]
+    for how in ({}, {"use_label_edge_index_output": True, "supervision_edge_type": E}):
+        with _loader(dataset, [-1, -1], None, **how) as loader:  # None: all nodes
+            assert _check_epoch(loader, graph, [E], edge_dir) == list(range(13))
+    with _loader(dataset, [-1, -1], _all_of(graph)[:6], exclude_supervision=[E]) as loader:
+        assert _check_epoch(loader, graph, [E], edge_dir, (E,)) == list(range(6))
+
+
+def test_links_and_random_nodes_side_by_side(alone) -> None:
+    graph = _shop()
+    dataset = graph.partitions()[0]
+    with (
+        _loader(dataset, [2], ("user", _all_of(graph)), supervision_edge_type=BUYS) as links,
+        DistNeighborLoader(
+            dataset, [2], ("item", torch.arange(16)), batch_size=6, shuffle=True, drop_last=True,
+            process_start_gap_seconds=None,
+        ) as items,
+    ):  # fmt: skip
+        pairs = list(zip_with_negatives(links, items))
+        assert len(pairs) == len(links) == 6
+        assert [batch["user"].batch_size for batch, _ in pairs] == [4, 4, 4, 4, 4, 2]
+        drawn = [negatives["item"].batch for _, negatives in pairs]
+        assert all(ids.numel() == 6 for ids in drawn)
+        assert len({tuple(ids.tolist()) for ids in drawn}) > 2  # another epoch, another order
+
+
+def test_workers_run_a_subclass(alone) -> None:
+    graph = _ring()
+    keywords = {"supervision": [list(E)], "exclude": [list(E)]}  # as read from a file
+    options = CustomSamplerOptions("gigl_loader.sampler.link.LinkSampler", keywords)
+    with _loader(graph.partitions()[0], [-1, -1], None, sampler_options=options) as loader:
+        assert _check_epoch(loader, graph, [E], "in", (E,)) == list(range(13))
+
+
+def test_what_cannot_work_is_said_before_anything_starts(alone) -> None:
+    shop, ring = _shop(), _ring()
+    dataset, users = shop.partitions()[0], ("user", _all_of(shop))
+    cases = [
+        ((dataset, [2], users), {}, "supervision_edge_type must be given"),
+        ((dataset, [2], users), {"supervision_edge_type": REV_BUYS}, "no positive label edges"),
+        ((dataset, [2], ("item", users[1][:9])), {"supervision_edge_type": BUYS}, "anchors are"),
+        ((dataset, [2], users[1]), {"supervision_edge_type": BUYS}, "pass input_nodes=.node_type"),
+        ((dataset, [2], {0: users[1]}), {"supervision_edge_type": BUYS}, "as for a graph store"),
+        (
+            (dataset, [2], users),
+            {"supervision_edge_type": BUYS, "exclude_supervision": [KNOWS]},
+            "cannot hold copies",
+        ),
+        (
+            (dataset, [2], users),
+            {"supervision_edge_type": BUYS, "prefetch_size": 2},
+            "belongs to graph-store mode",
+        ),
+        ((ring.partitions()[0], [2], torch.tensor([13])), {}, "is no node id"),
+    ]
+    for args, how, match in cases:
+        with pytest.raises(ConfigError, match=match):
+            _loader(*args, **how)
+    with pytest.raises(ConfigError, match="no positive label edges"):
+        _loader(LinkGraph({N: 3}, {E: [(0, 1)]}, {}).partitions()[0], [2], None)
+
+
+# --- two partitions ------------------------------------------------------------------------------
+
+
+def _on_each_rank(rank: int, size: int) -> None:
+    cases = ((_shop(), [BUYS, KNOWS], ("in", "out")), (_ring(), [E], ("out",)))
+    for graph, supervision, edge_dirs in cases:
+        for edge_dir in edge_dirs:
+            dataset = graph.partitions(size, edge_dir=edge_dir)[rank]
+            anchors = _all_of(graph)  # of both partitions: each rank takes its share
+            given = ("user", anchors) if graph.heterogeneous else anchors
+            share = anchors.tensor_split(size)[rank].tolist()
+            how = {"supervision_edge_type": supervision}
+            with _loader(dataset, [-1, -1], given, **how) as loader:
+                assert _check_epoch(loader, graph, supervision, edge_dir) == share
+            how["exclude_supervision"] = True
+            with _loader(dataset, [2, 1], given, with_weight=True, **how) as loader:
+                batches = list(loader)
+            whole = graph.partitions(edge_dir=edge_dir)  # the same from one partition
+            for number, batch in enumerate(batches):
+                message = sample(
+                    whole, share[4 * number : 4 * number + 4], supervision,
+                    {name: (2, 1) for name in graph.edges}, number=number, with_edge=True,
+                    with_weight=True, exclude=tuple(graph.edges),
+                )  # fmt: skip
+                alike = collate(message, whole[0], supervision)
+                _check_same(batch_tensors(batch), batch_tensors(alike), {"input_id"})
+            dist.barrier()
+
+
+def _check_same(found, expected, leave) -> None:
+    assert found.keys() == expected.keys()
+    for name in found:
+        if name.rpartition(".")[2] not in leave:
+            _check_equal(found[name], expected[name], name)
+
+
+def _check_equal(one, other, name) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), name
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), name
+        for key, value in one.items():
+            _check_equal(value, other[key], f"{name}[{key}]")
+    else:
+        assert one == other, name
+
+
+@pytest.mark.timeout(180)
+def test_two_ranks_with_a_partition_each(tmp_path: Path) -> None:
+    run_ranks(_on_each_rank, world_size=2, tmp_path=tmp_path, timeout_s=170)
