@@ -1,0 +1,66 @@
+"""What a training loop does with loaders on several ranks: DDP with uneven inputs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
+
+from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.testing import run_ranks
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
+
+
+class _Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGEConv(1, 1)
+
+    def forward(self, batch: Data) -> torch.Tensor:
+        return self.conv(batch.x, batch.edge_index)[: batch.batch_size]
+
+
+def _loader(num_seeds: int, even_ranks: str | None) -> DistNeighborLoader:
+    edge_index = torch.stack([torch.arange(40), torch.arange(40).roll(1)])
+    data = Data(x=torch.ones(40, 1), edge_index=edge_index)
+    return DistNeighborLoader(
+        DistDataset.from_pyg(data), [2], torch.arange(num_seeds), batch_size=4, seed=0,
+        process_start_gap_seconds=None, even_ranks=even_ranks,
+    )  # fmt: skip
+
+
+def _train(loader: DistNeighborLoader, model: DistributedDataParallel) -> list[int]:
+    seeds: list[int] = []
+    for batch in loader:
+        model(batch).sum().backward()
+        seeds += batch.batch.tolist()
+    return seeds
+
+
+def _no_rank_waits_for_ever(rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(_Model())
+    # 9 seeds on 2 ranks: 5 and 4 of them, that is 2 batches and 1
+    steps: list[int] = [0] * size
+    for even_ranks, expected in (("drop", [1, 1]), ("wrap", [2, 2])):
+        with _loader(9, even_ranks) as loader:
+            dist.all_gather_object(steps, len(loader))
+            assert steps == expected, even_ranks
+            assert len(_train(loader, model)) >= 4
+    with _loader(9, None) as loader:
+        dist.all_gather_object(steps, len(loader))
+        assert steps == [2, 1]
+        with Join([model]):  # the rank that has finished answers the other's collectives
+            seeds = _train(loader, model)
+    found: list[list[int]] = [[]] * size
+    dist.all_gather_object(found, seeds)
+    assert sorted(found[0] + found[1]) == list(range(9))
+
+
+def test_ddp_with_uneven_inputs_ends(tmp_path: Path) -> None:
+    run_ranks(_no_rank_waits_for_ever, world_size=2, tmp_path=tmp_path, timeout_s=150)
