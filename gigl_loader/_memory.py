@@ -123,9 +123,10 @@ def share_tensor(tensor: Tensor) -> Tensor:
 def _map_shared_tensor(
     fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...], offset: int = 0
 ) -> Tensor:
-    # torch's own shared storage over our descriptor: GLT and torch.multiprocessing see it as shared
+    # torch's own shared storage, so that GLT and torch.multiprocessing see it as shared; it
+    # duplicates the descriptor itself
     storage: Any = torch.UntypedStorage
-    storage = storage._new_shared_fd_cpu(os.dup(fd), nbytes)
+    storage = storage._new_shared_fd_cpu(fd, nbytes)
     strides = torch.empty(shape, device="meta").stride()
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
 
