@@ -1,6 +1,7 @@
 """For tests of code that uses gigl_loader: ranks on this machine, tiny graphs, a reference check.
 
-- `run_ranks`: a function on several spawned gloo ranks, without a port, ended as soon as one fails;
+- `run_ranks`: a function on several spawned gloo ranks, without a port, ended as soon as one
+  fails; `one_rank`: this process as the only rank;
 - `TinyGraph`: graphs whose features are the ids, so that a mix-up shows;
 - `check_batch`: what any sampled batch must satisfy, in plain Python;
 - `InProcessPeers`, `sample_message`: samplers of several partitions in one process;
@@ -10,7 +11,7 @@
 from gigl_loader.testing._fakes import InProcessPeers, sample_message
 from gigl_loader.testing._footprint import Footprint
 from gigl_loader.testing._graphs import TinyGraph
-from gigl_loader.testing._processes import RankFailed, run_ranks
+from gigl_loader.testing._processes import RankFailed, one_rank, run_ranks
 from gigl_loader.testing._reference import (
     BatchError,
     batch_tensors,
@@ -28,6 +29,7 @@ __all__ = [
     "batch_tensors",
     "check_batch",
     "check_same_batches",
+    "one_rank",
     "run_ranks",
     "sample_message",
     "wait_until",

@@ -1,8 +1,9 @@
 """Ranks of a process group on this machine."""
 
+import contextlib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -51,6 +52,20 @@ def run_ranks(
             if process.pid is not None:
                 process.kill()
                 process.join()
+
+
+@contextlib.contextmanager
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """Let this process be the only rank of a gloo group inside a ``with`` block; no port is used.
+
+    Args:
+        tmp_path: An empty folder for the group's store.
+    """
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def _watch(ranks: list[Any], tmp_path: Path, deadline: float, timeout_s: float) -> None:

@@ -1,0 +1,96 @@
+"""Shared memory without names: nothing is leaked, nothing is copied twice."""
+
+import os
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigl_loader import _memory
+from gigl_loader._memory import SharedMemoryError
+from gigl_loader.testing import wait_until
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@dataclass
+class _Thing:
+    name: str
+    tensors: list[torch.Tensor]
+
+
+def _round_trip(obj):
+    data, fds = _memory.dumps(obj)
+    try:
+        return _memory.loads(data, fds)
+    finally:
+        _memory.close_fds(fds)
+
+
+def test_tensors_keep_their_values_types_and_shapes() -> None:
+    base = torch.arange(24)
+    tensors = [
+        base, base[3:9], base.view(4, 6)[:, 1:3], torch.tensor(2.5), torch.empty(0, 3),
+        torch.ones(2, dtype=torch.bool), torch.rand(3).half(), torch.rand(2, 2, requires_grad=True),
+    ]  # fmt: skip
+    found = _round_trip(_Thing("x", tensors))
+    assert found.name == "x"
+    for tensor, other in zip(tensors, found.tensors, strict=True):
+        assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
+        assert torch.equal(tensor, other)
+        assert other.is_shared() or not other.numel()
+
+
+def test_the_other_side_sees_the_same_memory() -> None:
+    tensor = _memory.share_tensor(torch.zeros(5))
+    assert _memory.share_tensor(tensor) is tensor
+    found = _round_trip({"a": tensor, "b": tensor[2:]})
+    tensor[3] = 7.0
+    assert found["a"][3] == found["b"][1] == 7.0
+
+
+def test_descriptors_are_given_back() -> None:
+    before = _descriptors()
+    for _ in range(50):
+        tensor = _memory.share_tensor(torch.arange(100))
+        found = _round_trip([tensor, tensor[1:]])
+        assert found[1][0] == 1
+        del tensor, found
+    wait_until(lambda: _descriptors() <= before, "all descriptors are closed")
+
+
+def test_nothing_gets_a_name() -> None:
+    before = set(os.listdir("/dev/shm"))
+    tensor = _memory.share_tensor(torch.zeros(1000))
+    assert {
+        name for name in set(os.listdir("/dev/shm")) - before if str(os.getpid()) in name
+    } == set()
+    assert tensor.is_shared()
+
+
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=3), offset=st.integers(0, 3))
+def test_tensors_over_a_buffer(sizes: list[int], offset: int) -> None:
+    fd = _memory.create_memfd(4096)
+    address = _memory.map_fd(fd, 4096)
+    os.close(fd)
+    buffer = _memory.buffer_at(address, 4096)
+    tensor = _memory.tensor_in(buffer, torch.int64, tuple(sizes), 8 * offset)
+    assert tuple(tensor.shape) == tuple(sizes)
+    tensor.fill_(3)
+    flat = _memory.tensor_in(buffer, torch.int64, (512,), 0)
+    assert flat.nonzero().view(-1).tolist() == list(range(offset, offset + tensor.numel()))
+    _memory.unmap(address, 4096)
+
+
+def test_errors_say_how_much_and_what_to_do() -> None:
+    with pytest.raises(SharedMemoryError, match=r"reserve .* MiB of shared memory.*batch_size"):
+        _memory.create_memfd(2**62)
+    with pytest.raises(SharedMemoryError):
+        _memory.map_fd(-1, 4096)
+    error = SharedMemoryError(2**20, "no space")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
