@@ -337,3 +337,5 @@ def _import_glt() -> None:
 
 _import_glt()
 native_available = not hasattr(sys.modules[_NATIVE], "_gigl_loader_reason")
+native_reason: str | None = getattr(sys.modules[_NATIVE], "_gigl_loader_reason", None)
+"""Why it is not loaded; None where it is."""

@@ -21,6 +21,8 @@ DOWNWARD = {
         "dataset/remote.py",
         "graph_store",
     ): "the handle on a store asks it, through the store's client",
+    ("diagnose.py", "loader"): "a command: it stands above everything and is imported by nothing",
+    ("diagnose.py", "testing"): "the same",
 }
 """Imports against the order that are wanted, each with its reason."""
 

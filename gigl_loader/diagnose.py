@@ -1,0 +1,326 @@
+"""``python -m gigl_loader.diagnose``: what this machine offers to a loader, and a short trial.
+
+Prints versions, whether graphlearn-torch's native library is loaded, the limits on shared memory
+and files, and the way to other processes; then samples a small graph with real workers. Lines with
+``!!`` are what to look at first; the exit status is 0 where there is none.
+"""
+
+import argparse
+import errno
+import importlib.metadata
+import os
+import platform
+import resource
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from gigl_loader.testing import Footprint
+
+_GIB = 2**30
+_PACKAGES = (
+    "gigl_loader", "torch", "torch_geometric", "graphlearn-torch", "numba", "numpy",
+    "typing_extensions",
+)  # fmt: skip
+_FEW_FILES = 1024
+"""Fewer open files than this are soon used up: a batch in a process of its own holds one."""
+_FEW_MAPS = 65530
+_LITTLE_MEMORY = _GIB // 2
+
+
+class Finding(NamedTuple):
+    """One line of the report."""
+
+    name: str
+    text: str
+    bad: bool = False
+
+    def __str__(self) -> str:
+        return f"{'!!' if self.bad else '  '} {self.name:<18} {self.text}"
+
+
+# --- what is installed ----------------------------------------------------------------------------
+
+
+def versions() -> Iterator[Finding]:
+    """Report the system, the interpreter and the packages."""
+    yield Finding("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    yield Finding("python", platform.python_version(), bad=sys.version_info < (3, 10))
+    for package in _PACKAGES:
+        try:
+            yield Finding(package, importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(package, "not installed", bad=True)
+    yield Finding("GPUs", _gpus())
+
+
+def _gpus() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+        return f"none found (torch is built for {built}); batches stay on the CPU"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return f"{len(names)}: {', '.join(sorted(set(names)))}"
+
+
+def glt_door() -> Iterator[Finding]:
+    """Report whether graphlearn-torch can be imported, and its native library loaded."""
+    try:
+        from gigl_loader import _glt
+    except ImportError as error:
+        yield Finding("Python layer", str(error), bad=True)
+        return
+    missing = [name for name in _glt.EXPORTS if not _has(_glt, name)]
+    found = f"lacks {missing}" if missing else f"imported, {len(_glt.EXPORTS)} names found"
+    yield Finding("Python layer", found, bad=bool(missing))
+    if _glt.native_available:
+        yield Finding("native library", "loaded")
+    else:
+        yield Finding("native library", f"not loaded, and no loader needs it: {_glt.native_reason}")
+
+
+def _has(module: object, name: str) -> bool:
+    from gigl_loader.errors import UsageError
+
+    try:
+        getattr(module, name)
+    except UsageError:
+        return False
+    return True
+
+
+# --- what the machine allows ----------------------------------------------------------------------
+
+
+def memory() -> Iterator[Finding]:
+    """Report memory, and the limits on sharing it."""
+    from gigl_loader.options import usable_cpus
+
+    yield Finding("CPUs", f"{usable_cpus()} usable of {os.cpu_count()}")
+    available = _meminfo("MemAvailable")
+    yield Finding("memory", f"{_size(available)} available", bad=available < _LITTLE_MEMORY)
+    limit = _number_in("/sys/fs/cgroup/memory.max")
+    if limit is not None:
+        used = _number_in("/sys/fs/cgroup/memory.current") or 0
+        text = f"{_size(limit)}, {_size(used)} in use; shared memory counts"
+        yield Finding("container's limit", text, bad=limit - used < _LITTLE_MEMORY)
+    yield _memfd()
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{files} (ulimit -n), can be raised to {most}"
+    yield Finding("open files", text, bad=files < _FEW_FILES)
+    maps = _number_in("/proc/sys/vm/max_map_count")
+    if maps is not None:
+        yield Finding("memory maps", f"{maps} (vm.max_map_count)", bad=maps < _FEW_MAPS)
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    text = "unlimited" if locked == resource.RLIM_INFINITY else _size(locked)
+    yield Finding("locked memory", f"{text} (ulimit -l); pinning goes through CUDA's driver")
+    try:
+        shm = os.statvfs("/dev/shm")
+        text = f"{_size(shm.f_bavail * shm.f_frsize)} free; loaders do not use it"
+        yield Finding("/dev/shm", text)
+    except OSError:
+        yield Finding("/dev/shm", "not there; loaders do not use it")
+
+
+def _memfd() -> Finding:
+    from gigl_loader import _memory
+
+    nbytes = 64 * 2**20
+    try:
+        os.close(_memory.create_memfd(nbytes))
+    except (OSError, AttributeError) as error:
+        return Finding("shared memory", f"cannot be made (memfd_create): {error}", bad=True)
+    return Finding("shared memory", f"memfd_create works, {_size(nbytes)} reserved for a trial")
+
+
+def _meminfo(field: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _number_in(path: str) -> int | None:
+    try:
+        text = Path(path).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / _GIB:.1f} GiB" if nbytes >= _GIB else f"{nbytes / 2**20:.1f} MiB"
+
+
+# --- the way to other processes -------------------------------------------------------------------
+
+
+def network() -> Iterator[Finding]:
+    """Report addresses and ports."""
+    from gigl_loader.errors import ConfigError
+    from gigl_loader.loader.runtime import own_address
+
+    try:
+        address = own_address()
+    except ConfigError as error:
+        yield Finding("own address", str(error), bad=True)
+        address = "127.0.0.1"
+    else:
+        yield Finding("own address", f"{address} (as other ranks see it)")
+    for host in dict.fromkeys((address, "127.0.0.1")):
+        yield _connects(host)
+    yield _master()
+    try:
+        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except (OSError, ValueError):
+        return
+    yield Finding("free ports", f"are taken from {low} to {high}; open them between machines")
+
+
+def _connects(host: str) -> Finding:
+    """Report whether a process of this machine can listen at ``host`` and be reached there."""
+    try:
+        with socket.create_server((host, 0)) as server:
+            port = server.getsockname()[1]
+            with socket.create_connection((host, port), timeout=5):
+                pass
+    except OSError as error:
+        return Finding("connect", f"to {host}: {error}; is a firewall in the way?", bad=True)
+    return Finding("connect", f"to {host}: a port can be opened and reached")
+
+
+def _master() -> Finding:
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if host is None or port is None:
+        return Finding("master", "MASTER_ADDR and MASTER_PORT are not set (torchrun sets them)")
+    if not port.isdigit():
+        return Finding("master", f"MASTER_PORT={port!r} is no number", bad=True)
+    try:
+        with socket.create_connection((host, int(port)), timeout=5):
+            return Finding("master", f"{host}:{port} answers")
+    except OSError as error:
+        if error.errno == errno.ECONNREFUSED:
+            return Finding("master", f"{host}:{port}: nothing listens there yet")
+        return Finding("master", f"{host}:{port}: {error}", bad=True)
+
+
+# --- a trial --------------------------------------------------------------------------------------
+
+
+def self_test(seconds: float = 10.0, num_workers: int = 2) -> Iterator[Finding]:
+    """Sample a small graph with real workers for ``seconds``, and check what comes.
+
+    Args:
+        seconds: How long; at least one epoch is gone through.
+        num_workers: Sampling processes.
+    """
+    from gigl_loader.testing import Footprint
+
+    held = Footprint()
+    try:
+        with _own_group():
+            yield from _sample(seconds, num_workers, held)
+        held.check_gone()
+    except Exception as error:
+        yield Finding("self-test", f"failed: {type(error).__name__}: {error}", bad=True)
+        return
+    yield Finding("afterwards", f"{len(held.pids)} processes ended, nothing of theirs is left")
+
+
+@contextmanager
+def _own_group() -> Iterator[None]:
+    """Have a process group of one, unless there is one."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _sample(seconds: float, num_workers: int, held: "Footprint") -> Iterator[Finding]:
+    import torch
+    from torch_geometric.data import Data
+
+    from gigl_loader import DistDataset, DistNeighborLoader
+
+    num_nodes, num_edges = 20_000, 400_000
+    data = Data(
+        x=torch.arange(num_nodes).view(-1, 1).expand(-1, 16).float(),
+        edge_index=torch.randint(num_nodes, (2, num_edges)),
+    )
+    began = time.perf_counter()
+    with DistNeighborLoader(
+        DistDataset.from_pyg(data), [10, 5], num_workers=num_workers, batch_size=512, shuffle=True,
+        process_start_gap_seconds=None, timeout=60.0,
+    ) as loader:  # fmt: skip
+        yield Finding("workers", f"{num_workers} ready after {time.perf_counter() - began:.1f} s")
+        held.look(os.getpid(), itself=False)
+        deadline, epochs = time.monotonic() + seconds, 0
+        while epochs == 0 or time.monotonic() < deadline:
+            seen = torch.zeros(num_nodes, dtype=torch.int64)
+            for batch in loader:
+                seen[batch.batch] += 1
+                if not torch.equal(batch.x[:, 0].long(), batch.n_id):
+                    yield Finding("batches", f"wrong features in epoch {epochs}", bad=True)
+                    return
+            epochs += 1
+            if not bool((seen == 1).all()):
+                yield Finding("batches", f"epoch {epochs - 1} missed or repeated seeds", bad=True)
+                return
+        stats = loader.stats()
+        done = stats["batches"]
+    yield Finding("batches", f"{done} in {epochs} epochs, each seed once, features right")
+    yield Finding("speed", f"{stats['seeds_per_s']:,.0f} seeds/s: {stats['verdict']}")
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def report(sections: dict[str, Callable[[], Iterator[Finding]]]) -> bool:
+    """Print each section as it is found out; return whether all is well."""
+    well = True
+    for title, find in sections.items():
+        print(f"\n{title}", flush=True)
+        for finding in find():
+            well &= not finding.bad
+            print(finding, flush=True)
+    print("\nall is well" if well else "\nlook at the lines with !!", flush=True)
+    return well
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gigl_loader.diagnose",
+        description="Report what this machine offers to a loader, and try one.",
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of the trial")
+    parser.add_argument("--workers", type=int, default=2, help="sampling processes of the trial")
+    args = parser.parse_args(arguments)
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch's own
+    well = report(
+        {
+            "versions": versions,
+            "graphlearn-torch": glt_door,
+            "memory": memory,
+            "network": network,
+            f"self-test ({args.seconds:g} s)": lambda: self_test(args.seconds, args.workers),
+        }
+    )
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gigl_loader import diagnose
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout(200)
+def test_the_command_reports_and_tries() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gigl_loader.diagnose", "--seconds", "0.5", "--workers", "1"],
+        capture_output=True, text=True, timeout=180, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    printed = done.stdout
+    for section in ("versions", "graphlearn-torch", "memory", "network", "self-test (0.5 s)"):
+        assert f"\n{section}\n" in printed
+    for line in ("each seed once, features right", "seeds/s: ", "nothing of theirs is left"):
+        assert line in printed, done.stderr
+    # a machine with low limits may have findings; only then the status is 1
+    assert done.returncode == int("!!" in printed)
+
+
+def test_a_failing_trial_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no workers today")
+
+    monkeypatch.setattr(diagnose, "_sample", fail)
+    (finding,) = diagnose.self_test(seconds=0.1)
+    assert finding.bad
+    assert "RuntimeError: no workers today" in finding.text
+
+
+def test_the_report_says_what_to_look_at(capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = diagnose.Finding("a", "fine"), diagnose.Finding("b", "broken", bad=True)
+    assert diagnose.report({"one": lambda: iter([good])})
+    assert "all is well" in capsys.readouterr().out
+    assert not diagnose.report({"one": lambda: iter([good, bad])})
+    assert "!! b                  broken\n\nlook at the lines with !!" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("port", "text", "bad"),
+    [(None, "are not set", False), ("x", "is no number", True), ("1", "nothing listens", False)],
+)
+def test_the_master_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, port: str | None, text: str, bad: bool
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    if port is not None:
+        monkeypatch.setenv("MASTER_PORT", port)
+    (finding,) = [found for found in diagnose.network() if found.name == "master"]
+    assert text in finding.text
+    assert finding.bad == bad
