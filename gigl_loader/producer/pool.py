@@ -301,6 +301,18 @@ class WorkerPool:
                 self._steward.kill()  # the kernel ends its workers with it
                 self._steward.wait(5.0)
 
+    def disown(self) -> None:
+        """Forget the workers, in a forked child: they are the parent's.
+
+        Only descriptors are closed, so that the parent's end is not kept open by its child.
+        """
+        self._stopped = True
+        for worker in self._workers:
+            worker.sock.close()
+        if self._control is not None:
+            self._control.close()
+        self._steward = None
+
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.stop(0.0)
@@ -324,7 +336,7 @@ def _stop_all() -> None:
 
 def _after_fork() -> None:  # a forked child of the trainer owns none of its workers
     for pool in list(_live_pools):
-        pool._stopped = True
+        pool.disown()
     _live_pools.clear()
 
 

@@ -1,11 +1,8 @@
 """One input sampled for one loader: feeds the workers, files what they send, watches them."""
 
-import hashlib
 import importlib.util
-import json
 import logging
 import os
-import secrets
 import sys
 import threading
 import time
@@ -22,20 +19,18 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.message import BatchTicket, Received, SampleMessage
 from gigl_loader.options import (
-    CLUSTER_TOKEN_VARIABLE,
     CustomSamplerOptions,
     EpochOptions,
     SamplerOptions,
     usable_cpus,
 )
 from gigl_loader.producer import setup as kinds
+from gigl_loader.producer.meeting import Meeting, worker_name
 from gigl_loader.producer.pool import Event, WorkerPool
 from gigl_loader.producer.schedule import FairQueue, Stream, num_batches
 from gigl_loader.producer.setup import SeedInput, WorkerSetup
 from gigl_loader.producer.slots import Written
-from gigl_loader.sampler.peers import PeerAddress
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sampler.rendezvous import Rendezvous
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +125,7 @@ class DistSamplingProducer:
         self._queue: FairQueue[Received] = FairQueue()
         self._loads = [0] * self.num_workers
         self._lock = threading.RLock()
-        self._rendezvous: Rendezvous | None = None
+        self._meeting = Meeting(view, worker_options)
         self._shut_down = False
         self._order: tuple[int, Tensor | None] = (-1, None)
         self._last_progress = time.monotonic()
@@ -153,18 +148,11 @@ class DistSamplingProducer:
         Raises:
             PeerError: The port is taken, or the master does not answer.
         """
-        context, options = get_context(), self.worker_options
-        if context is None or context.world_size == 1:
-            return
-        self._rendezvous = Rendezvous(
-            options.master_addr, options.master_port, context.rank, context.world_size,
-            timeout_s=self.epoch_options.timeout_s + extra_s, is_master=context.rank == 0,
-        )  # fmt: skip
+        self._meeting.join(self.epoch_options.timeout_s + extra_s)
 
     def announce(self, what: str) -> None:
         """Tell the other ranks that this one got so far."""
-        if self._rendezvous is not None:
-            self._rendezvous.publish(what, b"1")
+        self._meeting.announce(what)
 
     def wait_for_rank_before(self, what: str) -> None:
         """Wait until the rank before this one announced ``what``.
@@ -172,12 +160,11 @@ class DistSamplingProducer:
         Raises:
             PeerError: A rank failed, or did not come so far in time.
         """
-        if self._rendezvous is not None:
-            try:
-                self._rendezvous.wait_for(what, get_context().rank - 1)
-            except BaseException as error:
-                self._fail(error)
-                raise
+        try:
+            self._meeting.wait_for_rank_before(what)
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def start(self) -> None:
         """Start this producer's own workers; returns when each is ready.
@@ -186,8 +173,8 @@ class DistSamplingProducer:
             PeerError: A worker raised, died, or was not ready in time; none is left.
         """
         try:
-            token = self._agree_on_token()
-            self._pool.start(self._worker_setup(token), self.epoch_options.timeout_s)
+            setup = self._worker_setup(self._meeting.token())
+            self._pool.start(setup, self.epoch_options.timeout_s)
         except BaseException as error:
             self._fail(error)
             raise
@@ -200,32 +187,17 @@ class DistSamplingProducer:
             PeerError: Another rank failed, or did not come up in time.
         """
         try:
+            peers = self._meeting.exchange(self._pool.addresses)
+            rank = get_context().rank if peers is not None else 0
             for worker in range(self.num_workers):
-                self._pool.send(worker, (kinds.PEERS, *self._peers_of(worker)))
+                self._pool.send(worker, (kinds.PEERS, peers, worker_name(rank, worker)))
         except BaseException as error:
             self._fail(error)
             raise
 
     def _fail(self, error: BaseException) -> None:
-        if self._rendezvous is not None:
-            self._rendezvous.fail(f"{type(error).__name__}: {error}"[:2000])
+        self._meeting.fail(error)
         self.shutdown(linger_s=0.0)
-
-    @property
-    def _has_peers(self) -> bool:
-        context = get_context()
-        return bool(
-            self._view.num_partitions > 1 and context is not None and context.world_size > 1
-        )
-
-    def _agree_on_token(self) -> bytes:
-        if self._rendezvous is None:
-            return b""
-        if get_context().rank == 0:
-            self._rendezvous.publish("nonce", secrets.token_bytes(32))
-        # the nonce tells jobs apart; what keeps strangers out is the cluster's own token
-        secret = os.environ.get(CLUSTER_TOKEN_VARIABLE, "").encode()
-        return hashlib.sha256(secret + self._rendezvous.wait_for("nonce", 0)).digest()
 
     def _worker_setup(self, token: bytes) -> WorkerSetup:
         num_samplers, num_threads = self._threads()
@@ -236,7 +208,7 @@ class DistSamplingProducer:
             batch_size=self.sampling_config.batch_size,
             num_samplers=num_samplers,
             num_threads=num_threads,
-            peer_host=_host_towards(self.worker_options.master_addr) if self._has_peers else None,
+            peer_host=self._meeting.host,
             token=token,
             rpc_timeout_s=self.worker_options.rpc_timeout,
             sampler=self._sampler,
@@ -251,39 +223,11 @@ class DistSamplingProducer:
         under way. Otherwise they share the worker's CPUs: one samples while another gathers rows.
         """
         context, most = get_context(), self.worker_options.worker_concurrency
-        processes = 1 if context is None else min(context.world_size, usable_cpus())
+        world_size = 1 if context is None else context.world_size
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # torchrun sets it
         cpus = max(1, usable_cpus() // (self.num_workers * processes))
-        sampling = most if self._has_peers else min(most, cpus)
+        sampling = most if self._meeting.has_peers else min(most, cpus)
         return sampling, max(1, min(_MOST_TORCH_THREADS, cpus // sampling))
-
-    def _peers_of(self, worker: int) -> tuple[dict[int, tuple[PeerAddress, ...]] | None, str]:
-        if self._rendezvous is None or not self._has_peers:
-            return None, f"worker {worker}"
-        context = get_context()
-        if worker == 0:
-            self._exchange_addresses(self._rendezvous, context)
-        peers = {p: who for p, who in self._addresses.items() if p != self._view.partition_idx}
-        missing = set(range(self._view.num_partitions)) - set(self._addresses)
-        if missing:
-            raise ConfigError(
-                f"no rank loaded partitions {sorted(missing)} of {self._view.num_partitions}: "
-                "start at least one process per partition, each with its own partition_idx"
-            )
-        return peers, _peer_name(context.rank, worker)
-
-    def _exchange_addresses(self, rendezvous: Rendezvous, context: Any) -> None:
-        mine = {"partition": self._view.partition_idx, "workers": self._pool.addresses}
-        rendezvous.publish("workers", json.dumps(mine).encode())
-        found = rendezvous.gather("workers", range(context.world_size))
-        self._addresses: dict[int, tuple[PeerAddress, ...]] = {}
-        for rank, raw in enumerate(found):
-            theirs = json.loads(raw)
-            more = tuple(
-                PeerAddress(host, port, _peer_name(rank, worker))
-                for worker, (host, port) in enumerate(theirs["workers"])
-            )
-            known = self._addresses.get(theirs["partition"], ())
-            self._addresses[theirs["partition"]] = known + more
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -515,16 +459,10 @@ class DistSamplingProducer:
             self.channel.bind(None)
             for stream in self._queue.streams.values():
                 stream.cancel()
-        connected = hasattr(self, "_addresses")
-        self._pool.stop(linger_s if connected else 0.0, self._names_of_others())
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+        others = self._meeting.others
+        self._pool.stop(linger_s if others else 0.0, others)
+        self._meeting.close()
         self.channel.close()
-
-    def _names_of_others(self) -> list[str]:
-        addresses = getattr(self, "_addresses", {})
-        own = self._view.partition_idx
-        return [who.name for p, workers in addresses.items() if p != own for who in workers]
 
 
 def seed_or_drawn(seed: int | None) -> int:
@@ -560,20 +498,6 @@ def _view_of(data: Any) -> PartitionView:
         data = DistDataset.wrap(data)
     view: PartitionView = data.view()
     return view
-
-
-def _peer_name(rank: int, worker: int) -> str:
-    return f"rank {rank} worker {worker}"
-
-
-def _host_towards(master: str) -> str:
-    """Return this machine's address on the way to ``master``: what other machines can reach."""
-    import socket
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((master, 9))  # sends nothing
-        host: str = probe.getsockname()[0]
-        return host
 
 
 def _main_path(function: Callable[..., Any] | None) -> str | None:
