@@ -145,4 +145,7 @@ def _verdict(wait_share: float, busy: dict[int, float]) -> str:
     mean_busy = sum(busy.values()) / max(len(busy), 1)
     if mean_busy > 0.7:
         return "sampling-bound: add workers (num_workers), or lower num_neighbors"
-    return "latency-bound: workers wait for other partitions; raise worker_concurrency"
+    return (
+        "latency-bound: workers wait, for other partitions or for a CPU: raise worker_concurrency "
+        "where there are several partitions, and look at the load of the machine"
+    )
