@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import resource
+import signal
 from dataclasses import dataclass
 
 import pytest
@@ -88,8 +90,14 @@ def test_tensors_over_a_buffer(sizes: list[int], offset: int) -> None:
 
 
 def test_errors_say_how_much_and_what_to_do() -> None:
-    with pytest.raises(SharedMemoryError, match=r"reserve .* MiB of shared memory.*batch_size"):
-        _memory.create_memfd(2**62)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+    try:
+        with pytest.raises(SharedMemoryError, match=r"reserve 2 MiB of shared memory.*batch_size"):
+            _memory.create_memfd(2**21)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     with pytest.raises(SharedMemoryError):
         _memory.map_fd(-1, 4096)
     error = SharedMemoryError(2**20, "no space")
