@@ -3,8 +3,7 @@
 import atexit
 import contextlib
 import logging
-import threading
-import time
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader._glt import (
     DistLoader,
     MpDistSamplingWorkerOptions,
-    NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
     get_context,
@@ -27,18 +25,19 @@ from gigl_loader.channel.shm import ShmChannel
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
 from gigl_loader.device.pin import PinMemoryError, PinnedRange
-from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady, copy_message
-from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.device.prefetch import CopyEngine, copy_message
+from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.loader import config
 from gigl_loader.loader import runtime as runtime_module
+from gigl_loader.loader.deployment import Stagger, check_deployment
 from gigl_loader.loader.epoch import LoaderStats, Progress, Source
+from gigl_loader.loader.iterator import EpochIterator
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
 from gigl_loader.message import (
     EDGES_PER_HOP,
     IS_HETERO,
     LABEL_COUNTS,
     NODES_PER_HOP,
-    Received,
     SampleMessage,
 )
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
@@ -123,7 +122,7 @@ class BaseDistLoader(DistLoader):
         self._even_ranks = even_ranks
         self._device_prefetch = device_prefetch
         self._engine = self._make_engine()
-        self._last_iterator: weakref.ref[_EpochIterator] | None = None
+        self._last_iterator: weakref.ref[EpochIterator] | None = None
         self._progress = Progress()
         self._started = False  # whether self._progress is of the epoch that the user is in
         self._resumed = False
@@ -362,7 +361,7 @@ class BaseDistLoader(DistLoader):
         self, create: Callable[..., int], gap_s: float | None, max_inits: int | None,
         epoch_options: EpochOptions | None,
     ) -> None:  # fmt: skip
-        from gigl_loader.graph_store.client import RemoteSource
+        from gigl_loader.loader.remote import RemoteSource
 
         seed = self.sampling_config.seed
         self._epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(seed))
@@ -372,6 +371,7 @@ class BaseDistLoader(DistLoader):
         )  # fmt: skip
         self._source = self._remote_source = source
         source.create(create, gap_s=gap_s, max_concurrent=max_inits)
+        self._epoch_options = source.epoch_options  # where ranks share a key: their leader's
         self._channel = source.channel
         self._input_len = source.num_seeds
         self._num_expected = source.num_batches
@@ -423,7 +423,7 @@ class BaseDistLoader(DistLoader):
         self._num_recv = self._progress.yielded
         self._source.start_epoch(self._progress.epoch, [place % own for place in places])
         self._epoch = self._progress.epoch + 1
-        iterator = _EpochIterator(self, places, self._progress)
+        iterator = EpochIterator(self, places, self._progress)
         self._last_iterator = weakref.ref(iterator)
         return iterator
 
@@ -569,123 +569,6 @@ class BaseDistLoader(DistLoader):
             self.shutdown(linger_s=0.0)
 
 
-class _EpochIterator:
-    """One pass. Its loader refers to it weakly: dropping it, as `break` does, ends it."""
-
-    def __init__(self, loader: BaseDistLoader, places: list[int], progress: Progress) -> None:
-        self._loader = loader
-        self._progress = progress
-        self._left = len(places)
-        self._batch_places: dict[int, list[int]] = {}
-        own = max(int(loader._num_expected), 1)
-        for place in places:
-            self._batch_places.setdefault(place % own, []).append(place)
-        self._ended: str | None = None
-        self._ahead: CopyAhead[Any] | None = None
-        if loader._engine is not None:
-            self._ahead = CopyAhead(self._pull, loader._engine, depth=loader._device_prefetch)
-
-    def __iter__(self) -> "_EpochIterator":
-        return self
-
-    def __len__(self) -> int:
-        return self._left
-
-    def __next__(self) -> Data | HeteroData:
-        if self._ended is not None:
-            raise UsageError(f"this iterator is over: {self._ended}")
-        if self._progress.finished:
-            raise StopIteration
-        started = time.perf_counter()
-        try:
-            with torch.profiler.record_function("gigl_loader.wait"):
-                received = self._next_received()
-        except BaseException:
-            self.end("an error broke it off")
-            raise
-        if received is None:
-            self._progress.finished = True
-            raise StopIteration
-        waited = time.perf_counter()
-        ticket, message, stats = received
-        with torch.profiler.record_function("gigl_loader.collate"):
-            batch = self._loader._collate_fn(message)
-        self._count(ticket, stats, waited - started, time.perf_counter() - waited, batch)
-        return batch
-
-    def _next_received(self) -> tuple[Any, SampleMessage, dict[str, Any]] | None:
-        if self._ahead is not None:
-            found = next(self._ahead, None)
-            if found is None:
-                return None
-            message = dict(found)
-            ticket, stats = message.pop("ticket")
-            return ticket, message, stats
-        received = self._loader._source.next()
-        if received is None:
-            return None
-        return received.ticket, received.message, received.stats
-
-    def _pull(self, wait: bool) -> dict[str, Any] | NotReady:
-        source = self._loader._source
-        if not wait and not source.ready():
-            return NOT_READY
-        received = source.next()
-        if received is None:
-            raise StopIteration
-        return {**received.message, "ticket": (received.ticket, received.stats)}
-
-    def _count(
-        self, ticket: Any, stats: dict[str, Any], wait_s: float, collate_s: float, batch: Any
-    ) -> None:
-        self._left -= 1
-        self._loader._num_recv += 1
-        self._progress.note(self._batch_places[ticket.batch].pop(0))
-        total = self._loader._stats
-        total.add(
-            Received(ticket, {}, stats), wait_s, getattr(self._loader._source, "queue_depth", 0)
-        )
-        total.collate_s += collate_s
-        total.seeds += stats.get("seeds", 0)
-
-    def end(self, why: str) -> None:
-        """Drop what is under way."""
-        if self._ended is not None:
-            return
-        self._ended = why
-        if self._ahead is not None:
-            self._ahead.close()
-        if not self._progress.finished:
-            with contextlib.suppress(Exception):  # the error that broke it off is what counts
-                self._loader._source.cancel_epoch()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_ahead"):
-            self.end("it was dropped")
-
-
-class Stagger:
-    """When a process starts its workers, so that the memory peaks of one machine do not add up."""
-
-    def __init__(self, local_rank: int, local_world_size: int, gap_s: float | None) -> None:
-        if gap_s is not None and gap_s < 0:
-            raise ConfigError(f"process_start_gap_seconds must be >= 0 or None, got {gap_s}")
-        self._local_rank, self._gap_s = local_rank, gap_s
-        self.total_s = (gap_s or 0.0) * local_world_size
-        """Seconds from the first start to the last."""
-
-    def wait(self, producer: DistSamplingProducer) -> None:
-        """Wait for this process's turn: by the clock, or until the one before it is ready."""
-        if self._local_rank == 0:
-            return
-        if self._gap_s is None:
-            producer.wait_for_rank_before("started")
-        elif self._gap_s > 0:
-            seconds = self._local_rank * self._gap_s
-            logger.info("local rank %d starts its workers in %.0f s", self._local_rank, seconds)
-            threading.Event().wait(seconds)
-
-
 def _renamed(producer: Any, sampler: Any) -> Any:
     if sampler is None:
         return producer
@@ -693,47 +576,6 @@ def _renamed(producer: Any, sampler: Any) -> Any:
         raise ConfigError("both `producer` and its old name `sampler` were given: drop `sampler`")
     warnings.warn("`sampler` was renamed to `producer`", DeprecationWarning, stacklevel=3)
     return sampler
-
-
-def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, producer: Any) -> bool:
-    """Return whether the parts are those of a graph store.
-
-    Raises:
-        WrongTypeError: They are of both deployments, or of neither.
-    """
-    parts = {
-        "dataset": (hasattr(dataset, "fetch_node_ids"), hasattr(dataset, "partition_idx")),
-        "sampler_input": (
-            isinstance(sampler_input, list), isinstance(sampler_input, NodeSamplerInput)
-        ),
-        "worker_options": (
-            isinstance(worker_options, RemoteDistSamplingWorkerOptions),
-            isinstance(worker_options, MpDistSamplingWorkerOptions),
-        ),
-        "producer": (
-            callable(producer) and not isinstance(producer, type),
-            isinstance(producer, DistSamplingProducer),
-        ),
-    }  # fmt: skip
-    for column, is_remote in enumerate((True, False)):
-        if all(fits[column] for fits in parts.values()):
-            return is_remote
-    found = {
-        name: "graph store" if remote else "colocated" if colocated else "neither"
-        for name, (remote, colocated) in parts.items()
-    }
-    kinds = {
-        name: type(value).__name__
-        for name, value in zip(
-            parts, (dataset, sampler_input, worker_options, producer), strict=True
-        )
-    }
-    raise WrongTypeError(
-        "the arguments must all be of one deployment: colocated (DistDataset, NodeSamplerInput, "
-        "MpDistSamplingWorkerOptions, DistSamplingProducer) or graph store (RemoteDistDataset, "
-        "list of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable for each server); "
-        f"found {found}, of types {kinds}"
-    )
 
 
 def _pin_if_possible(address: int, nbytes: int) -> PinnedRange | None:
@@ -749,6 +591,14 @@ def _stays_on_host(key: str) -> bool:
     """Return whether collating reads this tensor, so that copying it would mean waiting for it."""
     per_hop = key.endswith((NODES_PER_HOP, EDGES_PER_HOP))
     return key == IS_HETERO or per_hop or key.startswith(LABEL_COUNTS)
+
+
+def _after_fork() -> None:  # a forked child owns none of its parent's workers
+    for loader in list(_live_loaders):
+        loader._shutdowned = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register

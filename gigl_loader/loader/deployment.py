@@ -1,0 +1,78 @@
+"""Which deployment the parts of a loader are of, and when a process may start its workers."""
+
+import logging
+import threading
+from typing import Any
+
+from gigl_loader._glt import (
+    MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+)
+from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.producer.producer import DistSamplingProducer
+
+logger = logging.getLogger(__name__)
+
+
+class Stagger:
+    """When a process starts its workers, so that the memory peaks of one machine do not add up."""
+
+    def __init__(self, local_rank: int, local_world_size: int, gap_s: float | None) -> None:
+        if gap_s is not None and gap_s < 0:
+            raise ConfigError(f"process_start_gap_seconds must be >= 0 or None, got {gap_s}")
+        self._local_rank, self._gap_s = local_rank, gap_s
+        self.total_s = (gap_s or 0.0) * local_world_size
+        """Seconds from the first start to the last."""
+
+    def wait(self, producer: DistSamplingProducer) -> None:
+        """Wait for this process's turn: by the clock, or until the one before it is ready."""
+        if self._local_rank == 0:
+            return
+        if self._gap_s is None:
+            producer.wait_for_rank_before("started")
+        elif self._gap_s > 0:
+            seconds = self._local_rank * self._gap_s
+            logger.info("local rank %d starts its workers in %.0f s", self._local_rank, seconds)
+            threading.Event().wait(seconds)
+
+
+def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, producer: Any) -> bool:
+    """Return whether the parts are those of a graph store.
+
+    Raises:
+        WrongTypeError: They are of both deployments, or of neither.
+    """
+    parts = {
+        "dataset": (hasattr(dataset, "fetch_node_ids"), hasattr(dataset, "partition_idx")),
+        "sampler_input": (
+            isinstance(sampler_input, list), isinstance(sampler_input, NodeSamplerInput)
+        ),
+        "worker_options": (
+            isinstance(worker_options, RemoteDistSamplingWorkerOptions),
+            isinstance(worker_options, MpDistSamplingWorkerOptions),
+        ),
+        "producer": (
+            callable(producer) and not isinstance(producer, type),
+            isinstance(producer, DistSamplingProducer),
+        ),
+    }  # fmt: skip
+    for column, is_remote in enumerate((True, False)):
+        if all(fits[column] for fits in parts.values()):
+            return is_remote
+    found = {
+        name: "graph store" if remote else "colocated" if colocated else "neither"
+        for name, (remote, colocated) in parts.items()
+    }
+    kinds = {
+        name: type(value).__name__
+        for name, value in zip(
+            parts, (dataset, sampler_input, worker_options, producer), strict=True
+        )
+    }
+    raise WrongTypeError(
+        "the arguments must all be of one deployment: colocated (DistDataset, NodeSamplerInput, "
+        "MpDistSamplingWorkerOptions, DistSamplingProducer) or graph store (RemoteDistDataset, "
+        "list of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable for each server); "
+        f"found {found}, of types {kinds}"
+    )

@@ -1,0 +1,111 @@
+"""One pass over a loader's batches: receive, copy ahead, collate, count."""
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.device.prefetch import NOT_READY, CopyAhead, NotReady
+from gigl_loader.errors import UsageError
+from gigl_loader.loader.epoch import Progress
+from gigl_loader.message import Received, SampleMessage
+
+if TYPE_CHECKING:
+    from gigl_loader.loader.base import BaseDistLoader
+
+
+class EpochIterator:
+    """One pass. Its loader refers to it weakly: dropping it, as `break` does, ends it."""
+
+    def __init__(self, loader: "BaseDistLoader", places: list[int], progress: Progress) -> None:
+        self._loader = loader
+        self._progress = progress
+        self._left = len(places)
+        self._batch_places: dict[int, list[int]] = {}
+        own = max(int(loader._num_expected), 1)
+        for place in places:
+            self._batch_places.setdefault(place % own, []).append(place)
+        self._ended: str | None = None
+        self._ahead: CopyAhead[Any] | None = None
+        if loader._engine is not None:
+            self._ahead = CopyAhead(self._pull, loader._engine, depth=loader._device_prefetch)
+
+    def __iter__(self) -> "EpochIterator":
+        return self
+
+    def __len__(self) -> int:
+        return self._left
+
+    def __next__(self) -> Data | HeteroData:
+        if self._ended is not None:
+            raise UsageError(f"this iterator is over: {self._ended}")
+        if self._progress.finished:
+            raise StopIteration
+        started = time.perf_counter()
+        try:
+            with torch.profiler.record_function("gigl_loader.wait"):
+                received = self._next_received()
+        except BaseException:
+            self.end("an error broke it off")
+            raise
+        if received is None:
+            self._progress.finished = True
+            raise StopIteration
+        waited = time.perf_counter()
+        ticket, message, stats = received
+        with torch.profiler.record_function("gigl_loader.collate"):
+            batch = self._loader._collate_fn(message)
+        self._count(ticket, stats, waited - started, time.perf_counter() - waited, batch)
+        return batch
+
+    def _next_received(self) -> tuple[Any, SampleMessage, dict[str, Any]] | None:
+        if self._ahead is not None:
+            found = next(self._ahead, None)
+            if found is None:
+                return None
+            message = dict(found)
+            ticket, stats = message.pop("ticket")
+            return ticket, message, stats
+        received = self._loader._source.next()
+        if received is None:
+            return None
+        return received.ticket, received.message, received.stats
+
+    def _pull(self, wait: bool) -> dict[str, Any] | NotReady:
+        source = self._loader._source
+        if not wait and not source.ready():
+            return NOT_READY
+        received = source.next()
+        if received is None:
+            raise StopIteration
+        return {**received.message, "ticket": (received.ticket, received.stats)}
+
+    def _count(
+        self, ticket: Any, stats: dict[str, Any], wait_s: float, collate_s: float, batch: Any
+    ) -> None:
+        self._left -= 1
+        self._loader._num_recv += 1
+        self._progress.note(self._batch_places[ticket.batch].pop(0))
+        total = self._loader._stats
+        total.add(
+            Received(ticket, {}, stats), wait_s, getattr(self._loader._source, "queue_depth", 0)
+        )
+        total.collate_s += collate_s
+        total.seeds += stats.get("seeds", 0)
+
+    def end(self, why: str) -> None:
+        """Drop what is under way."""
+        if self._ended is not None:
+            return
+        self._ended = why
+        if self._ahead is not None:
+            self._ahead.close()
+        if not self._progress.finished:
+            with contextlib.suppress(Exception):  # the error that broke it off is what counts
+                self._loader._source.cancel_epoch()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ahead"):
+            self.end("it was dropped")
