@@ -34,6 +34,7 @@ _NARROW_DIM = 8
 _SMALL_BATCH = 128
 _SCALE = 10
 _QUIET = 0.05
+_LONGER = 4  # times the batches for the fast ones, so that all are on the clock for seconds
 
 
 class Bench:
@@ -114,19 +115,29 @@ class Bench:
 
 def _contestants(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None]]:
     here, glt = sys.executable, args.python_glt
+    longer = args.batches * _LONGER
 
     def one(name: str, script: str, python: str | None, **changes: Any) -> Contestant:
         return Contestant(name=name, script=script, python=python, changes=changes)
 
     return [
-        (one(_GIGL, "run_gigl.py", here), None),
-        (one("gigl_loader, 2 workers", "run_gigl.py", here, num_workers=2), None),
-        (one("gigl_loader, 1 worker, with replacement", "run_gigl.py", here, replace=True), None),
+        (one(_GIGL, "run_gigl.py", here, batches=longer), None),
+        (one("gigl_loader, 2 workers", "run_gigl.py", here, batches=longer, num_workers=2), None),
+        (
+            one(
+                "gigl_loader, 1 worker, with replacement",
+                "run_gigl.py",
+                here,
+                batches=longer,
+                replace=True,
+            ),
+            None,
+        ),
         (one("GLT as installed, 1 worker", "run_glt.py", glt), Bar(10)),
         (one("GLT seeded, 1 worker", "run_glt.py", glt, seed=1), Bar(3)),
         (one("DGL GraphBolt, 1 worker", "run_graphbolt.py", args.python_graphbolt), Bar(3)),
         (one("PyG NeighborLoader, 1 worker", "run_pyg.py", args.python_pyg), Bar(5)),
-        (one("floor: kernel and gather alone", "run_floor.py", here), Bar(0.75)),
+        (one("floor: kernel and gather alone", "run_floor.py", here, batches=longer), Bar(0.75)),
     ]
 
 
