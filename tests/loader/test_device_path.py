@@ -1,0 +1,86 @@
+"""The way to a device through real workers and their slots, on a pretend GPU (see tests/device)."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gigl_loader import DistNeighborLoader
+from gigl_loader.device.prefetch import CopyEngine
+from gigl_loader.loader.base import _stays_on_host
+from gigl_loader.testing import TinyGraph
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
+from fake_gpu import DropsSources, FakeGpu  # noqa: E402
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
+
+GRAPH = TinyGraph.random(80, 600)
+FIELDS = ("x", "n_id", "edge_index", "y", "batch")
+
+
+class FakeDeviceLoader(DistNeighborLoader):
+    """Copies to the pretend GPU that a test puts into it."""
+
+    def _make_engine(self) -> CopyEngine:
+        return CopyEngine("cpu", backend=FakeGpu("eager"), keep_on_host=_stays_on_host)
+
+    def use(self, gpu: FakeGpu, engine: type[CopyEngine] = CopyEngine) -> None:
+        self._engine = engine("cpu", backend=gpu, keep_on_host=_stays_on_host)
+
+
+@pytest.fixture(scope="module")
+def loader() -> Iterator[FakeDeviceLoader]:
+    with FakeDeviceLoader(
+        GRAPH.dataset(), [4, 3], torch.arange(80), batch_size=4, worker_concurrency=1, seed=5,
+        process_start_gap_seconds=None,
+    ) as one:  # fmt: skip
+        yield one
+
+
+def seen(loader: FakeDeviceLoader, gpu: FakeGpu, epoch: int) -> list[list[bytes]]:
+    """Return the bytes that kernels read of each batch; each is dropped once they are queued."""
+    loader.set_epoch(epoch)
+    for batch in loader:
+        gpu.read([batch[name] for name in FIELDS if name in batch])
+        del batch
+    gpu.finish_all()
+    return gpu.results
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "copy_first", "compute_first", "random"])
+def test_slots_are_reused_only_after_their_copies(loader: FakeDeviceLoader, schedule: str) -> None:
+    eager = FakeGpu("eager")
+    loader.use(eager)
+    expected = seen(loader, eager, epoch=3)
+    late = FakeGpu(schedule, seed=1)
+    loader.use(late)
+    assert seen(loader, late, epoch=3) == expected
+    assert len(expected) == len(loader) == 20
+
+
+def test_a_slot_let_go_too_early_is_noticed(loader: FakeDeviceLoader) -> None:
+    eager, lazy = FakeGpu("eager"), FakeGpu("lazy")
+    loader.use(eager)
+    expected = seen(loader, eager, epoch=3)
+    loader.use(lazy, DropsSources)
+    assert seen(loader, lazy, epoch=3) != expected
+
+
+def test_breaking_off_leaves_nothing_for_the_next_epoch(loader: FakeDeviceLoader) -> None:
+    gpu = FakeGpu("lazy")
+    loader.use(gpu)
+    loader.set_epoch(8)
+    for step, batch in enumerate(loader):
+        if step == 2:
+            break
+    del batch
+    assert loader.state_dict()["yielded"] == 3  # handed over, not copied ahead
+    eager = FakeGpu("eager")
+    loader.use(eager)
+    first = seen(loader, eager, epoch=9)
+    again = FakeGpu("eager")
+    loader.use(again)
+    assert seen(loader, again, epoch=9) == first
