@@ -13,7 +13,7 @@ from gigl_loader.loader.base import _stays_on_host
 from gigl_loader.testing import TinyGraph
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
-from fake_gpu import DropsSources, FakeGpu  # noqa: E402
+from fake_gpu import DropsSources, FakeGpu
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 
@@ -73,10 +73,10 @@ def test_breaking_off_leaves_nothing_for_the_next_epoch(loader: FakeDeviceLoader
     gpu = FakeGpu("lazy")
     loader.use(gpu)
     loader.set_epoch(8)
-    for step, batch in enumerate(loader):
+    for step, _ in enumerate(loader):
         if step == 2:
             break
-    del batch
+    del _
     assert loader.state_dict()["yielded"] == 3  # handed over, not copied ahead
     eager = FakeGpu("eager")
     loader.use(eager)
