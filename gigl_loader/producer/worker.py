@@ -35,15 +35,18 @@ logger = logging.getLogger(__name__)
 
 _MAX_TRACEBACK = 60_000
 _LINGER_STEP_S = 1.0
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_MOST_MMAP_THRESHOLD = 32 * 2**20
+"""What glibc allows."""
 
 
 def keep_freed_memory() -> None:
     """Let malloc keep what is freed: work arrays of the next batch then cost no page faults."""
     with contextlib.suppress(OSError, AttributeError):  # another libc: slower, not wrong
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**30)
+        libc.mallopt(_M_ARENA_MAX, 1)  # what one thread freed, another may use
 
 
 def load_sampler(setup: WorkerSetup, peers: PeerPool | None) -> Sampler:

@@ -297,6 +297,33 @@ def scatter_segments(starts, rows, counts, values, out):  # type: ignore[no-unty
         at += counts[i]
 
 
+@_jit
+def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
+    """Write the places of ``owners`` into ``order``, grouped by owner, ascending within a group.
+
+    ``sizes`` receives how many places each owner has.
+    """
+    sizes[:] = 0
+    for i in range(owners.shape[0]):
+        sizes[owners[i]] += 1
+    ends = np.cumsum(sizes) - sizes
+    for i in range(owners.shape[0]):
+        owner = owners[i]
+        order[ends[owner]] = i
+        ends[owner] += 1
+
+
+@_jit
+def copy_rows(source, rows, places, out):  # type: ignore[no-untyped-def]
+    """Copy ``source[rows[i]]`` to ``out[places[i]]``; both are matrices of 8-byte words."""
+    width = source.shape[1]
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        place = places[i]
+        for j in range(width):
+            out[place, j] = source[row, j]
+
+
 def load() -> None:
     """Call every kernel once on nothing: compiles it, or loads it from Numba's cache on disk."""
     ids, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
@@ -314,3 +341,5 @@ def load() -> None:
     look_up(ids, np.uint64(1023), none, none, none)
     repeat_rows(none, 0, none)
     scatter_segments(none, none, none, none, none)
+    group_by_owner(none, none, none)
+    copy_rows(np.zeros((0, 1), np.int64), none, none, np.zeros((0, 1), np.int64))

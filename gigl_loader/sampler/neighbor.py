@@ -211,11 +211,12 @@ class NeighborSampler:
             nodes = labels.nodes
             fields.append(Field.of(key(NODE, name), nodes))
             fields.append(Field.of(key(NODES_PER_HOP, name), torch.tensor(per_hop[node_type])))
+            split = self._store.split(self._view.node_books.get(node_type), nodes)
             if self._plan.collect_features and node_type in self._view.node_features:
-                rows = self._store.fetch("node_features", node_type, nodes)
+                rows = self._store.fetch("node_features", node_type, nodes, split)
                 fields.append(Field(key(NODE_FEATURES, name), *rows))
             if node_type in self._view.node_labels:
-                rows = self._store.fetch("node_labels", node_type, nodes)
+                rows = self._store.fetch("node_labels", node_type, nodes, split)
                 fields.append(Field(key(NODE_LABELS, name), *rows))
         return fields
 
@@ -236,6 +237,7 @@ class NeighborSampler:
                 ids = torch.cat(collected.edge_ids) if collected.edge_ids else per_hop[:0]
                 fields.append(Field.of(key(EDGE, name), ids))
                 if self._plan.collect_features and edge_type in self._view.edge_features:
-                    rows = self._store.fetch("edge_features", edge_type, ids)
+                    split = self._store.split(self._view.edge_books.get(edge_type), ids)
+                    rows = self._store.fetch("edge_features", edge_type, ids, split)
                     fields.append(Field(key(EDGE_FEATURES, name), *rows))
         return fields

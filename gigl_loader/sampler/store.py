@@ -36,8 +36,18 @@ class Call(Protocol):
 class Peers(Protocol):
     """The other partitions."""
 
-    def call(self, partition: int, op: int, args: tuple[int, ...], tensors: list[Tensor]) -> Call:
-        """Ask a worker of ``partition``; returns before the answer is there."""
+    def call(
+        self,
+        partition: int,
+        op: int,
+        args: tuple[int, ...],
+        tensors: list[Tensor],
+        out: list[Tensor] | None = None,
+    ) -> Call:
+        """Ask a worker of ``partition``; returns before the answer is there.
+
+        Tensor ``i`` of the answer may come to lie in ``out[i]``.
+        """
         ...
 
 
@@ -77,6 +87,18 @@ class Scratch:
         if array is None or array.size < size:
             array = self._arrays[name] = np.zeros(max(size + size // 4, 1024), dtype)
         return array[:size]
+
+    def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """Return a contiguous tensor over the array ``name``."""
+        count = 1
+        for size in shape:
+            count *= size
+        words = self.get(name, -(-count * dtype.itemsize // 8))
+        return torch.from_numpy(words).view(dtype)[:count].view(shape)
+
+
+Split = dict[int, Tensor]
+"""By partition, the places of the ids that it owns: int64, ascending."""
 
 
 class LocalStore:
@@ -140,7 +162,10 @@ class LocalStore:
         if op == ROWS:
             kind = _KINDS[args[0]]
             rows = self.rows(kind, sorted(getattr(self._view, kind))[args[1]])
-            return [rows.values.index_select(0, rows.locate(tensors[0]))]
+            shape = (tensors[0].numel(), *rows.values.shape[1:])
+            out = self._scratch.tensor("answer", rows.values.dtype, shape)
+            _select(rows.values, rows.locate(tensors[0]), out)
+            return [out]  # sent before this thread is asked again
         raise ProtocolError(f"unknown operation {op} between partitions")
 
 
@@ -162,10 +187,11 @@ class GraphStore:
         self._local = LocalStore(view)
         self._edge_types = sorted(view.adjacency)
         self._own = view.partition_idx
+        self._scratch = Scratch()
 
     def draw(self, draw: Draw, nodes: Tensor) -> Callable[[], Drawn]:
         """Ask for neighbours of ``nodes``; the remote part is on its way when this returns."""
-        split = self._split(self._view.node_books.get(self._row_type(draw.edge_type)), nodes)
+        split = self.split(self._view.node_books.get(self._row_type(draw.edge_type)), nodes)
         if split is None:
             return lambda: self._local.draw(draw, nodes)
         flags = _REPLACE * draw.replace | _WEIGHT * draw.with_weight | _EDGE_IDS * draw.with_edge
@@ -178,28 +204,24 @@ class GraphStore:
         by_source = self._view.edge_dir == "out" or is_label_edge_type(edge_type)
         return edge_type[0] if by_source else edge_type[2]
 
-    def _split(self, book: Book | None, ids: Tensor) -> dict[int, Tensor] | None:
+    def split(self, book: Book | None, ids: Tensor) -> Split | None:
         """Return the places of ``ids`` by owner; None: all of them are here."""
         if self._peers is None or book is None or ids.numel() == 0:
             return None
-        owner = book.owner(ids)
-        if bool((owner == self._own).all()):
+        order = torch.empty(ids.numel(), dtype=torch.int64)
+        sizes = torch.empty(self._view.num_partitions, dtype=torch.int64)
+        kernels.group_by_owner(book.owner(ids).numpy(), order.numpy(), sizes.numpy())
+        if int(sizes[self._own]) == ids.numel():
             return None
-        order = torch.argsort(owner, stable=True)
-        sizes = torch.bincount(owner, minlength=self._view.num_partitions).tolist()
-        parts = torch.split(order, sizes)
+        parts = torch.split(order, sizes.tolist())
         return {p: part for p, part in enumerate(parts) if part.numel()}
 
-    def _ask(
-        self, op: int, args: tuple[int, ...], split: dict[int, Tensor], ids: Tensor
-    ) -> dict[int, Call]:
+    def _ask(self, op: int, args: tuple[int, ...], split: Split, ids: Tensor) -> dict[int, Call]:
         assert self._peers is not None
         call = self._peers.call
         return {p: call(p, op, args, [ids[at]]) for p, at in split.items() if p != self._own}
 
-    def _merge(
-        self, draw: Draw, nodes: Tensor, split: dict[int, Tensor], calls: dict[int, Call]
-    ) -> Drawn:
+    def _merge(self, draw: Draw, nodes: Tensor, split: Split, calls: dict[int, Call]) -> Drawn:
         parts: dict[int, Drawn] = {}
         if self._own in split:
             parts[self._own] = self._local.draw(draw, nodes[split[self._own]])
@@ -225,30 +247,67 @@ class GraphStore:
         return Drawn(counts, neighbors, edge_ids)
 
     def fetch(
-        self, kind: str, name: NodeType | EdgeType, ids: Tensor
+        self, kind: str, name: NodeType | EdgeType, ids: Tensor, split: Split | None = None
     ) -> tuple[torch.dtype, tuple[int, ...], Callable[[Tensor], None]]:
-        """Ask for the rows of ``ids``; return (dtype, shape, what writes them to a tensor)."""
+        """Ask for rows; they are on their way when this returns.
+
+        Args:
+            kind: ``node_features``, ``node_labels`` or ``edge_features``.
+            name: The type.
+            ids: ``[n]`` int64, global ids.
+            split: From `split` for the same ids; None: all of them are here.
+
+        Returns:
+            (dtype, shape, a function that writes the rows to a tensor of that dtype and shape).
+        """
         rows = self._local.rows(kind, name)
         values = rows.values
         shape = (ids.numel(), *values.shape[1:])
-        books: dict[Any, Book] = getattr(self._view, kind.split("_")[0] + "_books")
-        split = None if rows.whole else self._split(books.get(name), ids)
-        if split is None:
+        if split is None or rows.whole:
             return values.dtype, shape, lambda out: _select(values, rows.locate(ids), out)
         args = (_KINDS.index(kind), sorted(getattr(self._view, kind)).index(name))
-        calls = self._ask(ROWS, args, split, ids)
+        calls = self._ask_rows(args, split, ids, values)
 
         def write(out: Tensor) -> None:
             if self._own in split:
                 at = split[self._own]
-                own = values.index_select(0, rows.locate(ids[at]))
-                out.index_copy_(0, at, own)
+                _scatter(values, rows.locate(ids[at]), at, out)
             for partition, call in calls.items():
-                out.index_copy_(0, split[partition], call.wait()[0])
+                answer = call.wait()[0]
+                _scatter(answer, torch.arange(answer.shape[0]), split[partition], out)
 
         return values.dtype, shape, write
+
+    def _ask_rows(
+        self, args: tuple[int, int], split: Split, ids: Tensor, like: Tensor
+    ) -> dict[int, Call]:
+        assert self._peers is not None
+        calls = {}
+        for partition, at in split.items():
+            if partition != self._own:
+                name = f"{args} of {partition}"  # the answer lands in memory that is mapped already
+                room = self._scratch.tensor(name, like.dtype, (at.numel(), *like.shape[1:]))
+                calls[partition] = self._peers.call(partition, ROWS, args, [ids[at]], [room])
+        return calls
 
 
 def _select(values: Tensor, rows: Tensor, out: Tensor) -> None:
     if rows.numel():
         torch.index_select(values, 0, rows, out=out)
+
+
+def _scatter(values: Tensor, rows: Tensor, places: Tensor, out: Tensor) -> None:
+    """Write ``values[rows]`` to ``out[places]``."""
+    nbytes = values[0].nbytes if values.shape[0] else 0
+    if nbytes % 8 or nbytes == 0 or not (_is_aligned(values) and _is_aligned(out)):
+        out.index_copy_(0, places, values.index_select(0, rows))
+        return
+    kernels.copy_rows(_words(values), rows.numpy(), places.numpy(), _words(out))
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % 8 == 0
+
+
+def _words(tensor: Tensor) -> Any:
+    return tensor.view(tensor.shape[0], -1).view(torch.int64).numpy()

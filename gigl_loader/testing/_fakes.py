@@ -33,11 +33,17 @@ class InProcessPeers:
         self.asked: list[tuple[int, int]] = []
 
     def call(
-        self, partition: int, op: int, args: tuple[int, ...], tensors: list[Tensor]
+        self,
+        partition: int,
+        op: int,
+        args: tuple[int, ...],
+        tensors: list[Tensor],
+        out: list[Tensor] | None = None,
     ) -> _Answered:
         """Answer a question for ``partition``."""
         self.asked.append((partition, op))
-        return _Answered(self._stores[partition].answer(op, args, tensors))
+        answer = self._stores[partition].answer(op, args, tensors)
+        return _Answered([tensor.clone() for tensor in answer])  # a store answers from scratch
 
 
 def sample_message(sampler: Sampler, request: SampleRequest) -> SampleMessage:

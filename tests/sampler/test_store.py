@@ -315,7 +315,9 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
                     assert torch.equal(one.edge_ids, other.edge_ids)
                 else:
                     assert other.edge_ids is None
-        dtype, shape, write = GraphStore(part, peers).fetch("node_features", NODE, nodes)
+        store = GraphStore(part, peers)
+        split = store.split(part.node_books[NODE], nodes)
+        dtype, shape, write = store.fetch("node_features", NODE, nodes, split)
         out = torch.empty(shape, dtype=dtype)
         write(out)
         assert out[:, 0].tolist() == nodes.tolist()
