@@ -148,17 +148,18 @@ class Loaders:
 
 def train_epoch(
     pairs: Iterable[tuple[HeteroData, HeteroData]], loss_of: torch.nn.Module,
-    optimizer: torch.optim.Optimizer, bar: Any,
+    optimizer: torch.optim.Optimizer, bar: Any, batches_per_step: int = 1,
 ) -> float:  # fmt: skip
     """Return the mean loss."""
     losses = []
     for batch, negatives in pairs:
         loss = loss_of(batch, negatives)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        (loss / batches_per_step).backward()
         losses.append(loss.item())
         bar.update()
+        if len(losses) % batches_per_step == 0:
+            optimizer.step()
+            optimizer.zero_grad()
     return sum(losses) / len(losses)
 
 
@@ -261,10 +262,12 @@ def train_alone(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tu
         loss_of = RetrievalLoss(model, args.temperature)
         optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
         items = sampler.items(args.random_items)
-        steps = args.batch_size * dist.get_world_size()  # what DDP takes in one step
         for _ in tqdm(range(args.epochs), desc=f"seed {seed}, one process", leave=False):
-            batches = sampler.links(supervision[USES][0], steps)
-            train_epoch(zip(batches, items, strict=False), loss_of, optimizer, tqdm(disable=True))
+            pairs = zip(sampler.links(supervision[USES][0], args.batch_size), items, strict=False)
+            train_epoch(
+                pairs, loss_of, optimizer, tqdm(disable=True),
+                batches_per_step=dist.get_world_size(),  # as DDP: the mean over the ranks' batches
+            )  # fmt: skip
         with torch.no_grad():
             nodes = {t: torch.arange(size) for t, size in sizes.items()}
             found = model(nodes, graph.edge_index_dict)
