@@ -16,6 +16,7 @@ PAGES = (
     "docs/quickstart.md",
     "docs/guide/datasets.md",
     "docs/guide/colocated.md",
+    "docs/guide/link_prediction.md",
     "docs/guide/training_loop.md",
     "docs/guide/migrating.md",
 )
