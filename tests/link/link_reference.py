@@ -39,6 +39,8 @@ _made = counter()
 class LinkGraph:
     """Node ``i`` has features ``[i, 0.5]`` and labels ``[i, 100 + i]``.
 
+    It is a training node unless ``i`` is a multiple of 3.
+
     Edge ``i`` has features ``[i, 7]`` and weighs nothing where ``i`` is a multiple of 3, else 1.
     """
 
@@ -58,6 +60,7 @@ class LinkGraph:
         for node_type, count in self.num_nodes.items():
             store = data[node_type] if self.heterogeneous else data
             ids, store.num_nodes = torch.arange(count), count
+            store.train_mask = ids % 3 > 0
             if node_type not in self.featureless:
                 store.x = torch.stack([ids, torch.full_like(ids, 0.5, dtype=torch.float)], 1)
                 store.y = torch.stack([ids, 100 + ids], 1)
@@ -89,6 +92,30 @@ class LinkGraph:
             )
             for p in range(count)
         ]
+
+
+def shop():
+    """Return 22 users, 16 items and what they supervise; some have no edges."""
+    generator = torch.Generator().manual_seed(3)
+
+    def pairs(num_src, num_dst, size):
+        ends = torch.rand((size, 2), generator=generator) * torch.tensor([num_src, num_dst])
+        return [tuple(pair) for pair in ends.long().tolist()]
+
+    buys = pairs(20, 15, 60)
+    labels = {
+        BUYS: (buys[:15] + pairs(20, 15, 20), pairs(20, 15, 25)),
+        KNOWS: (pairs(20, 20, 9), None),
+    }
+    edges = {BUYS: buys, REV_BUYS: [(i, u) for u, i in buys], KNOWS: pairs(20, 20, 30)}
+    return LinkGraph({"user": 22, "item": 16}, edges, labels)
+
+
+def ring():
+    """Return 13 nodes of one type: a ring of 12 with a loop and a repeated edge."""
+    edges = [(i, (i + 1) % 12) for i in range(12)] + [(3, 3), (0, 1)]
+    labels = ([(i, (5 * i) % 12) for i in range(0, 12, 2)] + [(2, 3)], [(1, 4), (4, 1)])
+    return LinkGraph({N: 13}, {E: edges}, {E: labels})
 
 
 def as_index(pairs):
@@ -335,3 +362,25 @@ def _overlap(draw, edges, labels):
     """Let positives be edges too, as they are after a split that keeps them for messages."""
     copies = draw(st.lists(st.sampled_from(edges), max_size=6)) if edges else []
     return labels[0] + copies, labels[1]
+
+
+# --- the same batch twice ------------------------------------------------------------------------
+
+
+def check_same(found, expected, leave=()):
+    """Compare what `batch_tensors` returns, but for the attributes ``leave``."""
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        if name.rpartition(".")[2] not in leave:
+            _check_equal(value, expected[name], name)
+
+
+def _check_equal(one, other, name):
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), name
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), name
+        for key, value in one.items():
+            _check_equal(value, other[key], f"{name}[{key}]")
+    else:
+        assert one == other, name

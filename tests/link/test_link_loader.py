@@ -13,9 +13,12 @@ from link_reference import (
     LinkGraph,
     N,
     check,
+    check_same,
     collate,
     expect,
+    ring,
     sample,
+    shop,
 )
 
 from gigl_loader import CustomSamplerOptions, DistABLPLoader, DistNeighborLoader
@@ -24,28 +27,6 @@ from gigl_loader.loader.negatives import zip_with_negatives
 from gigl_loader.testing import batch_tensors, run_ranks
 
 pytestmark = pytest.mark.multiprocess
-
-
-def _shop() -> LinkGraph:
-    generator = torch.Generator().manual_seed(3)
-
-    def pairs(num_src, num_dst, size):
-        ends = torch.rand((size, 2), generator=generator) * torch.tensor([num_src, num_dst])
-        return [tuple(pair) for pair in ends.long().tolist()]
-
-    buys = pairs(20, 15, 60)
-    labels = {
-        BUYS: (buys[:15] + pairs(20, 15, 20), pairs(20, 15, 25)),
-        KNOWS: (pairs(20, 20, 9), None),
-    }
-    edges = {BUYS: buys, REV_BUYS: [(i, u) for u, i in buys], KNOWS: pairs(20, 20, 30)}
-    return LinkGraph({"user": 22, "item": 16}, edges, labels)
-
-
-def _ring() -> LinkGraph:
-    edges = [(i, (i + 1) % 12) for i in range(12)] + [(3, 3), (0, 1)]
-    labels = ([(i, (5 * i) % 12) for i in range(0, 12, 2)] + [(2, 3)], [(1, 4), (4, 1)])
-    return LinkGraph({N: 13}, {E: edges}, {E: labels})
 
 
 @pytest.fixture
@@ -78,7 +59,7 @@ def _check_epoch(loader, graph, supervision, edge_dir, exclude=()) -> list[int]:
 
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 def test_heterogeneous_graphs_in_both_output_forms(edge_dir, alone) -> None:
-    graph = _shop()
+    graph = shop()
     dataset = graph.partitions(edge_dir=edge_dir)[0]
     everybody = ("user", _all_of(graph))
     with _loader(dataset, [-1, -1], everybody, supervision_edge_type=BUYS) as loader:
@@ -95,7 +76,7 @@ def test_heterogeneous_graphs_in_both_output_forms(edge_dir, alone) -> None:
 
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 def test_labeled_homogeneous_graphs_yield_data(edge_dir, alone) -> None:
-    graph = _ring()
+    graph = ring()
     dataset = graph.partitions(edge_dir=edge_dir)[0]
     for how in ({}, {"use_label_edge_index_output": True, "supervision_edge_type": E}):
         with _loader(dataset, [-1, -1], None, **how) as loader:  # None: all nodes
@@ -105,7 +86,7 @@ def test_labeled_homogeneous_graphs_yield_data(edge_dir, alone) -> None:
 
 
 def test_links_and_random_nodes_side_by_side(alone) -> None:
-    graph = _shop()
+    graph = shop()
     dataset = graph.partitions()[0]
     with (
         _loader(dataset, [2], ("user", _all_of(graph)), supervision_edge_type=BUYS) as links,
@@ -123,7 +104,7 @@ def test_links_and_random_nodes_side_by_side(alone) -> None:
 
 
 def test_workers_run_a_subclass(alone) -> None:
-    graph = _ring()
+    graph = ring()
     keywords = {"supervision": [list(E)], "exclude": [list(E)]}  # as read from a file
     options = CustomSamplerOptions("gigl_loader.sampler.link.LinkSampler", keywords)
     with _loader(graph.partitions()[0], [-1, -1], None, sampler_options=options) as loader:
@@ -131,8 +112,8 @@ def test_workers_run_a_subclass(alone) -> None:
 
 
 def test_what_cannot_work_is_said_before_anything_starts(alone) -> None:
-    shop, ring = _shop(), _ring()
-    dataset, users = shop.partitions()[0], ("user", _all_of(shop))
+    graph = shop()
+    dataset, users = graph.partitions()[0], ("user", _all_of(graph))
     cases = [
         ((dataset, [2], users), {}, "supervision_edge_type must be given"),
         ((dataset, [2], users), {"supervision_edge_type": REV_BUYS}, "no positive label edges"),
@@ -149,7 +130,7 @@ def test_what_cannot_work_is_said_before_anything_starts(alone) -> None:
             {"supervision_edge_type": BUYS, "prefetch_size": 2},
             "belongs to graph-store mode",
         ),
-        ((ring.partitions()[0], [2], torch.tensor([13])), {}, "is no node id"),
+        ((ring().partitions()[0], [2], torch.tensor([13])), {}, "is no node id"),
     ]
     for args, how, match in cases:
         with pytest.raises(ConfigError, match=match):
@@ -162,7 +143,7 @@ def test_what_cannot_work_is_said_before_anything_starts(alone) -> None:
 
 
 def _on_each_rank(rank: int, size: int) -> None:
-    cases = ((_shop(), [BUYS, KNOWS], ("in", "out")), (_ring(), [E], ("out",)))
+    cases = ((shop(), [BUYS, KNOWS], ("in", "out")), (ring(), [E], ("out",)))
     for graph, supervision, edge_dirs in cases:
         for edge_dir in edge_dirs:
             dataset = graph.partitions(size, edge_dir=edge_dir)[rank]
@@ -183,26 +164,8 @@ def _on_each_rank(rank: int, size: int) -> None:
                     with_weight=True, exclude=tuple(graph.edges),
                 )  # fmt: skip
                 alike = collate(message, whole[0], supervision)
-                _check_same(batch_tensors(batch), batch_tensors(alike), {"input_id"})
+                check_same(batch_tensors(batch), batch_tensors(alike), {"input_id"})
             dist.barrier()
-
-
-def _check_same(found, expected, leave) -> None:
-    assert found.keys() == expected.keys()
-    for name in found:
-        if name.rpartition(".")[2] not in leave:
-            _check_equal(found[name], expected[name], name)
-
-
-def _check_equal(one, other, name) -> None:
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), name
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), name
-        for key, value in one.items():
-            _check_equal(value, other[key], f"{name}[{key}]")
-    else:
-        assert one == other, name
 
 
 @pytest.mark.timeout(180)
