@@ -1,5 +1,6 @@
 """The loader over real workers; what a batch must hold is in `link_reference`."""
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,41 @@ def test_what_cannot_work_is_said_before_anything_starts(alone) -> None:
             _loader(*args, **how)
     with pytest.raises(ConfigError, match="no positive label edges"):
         _loader(LinkGraph({N: 3}, {E: [(0, 1)]}, {}).partitions()[0], [2], None)
+
+
+def test_positional_arguments_are_those_of_the_interface() -> None:
+    parameters = inspect.signature(DistABLPLoader).parameters
+    positional = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == [
+        "dataset", "num_neighbors", "input_nodes", "supervision_edge_type", "num_workers",
+        "batch_size", "pin_memory_device", "worker_concurrency", "prefetch_size", "channel_size",
+        "process_start_gap_seconds", "num_cpu_threads", "shuffle", "drop_last", "with_weight",
+        "sampler_options", "context", "local_process_rank", "local_process_world_size",
+        "non_blocking_transfers", "use_label_edge_index_output",
+    ]  # fmt: skip
+    plain = inspect.signature(DistNeighborLoader).parameters
+    assert set(plain) - set(parameters) == set()
+    for name in set(plain) - {"self"}:
+        assert parameters[name].default == plain[name].default, name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ahead", [True, False])
+def test_labels_on_a_gpu(ahead, alone) -> None:
+    graph = shop()
+    dataset, users = graph.partitions()[0], ("user", _all_of(graph))
+    for how in ({}, {"use_label_edge_index_output": True}):
+        how = {"supervision_edge_type": BUYS, **how}
+        batches = []
+        for device in ("cpu", "cuda"):
+            with _loader(
+                dataset, [2, 2], users, pin_memory_device=torch.device(device),
+                non_blocking_transfers=ahead, **how,
+            ) as loader:  # fmt: skip
+                batches.append([batch.clone() for batch in loader])
+        for expected, found in zip(*batches, strict=True):
+            assert found["user"].x.is_cuda
+            check_same(batch_tensors(found.cpu()), batch_tensors(expected))
 
 
 # --- two partitions ------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from link_reference import (
     sample,
 )
 
+from gigl_loader import _glt
+from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.sampler.link import LinkSampler
@@ -269,3 +271,19 @@ def test_a_sampler_without_positives_says_so() -> None:
     message = sample([dataset], [0], [BUYS], _all(graph))
     with pytest.raises(ConfigError, match="must be a subclass of"):
         collate(message, dataset, [LIKES])
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+@pytest.mark.parametrize("graph", [_shop(), _ring()], ids=["shop", "ring"])
+def test_a_plain_glt_dataset_gives_the_same(graph, edge_dir) -> None:
+    ours, supervision = graph.partitions(edge_dir=edge_dir)[0], list(graph.labels)
+    theirs = _glt.DistDataset(1, 0, edge_dir=edge_dir)
+    for name in ("graph", "node_features", "edge_features", "node_labels", "node_pb", "edge_pb"):
+        setattr(theirs, name, getattr(ours, name))
+    messages = [
+        sample([dataset], [2, 0], supervision, _all(graph), with_edge=True)
+        for dataset in (ours, DistDataset.wrap(theirs))
+    ]
+    assert messages[0].keys() == messages[1].keys()
+    for name, value in messages[0].items():
+        assert torch.equal(value, messages[1][name]), name
