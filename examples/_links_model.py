@@ -56,7 +56,7 @@ class RetrievalLoss(nn.Module):
     def forward(self, batch: HeteroData, negatives: HeteroData) -> Tensor:
         """Return the mean cross entropy of the links of ``batch``."""
         out, drawn = embed(self.model, batch), embed(self.model, negatives)
-        anchors = batch.get("anchors", slice(batch["user"].batch_size))
+        anchors = batch.anchors if "anchors" in batch else slice(batch["user"].batch_size)
         users, random_items = out["user"][anchors], slice(negatives["item"].batch_size)
         anchor, label = batch.y_positive
         items = label.unique()
