@@ -20,9 +20,11 @@ from link_reference import (
     expect,
     link_graphs,
     sample,
+    shop,
 )
 
 from gigl_loader import _glt
+from gigl_loader.dataset.links import split_links
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, ProtocolError
@@ -287,3 +289,28 @@ def test_a_plain_glt_dataset_gives_the_same(graph, edge_dir) -> None:
     assert messages[0].keys() == messages[1].keys()
     for name, value in messages[0].items():
         assert torch.equal(value, messages[1][name]), name
+
+
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_held_out_links_are_in_no_batch(edge_dir) -> None:
+    graph = shop()
+    splits = split_links(graph.to_pyg(), BUYS, num_val=0.3, num_test=0.3, seed=2)
+    dataset = DistDataset.from_pyg(splits.data, supervision=splits.supervision, edge_dir=edge_dir)
+    held_out = {tuple(link) for s in (splits.val, splits.test) for link in s.links.t().tolist()}
+    assert len(held_out) > 10
+    for split in (splits.train, splits.val, splits.test):
+        supervision, anchors = [split.edge_type], split.anchors.tolist()
+        message = sample([dataset], anchors, supervision, _all(graph), with_edge=True)
+        batch = collate(message, dataset, supervision, as_edge_index=True)
+        users, items = (batch[name].n_id for name in ("user", "item"))
+        labels = zip(
+            users[batch.y_positive[0]].tolist(), items[batch.y_positive[1]].tolist(), strict=True
+        )
+        assert sorted(labels) == sorted(map(tuple, split.links.t().tolist()))
+        for edge_type in (BUYS, REV_BUYS):
+            store = edge_store(batch, graph, edge_type, edge_dir)
+            walks_from_user = (edge_type == BUYS) == (edge_dir == "in")
+            user, item = store.edge_index if walks_from_user else store.edge_index.flip(0)
+            assert user.numel()
+            found = zip(users[user].tolist(), items[item].tolist(), strict=True)
+            assert held_out.isdisjoint(found)
