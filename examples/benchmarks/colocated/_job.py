@@ -16,7 +16,6 @@ import _cpu
 import _graph
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 MARK = "RESULT "
