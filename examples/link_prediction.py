@@ -39,9 +39,15 @@ from gigl_loader import (
 )
 
 PRESETS = {
-    "planted": {"epochs": 10, "batch_size": 64, "dim": 32, "lr": 0.01, "judge_every": 1},
-    "lastfm": {"epochs": 25, "batch_size": 128, "dim": 64, "lr": 0.005, "judge_every": 5},
-}
+    "planted": {
+        "epochs": 10, "batch_size": 64, "random_items": 128, "dim": 32, "lr": 0.01,
+        "judge_every": 1,
+    },
+    "lastfm": {
+        "epochs": 40, "batch_size": 256, "random_items": 512, "dim": 64, "lr": 0.005,
+        "judge_every": 5,
+    },
+}  # fmt: skip
 VAL, TEST = (split_supervision_type(USES, split) for split in ("val", "test"))
 
 
@@ -56,7 +62,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--judge-every", type=int, help="epochs between rankings")
     parser.add_argument("--temperature", type=float, default=0.2)
     parser.add_argument("--num-neighbors", type=int, nargs="+", default=[10, 10])
-    parser.add_argument("--random-items", type=int, default=128, help="random negatives per batch")
+    parser.add_argument("--random-items", type=int, help="random negatives per batch")
     parser.add_argument("--workers", type=int, default=1, help="sampling processes per loader")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run per seed")
     parser.add_argument("--exclude-supervision", action="store_true")
