@@ -60,7 +60,7 @@ docs: $(VENV)/.stamp
 	@echo "built docs/_build/html/index.html"
 
 bench: $(VENV)/.stamp
-	@set -e; for script in examples/benchmarks/*/run.py; do echo "== $$script"; $(VENV)/bin/python $$script $(ARGS); done
+	@set -e; for script in examples/benchmarks/*/bench*.py; do echo "== $$script"; $(VENV)/bin/python $$script $(ARGS); done
 
 clean:
 	rm -rf $(VENV) $(NATIVE) docs/_build
