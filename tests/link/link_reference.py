@@ -32,6 +32,8 @@ BUYS = ("user", "buys", "item")
 REV_BUYS = ("item", "rev_buys", "user")
 KNOWS = ("user", "knows", "user")
 LIKES = ("user", "likes", "item")
+NEVER = ("shelf", "holds", "item")
+UNUSED = ("tag", "r1", "user")
 _made = counter()
 
 
@@ -95,8 +97,12 @@ class LinkGraph:
 
 
 def shop():
-    """Return 22 users, 16 items and what they supervise; some have no edges."""
+    """Return users, items and what they supervise; some have no edges.
+
+    There are 20 edge types. Tags have no features, and no edge leads to a shelf.
+    """
     generator = torch.Generator().manual_seed(3)
+    num_nodes = {"user": 22, "item": 16, "tag": 5, "shelf": 3}
 
     def pairs(num_src, num_dst, size):
         ends = torch.rand((size, 2), generator=generator) * torch.tensor([num_src, num_dst])
@@ -107,8 +113,20 @@ def shop():
         BUYS: (buys[:15] + pairs(20, 15, 20), pairs(20, 15, 25)),
         KNOWS: (pairs(20, 20, 9), None),
     }
-    edges = {BUYS: buys, REV_BUYS: [(i, u) for u, i in buys], KNOWS: pairs(20, 20, 30)}
-    return LinkGraph({"user": 22, "item": 16}, edges, labels)
+    edges = {BUYS: buys, REV_BUYS: [(i, u) for u, i in buys], KNOWS: pairs(20, 20, 30), NEVER: []}
+    more = [("user", "item"), ("tag", "user"), ("item", "tag"), ("tag", "tag")]
+    for number in range(16):
+        src, dst = more[number % 4]
+        edges[src, f"r{number}", dst] = pairs(num_nodes[src], num_nodes[dst], 4)
+    return LinkGraph(num_nodes, edges, labels, {"tag"})
+
+
+def fanouts_of(graph, *hops):
+    """Return fanouts by edge type; where there are several, one type is not sampled at all."""
+    found = dict.fromkeys(sorted(graph.edges), hops)  # samplers go through them by name
+    if UNUSED in found:
+        found[UNUSED] = (0,) * len(hops)
+    return found
 
 
 def ring():

@@ -17,6 +17,7 @@ from link_reference import (
     check_same,
     collate,
     expect,
+    fanouts_of,
     ring,
     sample,
     shop,
@@ -42,13 +43,20 @@ def _loader(dataset, num_neighbors, anchors, **how) -> DistABLPLoader:
     return DistABLPLoader(dataset, num_neighbors, anchors, **how)
 
 
+def _lists(graph: LinkGraph, *hops: int):
+    """Return ``num_neighbors`` as a user writes them."""
+    if not graph.heterogeneous:
+        return list(hops)
+    return {edge_type: list(fanout) for edge_type, fanout in fanouts_of(graph, *hops).items()}
+
+
 def _all_of(graph: LinkGraph) -> torch.Tensor:
     return torch.arange(graph.num_nodes.get("user", graph.num_nodes.get(N)))
 
 
 def _check_epoch(loader, graph, supervision, edge_dir, exclude=()) -> list[int]:
     """Check every batch against plain Python; return the anchors, in order."""
-    fanouts = {edge_type: (-1, -1) for edge_type in graph.edges}
+    fanouts = fanouts_of(graph, -1, -1)
     anchors = []
     for batch in loader:
         seeds = (batch["user"] if graph.heterogeneous else batch).batch.tolist()
@@ -63,10 +71,10 @@ def test_heterogeneous_graphs_in_both_output_forms(edge_dir, alone) -> None:
     graph = shop()
     dataset = graph.partitions(edge_dir=edge_dir)[0]
     everybody = ("user", _all_of(graph))
-    with _loader(dataset, [-1, -1], everybody, supervision_edge_type=BUYS) as loader:
+    with _loader(dataset, _lists(graph, -1, -1), everybody, supervision_edge_type=BUYS) as loader:
         assert _check_epoch(loader, graph, [BUYS], edge_dir) == everybody[1].tolist()
     with _loader(
-        dataset, {name: [-1, -1] for name in graph.edges}, everybody,
+        dataset, _lists(graph, -1, -1), everybody,
         supervision_edge_type=[KNOWS, BUYS], use_label_edge_index_output=True,
         exclude_supervision=True, shuffle=True, num_workers=2,
     ) as loader:  # fmt: skip
@@ -187,16 +195,16 @@ def _on_each_rank(rank: int, size: int) -> None:
             given = ("user", anchors) if graph.heterogeneous else anchors
             share = anchors.tensor_split(size)[rank].tolist()
             how = {"supervision_edge_type": supervision}
-            with _loader(dataset, [-1, -1], given, **how) as loader:
+            with _loader(dataset, _lists(graph, -1, -1), given, **how) as loader:
                 assert _check_epoch(loader, graph, supervision, edge_dir) == share
             how["exclude_supervision"] = True
-            with _loader(dataset, [2, 1], given, with_weight=True, **how) as loader:
+            with _loader(dataset, _lists(graph, 2, 1), given, with_weight=True, **how) as loader:
                 batches = list(loader)
             whole = graph.partitions(edge_dir=edge_dir)  # the same from one partition
             for number, batch in enumerate(batches):
                 message = sample(
                     whole, share[4 * number : 4 * number + 4], supervision,
-                    {name: (2, 1) for name in graph.edges}, number=number, with_edge=True,
+                    fanouts_of(graph, 2, 1), number=number, with_edge=True,
                     with_weight=True, exclude=tuple(graph.edges),
                 )  # fmt: skip
                 alike = collate(message, whole[0], supervision)

@@ -307,7 +307,7 @@ def test_held_out_links_are_in_no_batch(edge_dir) -> None:
             users[batch.y_positive[0]].tolist(), items[batch.y_positive[1]].tolist(), strict=True
         )
         assert sorted(labels) == sorted(map(tuple, split.links.t().tolist()))
-        for edge_type in (BUYS, REV_BUYS):
+        for edge_type in (BUYS, REV_BUYS):  # there are others between users and items
             store = edge_store(batch, graph, edge_type, edge_dir)
             walks_from_user = (edge_type == BUYS) == (edge_dir == "in")
             user, item = store.edge_index if walks_from_user else store.edge_index.flip(0)
