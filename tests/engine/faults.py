@@ -1,0 +1,49 @@
+"""What goes wrong on purpose, importable by sampling workers."""
+
+import ctypes
+import os
+import resource
+import threading
+
+from gigl_loader.sampler.neighbor import NeighborSampler
+
+
+class Faulty(NeighborSampler):
+    """A neighbour sampler that fails at one batch of one epoch, in the way ``how``."""
+
+    def __init__(self, view, plan, peers, *, how: str, epoch: int = 0, batch: int = 3) -> None:
+        super().__init__(view, plan, peers)
+        self._how, self._at = how, (epoch, batch)
+        if how == "constructor":
+            raise LookupError("no such table")
+
+    def sample(self, request):
+        if (request.ticket.epoch, request.ticket.batch) == self._at:
+            self._fail()
+        return super().sample(request)
+
+    def _fail(self) -> None:
+        if self._how == "raise":
+            raise ArithmeticError("this batch does not add up")
+        if self._how == "exit":
+            os._exit(3)
+        if self._how == "segfault":
+            ctypes.string_at(0)
+        if self._how == "hang":
+            threading.Event().wait()
+        if self._how == "write":
+            raise OSError(28, "No space left on device")
+
+
+def raise_in_worker(number: int) -> None:
+    raise PermissionError(f"worker {number} may not do this")
+
+
+def block_worker(number: int) -> None:
+    if number == 1:
+        threading.Event().wait()
+
+
+def limit_memory(number: int) -> None:
+    """Let every segment above 128 KiB be refused: a stand-in for a machine without memory."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (128 * 1024, 128 * 1024))

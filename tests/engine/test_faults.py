@@ -1,0 +1,308 @@
+"""Promises 6 and 7: a fault ends in an error that says who, why, what next, and leaves nothing.
+
+``docs/guide/faults.md`` has one row per test here.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import faults
+import pytest
+import torch
+
+from gigl_loader import (
+    CustomSamplerOptions,
+    DistNeighborLoader,
+    PeerError,
+    PeerTimeoutError,
+    SamplingError,
+    WorkerDiedError,
+)
+from gigl_loader.testing import Footprint, TinyGraph, one_rank, wait_until
+
+pytestmark = pytest.mark.multiprocess
+
+GRAPH = TinyGraph.random(60, 500)
+DATASET = GRAPH.dataset()
+AT_MOST_S = 10.0
+"""Beyond the loader's own timeout."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with one_rank(tmp_path_factory.mktemp("group")):
+        yield
+
+
+def _make(**how) -> DistNeighborLoader:
+    given = {"num_workers": 2, "batch_size": 2, "seed": 1, "process_start_gap_seconds": None}
+    return DistNeighborLoader(DATASET, [3, 2], torch.arange(60), **{**given, **how})
+
+
+def _faulty(how: str, **where) -> CustomSamplerOptions:
+    return CustomSamplerOptions("faults.Faulty", {"how": how, **where})
+
+
+@contextlib.contextmanager
+def _leaves_nothing() -> Iterator[Footprint]:
+    """Check that no process below this one is left; ``look`` adds what is seen while it lives."""
+    before = set(Footprint.below().pids)
+    seen = Footprint()
+    yield seen
+    seen.look(os.getpid())
+    for pid in before:
+        seen.pids.pop(pid, None)
+    seen.check_gone()
+
+
+@contextlib.contextmanager
+def _bounded(limit_s: float = AT_MOST_S) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < limit_s
+
+
+def _state_of(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "gone"
+
+
+def _kill(*pids: int, dead: tuple[int, ...] = ()) -> None:
+    """Kill ``pids``; return when they and ``dead`` have ended."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in (*pids, *dead):
+        wait_until(lambda pid=pid: _state_of(pid) in ("gone", "Z", "X"), f"{pid} has ended")
+
+
+def _be_impatient(loader: DistNeighborLoader) -> None:
+    """Lower the timeout to 1 s, once the workers have started."""
+    producer = loader._mp_producer
+    producer.epoch_options = dataclasses.replace(producer.epoch_options, timeout_s=1.0)
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_killed_worker(in_order: bool) -> None:
+    with _leaves_nothing() as seen, _make(in_order=in_order) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        seen.look(os.getpid())
+        pid = loader._mp_producer.pids[1]
+        _kill(pid)
+        with (
+            _bounded(),
+            pytest.raises(WorkerDiedError, match=rf"worker 1 .pid {pid}. died: SIGKILL"),
+        ):
+            list(iterator)
+        with _bounded(), pytest.raises(WorkerDiedError, match="num_workers or batch_size"):
+            list(loader)
+
+
+@pytest.mark.parametrize(("how", "died"), [("exit", "exit code 3"), ("segfault", "SIGSEGV")])
+def test_a_worker_that_ends_while_it_samples(how: str, died: str) -> None:
+    with _leaves_nothing() as seen, _make(sampler_options=_faulty(how)) as loader:
+        seen.look(os.getpid())
+        with _bounded(), pytest.raises(WorkerDiedError, match=rf"worker \d .pid \d+. died: {died}"):
+            list(loader)
+
+
+def test_a_stopped_worker() -> None:
+    with _leaves_nothing() as seen, _make() as loader:
+        _be_impatient(loader)
+        iterator = iter(loader)
+        next(iterator)
+        seen.look(os.getpid())
+        pid = loader._mp_producer.pids[0]
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: _state_of(pid) == "T", "the worker is stopped")
+        with _bounded(1.0 + AT_MOST_S), pytest.raises(PeerTimeoutError, match=r"1\.0 s") as caught:
+            list(iterator)
+        assert f"worker 0 (pid {pid}, stopped by a signal" in str(caught.value)
+        assert "raise `timeout`" in str(caught.value)
+        with _bounded():
+            loader.shutdown()
+
+
+def test_a_worker_that_hangs() -> None:
+    with _leaves_nothing() as seen, _make(sampler_options=_faulty("hang")) as loader:
+        _be_impatient(loader)
+        seen.look(os.getpid())
+        with (
+            _bounded(1.0 + AT_MOST_S),
+            pytest.raises(PeerTimeoutError, match=r"batch 3 of epoch 0 from worker \d .pid \d+, "),
+        ):
+            list(loader)
+
+
+def test_a_sampler_that_raises() -> None:
+    options = _faulty("raise", epoch=1, batch=4)
+    with _leaves_nothing() as seen, _make(sampler_options=options) as loader:
+        seen.look(os.getpid())
+        assert len(list(loader)) == 30
+        with _bounded(), pytest.raises(SamplingError, match=r"epoch 1, batch 4") as caught:
+            list(loader)
+        pids = loader._mp_producer.pids
+        assert re.search(rf"worker (0 .pid {pids[0]}|1 .pid {pids[1]})", str(caught.value))
+        assert "ArithmeticError: this batch does not add up" in str(caught.value)
+        assert "faults.py" in caught.value.remote_traceback
+        assert len(list(loader)) == 30, "the next epoch is whole"
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (_faulty("constructor"), "LookupError: 'no such table'|LookupError: no such table"),
+        (CustomSamplerOptions("no_such_module.Sampler"), "ModuleNotFoundError.*no_such_module"),
+        (CustomSamplerOptions("faults.NoSuchClass"), "AttributeError.*NoSuchClass"),
+    ],
+)
+def test_a_sampler_that_cannot_be_built(options: CustomSamplerOptions, cause: str) -> None:
+    with (
+        _leaves_nothing(), _bounded(30.0),
+        pytest.raises(SamplingError, match=rf"start of sampling worker \d failed: {cause}"),
+    ):  # fmt: skip
+        _make(sampler_options=options)
+
+
+def test_a_worker_init_fn_that_raises() -> None:
+    with _leaves_nothing(), _bounded(30.0), pytest.raises(SamplingError) as caught:
+        _make(worker_init_fn=faults.raise_in_worker)
+    assert re.search(r"PermissionError: worker \d may not do this", str(caught.value))
+    assert "raise_in_worker" in caught.value.remote_traceback
+
+
+def test_a_worker_that_never_gets_ready() -> None:
+    with _leaves_nothing(), _bounded(30.0 + 6.0), pytest.raises(PeerTimeoutError) as caught:
+        _make(worker_init_fn=faults.block_worker, timeout=6.0)
+    assert re.search(
+        r"workers \[1\] were not ready 6 s.*worker 1 .pid \d+, sleeping", str(caught.value)
+    )
+
+
+def test_no_shared_memory_left() -> None:
+    with _leaves_nothing() as seen, _make(
+        worker_init_fn=faults.limit_memory, batch_size=60, num_workers=1
+    ) as loader:  # fmt: skip
+        assert len(list(loader)) == 1, "a batch that fits still comes"
+    big = TinyGraph.random(3000, 30_000)
+    with _leaves_nothing() as seen, DistNeighborLoader(
+        big.dataset(), [-1], torch.arange(3000), batch_size=3000,
+        worker_init_fn=faults.limit_memory, process_start_gap_seconds=None,
+    ) as loader:  # fmt: skip
+        seen.look(os.getpid())
+        with _bounded(), pytest.raises(SamplingError, match="could not reserve") as caught:
+            list(loader)
+        assert "lower batch_size, num_neighbors" in str(caught.value)
+        assert "worker 0" in str(caught.value)
+
+
+def test_a_killed_steward() -> None:
+    with _leaves_nothing() as seen, _make() as loader:
+        iterator = iter(loader)
+        next(iterator)
+        seen.look(os.getpid())
+        pool = loader._mp_producer._pool
+        _kill(pool._steward.pid, dead=tuple(pool.pids))
+        with (
+            _bounded(),
+            pytest.raises(WorkerDiedError, match=r"worker \d .pid \d+. died: .*supervis"),
+        ):
+            list(iterator)
+
+
+def test_shutdown_in_the_middle_of_an_epoch() -> None:
+    with _leaves_nothing() as seen:
+        loader = _make(num_workers=3)
+        next(iter(loader))
+        seen.look(os.getpid())
+        with _bounded():
+            loader.shutdown()
+        loader.shutdown()
+        assert not seen.alive(), "shutdown() returns when the processes are gone"
+
+
+# --- the trainer ----------------------------------------------------------------------------------
+
+ENDS: dict[str, tuple[Callable[[subprocess.Popen], None] | None, int]] = {
+    "SIGKILL": (lambda p: p.kill(), -signal.SIGKILL),
+    "SIGTERM": (lambda p: p.terminate(), -signal.SIGTERM),
+    "Ctrl-C": (lambda p: os.killpg(p.pid, signal.SIGINT), -signal.SIGINT),
+    "exception": (None, 1),
+    "end": (None, 0),
+    "fork": (lambda p: p.kill(), -signal.SIGKILL),
+    "early": (lambda p: p.kill(), -signal.SIGKILL),
+}
+
+
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple]]:
+    """All trainers, started at once: starting is the slow part."""
+    root = tmp_path_factory.mktemp("trainers")
+    here = Path(__file__).parent
+    code = (
+        "import sys, runpy; sys.path[:] = {!r}; sys.argv = {!r}; "
+        "runpy.run_path({!r}, run_name='__main__')"
+    )
+    started = {}
+    for how in ENDS:
+        argv = ["trainer.py", str(root / how), how]
+        script = code.format(sys.path, argv, str(here / "trainer.py"))
+        with (root / f"{how}.err").open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", script], stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
+            )  # fmt: skip
+        started[how] = (process, root / how, root / f"{how}.err")
+    try:
+        yield started
+    finally:
+        for process, *_ in started.values():
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("how", ["early", *(end for end in ENDS if end != "early")])
+def test_the_end_of_the_trainer_is_the_end_of_its_workers(trainers, how: str) -> None:
+    process, folder, errors = trainers[how]
+    end, code = ENDS[how]
+
+    def ready() -> bool:
+        assert process.poll() is None, errors.read_text()
+        return (folder / "ready").exists()
+
+    wait_until(ready, "the trainer is ready", 90.0)
+    enough = 1 if how == "early" else 3  # the steward; the steward and two workers
+    wait_until(
+        lambda: len(Footprint.below(process.pid).pids) >= enough, "it has started them", 60.0
+    )
+    # a forked child of the trainer keeps the sockets of the trainer's process group open
+    seen = Footprint.below(process.pid, itself=how != "fork")
+    process.stdin.write(b"go\n")
+    process.stdin.flush()
+    if how == "fork":
+        wait_until(lambda: (folder / "child").exists(), "the trainer has forked")
+    if end is not None:
+        end(process)
+    assert process.wait(30.0) == code, errors.read_text()
+    seen.check_gone(10.0)
+    text = errors.read_text()
+    assert ("KeyboardInterrupt" in text) == (how == "Ctrl-C")
+    assert ("a bug in the training loop" in text) == (how == "exception")
+
+
+def test_errors_are_one_family() -> None:
+    assert issubclass(WorkerDiedError, PeerError)
+    assert issubclass(SamplingError, PeerError)
+    assert issubclass(PeerTimeoutError, (PeerError, TimeoutError))
