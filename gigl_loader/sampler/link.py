@@ -132,20 +132,19 @@ class LinkSampler(NeighborSampler):
         self, edge_type: EdgeType, targets: Tensor, drawn: Drawn
     ) -> tuple[Tensor, Drawn]:
         """Leave out the copies of the batch's positives."""
-        if edge_type not in self._links.keys or drawn.neighbors.numel() == 0:
+        if edge_type not in self._links.keys:
             return targets, drawn
         expanded, neighbor = self._ends(edge_type)
-        others = self._labels[neighbor].find(drawn.neighbors)
         roots = self._links.roots
-        places = (
-            ((targets < roots[expanded]) & (others >= 0) & (others < roots[neighbor]))
-            .nonzero()
-            .view(-1)
-        )
+        places = (targets < roots[expanded]).nonzero().view(-1)  # both ends of a link are roots
+        if places.numel() == 0:
+            return targets, drawn
+        others = self._labels[neighbor].find(drawn.neighbors[places])
+        is_root = (others >= 0) & (others < roots[neighbor])
+        places, others = places[is_root], others[is_root]
         own = self._labels[expanded]
         firsts = own.find(own.nodes[targets[places]])  # a repeated anchor counts as its first
-        codes = firsts * roots[neighbor] + others[places]
-        gone = places[torch.isin(codes, self._links.keys[edge_type])]
+        gone = places[torch.isin(firsts * roots[neighbor] + others, self._links.keys[edge_type])]
         if gone.numel() == 0:
             return targets, drawn
         return _without(gone, targets, drawn)
