@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gigl_loader.graph_store.server import StorageProcess, init_storage_process
     from gigl_loader.graph_store.service import DistServer
 
-__all__ = [  # noqa: RUF022 - as sorted() sorts
+__all__ = [
     "DistServer",
     "RemoteReceivingChannel",
     "StorageProcess",

@@ -1,7 +1,6 @@
 """What clients ask of servers beyond GLT's own options: frozen, pickled, sent over the wire."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -27,8 +26,6 @@ class ProducerRequest:
     """How many servers have input of their own."""
     client_ranks: tuple[int, ...] = ()
     """Compute ranks that share the producer, by consumer number; empty: whoever asked."""
-    default_sampler: tuple[str, dict[str, Any]] | None = None
-    """Class path and keywords of the loader's sampler, where ``sampler_options`` names none."""
 
     @property
     def num_consumers(self) -> int:

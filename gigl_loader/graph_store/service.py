@@ -1,4 +1,4 @@
-"""`DistServer`: what a storage server knows and does. No sockets: `gigl_loader.graph_store.rpc` has them."""
+"""`DistServer`: what a storage server knows and does. Its connections are the endpoint's."""
 
 import logging
 import os
@@ -95,6 +95,8 @@ class DistServer:
         self._reserved: deque[socket.socket] = deque()
         self.create_calls = 0
         """Create calls that this server has seen."""
+        self.connections: Callable[[], dict[str, Any]] = dict
+        """Who is connected; set by the endpoint."""
 
     # -- producers ------------------------------------------------------------------------------
 
@@ -122,7 +124,9 @@ class DistServer:
             PeerError: A worker or another server failed; nothing is left.
             ConfigError: A value cannot work.
         """
-        options = EpochOptions(seed=seed_or_drawn(sampling_config.seed)) if request is None else None
+        options = (
+            EpochOptions(seed=seed_or_drawn(sampling_config.seed)) if request is None else None
+        )
         if request is None:
             assert options is not None
             request = ProducerRequest(epoch_options=options)
@@ -169,11 +173,12 @@ class DistServer:
         self, number: int, sampler_input: NodeSamplerInput, config: SamplingConfig, options: Any,
         sampler_options: SamplerOptions | None, request: ProducerRequest,
     ) -> SharedProducer:  # fmt: skip
+        self._check_columns(config)
         capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
         memory = ServerMemory(capacity)
         producer = DistSamplingProducer(
             self.dataset, sampler_input, config, options, memory, sampler_options,
-            epoch_options=request.epoch_options, default_sampler=request.default_sampler,
+            epoch_options=request.epoch_options,
         )  # fmt: skip
         producer.init()
         client = caller.get()
@@ -183,6 +188,17 @@ class DistServer:
         return SharedProducer(
             key, producer, memory, request, clients, parse_size(options.buffer_size)
         )
+
+    def _check_columns(self, config: SamplingConfig) -> None:
+        walked = {
+            name: adjacency
+            for name, adjacency in self.dataset.view().adjacency.items()
+            if not is_label_edge_type(name)
+        }
+        for asked, column in ((config.with_weight, "weights"), (config.with_edge, "edge_ids")):
+            missing = [name for name, one in walked.items() if getattr(one, column) is None]
+            if asked and missing:
+                raise ConfigError(f"edge types {missing} have no {column}, which were asked for")
 
     def _adopt(self, slot: _Slot, shared: SharedProducer, client: Hashable) -> None:
         slot.shared = shared
@@ -236,7 +252,9 @@ class DistServer:
         shared = self._forget(producer_id)
         if shared is not None:
             shared.close(linger_s)
-            _log.info("server %d: producer %d (%s) ended", self.server_rank, producer_id, shared.key)
+            _log.info(
+                "server %d: producer %d (%s) ended", self.server_rank, producer_id, shared.key
+            )
 
     def start_new_epoch_sampling(
         self, producer_id: int, epoch: int, *, request: EpochRequest | None = None
@@ -349,6 +367,7 @@ class DistServer:
             "create_calls": self.create_calls,
             "producers": {number: producer.status() for number, producer in shared.items()},
             "starting_producers": starting,
+            **self.connections(),
         }
 
     def get_schema(self) -> DatasetSchema:
@@ -399,7 +418,9 @@ class DistServer:
         else:
             found = self.dataset.split_node_ids(request.split)
             if found is None:
-                raise ConfigError(f"the graph has no {request.split!r} split: give it {request.split}_mask")
+                raise ConfigError(
+                    f"the graph has no {request.split!r} split: give it {request.split}_mask"
+                )
             ids = found
         return _share(self._of_type(ids, request.node_type, "node"), request)
 
@@ -418,8 +439,8 @@ class DistServer:
         anchor_type = request.anchor_node_type or edge_type[0]
         if anchor_type != edge_type[0]:
             raise ConfigError(
-                f"anchors of type {anchor_type!r} have no labels of {edge_type}: its anchors are of "
-                f"type {edge_type[0]!r}"
+                f"anchors of type {anchor_type!r} have no labels of {edge_type}: its anchors are "
+                f"of type {edge_type[0]!r}"
             )
         anchors = self.get_node_ids(
             NodeIdsRequest(
@@ -447,12 +468,16 @@ class DistServer:
 
     def _of_type(self, value: Any, name: Any, kind: str) -> Any:
         if not isinstance(value, dict):
-            default = DEFAULT_HOMOGENEOUS_NODE_TYPE if kind == "node" else DEFAULT_HOMOGENEOUS_EDGE_TYPE
+            default = (
+                DEFAULT_HOMOGENEOUS_NODE_TYPE if kind == "node" else DEFAULT_HOMOGENEOUS_EDGE_TYPE
+            )
             if name not in (None, default):
                 raise ConfigError(f"the graph is homogeneous: it has no {kind} type {name!r}")
             return value
         if name is None and self.dataset.schema.is_homogeneous_with_labeled_edge_type:
-            name = DEFAULT_HOMOGENEOUS_NODE_TYPE if kind == "node" else DEFAULT_HOMOGENEOUS_EDGE_TYPE
+            name = (
+                DEFAULT_HOMOGENEOUS_NODE_TYPE if kind == "node" else DEFAULT_HOMOGENEOUS_EDGE_TYPE
+            )
         if name not in value:
             raise ConfigError(f"{kind}_type must be one of {sorted(value)}, got {name!r}")
         return value[name]
@@ -497,7 +522,9 @@ def _share(ids: Tensor, request: NodeIdsRequest) -> Tensor:
     return ids.tensor_split(request.world_size)[request.rank].contiguous()
 
 
-def call_on_server(server: DistServer, function: Callable[..., Any], args: Any, keywords: Any) -> Any:
+def call_on_server(
+    server: DistServer, function: Callable[..., Any], args: Any, keywords: Any
+) -> Any:
     """Call a method of ``server``'s class with it as ``self``, or any other function without it."""
     name = getattr(function, "__name__", "")
     if getattr(type(server), name, None) is function:

@@ -78,7 +78,7 @@ def cluster_token(token: str | None) -> bytes:
     """Return the secret that both sides of a connection have to know.
 
     Args:
-        token: None: the environment variable ``GIGL_LOADER_CLUSTER_TOKEN``, empty where it is unset.
+        token: None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``, empty where it is unset.
     """
     text = os.environ.get(CLUSTER_TOKEN_VARIABLE, "") if token is None else token
     return hashlib.sha256(b"gigl_loader graph store\0" + text.encode()).digest()
@@ -110,7 +110,8 @@ class _Unpickler(pickle.Unpickler):
         self._tensors = tensors
 
     def persistent_load(self, pid: Any) -> Tensor:
-        return self._tensors[pid]
+        tensor: Tensor = self._tensors[pid]
+        return tensor
 
 
 def encode(kind: int, request: int, body: Any, payload: memoryview | None = None) -> list[Any]:

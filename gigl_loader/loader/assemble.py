@@ -16,6 +16,7 @@ from gigl_loader.loader.config import NumNeighbors, check_workers, positive
 from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
 from gigl_loader.options import (
+    CustomSamplerOptions,
     EpochOptions,
     KHopNeighborSamplerOptions,
     SamplerOptions,
@@ -182,6 +183,62 @@ def colocated_parts(
         "epoch_options": epoch_options,
         **common_parts(args),
     }
+
+
+def remote_parts(
+    dataset: Any,
+    args: LoaderArgs,
+    runtime: DistributedRuntimeInfo,
+    inputs: list[NodeSamplerInput],
+    name: str,
+    default_sampler: SamplerClass | None = None,
+) -> dict[str, Any]:
+    """Return the arguments of `BaseDistLoader` for sampling on a graph store.
+
+    Args:
+        dataset: A ``RemoteDistDataset``.
+        args: The user's keywords.
+        runtime: Where this process stands.
+        inputs: The checked input of each storage server, empty ones included.
+        name: The loader's, the same on all ranks and no other loader's.
+        default_sampler: Sampler class path and keywords; None: the neighbour sampler.
+
+    Raises:
+        ConfigError: A value cannot work; nothing was started.
+    """
+    from gigl_loader.graph_store.service import DistServer
+
+    if args.worker_init_fn is not None:
+        raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
+    schema = dataset.fetch_schema()
+    config = BaseDistLoader.create_sampling_config(
+        args.num_neighbors, schema, args.batch_size, args.shuffle, args.drop_last,
+        args.with_weight, args.with_edge, args.seed,
+    )  # fmt: skip
+    worker_options = BaseDistLoader.create_graph_store_worker_options(
+        dataset=dataset,
+        compute_rank=runtime.rank,
+        worker_key=f"{name} rank {runtime.rank}",
+        num_workers=args.num_workers,
+        worker_concurrency=args.worker_concurrency,
+        channel_size=args.channel_size,
+        prefetch_size=DEFAULT_PREFETCH if args.prefetch_size is None else args.prefetch_size,
+    )
+    parts = {
+        "dataset": dataset,
+        "sampler_input": inputs,
+        "dataset_schema": schema,
+        "worker_options": worker_options,
+        "sampling_config": config,
+        "device": args.device(runtime.local_rank),
+        "runtime": runtime,
+        "producer": DistServer.create_sampling_producer,
+        "epoch_options": args.epoch_options(),
+        **common_parts(args),
+    }
+    if default_sampler is not None and not isinstance(args.sampler_options, CustomSamplerOptions):
+        parts["sampler_options"] = CustomSamplerOptions(*default_sampler)
+    return parts
 
 
 def common_parts(args: LoaderArgs) -> dict[str, Any]:

@@ -71,6 +71,45 @@ def _refuse_remote(input_nodes: Any) -> None:
         )
 
 
+def typed_by_server(
+    input_nodes: Any, schema: DatasetSchema, num_nodes: dict[NodeType, int]
+) -> tuple[NodeType, dict[int, Tensor]]:
+    """Return (node type, checked seeds by storage server) of a graph store's ``input_nodes``.
+
+    Raises:
+        ConfigError: The type is missing or unknown, or the input is a colocated loader's.
+    """
+    plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
+    node_type, by_server = DEFAULT_HOMOGENEOUS_NODE_TYPE, input_nodes
+    if isinstance(input_nodes, tuple):
+        node_type, by_server = input_nodes
+    elif not plain:
+        raise ConfigError(
+            "the graph is heterogeneous: pass input_nodes=(node_type, {server_rank: ids}), with "
+            f"one of {sorted(num_nodes)}"
+        )
+    if not isinstance(by_server, Mapping):
+        raise ConfigError(
+            "with a graph store, input_nodes is {server_rank: ids}, as "
+            f"RemoteDistDataset.fetch_node_ids returns it, got {type(by_server).__name__}"
+        )
+    if node_type not in num_nodes:
+        raise ConfigError(
+            f"input_nodes names node type {node_type!r}, the graph has {sorted(num_nodes)}"
+        )
+    return node_type, {
+        server: check_seeds(ids, num_nodes[node_type], f"input_nodes[{server}]")
+        for server, ids in by_server.items()
+    }
+
+
+def check_servers(by_server: Mapping[int, Any], servers: range) -> None:
+    """Raise `ConfigError` where the input names a storage server that there is not."""
+    unknown = [server for server in by_server if server not in servers]
+    if unknown:
+        raise ConfigError(f"the input names storage servers {unknown}; there are {list(servers)}")
+
+
 def local_share(seeds: Tensor, local_rank: int, local_world_size: int) -> Tensor:
     """Return the block of ``seeds`` of one process of a machine; the blocks concatenate to all.
 

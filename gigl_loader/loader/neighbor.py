@@ -10,11 +10,17 @@ from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.assemble import LoaderArgs, colocated_parts, end_own_group, is_remote
+from gigl_loader.loader.assemble import (
+    LoaderArgs,
+    colocated_parts,
+    end_own_group,
+    is_remote,
+    remote_parts,
+)
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
-from gigl_loader.loader.inputs import typed_seeds
-from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.loader.inputs import check_servers, typed_by_server, typed_seeds
+from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
 
 
@@ -102,7 +108,9 @@ class DistNeighborLoader(BaseDistLoader):
         runtime = self.resolve_runtime(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
-                parts = remote_parts(dataset, args, runtime, input_nodes, next(self._counter))
+                name = f"{type(self).__name__} {next(self._counter)}"
+                inputs = remote_input(dataset, input_nodes)
+                parts = remote_parts(dataset, args, runtime, inputs, name)
             else:
                 parts = colocated_parts(
                     dataset, args, runtime, lambda data: local_input(data, input_nodes)
@@ -126,8 +134,12 @@ def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
     return NodeSamplerInput(seeds, node_type)
 
 
-def remote_parts(
-    dataset: Any, args: LoaderArgs, runtime: DistributedRuntimeInfo, input_nodes: Any, instance: int
-) -> dict[str, Any]:
-    """Return the arguments of `BaseDistLoader` for sampling on a graph store."""
-    raise NotImplementedError
+def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:
+    """Return the checked seeds of each storage server; see `DistNeighborLoader`."""
+    node_type, by_server = typed_by_server(
+        input_nodes, dataset.fetch_schema(), dataset.fetch_num_nodes()
+    )
+    servers = range(dataset.cluster_info.num_storage_nodes)
+    check_servers(by_server, servers)
+    nothing = torch.empty(0, dtype=torch.int64)
+    return [NodeSamplerInput(by_server.get(server, nothing), node_type) for server in servers]
