@@ -108,11 +108,12 @@ class WorkerPool:
         if main_path is not None:
             script += f"import multiprocessing.spawn as s; s.import_main_path({main_path!r})\n"
         script += "from gigl_loader.producer.steward import main; main()"
-        self._steward = subprocess.Popen(
-            [sys.executable, "-c", script, *map(str, fds)], pass_fds=fds, stdin=subprocess.DEVNULL
-        )
-        for sock in theirs:
-            sock.close()
+        command = [sys.executable, "-c", script, *map(str, fds)]
+        try:
+            self._steward = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+        finally:
+            for sock in theirs:
+                sock.close()
         for worker in self._workers:
             worker.sock.settimeout(_SEND_TIMEOUT_S)
             self._selector.register(worker.sock, selectors.EVENT_READ, worker)

@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import pickle
 import sys
 import threading
 import time
@@ -120,6 +121,7 @@ class DistSamplingProducer:
         if isinstance(sampler_options, CustomSamplerOptions):
             self._sampler = (sampler_options.class_path, sampler_options.keywords)
         self._worker_init_fn = worker_init_fn
+        self._main_path = _main_path(worker_init_fn)
         self._view = view
         self._pool = WorkerPool(self.num_workers)
         self._queue: FairQueue[Received] = FairQueue()
@@ -213,7 +215,7 @@ class DistSamplingProducer:
             rpc_timeout_s=self.worker_options.rpc_timeout,
             sampler=self._sampler,
             init_fn=self._worker_init_fn,
-            main_path=_main_path(self._worker_init_fn),
+            main_path=self._main_path,
         )
 
     def _threads(self) -> tuple[int, int]:
@@ -501,8 +503,21 @@ def _view_of(data: Any) -> PartitionView:
 
 
 def _main_path(function: Callable[..., Any] | None) -> str | None:
-    """Return the path of the user's script where ``function`` is defined in it."""
-    if function is None or getattr(function, "__module__", "") != "__main__":
+    """Return the path of the user's script where ``function`` is defined in it.
+
+    Raises:
+        ConfigError: Workers could not import ``function``.
+    """
+    if function is None:
+        return None
+    try:
+        pickle.dumps(function)
+    except Exception as error:
+        raise ConfigError(
+            f"worker_init_fn={function!r} cannot be sent to workers ({error}): give a function of "
+            "a module, or a functools.partial of one"
+        ) from error
+    if getattr(function, "__module__", "") != "__main__":
         return None
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
