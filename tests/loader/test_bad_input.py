@@ -1,0 +1,212 @@
+"""Bad input is a clear error before any process starts."""
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gigl_loader import (
+    BaseDistLoader,
+    ConfigError,
+    CustomSamplerOptions,
+    DistDataset,
+    DistNeighborLoader,
+    KHopNeighborSamplerOptions,
+    UsageError,
+    WrongTypeError,
+    message_passing_to_positive_label,
+    partition_graph,
+)
+from gigl_loader.testing import TinyGraph, one_rank
+
+PLAIN, TYPED = TinyGraph.random(20, 60), TinyGraph.random(20, 60, heterogeneous=True)
+BUYS = ("user", "buys", "item")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group(tmp_path_factory: pytest.TempPathFactory):
+    with one_rank(tmp_path_factory.mktemp("group")):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **how: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+@pytest.fixture(scope="module")
+def plain() -> DistDataset:
+    return PLAIN.dataset()
+
+
+@pytest.fixture(scope="module")
+def typed() -> DistDataset:
+    return TYPED.dataset()
+
+
+def _make(dataset, num_neighbors=(2, 2), seeds=None, **how):
+    if isinstance(num_neighbors, tuple):
+        num_neighbors = list(num_neighbors)
+    seeds = torch.arange(5) if seeds is None else seeds
+    DistNeighborLoader(dataset, num_neighbors, seeds, process_start_gap_seconds=None, **how)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "match"),
+    [
+        (torch.tensor([3, 20, 1]), r"input_nodes\[1\] = 20 is no node id: ids are in \[0, 20\)"),
+        (torch.tensor([-1]), r"input_nodes\[0\] = -1"),
+        (torch.tensor([1.0]), "int64.*float32"),
+        (torch.tensor([1], dtype=torch.int32), "int64.*int32"),
+        (torch.tensor([[1, 2]]), r"\[n\] int64, got \[1, 2\]"),
+        (torch.ones(20, dtype=torch.bool), "boolean mask.*nonzero"),
+        (torch.empty(3, dtype=torch.int64, device="meta"), "on the CPU.*meta"),
+        ([1, 2], "tensor of node ids, got list"),
+        (("no_such", torch.arange(2)), "'no_such'"),
+        ({0: torch.arange(2)}, "graph store"),
+    ],
+)
+def test_seeds(plain: DistDataset, seeds, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        _make(plain, seeds=seeds)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "match"),
+    [
+        (torch.arange(3), r"heterogeneous.*\(node_type, ids\).*item.*user"),
+        (("thing", torch.arange(3)), r"'thing'.*\['item', 'user'\]"),
+        (("item", torch.tensor([77])), "77"),
+    ],
+)
+def test_seeds_by_type(typed: DistDataset, seeds, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        _make(typed, seeds=seeds)
+
+
+def test_all_nodes_of_a_heterogeneous_graph(typed: DistDataset) -> None:
+    with pytest.raises(ConfigError, match="input_nodes"):
+        DistNeighborLoader(typed, [2], process_start_gap_seconds=None)
+
+
+@pytest.mark.parametrize(
+    ("fanout", "match"),
+    [
+        ([], "a fanout per hop"),
+        (5, "list"),
+        ([2, -2], r"\[1\].*-2"),
+        ([2.0], r"\[0\].*2\.0"),
+        ([True], "True"),
+        (["2"], "'2'"),
+        ({BUYS: [2]}, "homogeneous"),
+    ],
+)
+def test_fanouts(plain: DistDataset, fanout, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        _make(plain, fanout)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({BUYS: None}, r"missing: .*'buys'"),
+        ({("user", "sells", "item"): [1]}, "'sells'"),
+        ({message_passing_to_positive_label(BUYS): [1]}, "gigl_positive"),
+        ({BUYS: [1, 2]}, "as many hops"),
+        ({BUYS: [-3]}, "-3"),
+    ],
+)
+def test_fanouts_by_type(typed: DistDataset, change: dict, match: str) -> None:
+    fanout = {name: [1] for name in TYPED.edges} | change
+    fanout = {name: hops for name, hops in fanout.items() if hops is not None}
+    with pytest.raises(ConfigError, match=match):
+        _make(typed, fanout, ("user", torch.arange(3)))
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"batch_size": 0}, "batch_size.*> 0.*0"),
+        ({"batch_size": -4}, "batch_size"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"num_workers": 0}, "num_workers"),
+        ({"worker_concurrency": 0}, "worker_concurrency"),
+        ({"worker_concurrency": 33}, "at most 32, got 33"),
+        ({"channel_size": "4 parsecs"}, "4 parsecs"),
+        ({"channel_size": 0}, "> 0"),
+        ({"prefetch_size": 2}, "prefetch_size.*graph-store"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"timeout": 0}, "timeout"),
+        ({"even_ranks": "yes"}, "even_ranks.*'drop'"),
+        ({"sampler_options": KHopNeighborSamplerOptions([9])}, "differ"),
+        (
+            {"with_edge": None, "process_start_gap_seconds": -1},
+            "process_start_gap_seconds|multiple",
+        ),
+    ],
+)
+def test_options(plain: DistDataset, how: dict, match: str) -> None:
+    given = {"process_start_gap_seconds": None, **how}
+    with pytest.raises(ConfigError, match=match):
+        DistNeighborLoader(plain, [2, 2], torch.arange(5), **given)
+
+
+def test_a_worker_init_fn_that_no_worker_can_import(plain: DistDataset) -> None:
+    with pytest.raises(ConfigError, match="worker_init_fn"):
+        _make(plain, worker_init_fn=lambda number: None)
+
+
+def test_a_sampler_path_without_a_module() -> None:
+    with pytest.raises(ConfigError, match="ClassName"):
+        CustomSamplerOptions("Sampler")
+
+
+def test_weights_that_are_not_there() -> None:
+    data = PLAIN.to_pyg()
+    del data.edge_weight
+    with pytest.raises(ConfigError, match="no weights"):
+        _make(DistDataset.from_pyg(data), with_weight=True)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error"), [(None, ConfigError), ("graph", ConfigError), (DistDataset(), UsageError)]
+)
+def test_datasets_that_are_none(dataset, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        _make(dataset)
+
+
+def test_a_missing_file(tmp_path) -> None:
+    partition_graph(PLAIN.to_pyg(), 2, tmp_path)
+    missing = next(path for path in sorted((tmp_path / "part1").rglob("*")) if path.is_file())
+    missing.unlink()
+    with pytest.raises(ConfigError, match=missing.name):
+        DistDataset.load(tmp_path, 1)
+    with pytest.raises(ConfigError):
+        DistDataset.load(tmp_path / "nowhere", 0)
+
+
+def test_parts_of_two_deployments() -> None:
+    with pytest.raises(WrongTypeError, match=r"one deployment.*dataset.*producer"):
+        BaseDistLoader(PLAIN.dataset(), [], None, None, None, torch.device("cpu"), None, lambda: 1)
+
+
+def test_no_process_group(plain: DistDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    with pytest.raises(UsageError, match=r"init_process_group.*torchrun"):
+        _make(plain)
+
+
+def test_what_is_refused_leaves_the_next_loader_alone(plain: DistDataset, caplog) -> None:
+    """A loader whose constructor raised says nothing when it is collected."""
+    create: Callable[[], None] = lambda: _make(plain, batch_size=0)  # noqa: E731
+    for _ in range(3):
+        with pytest.raises(ConfigError):
+            create()
+    assert "Exception ignored" not in caplog.text
