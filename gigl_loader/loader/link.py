@@ -10,18 +10,21 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.collate.link import add_labels
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType
+from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
     LoaderArgs,
     SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
+    remote_parts,
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
+from gigl_loader.loader.link_input import link_inputs
 from gigl_loader.loader.neighbor import local_input
-from gigl_loader.loader.runtime import DistributedContext
+from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
 from gigl_loader.loader.supervision import (
     SupervisionEdgeType,
     check_anchor_type,
@@ -133,13 +136,16 @@ class DistABLPLoader(BaseDistLoader):
         runtime = self.resolve_runtime(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
-                raise NotImplementedError
-            data = DistDataset.wrap(dataset)
-            self._supervision = supervision_types(data.schema, supervision_edge_type)
-            sampler = link_sampler(data.schema.edge_types, self._supervision, exclude_supervision)
-            parts = colocated_parts(
-                data, args, runtime, lambda data: self._local_input(data, input_nodes), sampler
-            )
+                parts = self._remote_parts(
+                    dataset, args, runtime, input_nodes, supervision_edge_type, exclude_supervision
+                )
+            else:
+                data = DistDataset.wrap(dataset)
+                self._supervision = supervision_types(data.schema, supervision_edge_type)
+                sampler = link_sampler(data.schema, self._supervision, exclude_supervision)
+                parts = colocated_parts(
+                    data, args, runtime, lambda data: self._local_input(data, input_nodes), sampler
+                )
         finally:
             end_own_group(runtime)
         super().__init__(**parts)
@@ -149,6 +155,23 @@ class DistABLPLoader(BaseDistLoader):
         check_anchor_type(self._supervision, found.input_type)
         return found
 
+    def _remote_parts(
+        self, dataset: Any, args: LoaderArgs, runtime: DistributedRuntimeInfo, input_nodes: Any,
+        supervision_edge_type: SupervisionEdgeType, exclude: bool | Sequence[EdgeType],
+    ) -> dict[str, Any]:  # fmt: skip
+        if supervision_edge_type is not None:
+            raise ConfigError(
+                f"supervision_edge_type={supervision_edge_type} belongs to colocated mode: with a "
+                "graph store, give it to fetch_ablp_input, whose result says what is predicted"
+            )
+        servers = range(dataset.cluster_info.num_storage_nodes)
+        self._supervision, inputs = link_inputs(input_nodes, dataset.fetch_num_nodes(), servers)
+        sampler = link_sampler(
+            dataset.fetch_schema(), self._supervision, exclude, labels_in_input=True
+        )
+        name = f"{type(self).__name__} {next(self._counter)}"
+        return remote_parts(dataset, args, runtime, inputs, name, sampler)
+
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         batch = super()._make_batch(msg)
         as_edge_index = self._use_label_edge_index_output
@@ -157,7 +180,7 @@ class DistABLPLoader(BaseDistLoader):
 
 
 def link_sampler(
-    known: Sequence[EdgeType] | None,
+    schema: DatasetSchema,
     supervision: Sequence[EdgeType],
     exclude: bool | Sequence[EdgeType],
     *,
@@ -166,7 +189,7 @@ def link_sampler(
     """Return the sampler class that workers are to run, and its keywords."""
     keywords = {
         "supervision": tuple(supervision),
-        "exclude": excluded_types(known or (), supervision, exclude),
+        "exclude": excluded_types(schema.edge_types or (), supervision, exclude),
         "labels_in_input": labels_in_input,
     }
     return _SAMPLER, keywords

@@ -1,0 +1,136 @@
+"""Anchors with their labels, as a graph store's users give them, checked before anything starts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.dataset.remote import ABLPInputNodes
+from gigl_loader.dataset.schema import EdgeType, NodeType, message_passing_to_negative_label
+from gigl_loader.errors import ConfigError
+from gigl_loader.loader.inputs import check_seeds, check_servers
+from gigl_loader.loader.supervision import check_anchor_type, labeled_types
+from gigl_loader.message import NEGATIVE, POSITIVE, label_column
+
+
+def link_inputs(
+    input_nodes: Any, num_nodes: dict[NodeType, int], servers: range
+) -> tuple[list[EdgeType], list[NodeSamplerInput]]:
+    """Return (supervision edge types, the input of each storage server, empty ones included).
+
+    Args:
+        input_nodes: ``{server_rank: ABLPInputNodes}``. Labels ride along as columns.
+        num_nodes: Nodes by type.
+        servers: Ranks of the storage servers.
+
+    Raises:
+        ConfigError: Another kind of input, servers that disagree on types, or ids out of range.
+    """
+    _check_kind(input_nodes)
+    check_servers(input_nodes, servers)
+    anchor_type, positive_types = _types_of(input_nodes)
+    supervision = labeled_types(positive_types)
+    if len(supervision) < len(positive_types) or not supervision:
+        raise ConfigError(
+            "positive_labels must be by positive label edge type, as "
+            f"message_passing_to_positive_label returns it, got {positive_types}"
+        )
+    check_anchor_type(supervision, anchor_type)
+    if anchor_type not in num_nodes:
+        raise ConfigError(f"anchor_node_type is {anchor_type!r}, the graph has {sorted(num_nodes)}")
+    positives = dict(zip(positive_types, supervision, strict=True))
+    negatives = _negative_types(input_nodes, supervision)
+    inputs = [
+        _one_input(f"input_nodes[{server}]", input_nodes[server], num_nodes, positives, negatives)
+        if server in input_nodes
+        else NodeSamplerInput(torch.empty(0, dtype=torch.int64), anchor_type)
+        for server in servers
+    ]
+    return supervision, inputs
+
+
+def _one_input(
+    where: str, nodes: ABLPInputNodes, num_nodes: dict[NodeType, int],
+    positives: dict[EdgeType, EdgeType], negatives: dict[EdgeType, EdgeType],
+) -> NodeSamplerInput:  # fmt: skip
+    """Return the anchors of one server, with a column of labels per sign and type."""
+    anchor_type = nodes.anchor_node_type
+    anchors = check_seeds(nodes.anchor_nodes, num_nodes[anchor_type], f"{where}.anchor_nodes")
+    found = NodeSamplerInput(anchors, anchor_type)
+    found.extra = {}
+    nothing = torch.empty((len(anchors), 0), dtype=torch.int64)
+    for name, sign, types, given in (
+        ("positive_labels", POSITIVE, positives, nodes.positive_labels),
+        ("negative_labels", NEGATIVE, negatives, nodes.negative_labels or {}),
+    ):
+        for label_type, edge_type in types.items():
+            found.extra[label_column(sign, edge_type)] = check_labels(
+                given.get(label_type, nothing), len(anchors), num_nodes[edge_type[2]],
+                f"{where}.{name}[{label_type}]",
+            )  # fmt: skip
+    return found
+
+
+def check_labels(labels: Any, num_anchors: int, num_nodes: int, where: str) -> Tensor:
+    """Return ``labels`` if they are ``[num_anchors, most]`` int64 ids or -1.
+
+    Raises:
+        ConfigError: Wrong shape, dtype or range.
+    """
+    shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+    if not isinstance(labels, Tensor) or labels.dim() != 2 or labels.dtype != torch.int64:
+        raise ConfigError(f"{where} must be [anchors, most labels] int64, got {shape}")
+    if labels.size(0) != num_anchors:
+        raise ConfigError(f"{where} has {labels.size(0)} rows for {num_anchors} anchors")
+    wrong = (labels < -1) | (labels >= num_nodes)
+    if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
+        raise ConfigError(
+            f"{where}[{row}, {column}] = {int(labels[row, column])} is no node id: ids are in "
+            f"[0, {num_nodes}), and -1 fills a row up"
+        )
+    return labels
+
+
+def _check_kind(input_nodes: Any) -> None:
+    if isinstance(input_nodes, Mapping) and input_nodes:
+        wrong = [v for v in input_nodes.values() if not isinstance(v, ABLPInputNodes)]
+        if not wrong:
+            return
+        found = f"{{server_rank: {type(wrong[0]).__name__}}}"
+    else:
+        found = f"{type(input_nodes).__name__}"
+    raise ConfigError(
+        "with a graph store, input_nodes is {server_rank: ABLPInputNodes}, as "
+        f"RemoteDistDataset.fetch_ablp_input returns it, got {found}"
+    )
+
+
+def _types_of(input_nodes: Mapping[int, ABLPInputNodes]) -> tuple[NodeType, list[EdgeType]]:
+    """Return (anchor type, positive label edge types), the same on all servers."""
+    found = {
+        server: (nodes.anchor_node_type, sorted(nodes.positive_labels))
+        for server, nodes in input_nodes.items()
+    }
+    first = next(iter(found.values()))
+    if any(types != first for types in found.values()):
+        raise ConfigError(
+            f"input_nodes must have one anchor type and the same labels on all servers: {found}"
+        )
+    return first
+
+
+def _negative_types(
+    input_nodes: Mapping[int, ABLPInputNodes], supervision: list[EdgeType]
+) -> dict[EdgeType, EdgeType]:
+    """Return {label edge type: supervision edge type} of negatives that any server was given."""
+    given = {name for nodes in input_nodes.values() for name in nodes.negative_labels or {}}
+    known = {message_passing_to_negative_label(edge_type): edge_type for edge_type in supervision}
+    unknown = sorted(given - known.keys())
+    if unknown:
+        raise ConfigError(
+            f"negative_labels are of {unknown}, but positive_labels are of {supervision}"
+        )
+    return {label_type: known[label_type] for label_type in known if label_type in given}

@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from gigl_loader.dataset.remote import ABLPInputNodes
+from gigl_loader.dataset.schema import (
+    message_passing_to_negative_label,
+    message_passing_to_positive_label,
+)
+from gigl_loader.errors import ConfigError
+from gigl_loader.loader.link_input import link_inputs
+
+BUYS, KNOWS = ("u", "buys", "i"), ("u", "knows", "u")
+POSITIVE, NEGATIVE = (
+    message_passing_to_positive_label(BUYS),
+    message_passing_to_negative_label(BUYS),
+)
+NUM_NODES = {"u": 5, "i": 4}
+
+
+def _nodes(
+    anchors=(0, 1), positives=((1, -1), (2, 3)), negatives=None, **changes
+) -> ABLPInputNodes:
+    values = {
+        "anchor_node_type": "u",
+        "anchor_nodes": torch.tensor(anchors),
+        "positive_labels": {POSITIVE: torch.tensor(positives).reshape(len(anchors), -1)},
+        "negative_labels": None if negatives is None else {NEGATIVE: torch.tensor(negatives)},
+    }
+    return ABLPInputNodes(**{**values, **changes})
+
+
+def test_labels_become_columns_the_same_on_every_server() -> None:
+    given = {2: _nodes(), 0: _nodes((4,), ((3,),), ((0, 1),))}
+    supervision, inputs = link_inputs(given, NUM_NODES, range(3))
+    assert supervision == [BUYS]
+    assert [one.node.tolist() for one in inputs] == [[4], [], [0, 1]]
+    assert {one.input_type for one in inputs} == {"u"}
+    assert {name: column.tolist() for name, column in inputs[0].extra.items()} == {
+        "positive:u__buys__i": [[3]],
+        "negative:u__buys__i": [[0, 1]],
+    }
+    assert inputs[2].extra["positive:u__buys__i"].tolist() == [[1, -1], [2, 3]]
+    assert inputs[2].extra["negative:u__buys__i"].shape == (2, 0)  # none were given there
+
+
+def test_several_types_without_negatives() -> None:
+    labels = {
+        message_passing_to_positive_label(KNOWS): torch.tensor([[3], [-1]]),
+        POSITIVE: torch.tensor([[0], [1]]),
+    }
+    supervision, inputs = link_inputs({0: _nodes(positive_labels=labels)}, NUM_NODES, range(1))
+    assert supervision == [BUYS, KNOWS]
+    assert set(inputs[0].extra) == {"positive:u__buys__i", "positive:u__knows__u"}
+    assert inputs[0].extra["positive:u__knows__u"].tolist() == [[3], [-1]]
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        (torch.tensor([0]), "server_rank: ABLPInputNodes.*got Tensor"),
+        ({}, "got dict"),
+        ({0: torch.tensor([0])}, "got .server_rank: Tensor"),
+        ({3: _nodes()}, "storage servers .3."),
+        ({0: _nodes(), 1: _nodes(anchor_node_type="i")}, "one anchor type"),
+        ({0: _nodes(positive_labels={BUYS: torch.empty(2, 1)})}, "by positive label edge type"),
+        ({0: _nodes(positive_labels={})}, "by positive label edge type"),
+        ({0: _nodes(anchor_node_type="i")}, "anchors are sources"),
+        ({0: _nodes((5, 1))}, r"anchor_nodes\[0\] = 5 is no node id"),
+        ({0: _nodes(positives=((4,), (1,)))}, r"positive_labels.*\[0, 0\] = 4 is no node id"),
+        ({0: _nodes(positives=((-2,), (1,)))}, "-1 fills a row up"),
+        ({0: _nodes(positive_labels={POSITIVE: torch.zeros(3, 1).long()})}, "3 rows for 2 anchors"),
+        ({0: _nodes(positive_labels={POSITIVE: torch.zeros(2).long()})}, "most labels. int64"),
+        ({0: _nodes(negatives=((0,), (9,)))}, "negative_labels"),
+        ({0: _nodes(negative_labels={KNOWS: torch.zeros(2, 1).long()})}, "negative_labels are of"),
+    ],
+)
+def test_input_that_cannot_work(given, match) -> None:
+    with pytest.raises(ConfigError, match=match):
+        link_inputs(given, NUM_NODES, range(3))
+
+
+def test_anchors_of_an_unknown_type() -> None:
+    with pytest.raises(ConfigError, match="anchor_node_type is 'u'"):
+        link_inputs({0: _nodes()}, {"i": 4}, range(1))
