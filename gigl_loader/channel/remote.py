@@ -256,7 +256,8 @@ class RemoteReceivingChannel(ChannelBase):
         left = sum(len(places) for places in server.places.values())
         if (server.ended and left) or (not has_batch and not server.ended):
             self._error = ProtocolError(
-                f"storage server {server.rank} ended epoch {self._epoch} with {left} batches to come"
+                f"storage server {server.rank} ended epoch {self._epoch} with {left} batches "
+                "to come"
             )
 
     def failed(self, round_: int, error: Exception) -> None:

@@ -124,12 +124,9 @@ class DistServer:
             PeerError: A worker or another server failed; nothing is left.
             ConfigError: A value cannot work.
         """
-        options = (
-            EpochOptions(seed=seed_or_drawn(sampling_config.seed)) if request is None else None
-        )
         if request is None:
-            assert options is not None
-            request = ProducerRequest(epoch_options=options)
+            drawn = EpochOptions(seed=seed_or_drawn(sampling_config.seed))
+            request = ProducerRequest(epoch_options=drawn)
         client = caller.get()
         slot, is_first = self._slot_of(client, worker_options.worker_key)
         if not is_first:
@@ -138,8 +135,8 @@ class DistServer:
                 raise slot.error
             if slot.shared is None:
                 raise PeerTimeoutError(
-                    f"storage server {self.server_rank}: the producer {worker_options.worker_key!r} "
-                    "that another process asked for did not start in time"
+                    f"storage server {self.server_rank}: the producer of worker key "
+                    f"{worker_options.worker_key!r}, asked for by another process, is not up in time"
                 )
             return slot.id
         try:

@@ -260,11 +260,12 @@ class RemoteSource:
         answers = []
         for server, producer in producers.items():
             with contextlib.suppress(GiglLoaderError):
+                link = self._cluster.link(server)
                 if consumer is None:
-                    function, args = DistServer.destroy_sampling_producer, (producer,)
+                    answer = link.call(DistServer.destroy_sampling_producer, producer)
                 else:
-                    function, args = DistServer.release_sampling_producer, (producer, consumer)
-                answers.append((server, self._cluster.link(server).call(function, *args)))
+                    answer = link.call(DistServer.release_sampling_producer, producer, consumer)
+                answers.append((server, answer))
         for server, answer in answers:
             try:
                 result_of(answer, 60.0, f"the release of a producer on storage server {server}")
