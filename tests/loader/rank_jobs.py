@@ -1,0 +1,231 @@
+"""What the ranks of ``test_ranks.py`` do; a module, so that spawned processes can import it."""
+
+import dataclasses
+import os
+import pickle
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gigl_loader import (
+    BaseDistLoader,
+    ConfigError,
+    DistNeighborLoader,
+    PeerError,
+    SamplingError,
+    WorkerDiedError,
+)
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.options import EpochOptions
+from gigl_loader.producer.producer import DistSamplingProducer
+from gigl_loader.testing import Footprint, TinyGraph, batch_tensors, check_batch
+
+GRAPH = TinyGraph.random(60, 500)
+TYPED = TinyGraph.random(40, 300, heterogeneous=True)
+CASES = {
+    "plain": (GRAPH, "in", torch.arange(60), {"num_neighbors": [3, -1]}),
+    "typed": (TYPED, "out", ("user", torch.arange(39, -1, -1)), {"num_neighbors": [2, 2]}),
+}
+COMMON = {"batch_size": 4, "seed": 5, "with_edge": True, "shuffle": True, "with_weight": True}
+
+
+def share(given, rank: int, size: int):
+    """Return the block of ``given`` that a loader on this machine gives to ``rank``."""
+    seeds = given[1] if isinstance(given, tuple) else given
+    block = seeds.tensor_split(size)[rank]
+    return (given[0], block) if isinstance(given, tuple) else block
+
+
+def same_batches_as_one_partition(rank: int, size: int, folder: Path) -> None:
+    """Sample over ``size`` partitions; leave the batches for the test to compare."""
+    for name, (graph, edge_dir, given, how) in CASES.items():
+        dataset = graph.partitions(size, edge_dir=edge_dir)[rank]
+        with DistNeighborLoader(
+            dataset, input_nodes=given, num_workers=1 + (name == "plain"), worker_concurrency=3,
+            process_start_gap_seconds=None if name == "plain" else 0.05, **COMMON, **how,
+        ) as loader:  # fmt: skip
+            found = []
+            for epoch in (0, 3):
+                loader.set_epoch(epoch)
+                found += [batch_tensors(batch) for batch in loader]
+                for batch in loader if epoch else ():
+                    check(graph, edge_dir, how, batch)
+            torch.save(found, folder / f"{name}{rank}.pt")
+            if rank == 0:
+                continue  # leaves at once; its workers still answer the other rank's
+            for _ in range(3):
+                assert len(list(loader)) == len(loader)
+
+
+def check(graph: TinyGraph, edge_dir: str, how: dict, batch) -> None:
+    typed = {"input_type": "user"} if graph.is_heterogeneous else {}
+    seeds = (batch["user"] if typed else batch).batch
+    check_batch(batch, graph, seeds=seeds, edge_dir=edge_dir, with_weight=True, **how, **typed)
+
+
+def even_steps(rank: int, size: int) -> None:
+    """9 seeds: 3 batches on rank 0 and 2 on rank 1, but for ``even_ranks``."""
+    dataset = GRAPH.dataset()
+    for even, steps in (("drop", 2), ("wrap", 3), (None, 3 - rank)):
+        with DistNeighborLoader(
+            dataset, [2], torch.arange(9), batch_size=2, even_ranks=even, seed=1,
+            process_start_gap_seconds=None,
+        ) as loader:  # fmt: skip
+            for _ in range(2):
+                found = [batch.batch.tolist() for batch in loader]
+                assert len(found) == len(loader) == steps
+                own = share(torch.arange(9), rank, size).tolist()
+                assert sorted({seed for part in found for seed in part}) == own[: 2 * steps]
+            counts = [0] * size
+            dist.all_gather_object(counts, len(loader))
+            assert even is None or len(set(counts)) == 1
+
+
+def an_input_that_is_empty_on_one_rank(rank: int, size: int) -> None:
+    with DistNeighborLoader(
+        GRAPH.partitions(size)[rank], [2], torch.arange(1), seed=1, process_start_gap_seconds=None
+    ) as loader:
+        assert len(loader) == 1 - rank
+        assert [batch.batch.tolist() for batch in loader] == [[0]] * (1 - rank)
+    if rank == 1:
+        with pytest.raises(ConfigError, match=r"even_ranks='wrap'.*\[1, 0\]"):
+            _one_seed("wrap")
+    else:
+        _one_seed("wrap").shutdown()
+
+
+def _one_seed(even_ranks: str) -> DistNeighborLoader:
+    return DistNeighborLoader(
+        GRAPH.dataset(), [2], torch.arange(1), seed=1, even_ranks=even_ranks,
+        process_start_gap_seconds=None,
+    )  # fmt: skip
+
+
+def cases_without_faults(rank: int, size: int, folder: Path) -> None:
+    same_batches_as_one_partition(rank, size, folder)
+    even_steps(rank, size)
+    an_input_that_is_empty_on_one_rank(rank, size)
+
+
+def _big_loader(rank: int, size: int, **how) -> DistNeighborLoader:
+    return DistNeighborLoader(
+        TinyGraph.random(600, 9000).partitions(size)[rank], [5, 5], torch.arange(600).repeat(20),
+        batch_size=2, seed=2, process_start_gap_seconds=None, **how,
+    )  # fmt: skip
+
+
+def _note_processes(folder: Path, rank: int) -> None:
+    seen = Footprint.below(os.getpid())
+    (folder / f"seen{rank}.pkl").write_bytes(pickle.dumps(seen))
+
+
+def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
+    """Rank 1's worker is killed: both ranks hear of it, each in its own words."""
+    with _big_loader(rank, size) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        _note_processes(folder, rank)
+        dist.barrier()
+        if rank == 1:
+            pid = loader._mp_producer.pids[0]
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(WorkerDiedError, match=f"pid {pid}"):
+                list(iterator)
+        else:
+            with pytest.raises(SamplingError, match=r"rank 1 worker 0.*partition 1") as caught:
+                list(iterator)
+            assert "see its log" in str(caught.value)
+        loader.shutdown(linger_s=0.0)
+
+
+def a_peer_rank_dies(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 is killed with all that it has; rank 0's loader names it."""
+    loader = _big_loader(rank, size)
+    iterator = iter(loader)
+    next(iterator)
+    _note_processes(folder, rank)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(SamplingError, match=r"rank 1 worker 0.*partition 1"):
+        list(iterator)
+    loader.shutdown(linger_s=0.0)
+    os._exit(0)  # the group's other rank is gone: there is nothing to be taken down in order
+
+
+def a_rank_that_cannot_start(rank: int, size: int) -> None:
+    """The worker of rank 1 raises when it starts: rank 0, which waits for it, says so."""
+    options = {"worker_init_fn": raise_at_start} if rank == 1 else {}
+    with pytest.raises(PeerError, match=r"PermissionError: not on this machine"):
+        _big_loader(rank, size, **options)
+
+
+def raise_at_start(number: int) -> None:
+    raise PermissionError("not on this machine")
+
+
+def a_port_that_is_taken(rank: int, size: int) -> None:
+    found = [0]
+    with socket.socket() as taken:
+        if rank == 0:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            found = [taken.getsockname()[1]]
+        dist.broadcast_object_list(found, src=0)
+        producer = _producer(GRAPH.partitions(size)[rank], found[0], timeout_s=3.0)
+        with pytest.raises((ConfigError, PeerError), match=f":{found[0]}") as caught:
+            producer.init()
+        producer.shutdown()
+        if rank == 0:
+            assert f"port {found[0]} is taken" in str(caught.value)
+        dist.barrier()
+
+
+def a_bind_that_fails(rank: int, size: int) -> None:
+    """No interface of this machine has the address that workers are to answer on."""
+    found = [0]
+    if rank == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            found = [free.getsockname()[1]]
+    dist.broadcast_object_list(found, src=0)
+    producer = _producer(GRAPH.partitions(size)[rank], found[0], timeout_s=20.0, own="192.0.2.77")
+    with pytest.raises(PeerError, match=r"192\.0\.2\.77"):
+        producer.init()
+    producer.shutdown()
+
+
+def _producer(dataset, port: int, timeout_s: float, own: str | None = None) -> DistSamplingProducer:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    BaseDistLoader.initialize_colocated_sampling_worker(
+        local_rank=rank, local_world_size=size, node_rank=0, node_world_size=1,
+        master_ip_address="127.0.0.1", device=torch.device("cpu"), num_cpu_threads=None,
+    )  # fmt: skip
+    options = BaseDistLoader.create_colocated_worker_options(
+        dataset_num_partitions=size, num_workers=1, worker_concurrency=1,
+        master_ip_address="127.0.0.1", master_port=port, channel_size="1MB", pin_memory=False,
+    )  # fmt: skip
+    config = BaseDistLoader.create_sampling_config([2], dataset.schema, 4, seed=1)
+    producer = DistSamplingProducer(
+        dataset, NodeSamplerInput(torch.arange(8)), config, options,
+        BaseDistLoader.create_colocated_channel(options),
+        epoch_options=EpochOptions(seed=1, timeout_s=timeout_s),
+    )  # fmt: skip
+    if own is not None:
+        setup = producer._worker_setup
+        producer._worker_setup = lambda *a: dataclasses.replace(setup(*a), peer_host=own)  # type: ignore[method-assign]
+    return producer
+
+
+def faults_that_leave_the_ranks_alive(rank: int, size: int, folder: Path) -> None:
+    a_peer_worker_dies(rank, size, folder)
+    dist.barrier()
+    a_rank_that_cannot_start(rank, size)
+    dist.barrier()
+    a_port_that_is_taken(rank, size)
+    dist.barrier()
+    a_bind_that_fails(rank, size)

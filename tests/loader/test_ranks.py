@@ -1,0 +1,70 @@
+"""Two ranks, two partitions, real TCP between their workers. Few spawns, many cases each."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import rank_jobs
+import torch
+
+from gigl_loader import DistNeighborLoader
+from gigl_loader.testing import batch_tensors, run_ranks
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+
+
+def _expected(name: str, rank: int) -> list[dict]:
+    """Return the same epochs of one rank, sampled over one partition."""
+    graph, edge_dir, given, how = rank_jobs.CASES[name]
+    with DistNeighborLoader(
+        graph.dataset(edge_dir=edge_dir), input_nodes=rank_jobs.share(given, rank, 2),
+        process_start_gap_seconds=None, **rank_jobs.COMMON, **how,
+    ) as loader:  # fmt: skip
+        found = []
+        for epoch in (0, 3):
+            loader.set_epoch(epoch)
+            found += [batch_tensors(batch) for batch in loader]
+        return found
+
+
+@pytest.mark.usefixtures("group")
+def test_two_partitions_two_ranks(tmp_path: Path) -> None:
+    """Same bits as one partition; a rank leaves early, or has no seeds; equal steps; both gaps."""
+    run_ranks(
+        rank_jobs.cases_without_faults, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=220.0
+    )
+    for name in rank_jobs.CASES:
+        for rank in range(2):
+            found = torch.load(tmp_path / f"{name}{rank}.pt", weights_only=False)
+            expected = _expected(name, rank)
+            assert len(found) == len(expected)
+            for one, other in zip(found, expected, strict=True):
+                assert one.keys() == other.keys()
+                for key, value in one.items():
+                    same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
+                    assert same(value, other[key]), (name, rank, key)
+
+
+def test_faults_of_other_ranks(tmp_path: Path) -> None:
+    """A peer's worker dies; a rank cannot start; the port is taken; no address to answer on."""
+    run_ranks(
+        rank_jobs.faults_that_leave_the_ranks_alive, tmp_path, world_size=2, tmp_path=tmp_path,
+        timeout_s=220.0,
+    )  # fmt: skip
+    _check_gone(tmp_path)
+
+
+def test_a_rank_that_is_killed(tmp_path: Path) -> None:
+    run_ranks(
+        rank_jobs.a_peer_rank_dies, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=220.0,
+        may_die=[1],
+    )  # fmt: skip
+    _check_gone(tmp_path)
+
+
+def _check_gone(folder: Path) -> None:
+    for rank in range(2):
+        seen = pickle.loads((folder / f"seen{rank}.pkl").read_bytes())
+        assert len(seen.pids) >= 2, "a steward and a worker were seen"
+        assert seen.sockets, "a listening worker was seen"
+        seen.check_gone()
