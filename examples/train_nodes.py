@@ -9,7 +9,9 @@ neighbours and features that are there. DistributedDataParallel averages the gra
 """
 
 import argparse
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ PRESETS = {
 }
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Classify nodes with sampled neighbourhoods.")
     parser.add_argument("--dataset", choices=PRESETS, default="digits")
     parser.add_argument("--root", help="folder in PyG's Planetoid layout, for --dataset cora")
@@ -45,7 +47,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figure", type=Path, default=Path("out/training_curve.png"))
     parser.add_argument("--tensorboard", help="folder for TensorBoard's scalars")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name, value in PRESETS[args.dataset].items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
@@ -64,7 +66,7 @@ def load_partition(args: argparse.Namespace) -> DistDataset:
 
 
 def make_loader(
-    dataset: DistDataset, split: str, args: argparse.Namespace, **how: Any
+    dataset: DistDataset, args: argparse.Namespace, split: str, **how: Any
 ) -> DistNeighborLoader:
     """Return a loader over a split of the whole graph.
 
@@ -81,6 +83,12 @@ def make_loader(
     )
 
 
+def num_seeds(loader: DistNeighborLoader) -> int:
+    """Return how many seeds this rank has; from a graph store they come as a list, by server."""
+    inputs = loader.input_data
+    return sum(map(len, inputs)) if isinstance(inputs, list) else len(inputs)
+
+
 def train_epoch(
     loader: DistNeighborLoader, model: torch.nn.Module, optimizer: torch.optim.Optimizer, title: str
 ) -> tuple[float, float]:
@@ -89,7 +97,7 @@ def train_epoch(
     total = count = 0.0
     world_size, is_first = dist.get_world_size(), dist.get_rank() == 0
     with tqdm(
-        total=len(loader.input_data) * world_size,
+        total=num_seeds(loader) * world_size,
         desc=title, unit=" seeds", leave=False, disable=not is_first,
     ) as bar:  # fmt: skip
         for batch in loader:
@@ -113,29 +121,32 @@ def accuracy(loader: DistNeighborLoader, model: torch.nn.Module) -> float:
     for batch in loader:
         found = model(batch.x, batch.edge_index)[: batch.batch_size].argmax(dim=-1)
         right += float((found == batch.y[: batch.batch_size]).sum())
-    right, count = sum_over_ranks(right, len(loader.input_data))
+    right, count = sum_over_ranks(right, num_seeds(loader))
     return right / count
 
 
-def train(args: argparse.Namespace, dataset: DistDataset) -> float:
-    """Return the test accuracy of the epoch with the best validation accuracy."""
+def train(
+    args: argparse.Namespace, make_loader: Callable[..., DistNeighborLoader], num_features: int
+) -> float:
+    """Return the test accuracy of the epoch with the best validation accuracy.
+
+    ``make_loader(split, **how)`` returns a loader over a split of the whole graph.
+    """
     torch.manual_seed(args.seed)
     is_first = dist.get_rank() == 0
     everything = [-1] * len(args.num_neighbors)
     curve: list[tuple[float, float]] = []
     with (
         make_loader(
-            dataset, "train", args, num_neighbors=args.num_neighbors, batch_size=args.batch_size,
-            shuffle=True, even_ranks="wrap",  # as many steps on all ranks: DDP waits for each
+            "train", num_neighbors=args.num_neighbors, batch_size=args.batch_size, shuffle=True,
+            even_ranks="wrap",  # as many steps on all ranks: DDP waits for each
         ) as train_loader,
-        make_loader(
-            dataset, "val", args, num_neighbors=everything, batch_size=256
-        ) as val_loader,
+        make_loader("val", num_neighbors=everything, batch_size=256) as val_loader,
     ):  # fmt: skip
         device = train_loader.to_device
         model = GraphSAGE(
-            dataset.node_feature_info.dim, args.hidden, len(args.num_neighbors),
-            out_channels=args.classes, dropout=0.5,
+            num_features, args.hidden, len(args.num_neighbors), out_channels=args.classes,
+            dropout=0.5,
         ).to(device)  # fmt: skip
         parallel = DistributedDataParallel(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
@@ -163,9 +174,7 @@ def train(args: argparse.Namespace, dataset: DistDataset) -> float:
         save_curve(args.figure, losses, accuracies, f"GraphSAGE on {args.dataset}")
         print(f"training curve: {args.figure}")
     model.load_state_dict(best_state)
-    with make_loader(
-        dataset, "test", args, num_neighbors=everything, batch_size=256
-    ) as test_loader:
+    with make_loader("test", num_neighbors=everything, batch_size=256) as test_loader:
         return accuracy(test_loader, model)
 
 
@@ -191,7 +200,9 @@ def note(
 def main() -> None:
     args = parse_args()
     with process_group():
-        result = train(args, load_partition(args))
+        dataset = load_partition(args)
+        loaders = partial(make_loader, dataset, args)
+        result = train(args, loaders, dataset.node_feature_info.dim)
         if dist.get_rank() == 0:
             print(f"test accuracy: {result:.4f}")
 

@@ -321,6 +321,8 @@ class Endpoint:
                 return
             self.jobs_served += 1
             _log.info("job %d is over", self._book.job - 1)
+            for server in self._servers.values():
+                server.note(f"over: job {self._book.job - 1}")
             if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
                 self.over.set()
                 return
@@ -400,6 +402,8 @@ class Endpoint:
 
     def leader_says(self, text: str) -> None:
         """Hear from server 0."""
+        if text.startswith("over: "):
+            self.jobs_served += 1
         if text.startswith("lost: "):
             self.lose(text[len("lost: ") :])
 

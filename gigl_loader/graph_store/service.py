@@ -136,7 +136,7 @@ class DistServer:
             if slot.shared is None:
                 raise PeerTimeoutError(
                     f"storage server {self.server_rank}: the producer of worker key "
-                    f"{worker_options.worker_key!r}, asked for by another process, is not up in time"
+                    f"{worker_options.worker_key!r}, which another process asked for, is not up"
                 )
             return slot.id
         try:

@@ -82,7 +82,7 @@ def test_the_plain_calls_sample_everything_once_and_destroy(server):
         lambda: server.destroy_sampling_producer(producer),
         lambda: server.fetch_one_sampled_message(99),
     ):
-        with pytest.raises(UsageError, match="was destroyed|never existed"):
+        with pytest.raises(UsageError, match=r"was destroyed|never existed"):
             call()
 
 

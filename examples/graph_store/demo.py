@@ -1,0 +1,97 @@
+"""Two storage servers and two compute processes on this machine train GraphSAGE on the digits.
+
+python examples/graph_store/demo.py [options of examples/train_nodes.py]
+"""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from _data import load_graph
+from train_nodes import parse_args
+
+from gigl_loader import partition_graph
+
+HERE = Path(__file__).parent
+SERVERS = COMPUTE = 2
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        return int(sock.getsockname()[1])
+
+
+def start(command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, *command], env={**os.environ, **environment})
+
+
+def start_server(rank: int, root: str, port: int) -> subprocess.Popen[bytes]:
+    return start(
+        [
+            "-m", "gigl_loader.graph_store.serve", f"--root={root}", f"--rank={rank}",
+            f"--num-servers={SERVERS}", f"--master-addr={HOST}", f"--port={port}",
+        ]
+    )  # fmt: skip
+
+
+def start_compute(rank: int, rpc_port: int, group_port: int) -> subprocess.Popen[bytes]:
+    size = str(COMPUTE)
+    return start(
+        [
+            str(HERE / "train.py"), f"--servers={SERVERS}", f"--storage-addr={HOST}",
+            f"--rpc-port={rpc_port}", f"--compute-addr={HOST}", f"--group-port={group_port}",
+            *sys.argv[1:],
+        ],
+        RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0",
+        WORLD_SIZE=size, LOCAL_WORLD_SIZE=size,
+        MASTER_ADDR=HOST, MASTER_PORT=str(group_port),
+    )  # fmt: skip
+
+
+def wait_for(processes: list[subprocess.Popen[bytes]]) -> int:
+    """Return 0 once all have ended well, or the first other exit code."""
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [code for code in codes if code not in (None, 0)]
+        if failed:
+            return failed[0]
+        if None not in codes:
+            return 0
+        time.sleep(0.2)
+
+
+def main() -> int:
+    args = parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("GIGL_LOADER_CLUSTER_TOKEN", secrets.token_hex(16))
+    graph = load_graph(args.dataset, args.root)
+    print(f"{args.dataset}: {graph.num_nodes} nodes, {graph.num_edges} edges", flush=True)
+    processes: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory(prefix="gigl_loader_") as folder:
+        root = f"{folder}/graph"
+        partition_graph(graph, SERVERS, root, progress=False)
+        rpc_port, group_port = free_port(), free_port()
+        try:
+            for rank in range(SERVERS):
+                processes.append(start_server(rank, root, rpc_port))
+            for rank in range(COMPUTE):
+                processes.append(start_compute(rank, rpc_port, group_port))
+            return wait_for(processes)
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait(20)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
