@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,14 +185,18 @@ class WorkerPool:
         with self._reading:
             if self._stopped:
                 raise UsageError("the workers were stopped")
+            self._raise_if_any(lambda worker: worker.eof)  # all that it sent was returned before
             self._read(timeout_s)
             events = list(self._events)
             self._events.clear()
             if not events:
-                for worker in self._workers:
-                    if worker.eof or worker.exited:
-                        self._raise_died(worker)
+                self._raise_if_any(lambda worker: worker.eof or worker.exited)
             return events
+
+    def _raise_if_any(self, has_ended: Callable[[_Worker], bool]) -> None:
+        for worker in self._workers:
+            if has_ended(worker):
+                self._raise_died(worker)
 
     def _read(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):

@@ -42,9 +42,10 @@ def _group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def _make(**how) -> DistNeighborLoader:
+def _make(seeds: torch.Tensor | None = None, **how) -> DistNeighborLoader:
+    seeds = torch.arange(60) if seeds is None else seeds
     given = {"num_workers": 2, "batch_size": 2, "seed": 1, "process_start_gap_seconds": None}
-    return DistNeighborLoader(DATASET, [3, 2], torch.arange(60), **{**given, **how})
+    return DistNeighborLoader(DATASET, [3, 2], seeds, **{**given, **how})
 
 
 def _faulty(how: str, **where) -> CustomSamplerOptions:
@@ -95,17 +96,23 @@ def _be_impatient(loader: DistNeighborLoader) -> None:
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_killed_worker(in_order: bool) -> None:
-    with _leaves_nothing() as seen, _make(in_order=in_order) as loader:
+    """The others could go on for long; the error comes while the batches under way are taken."""
+    with (
+        _leaves_nothing() as seen,
+        _make(torch.arange(60).repeat(100), in_order=in_order) as loader,
+    ):
         iterator = iter(loader)
         next(iterator)
         seen.look(os.getpid())
         pid = loader._mp_producer.pids[1]
         _kill(pid)
+        taken = []
         with (
             _bounded(),
             pytest.raises(WorkerDiedError, match=rf"worker 1 .pid {pid}. died: SIGKILL"),
         ):
-            list(iterator)
+            taken.extend(batch.batch_size for batch in iterator)
+        assert len(taken) < 100
         with _bounded(), pytest.raises(WorkerDiedError, match="num_workers or batch_size"):
             list(loader)
 
