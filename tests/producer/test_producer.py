@@ -85,6 +85,17 @@ def test_a_broken_off_epoch_leaves_no_trace(setup, breaks: list[int], in_order: 
     producer.shutdown()
 
 
+def test_what_is_left_of_a_broken_off_epoch_is_not_sampled() -> None:
+    producer, pool = make_producer(DATASET, torch.arange(40), workers=1)
+    producer.start_epoch(0)
+    drain(producer, 1)
+    assert len(pool.workers[0].tasks) == 2, "two batches are under way"
+    producer.start_epoch(9)
+    assert len(drain(producer)) == 10
+    assert len([ticket for ticket in pool.workers[0].sampled if ticket.epoch == 0]) == 1
+    producer.shutdown()
+
+
 @settings(max_examples=30)
 @given(setup=setups())
 def test_content_does_not_depend_on_workers_order_or_memory(setup) -> None:
