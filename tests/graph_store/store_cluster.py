@@ -60,7 +60,7 @@ class Processes:
         self.all.append(process)
         return process
 
-    def join(self, processes: list[Any], timeout_s: float = 100.0) -> None:
+    def join(self, processes: list[Any], timeout_s: float = 200.0) -> None:
         """Wait for all; fail as soon as one does."""
         left = {process.sentinel: process for process in processes}
         while left:
@@ -108,7 +108,7 @@ def serve(info: GraphStoreInfo, rank: int, num_jobs: int | None = 1) -> None:
 
 def compute(info: GraphStoreInfo, rank: int, function: Callable[..., None], *args: Any) -> None:
     os.environ["RANK"] = "0"  # of the only compute machine
-    init_compute_process(rank, info, "gloo", timeout_s=90.0)
+    init_compute_process(rank, info, "gloo", timeout_s=150.0)
     try:
         function(info, rank, *args)
     finally:
