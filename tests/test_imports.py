@@ -21,7 +21,7 @@ DOWNWARD = {
         "dataset/remote.py",
         "graph_store",
     ): "the handle on a store asks it, through the store's client",
-    ("graph_store/__init__.py", "channel"): "a public face: it names what it offers, and loads none",
+    ("graph_store/__init__.py", "channel"): "a public face: names alone",
     ("diagnose.py", "loader"): "a command: it stands above everything and is imported by nothing",
     ("diagnose.py", "testing"): "the same",
 }
