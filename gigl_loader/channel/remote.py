@@ -284,7 +284,7 @@ class RemoteReceivingChannel(ChannelBase):
                 self._check_open()
                 place = self._ready_place()
                 if place is not None:
-                    received = self._arrived.pop(place)
+                    received: Received | None = self._arrived.pop(place)
                     self._taken += 1
                     server = self._places[place]
                     break
@@ -295,9 +295,11 @@ class RemoteReceivingChannel(ChannelBase):
                     return None
                 quiet = time.monotonic() - max(self._last_arrival, started)
                 if quiet >= limit:
-                    break_off = self._stalled(limit)
-                    raise break_off
+                    received = None
+                    break
                 self._changed.wait(min(1.0, limit - quiet))
+        if received is None:
+            raise self._stalled(limit)  # without the lock: it asks the servers
         self._ask(server)
         return received
 

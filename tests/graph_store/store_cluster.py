@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from gigl_loader.graph_store import (
     init_storage_process,
     shutdown_compute_process,
 )
+from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import TinyGraph
 
 HOST = "127.0.0.1"
@@ -44,6 +46,21 @@ def info_of(servers: int, clients: int, **changes: Any) -> GraphStoreInfo:
 
 def tiny_graph() -> TinyGraph:
     return TinyGraph.random(60, 400, seed=5)
+
+
+class FailingSampler(NeighborSampler):
+    """Raises on the second batch, or takes its time over it."""
+
+    def __init__(self, *args: Any, nap_s: float = 0.0) -> None:
+        super().__init__(*args)
+        self._nap_s = nap_s
+
+    def sample(self, request: Any) -> Any:
+        if request.ticket.batch == 1:
+            if self._nap_s == 0.0:
+                raise ValueError("no luck with this batch")
+            time.sleep(self._nap_s)
+        return super().sample(request)
 
 
 class Processes:

@@ -24,8 +24,10 @@ from gigl_loader.errors import (
     JoinRefusedError,
     PeerError,
     PeerTimeoutError,
+    SamplingError,
     ServerDiedError,
     UsageError,
+    WorkerDiedError,
 )
 from gigl_loader.graph_store import (
     DistServer,
@@ -253,6 +255,35 @@ def test_ranks_with_one_key_share_an_epoch(tmp_path):
         started.join([first, *servers])
         second.join(5)
         assert second.exitcode == -signal.SIGKILL
+
+
+def _workers_fail(info, rank):
+    nodes = RemoteDistDataset(info, rank).fetch_node_ids()
+    sampler = "store_cluster.FailingSampler"
+    with _loader(info, rank, nodes, sampler_options=CustomSamplerOptions(sampler)) as loader:
+        for _ in range(2):  # the next epoch starts, and fails where this one did
+            iterator = iter(loader)
+            assert next(iterator).batch.tolist() == [0, 1, 2, 3]
+            with pytest.raises(SamplingError, match="no luck") as caught:
+                next(iterator)
+            assert "storage server 1" in str(caught.value)
+            assert "store_cluster.py" in caught.value.remote_traceback
+    slow = CustomSamplerOptions(sampler, {"nap_s": 8.0})
+    with _loader(info, rank, nodes, sampler_options=slow, timeout=15.0) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(PeerTimeoutError, match=r"storage server 1: worker 0 \(pid \d+"):
+            loader._source.next(1.0)
+    with _loader(info, rank, nodes) as loader:
+        list(loader)
+        (producer,) = request_server(1, DistServer.status)["producers"].values()
+        os.kill(producer["worker_pids"][0], signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match=r"storage server 1.*SIGKILL"):
+            _exhaust(loader)
+
+
+def test_failures_of_workers_reach_the_loop(tmp_path):
+    run_cluster(tmp_path, _workers_fail, clients=1)
 
 
 # --- deaths ---------------------------------------------------------------------------------------
