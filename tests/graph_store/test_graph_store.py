@@ -41,7 +41,7 @@ from gigl_loader.testing import batch_tensors, check_same_batches, one_rank, wai
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
-HOW = {"batch_size": 4, "seed": 7, "process_start_gap_seconds": None, "timeout": 40.0}
+HOW = {"batch_size": 4, "seed": 7, "process_start_gap_seconds": None, "timeout": 90.0}
 
 
 def _loader(info, rank, nodes, **how):
@@ -231,7 +231,7 @@ def _one_key(info, rank, folder):
         _shared(info, rank, {s: ids[rank:] for s, ids in nodes.items()}, "not the same")
     bad = {
         "sampler_options": CustomSamplerOptions("no.such.Sampler"),
-        "epoch_options": EpochOptions(seed=1, timeout_s=20.0),
+        "epoch_options": EpochOptions(seed=1, timeout_s=90.0),
     }
     with pytest.raises(PeerError, match="storage server"):  # their workers cannot build it
         _shared(info, rank, nodes, "bad", **bad)
@@ -262,14 +262,12 @@ def _workers_fail(info, rank):
     sampler = "store_cluster.FailingSampler"
     with _loader(info, rank, nodes, sampler_options=CustomSamplerOptions(sampler)) as loader:
         for _ in range(2):  # the next epoch starts, and fails where this one did
-            iterator = iter(loader)
-            assert next(iterator).batch.tolist() == [0, 1, 2, 3]
             with pytest.raises(SamplingError, match="no luck") as caught:
-                next(iterator)
+                list(loader)
             assert "storage server 1" in str(caught.value)
             assert "store_cluster.py" in caught.value.remote_traceback
     slow = CustomSamplerOptions(sampler, {"nap_s": 8.0})
-    with _loader(info, rank, nodes, sampler_options=slow, timeout=15.0) as loader:
+    with _loader(info, rank, nodes, sampler_options=slow) as loader:
         iterator = iter(loader)
         next(iterator)
         with pytest.raises(PeerTimeoutError, match=r"storage server 1: worker 0 \(pid \d+"):

@@ -163,12 +163,14 @@ def hosts():
 
 def test_a_server_cut_off_in_mid_epoch_is_named(hosts, tmp_path):
     script = tmp_path / "role.py"
+    root = str(Path(__file__).parents[2])  # installed or not
+    environment = {**os.environ, "PYTHONPATH": root}
     script.write_text(_SCRIPT.format(folder=str(Path(__file__).parent)))
     roles = [("server", 0), ("server", 1), ("client", 0)]
     started = [
         subprocess.Popen(
             ["ip", "netns", "exec", name, sys.executable, str(script), role, str(rank)],
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, text=True, env=environment,
         )
         for name, (role, rank) in zip(hosts, roles, strict=True)
     ]  # fmt: skip
