@@ -1,5 +1,6 @@
 """The flat keywords of the loaders, once, as options; and the parts of a loader made of them."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -7,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gigl_loader._glt import NodeSamplerInput
+from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors, check_workers, positive
 from gigl_loader.loader.inputs import local_share
@@ -132,20 +133,14 @@ def colocated_parts(
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
+        PeerError: Another rank was given a value that cannot work.
     """
-    if args.prefetch_size is not None:
-        raise ConfigError(
-            f"prefetch_size={args.prefetch_size} belongs to graph-store mode; here "
-            "worker_concurrency says how many batches are under way"
-        )
-    data = DistDataset.wrap(dataset)
-    check_weights(data, args.with_weight)
-    sampler_input = share_input(make_input(data), runtime)
-    config = BaseDistLoader.create_sampling_config(
-        args.num_neighbors, data.schema, args.batch_size, args.shuffle, args.drop_last,
-        args.with_weight, args.with_edge, args.seed,
-    )  # fmt: skip
-    check_edge_ids(data, config.with_edge)
+    try:
+        data, whole, config = _check_colocated(dataset, args, make_input)
+    except GiglLoaderError as error:
+        gather_inputs(runtime, None, error)  # the other ranks wait for this one's word
+        raise
+    sampler_input = share_input(whole, runtime)
     epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
     port = BaseDistLoader.initialize_colocated_sampling_worker(
         local_rank=runtime.local_rank,
@@ -183,6 +178,26 @@ def colocated_parts(
         "epoch_options": epoch_options,
         **common_parts(args),
     }
+
+
+def _check_colocated(
+    dataset: Any, args: LoaderArgs, make_input: Callable[[DistDataset], NodeSamplerInput]
+) -> tuple[DistDataset, NodeSamplerInput, SamplingConfig]:
+    """Return dataset, input of the whole machine, and config; all that can be checked here is."""
+    if args.prefetch_size is not None:
+        raise ConfigError(
+            f"prefetch_size={args.prefetch_size} belongs to graph-store mode; here "
+            "worker_concurrency says how many batches are under way"
+        )
+    data = DistDataset.wrap(dataset)
+    check_weights(data, args.with_weight)
+    whole = make_input(data)
+    config = BaseDistLoader.create_sampling_config(
+        args.num_neighbors, data.schema, args.batch_size, args.shuffle, args.drop_last,
+        args.with_weight, args.with_edge, args.seed,
+    )  # fmt: skip
+    check_edge_ids(data, config.with_edge)
+    return data, whole, config
 
 
 def remote_parts(
@@ -253,12 +268,52 @@ def common_parts(args: LoaderArgs) -> dict[str, Any]:
 
 
 def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo) -> Any:
-    """Return this process's share of a machine's input; further columns are cut with the seeds."""
-    rank, size = runtime.local_rank, runtime.local_world_size
-    share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
+    """Return this process's share of a machine's input; further columns are cut with the seeds.
+
+    The processes of a machine that were given the same input share it. One that was given an input
+    of its own, such as the nodes of a partition that no other process of the machine holds, keeps
+    it whole: cutting it would lose the rest.
+    """
     extra = getattr(sampler_input, "extra", None) or {}
+    given = digest([sampler_input.node, *extra.values()])
+    same = [place for place, other in gather_inputs(runtime, given).items() if other == given]
+    rank, size = same.index(runtime.local_rank), len(same)
+    share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
     share.extra = {name: local_share(column, rank, size) for name, column in extra.items()}
     return share
+
+
+def gather_inputs(
+    runtime: DistributedRuntimeInfo, given: bytes | None, error: Exception | None = None
+) -> dict[int, bytes]:
+    """Tell the other ranks this one's input, or why it has none; return those of this machine.
+
+    Args:
+        runtime: Where this process stands.
+        given: A fingerprint of the input.
+        error: Why this rank gives up; the others then do so too, instead of waiting for it.
+
+    Raises:
+        PeerError: Another rank gave up.
+    """
+    if runtime.world_size == 1:
+        return {0: given or b""}
+    everyone: list[Any] = [None] * runtime.world_size
+    dist.all_gather_object(everyone, (given, None if error is None else str(error)))
+    for rank, (_, why) in enumerate(everyone):
+        if error is None and why is not None:
+            raise PeerError(f"rank {rank} could not build its loader: {why}")
+    first = runtime.node_rank * runtime.local_world_size
+    return {place: everyone[first + place][0] for place in range(runtime.local_world_size)}
+
+
+def digest(tensors: list[torch.Tensor]) -> bytes:
+    """Return a fingerprint of the values of ``tensors``."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        found.update(str(tuple(tensor.shape)).encode())
+        found.update(tensor.contiguous().numpy().data)
+    return found.digest()
 
 
 def check_weights(data: DistDataset, with_weight: bool) -> None:

@@ -38,7 +38,8 @@ class DistNeighborLoader(BaseDistLoader):
         input_nodes: Seeds, int64 global ids. Colocated: a tensor, ``(node_type, tensor)``, or None
             for all nodes that this partition owns. Graph store: ``{server_rank: tensor}`` or
             ``(node_type, {server_rank: tensor})``. Colocated seeds are split contiguously over the
-            processes of the machine, all of them used.
+            processes of the machine that were given the same ones; a process with seeds of its
+            own, such as those of a partition that only it holds, keeps them all.
         num_workers: Sampling processes of this loader.
         batch_size: Seeds per batch.
         context: Deprecated; see `BaseDistLoader.resolve_runtime`.

@@ -98,6 +98,27 @@ def an_input_that_is_empty_on_one_rank(rank: int, size: int) -> None:
         _one_seed("wrap").shutdown()
 
 
+def seeds_of_its_own(rank: int, size: int) -> None:
+    """Every seed once, whether the ranks are given the same, or each what its partition owns."""
+    dataset = GRAPH.partitions(size)[rank]
+    for given in (None, dataset.node_ids, torch.arange(60)):
+        with DistNeighborLoader(
+            dataset, [2], given, batch_size=7, seed=1, process_start_gap_seconds=None
+        ) as loader:
+            found = [batch.batch for batch in loader]
+        everyone: list = [None] * size
+        dist.all_gather_object(everyone, torch.cat(found).tolist())
+        assert sorted(seed for part in everyone for seed in part) == list(range(60))
+
+
+def an_input_that_is_refused_on_one_rank(rank: int, size: int) -> None:
+    """Both ranks hear of it at once, and neither waits for the other."""
+    given = torch.tensor([5 if rank == 0 else 60])
+    with pytest.raises(PeerError if rank == 0 else ConfigError, match="60 is no node id") as caught:
+        DistNeighborLoader(GRAPH.dataset(), [2], given, process_start_gap_seconds=None)
+    assert rank == 1 or "rank 1 could not build its loader" in str(caught.value)
+
+
 def _one_seed(even_ranks: str) -> DistNeighborLoader:
     return DistNeighborLoader(
         GRAPH.dataset(), [2], torch.arange(1), seed=1, even_ranks=even_ranks,
@@ -109,6 +130,8 @@ def cases_without_faults(rank: int, size: int, folder: Path) -> None:
     same_batches_as_one_partition(rank, size, folder)
     even_steps(rank, size)
     an_input_that_is_empty_on_one_rank(rank, size)
+    seeds_of_its_own(rank, size)
+    an_input_that_is_refused_on_one_rank(rank, size)
 
 
 def _big_loader(rank: int, size: int, **how) -> DistNeighborLoader:
