@@ -70,8 +70,8 @@ def make_loader(
 ) -> DistNeighborLoader:
     """Return a loader over a split of the whole graph.
 
-    A loader cuts its input over the processes of the machine. Here each of them holds a partition
-    of its own, so all are given the seeds of all partitions, and each takes its share.
+    The processes of a machine share the seeds that they are given in common. Here each of them
+    holds a partition of its own; all are given the seeds of all partitions, and take equal shares.
     """
     return DistNeighborLoader(
         dataset,
