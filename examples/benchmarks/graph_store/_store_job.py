@@ -68,5 +68,5 @@ def _check(batch: _job.Batch, job: _job.Job) -> None:
     assert source in row, "not an edge of the graph"
 
 
-NOTHING = {"seconds": 0.0, "seeds_per_s": 0.0, "others_cpu": 0.0}
+NOTHING = {"seconds": 0.0, "seeds_per_s": 0.0}
 """What a storage server reports."""
