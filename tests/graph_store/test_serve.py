@@ -1,0 +1,62 @@
+"""The command line, and the demo."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_cluster import HOST, free_port, tiny_graph
+
+from gigl_loader import partition_graph
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+SERVE = [sys.executable, "-m", "gigl_loader.graph_store.serve"]
+
+
+def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
+    partition_graph(tiny_graph().to_pyg(), 1, tmp_path / "graph", progress=False)
+    port = free_port()
+    server = subprocess.Popen(
+        [*SERVE, f"--root={tmp_path}/graph", f"--port={port}", "--jobs=0"], env=ENVIRONMENT
+    )
+    try:
+        asked = subprocess.run(
+            [*SERVE, "--status", f"{HOST}:{port}"],
+            env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
+        status = json.loads(asked.stdout)
+        assert status["pid"] == server.pid
+        assert status["clients"] == []
+        stranger = subprocess.run(
+            [*SERVE, "--status", f"{HOST}:{port}"],
+            env={**ENVIRONMENT, "GIGL_LOADER_CLUSTER_TOKEN": "another"},
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert stranger.returncode == 1
+        assert "JoinRefusedError" in stranger.stderr
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_the_demo_learns(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable, str(ROOT / "examples/graph_store/demo.py"), "--epochs", "4",
+            f"--figure={tmp_path}/curve.png",
+        ],
+        env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=380,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"test accuracy: ([\d.]+)", done.stdout)
+    assert found is not None
+    assert float(found.group(1)) > 0.9
