@@ -3,26 +3,33 @@
 A ``memfd`` has no name, so it is gone with its last user, however that user ends; and it does not
 count against the size of /dev/shm, which containers keep small.
 
-Two uses. Long-lived tensors (graph, features, seeds) are shared as they are: `share_tensor` moves
-one there, `dumps` pickles any object with its tensors replaced by file descriptors, `loads` maps
-them in another process without a copy. Messages live in `Segment`: one mapping, recycled.
+Two uses. Long-lived tensors (graph, features, seeds) are shared as they are: the trainer pickles
+them as file descriptors (`gigl_loader._tensors`), `loads` maps them in a worker, as arrays, without
+a copy. Messages lie in slots: one mapping each, recycled.
+
+Workers import this, so it does not import torch.
 """
 
 import ctypes
 import ctypes.util
 import io
+import math
 import mmap
 import os
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from gigl_loader.errors import PeerError
 
+Array = NDArray[Any]
+"""An array of numbers, or of the bits of numbers that numpy has no name for."""
+
 ALIGNMENT = 64
-"""Bytes to which every tensor inside a segment is aligned: one cache line."""
+"""Bytes to which every array inside a segment is aligned: one cache line."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -88,96 +95,80 @@ def unmap(address: int, nbytes: int) -> None:
 def buffer_at(address: int, nbytes: int) -> Any:
     """Return an object with the buffer protocol over mapped memory; it owns nothing.
 
-    It takes weak references, and every tensor made of it by ``torch.frombuffer`` keeps it alive.
+    It takes weak references, and every array or tensor made of it keeps it alive.
     """
     return (ctypes.c_char * nbytes).from_address(address)
 
 
-def tensor_in(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
-    """Return a tensor over part of ``buffer``, without a copy. ``offset`` is in bytes."""
-    count = 1
-    for size in shape:
-        count *= size
-    if count == 0:  # torch.frombuffer refuses empty tensors
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).view(shape)
+def storage_dtype(name: str) -> "np.dtype[Any]":
+    """Return the numpy type that holds the bits of torch's type ``name`` (``"float32"``...).
 
-
-def share_tensor(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` (CPU) in memory that `dumps` can hand to another process.
-
-    Copies once, unless it is in shared memory already or is empty.
+    Types that numpy does not know, ``bfloat16`` and those of 8 bits, are held as unsigned integers.
     """
-    if tensor.is_shared() or tensor.numel() == 0:
-        return tensor
-    nbytes = tensor.numel() * tensor.element_size()
-    fd = create_memfd(nbytes, "gigl_loader.tensor")
-    try:
-        shared = _map_shared_tensor(fd, nbytes, tensor.dtype, tuple(tensor.shape))
-    finally:
-        os.close(fd)
-    shared.copy_(tensor)
-    return shared
+    return np.dtype(_UNKNOWN_TO_NUMPY.get(name, name))
 
 
-def _map_shared_tensor(
-    fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...], offset: int = 0
-) -> Tensor:
-    # torch's own shared storage, so that GLT and torch.multiprocessing see it as shared; it
-    # duplicates the descriptor itself
-    storage: Any = torch.UntypedStorage
-    storage = storage._new_shared_fd_cpu(fd, nbytes)
-    strides = torch.empty(shape, device="meta").stride()
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+_UNKNOWN_TO_NUMPY = {
+    "bfloat16": "uint16", "complex32": "uint32",
+    **dict.fromkeys(
+        ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        "uint8",
+    ),
+}  # fmt: skip
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.fds: list[int] = []
-        self._index: dict[int, tuple[int, int]] = {}  # storage address -> (index in fds, bytes)
-        self._keep: list[Tensor] = []
+def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes that an array takes."""
+    return storage_dtype(dtype).itemsize * math.prod(shape)
 
-    def persistent_id(self, obj: Any) -> Any:
-        if not isinstance(obj, Tensor):
-            return None
-        shape, dtype = tuple(obj.shape), obj.dtype
-        if obj.numel() == 0:
-            return (None, 0, dtype, shape, 0)
-        tensor = share_tensor(obj.detach().contiguous())
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address not in self._index:
-            fd, nbytes = storage._share_fd_cpu_()
-            self._index[address] = (len(self.fds), nbytes)
-            self.fds.append(os.dup(fd))  # the storage closes its own when it goes
-            self._keep.append(tensor)
-        index, nbytes = self._index[address]
-        return (index, nbytes, dtype, shape, tensor.storage_offset())
+
+def array_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Array:
+    """Return an array over part of ``buffer``, without a copy.
+
+    Args:
+        buffer: What has the bytes.
+        dtype: A type's name, as torch has it.
+        shape: Of the array.
+        offset: Of its first byte.
+    """
+    array: Array = np.ndarray(shape, storage_dtype(dtype), buffer, offset)
+    return array
+
+
+@dataclass(frozen=True)
+class SharedPart:
+    """Where a pickled tensor lies: what `loads` needs to map it."""
+
+    index: int | None
+    """Of the descriptor; None: the tensor is empty."""
+    nbytes: int
+    """Size of the shared memory behind the descriptor."""
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """Of the first byte."""
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, fds: list[int]) -> None:
         super().__init__(io.BytesIO(data))
         self._fds = fds
+        self._mapped: dict[int, mmap.mmap] = {}
 
-    def persistent_load(self, pid: Any) -> Tensor:
-        index, nbytes, dtype, shape, offset = pid
-        if index is None:
-            return torch.empty(shape, dtype=dtype)
-        return _map_shared_tensor(self._fds[index], nbytes, dtype, shape, offset)
-
-
-def dumps(obj: Any) -> tuple[bytes, list[int]]:
-    """Pickle ``obj``; its tensors become descriptors that the caller sends along, then closes."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(obj)
-    return file.getvalue(), pickler.fds
+    def persistent_load(self, pid: Any) -> Array:
+        part: SharedPart = pid
+        if part.index is None:
+            return np.empty(part.shape, storage_dtype(part.dtype))
+        if part.index not in self._mapped:
+            self._mapped[part.index] = mmap.mmap(self._fds[part.index], part.nbytes)
+        return array_in(self._mapped[part.index], part.dtype, part.shape, part.offset)
 
 
 def loads(data: bytes, fds: list[int]) -> Any:
-    """Undo `dumps`; the descriptors stay the caller's to close."""
+    """Undo `gigl_loader._tensors.dumps`, but that tensors come back as arrays.
+
+    The descriptors stay the caller's to close.
+    """
     return _Unpickler(data, fds).load()
 
 

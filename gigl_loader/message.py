@@ -7,13 +7,14 @@ loader goes under ``#META.<name>`` and ends as an attribute of the batch.
 """
 
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 
-SampleMessage = dict[str, Tensor]
+if TYPE_CHECKING:  # workers read this module and do without torch
+    from torch import Tensor
+
+SampleMessage = dict[str, "Tensor"]
 
 NODE = "n_id"
 """``[num_nodes]`` int64, global ids; seeds first."""

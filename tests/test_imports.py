@@ -1,6 +1,7 @@
 """The layout's import rules, read from the source."""
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,3 +122,11 @@ def test_sub_packages_hold_a_docstring_only(folder: str) -> None:
     body = ast.parse((PACKAGE / folder / "__init__.py").read_text()).body
     assert len(body) == 1
     assert isinstance(body[0], ast.Expr)
+
+
+def test_a_worker_starts_without_torch() -> None:
+    """torch takes longer to import than all else that a worker does before its first batch."""
+    script = "import sys, gigl_loader.producer.steward as s; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "gigl_loader.producer.worker" in found.stdout.split(), found.stderr
+    assert not {"torch", "torch_geometric", "graphlearn_torch"} & set(found.stdout.split())

@@ -18,8 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from gigl_loader import _memory
 from gigl_loader._glt import ChannelBase
+from gigl_loader._tensors import as_array, dtype_name, tensor_in
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.message import SampleMessage
 from gigl_loader.producer.slots import Layout, SlotWriter, Written
@@ -32,6 +36,14 @@ _LOCAL = -1
 """The sender's number of messages sent by this process itself."""
 
 Source = Callable[[float | None], SampleMessage]
+
+
+def field_of(key: str, tensor: Tensor) -> Field:
+    """Return a field that copies ``tensor``, of whichever type."""
+    array = as_array(tensor)
+    return Field(
+        key, dtype_name(tensor.dtype), tuple(tensor.shape), lambda out: np.copyto(out, array)
+    )
 
 
 @dataclass
@@ -112,7 +124,7 @@ class ShmChannel(ChannelBase):
                 self._local = SlotWriter()
             free, retired = self.returned(_LOCAL, self.capacity)
             self._local.give_back(free, retired)
-            written = self._local.write([Field.of(key, value) for key, value in msg.items()])
+            written = self._local.write([field_of(key, value) for key, value in msg.items()])
             self._ready.append(self.open(_LOCAL, written))
             if written.fd is not None:
                 _memory.close_fds([written.fd])
@@ -145,10 +157,7 @@ class ShmChannel(ChannelBase):
         lease = _memory.buffer_at(slot.address, slot.nbytes)
         state.leased.add(number)
         weakref.finalize(lease, self._drop, state, number).atexit = False
-        return {
-            key: _memory.tensor_in(lease, dtype, shape, offset)
-            for key, dtype, shape, offset in layout
-        }
+        return {key: tensor_in(lease, dtype, shape, offset) for key, dtype, shape, offset in layout}
 
     def _drop(self, state: _Sender, number: int) -> None:
         if not self.closed:

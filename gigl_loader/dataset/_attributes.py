@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import Feature, Graph, RangePartitionBook, Topology
-from gigl_loader._memory import share_tensor
+from gigl_loader._tensors import share_tensor
 from gigl_loader.dataset._books import read_book
 from gigl_loader.dataset._build import canonical, is_canonical
 from gigl_loader.dataset._pieces import SPLITS, is_labeled_homogeneous

@@ -5,7 +5,8 @@ import os
 import torch
 from torch import Tensor
 
-from gigl_loader._memory import _map_shared_tensor, create_memfd, share_tensor
+from gigl_loader._memory import create_memfd
+from gigl_loader._tensors import map_shared_tensor, share_tensor
 from gigl_loader.dataset.view import Adjacency, Book, Rows
 
 _KEY_LIMIT = 2**63 - 1
@@ -20,7 +21,7 @@ def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     fd = create_memfd(nbytes, "gigl_loader.tensor")
     try:
-        return _map_shared_tensor(fd, nbytes, dtype, shape)
+        return map_shared_tensor(fd, nbytes, dtype, shape)
     finally:
         os.close(fd)
 

@@ -1,9 +1,10 @@
 """What a dataset holds, without the data: types, feature widths, direction, label edge types."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
+if TYPE_CHECKING:  # workers read this module and do without torch
+    import torch
 
 NodeType = str
 EdgeType = tuple[str, str, str]
@@ -26,7 +27,7 @@ class FeatureInfo:
 
     dim: int
     """Columns."""
-    dtype: torch.dtype
+    dtype: "torch.dtype"
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,28 @@
-"""The partition as sampling workers see it: plain tensors, one layout for every kind of dataset.
+"""The partition as samplers see it: plain arrays, one layout for every kind of dataset.
 
-Imports torch alone, so that a worker starts as fast as ``import torch`` allows. A homogeneous graph
-uses ``DEFAULT_HOMOGENEOUS_NODE_TYPE`` and ``DEFAULT_HOMOGENEOUS_EDGE_TYPE`` as its only types.
+A dataset makes views of tensors, ``PartitionView[Tensor]``; they travel to workers as shared memory
+and are read there as ``PartitionView[Array]``, numpy's: workers do without torch, which takes a
+second to import. A homogeneous graph uses ``DEFAULT_HOMOGENEOUS_NODE_TYPE`` and
+``DEFAULT_HOMOGENEOUS_EDGE_TYPE`` as its only types.
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic
 
-import torch
-from torch import Tensor
+import numpy as np
+from typing_extensions import TypeVar
 
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+A = TypeVar("A", default="Tensor")
+"""The kind of array: a tensor, or numpy's."""
+
 
 @dataclass(frozen=True)
-class Adjacency:
+class Adjacency(Generic[A]):
     """The edges of one type that this partition owns, grouped by the node that is expanded.
 
     That node is the destination where ``edge_dir="in"`` (CSC) and the source where
@@ -22,59 +31,77 @@ class Adjacency:
     not change.
     """
 
-    indptr: Tensor
+    indptr: A
     """``[rows + 1]`` int64; row = global id of the expanded node; ids past the end have no edge."""
-    indices: Tensor
+    indices: A
     """``[num_edges]`` int64, global ids of the neighbours."""
-    edge_ids: Tensor | None
+    edge_ids: A | None
     """``[num_edges]`` int64, global edge ids; None: no edge ids are kept."""
-    weights: Tensor | None
+    weights: A | None
     """``[num_edges]`` float32, not negative; None: unweighted."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Generic[A]):
     """A matrix of which this partition owns some rows: features or labels, by global id."""
 
-    values: Tensor
-    """``[num_rows, ...]``, any dtype."""
-    index: Tensor | None = None
+    values: A
+    """``[num_rows, ...]``, any dtype; C-contiguous."""
+    index: A | None = None
     """``[num_ids]`` int64, global id to row; None: the row is the id."""
     whole: bool = False
     """All ids are here: no other partition has to be asked."""
+    dtype: str = ""
+    """torch's name of the type of ``values``, of which an array may only have the bits."""
 
-    def locate(self, ids: Tensor) -> Tensor:
+    def __post_init__(self) -> None:
+        if not self.dtype:
+            values: Any = self.values
+            object.__setattr__(self, "dtype", str(values.dtype).removeprefix("torch."))
+
+    def locate(self, ids: Any) -> Any:
         """Return the row of each of ``ids`` (``[n]`` int64, all owned by this partition)."""
-        return ids if self.index is None else self.index[ids]
+        index: Any = self.index
+        return ids if index is None else index[ids]
 
 
 @dataclass(frozen=True)
-class Book:
-    """Which partition owns an id."""
+class Book(Generic[A]):
+    """Which partition owns an id: a table of all ids, or where each partition's range ends."""
 
-    table: Tensor | None = None
+    table: A | None = None
     """``[num_ids]`` integer, the owner of each id."""
-    bounds: Tensor | None = None
+    bounds: A | None = None
     """``[num_partitions]`` int64: partition ``p`` owns ``bounds[p - 1] <= id < bounds[p]``."""
 
-    def owner(self, ids: Tensor) -> Tensor:
+    def owner(self, ids: A) -> A:
         """Return the partition that owns each of ``ids`` (``[n]`` int64) as ``[n]`` int64."""
-        if self.bounds is not None:
-            return torch.searchsorted(self.bounds, ids, right=True)
-        assert self.table is not None
-        return self.table[ids].long()
+        bounds: Any = self.bounds
+        table: Any = self.table
+        found: Any = ids
+        if isinstance(found, np.ndarray):
+            found = table[found] if bounds is None else np.searchsorted(bounds, found, "right")
+            found = found.astype(np.int64, copy=False)
+        else:
+            import torch
+
+            found = (
+                table[found] if bounds is None else torch.searchsorted(bounds, found, right=True)
+            )
+            found = found.long()
+        owners: A = found
+        return owners
 
     @property
     def num_ids(self) -> int:
         """How many ids there are over all partitions."""
-        if self.bounds is not None:
-            return int(self.bounds[-1])
-        assert self.table is not None
-        return self.table.numel()
+        bounds: Any = self.bounds
+        table: Any = self.table
+        return int(bounds[-1]) if bounds is not None else len(table)
 
 
 @dataclass(frozen=True)
-class PartitionView:
+class PartitionView(Generic[A]):
     """Everything that a sampler reads, in shared memory."""
 
     is_heterogeneous: bool
@@ -84,11 +111,11 @@ class PartitionView:
     partition_idx: int
     num_nodes: dict[NodeType, int]
     """Nodes of each type over all partitions."""
-    adjacency: dict[EdgeType, Adjacency]
+    adjacency: dict[EdgeType, Adjacency[A]]
     """By edge type, as the user named it; label edge types included."""
-    node_books: dict[NodeType, Book] = field(default_factory=dict)
+    node_books: dict[NodeType, Book[A]] = field(default_factory=dict)
     """Empty where there is one partition."""
-    edge_books: dict[EdgeType, Book] = field(default_factory=dict)
-    node_features: dict[NodeType, Rows] = field(default_factory=dict)
-    node_labels: dict[NodeType, Rows] = field(default_factory=dict)
-    edge_features: dict[EdgeType, Rows] = field(default_factory=dict)
+    edge_books: dict[EdgeType, Book[A]] = field(default_factory=dict)
+    node_features: dict[NodeType, Rows[A]] = field(default_factory=dict)
+    node_labels: dict[NodeType, Rows[A]] = field(default_factory=dict)
+    edge_features: dict[EdgeType, Rows[A]] = field(default_factory=dict)

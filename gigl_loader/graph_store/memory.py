@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gigl_loader import _memory
+from gigl_loader._tensors import tensor_in
 from gigl_loader.message import SampleMessage
 from gigl_loader.producer.slots import Layout, Written
 
@@ -41,18 +42,13 @@ def payload_bytes(layout: Layout) -> int:
     """Return how many bytes the tensors of a message take, gaps included."""
     end = 0
     for _, dtype, shape, offset in layout:
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
-        end = max(end, offset + size)
+        end = max(end, offset + _memory.nbytes_of(dtype, shape))
     return end
 
 
 def tensors_over(buffer: Any, layout: Layout) -> SampleMessage:
     """Return the tensors of a message over ``buffer``, which they keep alive."""
-    return {
-        key: _memory.tensor_in(buffer, dtype, shape, offset) for key, dtype, shape, offset in layout
-    }
+    return {key: tensor_in(buffer, dtype, shape, offset) for key, dtype, shape, offset in layout}
 
 
 @dataclass

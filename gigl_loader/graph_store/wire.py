@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gigl_loader._tensors import bytes_of
 from gigl_loader.errors import (
     ConfigError,
     JoinRefusedError,
@@ -124,7 +125,7 @@ def encode(kind: int, request: int, body: Any, payload: memoryview | None = None
         raise ProtocolError("a frame carries tensors or a payload, not both")
     shapes = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
     data = pickle.dumps((shapes, file.getvalue()), pickle.HIGHEST_PROTOCOL)
-    views = [_peer_wire.bytes_of(tensor) for tensor in tensors if tensor.numel()]
+    views = [bytes_of(tensor) for tensor in tensors if tensor.numel()]
     if payload is not None:
         views = [payload]
     total = sum(view.nbytes for view in views)
@@ -152,7 +153,7 @@ def receive(stream: _peer_wire.Stream, receiver: Receiver | None, deadline: floa
         stream.recv([view], deadline)
         return Frame(kind, request, _Unpickler(body, []).load(), payload)
     tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in shapes]
-    stream.recv([_peer_wire.bytes_of(tensor) for tensor in tensors if tensor.numel()], deadline)
+    stream.recv([bytes_of(tensor) for tensor in tensors if tensor.numel()], deadline)
     return Frame(kind, request, _Unpickler(body, tensors).load())
 
 

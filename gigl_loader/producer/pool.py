@@ -105,7 +105,8 @@ class WorkerPool:
         self._control = ours[0]
         self._workers = [_Worker(number, sock) for number, sock in enumerate(ours[1:])]
         fds = [sock.fileno() for sock in theirs]
-        script = f"import sys; sys.path[:] = {sys.path!r}\n"
+        script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # the trainer's
+        script += f"import sys; sys.path[:] = {sys.path!r}\n"
         if main_path is not None:
             script += f"import multiprocessing.spawn as s; s.import_main_path({main_path!r})\n"
         script += "from gigl_loader.producer.steward import main; main()"

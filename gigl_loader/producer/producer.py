@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gigl_loader import _memory
+from gigl_loader import _memory, _tensors
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig, get_context
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
@@ -29,7 +29,7 @@ from gigl_loader.producer import setup as kinds
 from gigl_loader.producer.meeting import Meeting, worker_name
 from gigl_loader.producer.pool import Event, WorkerPool
 from gigl_loader.producer.schedule import FairQueue, Stream, num_batches
-from gigl_loader.producer.setup import SeedInput, WorkerSetup
+from gigl_loader.producer.setup import Plugins, SeedInput, WorkerSetup
 from gigl_loader.producer.slots import Written
 from gigl_loader.sampler.plan import SamplingPlan
 
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 LINGER_S = 30.0
 """Workers go on answering other partitions after their loader was shut down, until those are done
 or have asked nothing for this many seconds."""
-_MOST_TORCH_THREADS = 4
 
 
 class MessageMemory(Protocol):
@@ -117,10 +116,10 @@ class DistSamplingProducer:
             sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
         )
         self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
-        self._sampler = default_sampler
+        sampler = default_sampler
         if isinstance(sampler_options, CustomSamplerOptions):
-            self._sampler = (sampler_options.class_path, sampler_options.keywords)
-        self._worker_init_fn = worker_init_fn
+            sampler = (sampler_options.class_path, sampler_options.keywords)
+        self._plugins = _pickled(Plugins(sampler, worker_init_fn))
         self._main_path = _main_path(worker_init_fn)
         self._view = view
         self._pool = WorkerPool(self.num_workers)
@@ -202,24 +201,21 @@ class DistSamplingProducer:
         self.shutdown(linger_s=0.0)
 
     def _worker_setup(self, token: bytes) -> WorkerSetup:
-        num_samplers, num_threads = self._threads()
         return WorkerSetup(
             view=self._view,
             plan=self._plan,
             seed_input=self._seed_input,
             batch_size=self.sampling_config.batch_size,
-            num_samplers=num_samplers,
-            num_threads=num_threads,
+            num_samplers=self._num_samplers(),
             peer_host=self._meeting.host,
             token=token,
             rpc_timeout_s=self.worker_options.rpc_timeout,
-            sampler=self._sampler,
-            init_fn=self._worker_init_fn,
+            plugins=self._plugins,
             main_path=self._main_path,
         )
 
-    def _threads(self) -> tuple[int, int]:
-        """Return (sampling threads, threads of one torch operation) of each worker.
+    def _num_samplers(self) -> int:
+        """Return how many threads of each worker sample.
 
         Threads that wait for other partitions cost nothing, so there are as many as batches may be
         under way. Otherwise they share the worker's CPUs: one samples while another gathers rows.
@@ -228,8 +224,7 @@ class DistSamplingProducer:
         world_size = 1 if context is None else context.world_size
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # torchrun sets it
         cpus = max(1, usable_cpus() // (self.num_workers * processes))
-        sampling = most if self._meeting.has_peers else min(most, cpus)
-        return sampling, max(1, min(_MOST_TORCH_THREADS, cpus // sampling))
+        return int(most if self._meeting.has_peers else min(most, cpus))
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -291,7 +286,7 @@ class DistSamplingProducer:
             return None
         if self._order[0] != epoch:
             order = epoch_order(len(self._seed_input), self.epoch_options.seed, epoch)
-            self._order = (epoch, _memory.share_tensor(order))
+            self._order = (epoch, _tensors.share_tensor(order))
         return self._order[1]
 
     def _dispatch(self) -> None:
@@ -502,21 +497,25 @@ def _view_of(data: Any) -> PartitionView:
     return view
 
 
+def _pickled(plugins: Plugins) -> bytes:
+    try:
+        return pickle.dumps(plugins)
+    except Exception as error:
+        raise ConfigError(
+            f"worker_init_fn={plugins.init_fn!r}, or the keywords of the sampler "
+            f"{plugins.sampler}, cannot be sent to workers ({error}): give a function of a module, "
+            "or a functools.partial of one, and keywords that can be pickled"
+        ) from error
+
+
 def _main_path(function: Callable[..., Any] | None) -> str | None:
     """Return the path of the user's script where ``function`` is defined in it.
 
     Raises:
-        ConfigError: Workers could not import ``function``.
+        ConfigError: Workers could not import it: this session has no script.
     """
     if function is None:
         return None
-    try:
-        pickle.dumps(function)
-    except Exception as error:
-        raise ConfigError(
-            f"worker_init_fn={function!r} cannot be sent to workers ({error}): give a function of "
-            "a module, or a functools.partial of one"
-        ) from error
     if getattr(function, "__module__", "") != "__main__":
         return None
     main = sys.modules["__main__"]

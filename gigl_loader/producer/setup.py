@@ -9,11 +9,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
-from torch import Tensor
-
-from gigl_loader.dataset.view import PartitionView
+from gigl_loader.dataset.view import A, PartitionView
 from gigl_loader.sampler.plan import SamplingPlan
 
 PEERS, ROUND, TASK, STOP = "peers", "round", "task", "stop"
@@ -22,38 +20,45 @@ LINGERING, EXITED = "lingering", "exited"
 
 
 @dataclass(frozen=True)
-class SeedInput:
+class SeedInput(Generic[A]):
     """What is sampled, in the user's order."""
 
-    seeds: Tensor
+    seeds: A
     """``[num_seeds]`` int64, global ids of the input type."""
-    extra: dict[str, Tensor] = field(default_factory=dict)
+    extra: dict[str, A] = field(default_factory=dict)
     """Further columns, one row per seed."""
 
     def __len__(self) -> int:
-        return self.seeds.numel()
+        seeds: Any = self.seeds
+        return int(seeds.shape[0])
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """What else a worker runs."""
+
+    sampler: tuple[str, dict[str, Any]] | None = None
+    """Import path ``package.module.Class`` and keywords; None: the k-hop neighbour sampler."""
+    init_fn: Callable[[int], None] | None = None
+    """Called in each worker with its number, before sampling."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSetup:
+class WorkerSetup(Generic[A]):
     """Everything that a worker needs to sample, but for its peers."""
 
-    view: PartitionView
+    view: PartitionView[A]
     plan: SamplingPlan
-    seed_input: SeedInput
+    seed_input: SeedInput[A]
     batch_size: int
     num_samplers: int
     """Threads that sample, a batch each."""
-    num_threads: int
-    """Threads of one torch operation."""
     peer_host: str | None
     """Address to answer other partitions on; None: there are none."""
     token: bytes
     """Secret that peers prove to know."""
     rpc_timeout_s: float
-    sampler: tuple[str, dict[str, Any]] | None = None
-    """Import path ``package.module.Class`` and keywords of a sampler of the user's own."""
-    init_fn: Callable[[int], None] | None = None
-    """Called in each worker with its number, before sampling."""
+    plugins: bytes
+    """`Plugins`, pickled by themselves: they may hold tensors, for which the worker needs torch."""
     main_path: str | None = None
     """The user's script, where something above is defined in it."""

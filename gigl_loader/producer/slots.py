@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from gigl_loader import _memory
 from gigl_loader.sampler.plan import Field
 
@@ -15,8 +13,8 @@ _SPARE = 1.2
 """A new slot is this much larger than its first message: batches vary a little."""
 _PAGE = 64 * 1024
 
-Layout = list[tuple[str, torch.dtype, tuple[int, ...], int]]
-"""(key, dtype, shape, offset in bytes) of each tensor of a message."""
+Layout = list[tuple[str, str, tuple[int, ...], int]]
+"""(key, name of the dtype, shape, offset in bytes) of each tensor of a message."""
 
 
 @dataclass
@@ -48,17 +46,14 @@ def layout_of(fields: Sequence[Field]) -> tuple[Layout, int]:
     at = 0
     for field in fields:
         layout.append((field.key, field.dtype, field.shape, at))
-        size = field.dtype.itemsize
-        for length in field.shape:
-            size *= length
-        at += _memory.align(size)
+        at += _memory.align(_memory.nbytes_of(field.dtype, field.shape))
     return layout, at
 
 
 def write_fields(fields: Sequence[Field], layout: Layout, buffer: Any) -> None:
     """Let each field write itself to its place."""
     for field, (_, dtype, shape, offset) in zip(fields, layout, strict=True):
-        field.write(_memory.tensor_in(buffer, dtype, shape, offset))
+        field.write(_memory.array_in(buffer, dtype, shape, offset))
 
 
 class SlotWriter:

@@ -1,9 +1,9 @@
 """The process between a trainer and its workers: imports once, forks them, watches, cleans up.
 
-Forking from a process that has imported torch and loaded the compiled kernels costs milliseconds a
-worker, and the workers share that memory. The steward reports how each worker ended. When the
-trainer is gone, however it went, the steward ends every worker, stopped ones too; when the steward
-itself is killed, the kernel ends the workers (PR_SET_PDEATHSIG).
+Forking from a process that has loaded the compiled kernels costs milliseconds a worker, and the
+workers share that memory. The steward reports how each worker ended. When the trainer is gone,
+however it went, the steward ends every worker, stopped ones too; when the steward itself is killed,
+the kernel ends the workers (PR_SET_PDEATHSIG).
 """
 
 import ctypes
@@ -13,11 +13,10 @@ import select
 import signal
 import socket
 import sys
-import threading
-import traceback
-from typing import Any
 
-# torch, and what imports it, comes in while another thread loads the kernels: see _import_all
+from gigl_loader.producer import setup as kinds
+from gigl_loader.producer import wire, worker
+from gigl_loader.sampler import _kernels
 
 _PR_SET_PDEATHSIG = 1
 
@@ -25,15 +24,10 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Read descriptors from the command line: the control socket, then one per worker."""
     control, *sockets = [socket.socket(fileno=int(fd)) for fd in sys.argv[1:]]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
-    try:
-        kinds, wire = _import_all()
-    except BaseException:
-        traceback.print_exc()  # without torch there is no way to say it over the socket
-        raise SystemExit(1) from None
+    _kernels.load()
     gc.collect()
     gc.freeze()  # what is there now is never written again: forked pages stay shared
     signal.set_wakeup_fd(wake_write)
@@ -47,29 +41,7 @@ def main() -> None:
     for sock in sockets:
         sock.close()
     wire.send(control, (kinds.READY, {number: pid for pid, number in pids.items()}))
-    _Watch(control, pids, kinds, wire).run(wake_read)
-
-
-def _import_all() -> tuple[Any, Any]:
-    """Import what workers need; the compiled kernels load while torch is imported."""
-    failures: list[BaseException] = []
-
-    def load_kernels() -> None:
-        try:
-            from gigl_loader.sampler import _kernels
-
-            _kernels.load()
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=load_kernels)
-    thread.start()
-    from gigl_loader.producer import setup, wire, worker  # noqa: F401
-
-    thread.join()  # no thread may be left when workers are forked
-    if failures:
-        raise failures[0]
-    return setup, wire
+    _Watch(control, pids).run(wake_read)
 
 
 def _become_worker(number: int, sock: socket.socket, others: list[socket.socket]) -> None:
@@ -82,8 +54,6 @@ def _become_worker(number: int, sock: socket.socket, others: list[socket.socket]
         for other in others:
             other.close()
         if os.getppid() == parent:  # else the steward went before the line above
-            from gigl_loader.producer import worker
-
             worker.main(sock, number)
             code = 0
     finally:
@@ -93,8 +63,8 @@ def _become_worker(number: int, sock: socket.socket, others: list[socket.socket]
 class _Watch:
     """Reports how workers end, and ends them when the trainer is gone."""
 
-    def __init__(self, control: socket.socket, pids: dict[int, int], kinds: Any, wire: Any) -> None:
-        self._control, self._pids, self._kinds, self._wire = control, pids, kinds, wire
+    def __init__(self, control: socket.socket, pids: dict[int, int]) -> None:
+        self._control, self._pids = control, pids
 
     def run(self, wake: int) -> None:
         """Return when no worker is left."""
@@ -105,7 +75,7 @@ class _Watch:
             for fd, _ in poller.poll():
                 if fd == wake:
                     os.read(wake, 512)
-                elif self._wire.receive(self._control) is None:  # closed, or the trainer is gone
+                elif wire.receive(self._control) is None:  # closed, or the trainer is gone
                     _kill(self._pids)
                     return
             self._reap()
@@ -119,7 +89,7 @@ class _Watch:
             if number is not None:
                 code = os.waitstatus_to_exitcode(status)
                 try:
-                    self._wire.send(self._control, (self._kinds.EXITED, number, pid, code))
+                    wire.send(self._control, (kinds.EXITED, number, pid, code))
                 except OSError:
                     _kill(self._pids)
                     return

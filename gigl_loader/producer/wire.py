@@ -63,8 +63,10 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
 
 
 def send_object(sock: socket.socket, obj: Any) -> None:
-    """Send an object of any size whose tensors are shared, not copied: see `_memory.dumps`."""
-    data, fds = _memory.dumps(obj)
+    """Send an object of any size whose tensors are shared, not copied, and arrive as arrays."""
+    from gigl_loader import _tensors  # workers only receive, and do without torch
+
+    data, fds = _tensors.dumps(obj)
     try:
         pieces = [data[i : i + MAX_BYTES // 2] for i in range(0, len(data), MAX_BYTES // 2)]
         groups = [fds[i : i + _MAX_FDS] for i in range(0, len(fds), _MAX_FDS)]

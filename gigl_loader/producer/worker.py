@@ -3,6 +3,9 @@
 Threads: the main one reads the socket, so that the end of the trainer is noticed at once; sampling
 threads take tasks from a queue, as many as batches are to overlap their waits for other partitions;
 the peer server answers those partitions.
+
+Nothing here imports torch, which takes longer than all else that a worker does before its first
+batch.
 """
 
 import contextlib
@@ -10,21 +13,23 @@ import ctypes
 import importlib
 import logging
 import os
+import pickle
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from gigl_loader._memory import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.producer import setup as kinds
 from gigl_loader.producer import wire
-from gigl_loader.producer.setup import WorkerSetup
+from gigl_loader.producer.setup import Plugins, WorkerSetup
 from gigl_loader.producer.slots import SlotWriter
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.peers import PeerPool, PeerServer
@@ -49,11 +54,11 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)  # what one thread freed, another may use
 
 
-def load_sampler(setup: WorkerSetup, peers: PeerPool | None) -> Sampler:
+def load_sampler(setup: WorkerSetup[Array], plugins: Plugins, peers: PeerPool | None) -> Sampler:
     """Build the sampler of one thread."""
-    if setup.sampler is None:
+    if plugins.sampler is None:
         return NeighborSampler(setup.view, setup.plan, peers)
-    path, keywords = setup.sampler
+    path, keywords = plugins.sampler
     module, _, name = path.rpartition(".")
     sampler: Sampler = getattr(importlib.import_module(module), name)(
         setup.view, setup.plan, peers, **keywords
@@ -66,10 +71,11 @@ class Worker:
 
     def __init__(self, sock: socket.socket, number: int) -> None:
         self._sock, self._number = sock, number
-        self._setup: WorkerSetup = wire.receive_object(sock)
+        self._setup: WorkerSetup[Array] = wire.receive_object(sock)
+        self._plugins = Plugins()
         self._slots = SlotWriter()
         self._tasks: queue.SimpleQueue[tuple[BatchTicket, int] | None] = queue.SimpleQueue()
-        self._rounds: dict[int, tuple[int, Tensor | None]] = {}  # stream -> (round, order)
+        self._rounds: dict[int, tuple[int, Array | None]] = {}  # stream -> (round, order)
         self._send_lock = threading.Lock()
         self._server: PeerServer | None = None
         self._last_question = time.monotonic()
@@ -79,24 +85,27 @@ class Worker:
 
     def prepare(self) -> None:
         """Set the process up and open the door to other partitions."""
-        torch.set_num_threads(self._setup.num_threads)
         keep_freed_memory()
         if self._setup.peer_host is not None:
             self._server = PeerServer(
                 self._setup.peer_host, self._setup.token, self._answer, f"worker {self._number}"
             )
             self._server.start()
-        if self._setup.init_fn is not None:
-            self._setup.init_fn(self._number)
-        load_sampler(self._setup, None)  # a sampler that cannot be built fails here, at the start
+        self._plugins = pickle.loads(self._setup.plugins)
+        if self._plugins.init_fn is not None:
+            self._plugins.init_fn(self._number)
+        # a sampler that cannot be built fails here, at the start
+        load_sampler(self._setup, self._plugins, None)
+        if "torch" in sys.modules:  # a plugin's: its operations are not to take others' CPUs
+            sys.modules["torch"].set_num_threads(1)
         self._send((kinds.READY, self._server.address if self._server else None))
 
-    def _answer(self, op: int, args: tuple[int, ...], tensors: list[Tensor]) -> list[Tensor]:
+    def _answer(self, op: int, args: tuple[int, ...], arrays: list[Array]) -> list[Array]:
         store = getattr(_per_thread, "store", None)
         if store is None:
             store = _per_thread.store = LocalStore(self._setup.view)
         self._last_question = time.monotonic()
-        answer: list[Tensor] = store.answer(op, args, tensors)
+        answer: list[Array] = store.answer(op, args, arrays)
         return answer
 
     # -- messages -------------------------------------------------------------------------------
@@ -170,7 +179,7 @@ class Worker:
                     self._send((kinds.STALE, ticket))
                     continue
                 if sampler is None:
-                    sampler = load_sampler(self._setup, self._peers)
+                    sampler = load_sampler(self._setup, self._plugins, self._peers)
                 self._sample(sampler, request, place, idle_s)
             except OSError as error:
                 if not self._report(ticket, error):
@@ -185,7 +194,7 @@ class Worker:
             return None
         source, size = self._setup.seed_input, self._setup.batch_size
         start, stop = ticket.batch * size, min((ticket.batch + 1) * size, len(source))
-        input_id = torch.arange(start, stop) if order is None else order[start:stop].clone()
+        input_id = np.arange(start, stop) if order is None else order[start:stop].copy()
         extra = {name: column[input_id] for name, column in source.extra.items()}
         return SampleRequest(ticket, source.seeds[input_id], input_id, extra)
 
@@ -195,7 +204,7 @@ class Worker:
         sampled = time.perf_counter()
         written = self._slots.write(fields)
         stats = {
-            "seeds": request.seeds.numel(),
+            "seeds": request.seeds.size,
             "idle_s": idle_s,
             "sample_s": sampled - started,
             "gather_s": time.perf_counter() - sampled,
@@ -227,7 +236,7 @@ class Worker:
 _per_thread = threading.local()
 
 
-def _as_field(field: Field | tuple[str, Tensor]) -> Field:
+def _as_field(field: Field | tuple[str, Any]) -> Field:
     return field if isinstance(field, Field) else Field.of(*field)
 
 

@@ -1,9 +1,9 @@
-"""The wire of `gigl_loader.sampler.peers`: a socket with deadlines, frames of tensors, a handshake.
+"""The wire of `gigl_loader.sampler.peers`: a socket with deadlines, frames of arrays, a handshake.
 
 A frame is a fixed head (magic, version, kind, operation, request id, up to eight integers), one
-fixed descriptor per tensor (type code, shape, bytes), then the bytes of the tensors. Nothing that
+fixed descriptor per array (type code, shape, bytes), then the bytes of the arrays. Nothing that
 arrives is ever unpickled, and before the handshake is over nothing larger than 300 bytes is read.
-Tensor bytes travel in the machine's own order: all machines of a cluster are little-endian.
+They travel in the machine's own order: all machines of a cluster are little-endian.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from gigl_loader._memory import Array
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerError, ProtocolError
 
 MAX_ARGS = 8
 MAX_DIMS = 8
-MAX_TENSORS = 4096
+MAX_ARRAYS = 4096
 MAX_FRAME_BYTES = 16 << 30
 """Sizes above these are a bug or a broken stream; they are refused before memory is reserved."""
 
@@ -37,7 +37,7 @@ CALL, REPLY, ERROR, BYE = 1, 2, 3, 4
 _MAGIC = b"GLp1"
 _VERSION = 1
 _HEAD = struct.Struct("<4sBBBBIIQQ8Q")  # .., args, their signs, op, tensors, request, bytes, args
-_TENSOR = struct.Struct("<BB6xQ8Q")  # dtype code, dimensions, bytes, shape
+_ARRAY = struct.Struct("<BB6xQ8Q")  # dtype code, dimensions, bytes, shape
 _HELLO = struct.Struct("<4sBB32s")  # magic, version, length of the name, nonce
 _CHALLENGE = struct.Struct("<4sB32s32s")  # magic, version, nonce, proof
 _HELLO_MAGIC, _CHALLENGE_MAGIC = b"GLpc", b"GLps"
@@ -45,14 +45,14 @@ _ACCEPTED, _REFUSED = b"\x01", b"\x00"
 _IOVECS = 512  # per system call; the kernel takes 1024
 _SLICE_S = 2.0  # how long to sleep between two looks at the state of the connection
 _VANISHED_S = 10.0  # silence, with data unacknowledged, after which a machine counts as gone
-_HUGE_BYTES = 4 << 20  # numpy asks for huge pages from here on
 _TCP_INFO = struct.Struct("<8B14I")  # the head of Linux's struct tcp_info
 
-_DTYPES = (  # the place in this list is the code on the wire: append only
-    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
-    *(torch.float16, torch.float32, torch.float64, torch.bfloat16),
-    *(torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+_DTYPES = tuple(  # the place in this list is the code on the wire: append only
+    np.dtype(name)
+    for name in (
+        *("uint8", "int8", "int16", "int32", "int64", "bool", "float16", "float32", "float64"),
+        *("complex64", "complex128", "uint16", "uint32", "uint64"),
+    )
 )
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
@@ -69,7 +69,7 @@ class Frame:
     op: int
     request: int
     args: tuple[int, ...]
-    tensors: list[Tensor]
+    arrays: list[Array]
 
 
 class Stream:
@@ -184,24 +184,19 @@ def _advance(views: list[memoryview], done: int) -> None:
         views[0] = views[0][done:]
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor as a view, not a copy."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
+def bytes_of(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array as a view, not a copy."""
+    return array.reshape(-1).view(np.uint8).data
 
 
-def text_tensor(text: str) -> Tensor:
-    """Return at most 64 KiB of ``text`` as a uint8 tensor."""
-    data = text.encode(errors="replace")[: 1 << 16]
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _empty_bytes()
+def text_array(text: str) -> Array:
+    """Return at most 64 KiB of ``text`` as a uint8 array."""
+    return np.frombuffer(text.encode(errors="replace")[: 1 << 16], np.uint8)
 
 
-def text_of(tensor: Tensor) -> str:
-    """Return the text that `text_tensor` packed."""
-    return bytes(bytes_of(tensor)).decode(errors="replace")
-
-
-def _empty_bytes() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8)
+def text_of(array: Array) -> str:
+    """Return the text that `text_array` packed."""
+    return bytes(bytes_of(array)).decode(errors="replace")
 
 
 def encode(
@@ -209,17 +204,17 @@ def encode(
     op: int = 0,
     request: int = 0,
     args: Sequence[int] = (),
-    tensors: Sequence[Tensor] = (),
+    arrays: Sequence[Array] = (),
 ) -> list[memoryview]:
-    """Return the buffers of a frame; those of contiguous tensors are views of them.
+    """Return the buffers of a frame; those of contiguous arrays are views of them.
 
     Raises:
-        ProtocolError: Too many or too large arguments or tensors, or one that cannot travel.
+        ProtocolError: Too many or too large arguments or arrays, or one that cannot travel.
     """
-    if len(args) > MAX_ARGS or len(tensors) > MAX_TENSORS:
+    if len(args) > MAX_ARGS or len(arrays) > MAX_ARRAYS:
         raise ProtocolError(
-            f"operation {op} has {len(args)} arguments and {len(tensors)} tensors; a frame takes "
-            f"{MAX_ARGS} and {MAX_TENSORS}"
+            f"operation {op} has {len(args)} arguments and {len(arrays)} arrays; a frame takes "
+            f"{MAX_ARGS} and {MAX_ARRAYS}"
         )
     signs, words = 0, [0] * MAX_ARGS
     for i, value in enumerate(args):
@@ -227,8 +222,8 @@ def encode(
             raise ProtocolError(f"argument {i} of operation {op} does not fit 64 bits: {value}")
         signs |= (value < 0) << i
         words[i] = value & ((1 << 64) - 1)
-    ready = [_contiguous(i, op, tensor) for i, tensor in enumerate(tensors)]
-    total = sum(tensor.nbytes for tensor in ready)
+    ready = [_contiguous(i, op, array) for i, array in enumerate(arrays)]
+    total = sum(array.nbytes for array in ready)
     if total > MAX_FRAME_BYTES:
         raise ProtocolError(
             f"operation {op} carries {total} bytes; a frame takes {MAX_FRAME_BYTES}"
@@ -237,39 +232,39 @@ def encode(
         _MAGIC, _VERSION, kind, len(args), signs, op, len(ready), request, total, *words
     )
     descriptors = b"".join(
-        _TENSOR.pack(
-            _CODES[tensor.dtype],
-            tensor.dim(),
-            tensor.nbytes,
-            *tensor.shape,
-            *[0] * (MAX_DIMS - tensor.dim()),
+        _ARRAY.pack(
+            _CODES[array.dtype],
+            array.ndim,
+            array.nbytes,
+            *array.shape,
+            *[0] * (MAX_DIMS - array.ndim),
         )
-        for tensor in ready
+        for array in ready
     )
-    return [memoryview(head + descriptors), *(bytes_of(t) for t in ready if t.nbytes)]
+    return [memoryview(head + descriptors), *(bytes_of(a) for a in ready if a.nbytes)]
 
 
-def _contiguous(i: int, op: int, tensor: Tensor) -> Tensor:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        what = f"a {tensor.layout} tensor on {tensor.device}, not a plain one on the CPU"
-    elif tensor.dtype not in _CODES:
-        what = f"of type {tensor.dtype}, which has no code on the wire"
-    elif tensor.dim() > MAX_DIMS:
-        what = f"of {tensor.dim()} dimensions; at most {MAX_DIMS} travel"
+def _contiguous(i: int, op: int, array: Array) -> Array:
+    if not isinstance(array, np.ndarray):
+        what = f"{type(array).__name__}, not an array"
+    elif array.dtype not in _CODES:
+        what = f"of type {array.dtype}, which has no code on the wire"
+    elif array.ndim > MAX_DIMS:
+        what = f"of {array.ndim} dimensions; at most {MAX_DIMS} travel"
     else:
-        return tensor.detach().resolve_conj().resolve_neg().contiguous()
-    raise ProtocolError(f"tensor {i} of operation {op} is {what}")
+        return array if array.flags.c_contiguous else array.copy("C")
+    raise ProtocolError(f"array {i} of operation {op} is {what}")
 
 
 def recv_frame(
-    stream: Stream, deadline: float | None, out: Sequence[Tensor | None] | None = None
+    stream: Stream, deadline: float | None, out: Sequence[Array | None] | None = None
 ) -> Frame:
     """Receive one frame.
 
     Args:
         stream: Where from.
         deadline: As for `Stream.recv`.
-        out: Buffers to receive into, by position: tensor ``i`` lands at the front of ``out[i]``
+        out: Buffers to receive into, by position: array ``i`` lands at the front of ``out[i]``
             if that is contiguous, of the same type and large enough; else in fresh memory.
 
     Raises:
@@ -281,51 +276,48 @@ def recv_frame(
     magic, version, kind, num_args, signs, op, count, request, total, *words = _HEAD.unpack(head)
     if magic != _MAGIC or version != _VERSION:
         raise ProtocolError(f"not a frame of this version of gigl_loader: {bytes(head[:8])!r}")
-    if num_args > MAX_ARGS or count > MAX_TENSORS or total > MAX_FRAME_BYTES:
+    if num_args > MAX_ARGS or count > MAX_ARRAYS or total > MAX_FRAME_BYTES:
         raise ProtocolError(
-            f"a frame of operation {op} claims {num_args} arguments, {count} tensors and {total} "
-            f"bytes; the limits are {MAX_ARGS}, {MAX_TENSORS} and {MAX_FRAME_BYTES}"
+            f"a frame of operation {op} claims {num_args} arguments, {count} arrays and {total} "
+            f"bytes; the limits are {MAX_ARGS}, {MAX_ARRAYS} and {MAX_FRAME_BYTES}"
         )
-    descriptors = bytearray(_TENSOR.size * count)
+    descriptors = bytearray(_ARRAY.size * count)
     stream.recv([memoryview(descriptors)], deadline)
-    plans = [_plan(fields, op) for fields in _TENSOR.iter_unpack(descriptors)]
+    plans = [_plan(fields, op) for fields in _ARRAY.iter_unpack(descriptors)]
     if sum(nbytes for _, _, nbytes in plans) != total:
-        raise ProtocolError(f"the tensors of operation {op} do not add up to {total} bytes")
+        raise ProtocolError(f"the arrays of operation {op} do not add up to {total} bytes")
     buffers = [*(out or ()), *[None] * count]
-    tensors = [
+    arrays = [
         _room(dtype, shape, buffer)
         for (dtype, shape, _), buffer in zip(plans, buffers[:count], strict=True)
     ]
-    stream.recv([bytes_of(tensor) for tensor in tensors if tensor.nbytes], deadline)
+    stream.recv([bytes_of(array) for array in arrays if array.nbytes], deadline)
     args = tuple(word - ((signs >> i & 1) << 64) for i, word in enumerate(words[:num_args]))
-    return Frame(kind, op, request, args, tensors)
+    return Frame(kind, op, request, args, arrays)
 
 
-def _plan(fields: tuple[int, ...], op: int) -> tuple[torch.dtype, tuple[int, ...], int]:
+def _plan(fields: tuple[int, ...], op: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     code, dims, nbytes, *sizes = fields
     if code >= len(_DTYPES) or dims > MAX_DIMS:
-        raise ProtocolError(f"a tensor of operation {op} has type code {code}, {dims} dimensions")
+        raise ProtocolError(f"an array of operation {op} has type code {code}, {dims} dimensions")
     dtype, shape = _DTYPES[code], tuple(sizes[:dims])
     if math.prod(shape) * dtype.itemsize != nbytes or max(shape, default=0) > MAX_FRAME_BYTES:
         raise ProtocolError(
-            f"a tensor of operation {op} claims {nbytes} bytes for shape {shape} of {dtype}"
+            f"an array of operation {op} claims {nbytes} bytes for shape {shape} of {dtype}"
         )
     return dtype, shape, nbytes
 
 
-def _room(dtype: torch.dtype, shape: tuple[int, ...], buffer: Tensor | None) -> Tensor:
-    numel = math.prod(shape)
+def _room(dtype: "np.dtype[Any]", shape: tuple[int, ...], buffer: Array | None) -> Array:
+    size = math.prod(shape)
     if (
         buffer is not None
         and buffer.dtype == dtype
-        and buffer.numel() >= numel
-        and buffer.is_contiguous()
+        and buffer.size >= size
+        and buffer.flags.c_contiguous
     ):
-        return buffer.view(-1)[:numel].view(shape)
-    if numel * dtype.itemsize < _HUGE_BYTES:
-        return torch.empty(shape, dtype=dtype)
-    # numpy asks the kernel for huge pages, torch does not: page faults cost more than the network
-    return torch.from_numpy(np.empty(numel * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+        return buffer.reshape(-1)[:size].reshape(shape)
+    return np.empty(shape, dtype)
 
 
 def _proof(token: bytes, side: bytes, nonces: bytes, name: bytes) -> bytes:

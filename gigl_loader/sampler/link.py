@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from gigl_loader._memory import Array
 from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
@@ -31,9 +31,9 @@ class _Labels:
 
     edge_type: EdgeType
     sign: str
-    counts: Tensor
+    counts: Array
     """``[batch_size]`` int64, labels of each anchor."""
-    links: Tensor
+    links: Array
     """``[2, counts.sum()]`` int64: places of anchors in the batch, local labels of label nodes."""
 
 
@@ -60,7 +60,7 @@ class LinkSampler(NeighborSampler):
 
     def __init__(
         self,
-        view: PartitionView,
+        view: PartitionView[Array],
         plan: SamplingPlan,
         peers: Peers | None,
         *,
@@ -87,14 +87,14 @@ class LinkSampler(NeighborSampler):
         self._found = []
         for edge_type, sign, answer in asked:  # asked all before the first is waited for
             counts, ids = answer()
-            anchors = torch.repeat_interleave(torch.arange(counts.numel()), counts)
-            links = torch.stack([anchors, self._labels[edge_type[2]].label(ids)])
+            anchors = np.repeat(np.arange(counts.size), counts)
+            links = np.stack([anchors, self._labels[edge_type[2]].label(ids)])
             self._found.append(_Labels(edge_type, sign, counts, links))
         self._links = self._links_to_exclude(request.seeds)
 
     def _ask_input(
         self, edge_type: EdgeType, sign: str, request: SampleRequest
-    ) -> Callable[[], tuple[Tensor, Tensor]] | None:
+    ) -> Callable[[], tuple[Array, Array]] | None:
         """Return (labels per anchor, label ids) of a column of the input; None: there is none."""
         column = request.extra.get(label_column(sign, edge_type))
         if column is None:
@@ -104,7 +104,7 @@ class LinkSampler(NeighborSampler):
 
     def _ask_graph(
         self, edge_type: EdgeType, sign: str, request: SampleRequest
-    ) -> Callable[[], tuple[Tensor, Tensor]] | None:
+    ) -> Callable[[], tuple[Array, Array]] | None:
         """The same of the label edges, which may be on another partition."""
         label_type = _LABEL_TYPES[sign](edge_type)
         if label_type not in self._view.adjacency:
@@ -113,7 +113,7 @@ class LinkSampler(NeighborSampler):
             raise ProtocolError(f"the graph has no label edges {label_type}")
         answer = self._store.draw(Draw(label_type, fanout=-1, key=0), request.seeds)
 
-        def read() -> tuple[Tensor, Tensor]:
+        def read() -> tuple[Array, Array]:
             drawn = answer()
             return drawn.counts, drawn.neighbors
 
@@ -128,35 +128,33 @@ class LinkSampler(NeighborSampler):
             fields.append(Field.of(LABEL_COUNTS + name, labels.counts))
         return fields
 
-    def keep_edges(
-        self, edge_type: EdgeType, targets: Tensor, drawn: Drawn
-    ) -> tuple[Tensor, Drawn]:
+    def keep_edges(self, edge_type: EdgeType, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
         """Leave out the copies of the batch's positives."""
         if edge_type not in self._links.keys:
             return targets, drawn
         expanded, neighbor = self._ends(edge_type)
         roots = self._links.roots
-        places = (targets < roots[expanded]).nonzero().view(-1)  # both ends of a link are roots
-        if places.numel() == 0:
+        places = np.flatnonzero(targets < roots[expanded])  # both ends of a link are roots
+        if places.size == 0:
             return targets, drawn
         others = self._labels[neighbor].find(drawn.neighbors[places])
         is_root = (others >= 0) & (others < roots[neighbor])
         places, others = places[is_root], others[is_root]
         own = self._labels[expanded]
         firsts = own.find(own.nodes[targets[places]])  # a repeated anchor counts as its first
-        gone = places[torch.isin(firsts * roots[neighbor] + others, self._links.keys[edge_type])]
-        if gone.numel() == 0:
+        gone = places[np.isin(firsts * roots[neighbor] + others, self._links.keys[edge_type])]
+        if gone.size == 0:
             return targets, drawn
         return _without(gone, targets, drawn)
 
-    def _links_to_exclude(self, seeds: Tensor) -> "_Links":
+    def _links_to_exclude(self, seeds: Array) -> "_Links":
         """Return the positives of this batch as edges of each type that could be a copy of them."""
         if not self._exclude:
             return self._links
         roots = {name: labels.count for name, labels in self._labels.items()}
         firsts = self._labels[self._plan.input_type].find(seeds)
         positives = [
-            (labels.edge_type, torch.stack([firsts[labels.links[0]], labels.links[1]]))
+            (labels.edge_type, np.stack([firsts[labels.links[0]], labels.links[1]]))
             for labels in self._found
             if labels.sign == POSITIVE
         ]
@@ -168,7 +166,7 @@ class LinkSampler(NeighborSampler):
                 for edge_type, links in positives
                 for directed in _as_edges_of(copy_type, edge_type, links)
             ]
-            src, dst = torch.cat([torch.empty((2, 0), dtype=torch.int64), *ends], dim=1)
+            src, dst = np.concatenate([np.empty((2, 0), np.int64), *ends], axis=1)
             expanded, other = (dst, src) if self._view.edge_dir == "in" else (src, dst)
             keys[copy_type] = expanded * roots[neighbor] + other
         return _Links(keys, roots)
@@ -178,26 +176,26 @@ class LinkSampler(NeighborSampler):
 class _Links:
     """Edges between roots that a batch goes without."""
 
-    keys: dict[EdgeType, Tensor]
+    keys: dict[EdgeType, Array]
     """``[num_links]`` int64: label of the expanded node * roots of the other type + other label."""
     roots: dict[NodeType, int]
     """Roots of each type."""
 
 
-def _as_edges_of(copy_type: EdgeType, edge_type: EdgeType, links: Tensor) -> list[Tensor]:
+def _as_edges_of(copy_type: EdgeType, edge_type: EdgeType, links: Array) -> list[Array]:
     """Return ``links`` (``[2, n]``, anchors first) as edges of ``copy_type``, in all directions."""
     ends, turned = (edge_type[0], edge_type[2]), (edge_type[2], edge_type[0])
     copy_ends = (copy_type[0], copy_type[2])
     found = [links] if copy_ends == ends else []
-    return [*found, links.flip(0)] if copy_ends == turned else found
+    return [*found, links[::-1]] if copy_ends == turned else found
 
 
-def _without(gone: Tensor, targets: Tensor, drawn: Drawn) -> tuple[Tensor, Drawn]:
+def _without(gone: Array, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
     """Return the edges but for those at the places ``gone``."""
-    keep = torch.ones(targets.numel(), dtype=torch.bool)
+    keep = np.ones(targets.size, bool)
     keep[gone] = False
-    rows = torch.repeat_interleave(torch.arange(drawn.counts.numel()), drawn.counts)
-    counts = torch.bincount(rows[keep], minlength=drawn.counts.numel())
+    rows = np.repeat(np.arange(drawn.counts.size), drawn.counts)
+    counts = np.bincount(rows[keep], minlength=drawn.counts.size)
     edge_ids = None if drawn.edge_ids is None else drawn.edge_ids[keep]
     return targets[keep], Drawn(counts, drawn.neighbors[keep], edge_ids)
 

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from gigl_loader._memory import Array
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.message import (
@@ -41,38 +40,36 @@ class NodeLabels:
         self.count = 0
 
     @property
-    def nodes(self) -> Tensor:
+    def nodes(self) -> Array:
         """``[count]`` int64, global ids by label; a view that the next call may move."""
-        return torch.from_numpy(self._nodes[: self.count])
+        return self._nodes[: self.count]
 
     def reset(self) -> None:
         """Forget all labels."""
         self._table.fill(0)
         self.count = 0
 
-    def append(self, ids: Tensor) -> None:
+    def append(self, ids: Array) -> None:
         """Give each of ``ids`` a label of its own, repeats too; a repeat is found by its first."""
         start = self.count
-        self._reserve(ids.numel())
-        self.count += ids.numel()
-        self._nodes[start : self.count] = ids.numpy()
+        self._reserve(ids.size)
+        self.count += ids.size
+        self._nodes[start : self.count] = ids
         kernels.insert_nodes(self._table, self._mask, self._nodes, start, self.count)
 
-    def label(self, ids: Tensor) -> Tensor:
+    def label(self, ids: Array) -> Array:
         """Return the label of each of ``ids``; ids without one get the next free ones."""
-        self._reserve(ids.numel())
-        labels = torch.empty(ids.numel(), dtype=torch.int64)
+        self._reserve(ids.size)
+        labels = np.empty(ids.size, np.int64)
         self.count = int(
-            kernels.relabel(
-                self._table, self._mask, self._nodes, self.count, ids.numpy(), labels.numpy()
-            )
+            kernels.relabel(self._table, self._mask, self._nodes, self.count, ids, labels)
         )
         return labels
 
-    def find(self, ids: Tensor) -> Tensor:
+    def find(self, ids: Array) -> Array:
         """Return the label of each of ``ids``, -1 where it has none (negative ids have none)."""
-        labels = torch.empty(ids.numel(), dtype=torch.int64)
-        kernels.look_up(self._table, self._mask, self._nodes, ids.numpy(), labels.numpy())
+        labels = np.empty(ids.size, np.int64)
+        kernels.look_up(self._table, self._mask, self._nodes, ids, labels)
         return labels
 
     def _reserve(self, more: int) -> None:
@@ -90,22 +87,22 @@ class _EdgeCollector:
     """Sampled edges of one type, hop after hop."""
 
     def __init__(self) -> None:
-        self.neighbors: list[Tensor] = []
-        self.targets: list[Tensor] = []
-        self.edge_ids: list[Tensor] = []
+        self.neighbors: list[Array] = []
+        self.targets: list[Array] = []
+        self.edge_ids: list[Array] = []
         self.per_hop: list[int] = []
 
-    def add(self, neighbors: Tensor, targets: Tensor, edge_ids: Tensor | None) -> None:
+    def add(self, neighbors: Array, targets: Array, edge_ids: Array | None) -> None:
         self.neighbors.append(neighbors)
         self.targets.append(targets)
         if edge_ids is not None:
             self.edge_ids.append(edge_ids)
-        self.per_hop.append(neighbors.numel())
+        self.per_hop.append(neighbors.size)
 
-    def write_edge_index(self, out: Tensor) -> None:
+    def write_edge_index(self, out: Array) -> None:
         if self.neighbors:
-            torch.cat(self.neighbors, out=out[0])
-            torch.cat(self.targets, out=out[1])
+            np.concatenate(self.neighbors, out=out[0])
+            np.concatenate(self.targets, out=out[1])
 
 
 class NeighborSampler:
@@ -115,7 +112,7 @@ class NeighborSampler:
     with ``disjoint=False``. Seeds keep their places, repeats too.
     """
 
-    def __init__(self, view: PartitionView, plan: SamplingPlan, peers: Peers | None) -> None:
+    def __init__(self, view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None) -> None:
         self._view = view
         self._plan = plan
         self._store = GraphStore(view, peers)
@@ -149,9 +146,7 @@ class NeighborSampler:
         """Return further fields; a hook for subclasses."""
         return ()
 
-    def keep_edges(
-        self, edge_type: EdgeType, targets: Tensor, drawn: Drawn
-    ) -> tuple[Tensor, Drawn]:
+    def keep_edges(self, edge_type: EdgeType, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
         """Return the edges to keep of those drawn; a hook for subclasses.
 
         ``targets`` is ``[num_edges]`` int64: the local label of the node each was drawn for.
@@ -173,7 +168,7 @@ class NeighborSampler:
         pending = []
         for edge_type, fanout in self._plan.fanouts.items():
             start, stop = frontier[self._ends(edge_type)[0]]
-            nodes = self._labels[self._ends(edge_type)[0]].nodes[start:stop].clone()
+            nodes = self._labels[self._ends(edge_type)[0]].nodes[start:stop].copy()
             draw = Draw(
                 edge_type,
                 fanout[hop],
@@ -189,8 +184,8 @@ class NeighborSampler:
     def _collect(
         self, edge_type: EdgeType, first: int, drawn: Drawn, edges: _EdgeCollector
     ) -> None:
-        targets = torch.empty(drawn.neighbors.numel(), dtype=torch.int64)
-        kernels.repeat_rows(drawn.counts.numpy(), first, targets.numpy())
+        targets = np.empty(drawn.neighbors.size, np.int64)
+        kernels.repeat_rows(drawn.counts, first, targets)
         targets, drawn = self.keep_edges(edge_type, targets, drawn)
         labels = self._labels[self._ends(edge_type)[1]].label(drawn.neighbors)
         edges.add(labels, targets, drawn.edge_ids)
@@ -199,7 +194,7 @@ class NeighborSampler:
         hetero = self._view.is_heterogeneous
         input_type = self._plan.input_type if hetero else None
         return [
-            Field.of(IS_HETERO, torch.tensor(hetero, dtype=torch.uint8)),
+            Field.of(IS_HETERO, np.uint8(hetero)),
             Field.of(key(BATCH, input_type), request.seeds),
             Field.of(key(INPUT_ID, input_type), request.input_id),
         ]
@@ -210,7 +205,7 @@ class NeighborSampler:
             name = node_type if self._view.is_heterogeneous else None
             nodes = labels.nodes
             fields.append(Field.of(key(NODE, name), nodes))
-            fields.append(Field.of(key(NODES_PER_HOP, name), torch.tensor(per_hop[node_type])))
+            fields.append(Field.of(key(NODES_PER_HOP, name), np.array(per_hop[node_type])))
             split = self._store.split(self._view.node_books.get(node_type), nodes)
             if self._plan.collect_features and node_type in self._view.node_features:
                 rows = self._store.fetch("node_features", node_type, nodes, split)
@@ -227,14 +222,12 @@ class NeighborSampler:
             if self._view.is_heterogeneous:
                 reverse = self._view.edge_dir == "out"
                 name = reverse_edge_type(edge_type) if reverse else edge_type
-            per_hop = torch.tensor(collected.per_hop, dtype=torch.int64)
+            per_hop = np.array(collected.per_hop, np.int64)
             shape = (2, sum(collected.per_hop))
-            fields.append(
-                Field(key(EDGE_INDEX, name), torch.int64, shape, collected.write_edge_index)
-            )
+            fields.append(Field(key(EDGE_INDEX, name), "int64", shape, collected.write_edge_index))
             fields.append(Field.of(key(EDGES_PER_HOP, name), per_hop))
             if self._plan.with_edge:
-                ids = torch.cat(collected.edge_ids) if collected.edge_ids else per_hop[:0]
+                ids = np.concatenate(collected.edge_ids) if collected.edge_ids else per_hop[:0]
                 fields.append(Field.of(key(EDGE, name), ids))
                 if self._plan.collect_features and edge_type in self._view.edge_features:
                     split = self._store.split(self._view.edge_books.get(edge_type), ids)

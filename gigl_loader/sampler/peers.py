@@ -1,8 +1,8 @@
 """Questions between sampling workers of different partitions, over TCP.
 
 A worker serves its partition with a `PeerServer` and asks the other partitions through a
-`PeerPool`. A question is an operation number, a few integers and some tensors; the answer is some
-tensors. Their bytes go from the sender's tensor into the receiver's, with no copy between::
+`PeerPool`. A question is an operation number, a few integers and some arrays; the answer is some
+arrays. Their bytes go from the sender's array into the receiver's, with no copy between::
 
     thread of worker A --(own connection)--> thread of worker B's server --> handler(op, args, ...)
           call() ------------------------------------------------------------------>
@@ -22,8 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from gigl_loader._memory import Array
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
@@ -42,7 +41,7 @@ _HANDSHAKE_S = 10.0  # how long a stranger may take to prove that it belongs her
 _BYE_S = 5.0  # for all goodbyes together; one peer gets a fifth of it
 _JOIN_S = 1.0  # how long close() waits for the threads
 
-Handler = Callable[[int, tuple[int, ...], list[Tensor]], list[Tensor]]
+Handler = Callable[[int, tuple[int, ...], list[Array]], list[Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class PeerServer:
     Args:
         host: Address to listen on, on a port that the system picks.
         token: The job's secret; clients that do not know it are dropped and logged.
-        handler: Called with the operation, its integers and its tensors, from many threads at
+        handler: Called with the operation, its integers and its arrays, from many threads at
             once; what it raises travels to the client.
         name: This worker, for logs.
 
@@ -201,11 +200,11 @@ class PeerServer:
 
     def _handle(self, frame: wire.Frame) -> list[memoryview]:
         try:
-            answer = self._handler(frame.op, frame.args, frame.tensors)
+            answer = self._handler(frame.op, frame.args, frame.arrays)
             return wire.encode(wire.REPLY, frame.op, frame.request, (), answer)
         except Exception as error:
             texts = (type(error).__name__, str(error), traceback.format_exc())
-            parts = [wire.text_tensor(text) for text in texts]
+            parts = [wire.text_array(text) for text in texts]
             return wire.encode(wire.ERROR, frame.op, frame.request, (), parts)
 
 
@@ -213,19 +212,19 @@ class Call:
     """A question that was sent. Any thread may wait, in any order, more than once."""
 
     def __init__(
-        self, connection: "_Connection", op: int, out: Sequence[Tensor | None] | None
+        self, connection: "_Connection", op: int, out: Sequence[Array | None] | None
     ) -> None:
         self._connection, self.op, self.out = connection, op, out
-        self.tensors: list[Tensor] | None = None
+        self.arrays: list[Array] | None = None
         self.failure: _Failure | None = None
 
     @property
     def done(self) -> bool:
         """Whether the answer, or an error, has been read."""
-        return self.tensors is not None or self.failure is not None
+        return self.arrays is not None or self.failure is not None
 
-    def wait(self) -> list[Tensor]:
-        """Return the tensors of the answer, waiting at most the pool's ``timeout_s``.
+    def wait(self) -> list[Array]:
+        """Return the arrays of the answer, waiting at most the pool's ``timeout_s``.
 
         Raises:
             SamplingError: The other worker's handler raised; it carries the remote traceback.
@@ -237,8 +236,8 @@ class Call:
             self._connection.read_until(self)
         if self.failure is not None:
             raise self.failure.error()
-        assert self.tensors is not None
-        return self.tensors
+        assert self.arrays is not None
+        return self.arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,12 +280,12 @@ class _Connection:
         kind: int,
         op: int,
         args: Sequence[int],
-        tensors: Sequence[Tensor],
-        out: Sequence[Tensor | None] | None = None,
+        arrays: Sequence[Array],
+        out: Sequence[Array | None] | None = None,
     ) -> Call:
         """Send a question; reads earlier answers where the peer waits for that."""
         with self._lock:
-            views = wire.encode(kind, op, self._requests, args, tensors)
+            views = wire.encode(kind, op, self._requests, args, arrays)
             deadline = time.monotonic() + self._timeout_s
             call = Call(self, op, out)
             with self._breaking(f"while sending operation {op}"):
@@ -334,9 +333,9 @@ class _Connection:
         if first is None or frame.request != self._requests - len(self._pending):
             raise ProtocolError(f"an answer to question {frame.request}, which is not the next")
         if frame.kind == wire.REPLY:
-            first.tensors = frame.tensors
-        elif frame.kind == wire.ERROR and len(frame.tensors) == 3:
-            kind, text, trace = (wire.text_of(tensor) for tensor in frame.tensors)
+            first.arrays = frame.arrays
+        elif frame.kind == wire.ERROR and len(frame.arrays) == 3:
+            kind, text, trace = (wire.text_of(array) for array in frame.arrays)
             cause = f"{kind}: {text}" if text else kind
             first.failure = _Failure(SamplingError, (self._who(), cause, trace))
         else:
@@ -419,8 +418,8 @@ class PeerPool:
         partition: int,
         op: int,
         args: Sequence[int] = (),
-        tensors: Sequence[Tensor] = (),
-        out: Sequence[Tensor | None] | None = None,
+        arrays: Sequence[Array] = (),
+        out: Sequence[Array | None] | None = None,
     ) -> Call:
         """Send a question and return without waiting for the answer.
 
@@ -430,8 +429,8 @@ class PeerPool:
             partition: Whom to ask.
             op: Operation, as the peer's handler knows it; 32 bits.
             args: Up to eight integers, each of int64 or uint64.
-            tensors: CPU tensors; read until this returns.
-            out: Buffers for the answer: its tensor ``i`` lands at the front of ``out[i]`` where
+            arrays: Arrays; read until this returns.
+            out: Buffers for the answer: its array ``i`` lands at the front of ``out[i]`` where
                 that is contiguous, of the same type and large enough, else in fresh memory.
 
         Raises:
@@ -446,7 +445,7 @@ class PeerPool:
         connection = self._connections.get(key)
         if connection is None or connection.failure is not None:
             connection = self._connect(key)
-        return connection.call(wire.CALL, op, args, tensors, out)
+        return connection.call(wire.CALL, op, args, arrays, out)
 
     def say_bye(self) -> None:
         """Tell every worker of every partition that this one asks no more; best effort, 5 s."""

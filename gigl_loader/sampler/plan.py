@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from gigl_loader._memory import Array
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.message import BatchTicket
@@ -28,8 +28,6 @@ class SamplingPlan:
     with_weight: bool = False
     replace: bool = False
     collect_features: bool = True
-    options: dict[str, Any] = field(default_factory=dict)
-    """For samplers other than the neighbour sampler."""
 
     @property
     def num_hops(self) -> int:
@@ -53,11 +51,11 @@ class SampleRequest:
     """One batch to sample."""
 
     ticket: BatchTicket
-    seeds: Tensor
+    seeds: Array
     """``[batch_size]`` int64, global ids of the input type; repeats allowed."""
-    input_id: Tensor
+    input_id: Array
     """``[batch_size]`` int64, places in the loader's input."""
-    extra: dict[str, Tensor] = field(default_factory=dict)
+    extra: dict[str, Array] = field(default_factory=dict)
     """Further columns of the input, one row per seed (labels of anchors, for example)."""
 
 
@@ -66,14 +64,17 @@ class Field:
     """One tensor of a message: its size is known before its memory, which ``write`` then fills."""
 
     key: str
-    dtype: torch.dtype
+    dtype: str
+    """A type by torch's name: ``"float32"``."""
     shape: tuple[int, ...]
-    write: Callable[[Tensor], Any]
+    write: Callable[[Array], Any]
+    """Takes an array of that shape and of the type's `gigl_loader._memory.storage_dtype`."""
 
     @classmethod
-    def of(cls, key: str, tensor: Tensor) -> "Field":
-        """Return a field that copies ``tensor``."""
-        return cls(key, tensor.dtype, tuple(tensor.shape), lambda out: out.copy_(tensor))
+    def of(cls, key: str, values: Any) -> "Field":
+        """Return a field that copies ``values``: an array, or what numpy can make one of."""
+        array = np.asarray(values)
+        return cls(key, array.dtype.name, array.shape, lambda out: np.copyto(out, array))
 
 
 class Sampler(Protocol):
@@ -88,4 +89,4 @@ class Sampler(Protocol):
         ...
 
 
-SamplerFactory = Callable[[PartitionView, SamplingPlan, Any], Sampler]
+SamplerFactory = Callable[[PartitionView[Array], SamplingPlan, Any], Sampler]

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from gigl_loader._memory import Array, array_in, nbytes_of
 from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ProtocolError
@@ -22,13 +21,13 @@ NEIGHBORS, ROWS = 1, 2
 
 _KINDS = ("node_features", "node_labels", "edge_features")
 _REPLACE, _WEIGHT, _EDGE_IDS = 1, 2, 4
-_NOTHING = torch.empty(0, dtype=torch.int64)
+_NOTHING: Array = np.empty(0, np.int64)
 
 
 class Call(Protocol):
     """An answer under way."""
 
-    def wait(self) -> list[Tensor]:
+    def wait(self) -> list[Array]:
         """Return it, or raise what went wrong."""
         ...
 
@@ -41,12 +40,12 @@ class Peers(Protocol):
         partition: int,
         op: int,
         args: tuple[int, ...],
-        tensors: list[Tensor],
-        out: list[Tensor] | None = None,
+        arrays: list[Array],
+        out: list[Array] | None = None,
     ) -> Call:
         """Ask a worker of ``partition``; returns before the answer is there.
 
-        Tensor ``i`` of the answer may come to lie in ``out[i]``.
+        Array ``i`` of the answer may come to lie in ``out[i]``.
         """
         ...
 
@@ -67,11 +66,11 @@ class Draw:
 class Drawn:
     """Neighbours of some nodes, row after row."""
 
-    counts: Tensor
+    counts: Array
     """``[num_nodes]`` int64, neighbours of each."""
-    neighbors: Tensor
+    neighbors: Array
     """``[counts.sum()]`` int64, global ids."""
-    edge_ids: Tensor | None
+    edge_ids: Array | None
     """The same length, int64; None where not asked for."""
 
 
@@ -88,67 +87,65 @@ class Scratch:
             array = self._arrays[name] = np.zeros(max(size + size // 4, 1024), dtype)
         return array[:size]
 
-    def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """Return a contiguous tensor over the array ``name``."""
-        count = 1
-        for size in shape:
-            count *= size
-        words = self.get(name, -(-count * dtype.itemsize // 8))
-        return torch.from_numpy(words).view(dtype)[:count].view(shape)
+    def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        """Return a contiguous array of that type and shape over the array ``name``."""
+        words = self.get(name, -(-nbytes_of(dtype, shape) // 8))
+        return array_in(words, dtype, shape, 0)
 
 
-Split = dict[int, Tensor]
+Split = dict[int, Array]
 """By partition, the places of the ids that it owns: int64, ascending."""
 
 
 class LocalStore:
     """This partition. One object per thread: it owns scratch memory."""
 
-    def __init__(self, view: PartitionView) -> None:
+    def __init__(self, view: PartitionView[Array]) -> None:
         self._view = view
         self._scratch = Scratch()
         self._edge_types = sorted(view.adjacency)
-        self._arrays = {name: _Arrays(adjacency) for name, adjacency in view.adjacency.items()}
 
-    def draw(self, draw: Draw, nodes: Tensor) -> Drawn:
+    def draw(self, draw: Draw, nodes: Array) -> Drawn:
         """Draw neighbours of ``nodes`` (``[n]`` int64, global ids owned here)."""
-        arrays, ids = self._arrays[draw.edge_type], nodes.numpy()
-        positions, counts = self._draw_positions(draw, arrays, ids)
-        neighbors = torch.empty(len(positions), dtype=torch.int64)
-        kernels.gather(arrays.indices, positions, neighbors.numpy())
+        adjacency = self._view.adjacency[draw.edge_type]
+        positions, counts = self._draw_positions(draw, adjacency, nodes)
+        neighbors = np.empty(len(positions), np.int64)
+        kernels.gather(adjacency.indices, positions, neighbors)
         edge_ids = None
         if draw.with_edge:
-            if arrays.edge_ids is None:
+            if adjacency.edge_ids is None:
                 raise ProtocolError(f"edge ids of {draw.edge_type} were asked for, none are kept")
-            edge_ids = torch.empty(len(positions), dtype=torch.int64)
-            kernels.gather(arrays.edge_ids, positions, edge_ids.numpy())
-        return Drawn(torch.from_numpy(counts.copy()), neighbors, edge_ids)
+            edge_ids = np.empty(len(positions), np.int64)
+            kernels.gather(adjacency.edge_ids, positions, edge_ids)
+        return Drawn(counts.copy(), neighbors, edge_ids)
 
-    def _draw_positions(self, draw: Draw, arrays: "_Arrays", ids: Any) -> tuple[Any, Any]:
+    def _draw_positions(
+        self, draw: Draw, adjacency: Adjacency[Array], ids: Array
+    ) -> tuple[Array, Array]:
         get, size = self._scratch.get, len(ids)
         rows = get("starts", size), get("degrees", size), get("counts", size)
         key = np.uint64(draw.key)
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all neighbours, once each
-        weights = arrays.weights if draw.with_weight else None
+        weights = adjacency.weights if draw.with_weight else None
         if weights is not None:
             total, most = kernels.count_weighted(
-                arrays.indptr, weights, ids, draw.fanout, replace, *rows
+                adjacency.indptr, weights, ids, draw.fanout, replace, *rows
             )
             positions = get("positions", total)
             keys, items = get("keys", most, np.float64), get("items", most)
             kernels.draw_weighted(weights, ids, *rows, replace, key, keys, items, positions)
         else:
-            total, most = kernels.count_uniform(arrays.indptr, ids, draw.fanout, replace, *rows)
+            total, most = kernels.count_uniform(adjacency.indptr, ids, draw.fanout, replace, *rows)
             positions, taken = get("positions", total), get("taken", most, np.uint8)
             kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
         return positions, rows[2]
 
-    def rows(self, kind: str, name: NodeType | EdgeType) -> Rows:
+    def rows(self, kind: str, name: NodeType | EdgeType) -> Rows[Array]:
         """Return the matrix ``kind`` (``node_features``...) of a type."""
-        rows: Rows = getattr(self._view, kind)[name]
+        rows: Rows[Array] = getattr(self._view, kind)[name]
         return rows
 
-    def answer(self, op: int, args: tuple[int, ...], tensors: list[Tensor]) -> list[Tensor]:
+    def answer(self, op: int, args: tuple[int, ...], arrays: list[Array]) -> list[Array]:
         """Answer another partition's question, as `GraphStore` packs it."""
         if op == NEIGHBORS:
             edge_type, fanout, flags, key = args
@@ -156,32 +153,23 @@ class LocalStore:
                 self._edge_types[edge_type], fanout, key, bool(flags & _REPLACE),
                 bool(flags & _WEIGHT), bool(flags & _EDGE_IDS),
             )  # fmt: skip
-            drawn = self.draw(draw, tensors[0])
+            drawn = self.draw(draw, arrays[0])
             edge_ids = _NOTHING if drawn.edge_ids is None else drawn.edge_ids
             return [drawn.counts, drawn.neighbors, edge_ids]
         if op == ROWS:
             kind = _KINDS[args[0]]
             rows = self.rows(kind, sorted(getattr(self._view, kind))[args[1]])
-            shape = (tensors[0].numel(), *rows.values.shape[1:])
-            out = self._scratch.tensor("answer", rows.values.dtype, shape)
-            _select(rows.values, rows.locate(tensors[0]), out)
+            shape = (arrays[0].size, *rows.values.shape[1:])
+            out = self._scratch.matrix("answer", rows.dtype, shape)
+            _select(rows.values, rows.locate(arrays[0]), out)
             return [out]  # sent before this thread is asked again
         raise ProtocolError(f"unknown operation {op} between partitions")
-
-
-class _Arrays:
-    """An adjacency as the kernels take it."""
-
-    def __init__(self, adjacency: Adjacency) -> None:
-        self.indptr, self.indices = adjacency.indptr.numpy(), adjacency.indices.numpy()
-        self.edge_ids = None if adjacency.edge_ids is None else adjacency.edge_ids.numpy()
-        self.weights = None if adjacency.weights is None else adjacency.weights.numpy()
 
 
 class GraphStore:
     """All partitions. One object per sampling thread."""
 
-    def __init__(self, view: PartitionView, peers: Peers | None) -> None:
+    def __init__(self, view: PartitionView[Array], peers: Peers | None) -> None:
         self._view = view
         self._peers = peers
         self._local = LocalStore(view)
@@ -189,7 +177,7 @@ class GraphStore:
         self._own = view.partition_idx
         self._scratch = Scratch()
 
-    def draw(self, draw: Draw, nodes: Tensor) -> Callable[[], Drawn]:
+    def draw(self, draw: Draw, nodes: Array) -> Callable[[], Drawn]:
         """Ask for neighbours of ``nodes``; the remote part is on its way when this returns."""
         split = self.split(self._view.node_books.get(self._row_type(draw.edge_type)), nodes)
         if split is None:
@@ -204,51 +192,47 @@ class GraphStore:
         by_source = self._view.edge_dir == "out" or is_label_edge_type(edge_type)
         return edge_type[0] if by_source else edge_type[2]
 
-    def split(self, book: Book | None, ids: Tensor) -> Split | None:
+    def split(self, book: Book[Array] | None, ids: Array) -> Split | None:
         """Return the places of ``ids`` by owner; None: all of them are here."""
-        if self._peers is None or book is None or ids.numel() == 0:
+        if self._peers is None or book is None or ids.size == 0:
             return None
-        order = torch.empty(ids.numel(), dtype=torch.int64)
-        sizes = torch.empty(self._view.num_partitions, dtype=torch.int64)
-        kernels.group_by_owner(book.owner(ids).numpy(), order.numpy(), sizes.numpy())
-        if int(sizes[self._own]) == ids.numel():
+        order = np.empty(ids.size, np.int64)
+        sizes = np.empty(self._view.num_partitions, np.int64)
+        kernels.group_by_owner(book.owner(ids), order, sizes)
+        if sizes[self._own] == ids.size:
             return None
-        parts = torch.split(order, sizes.tolist())
-        return {p: part for p, part in enumerate(parts) if part.numel()}
+        parts = np.split(order, np.cumsum(sizes)[:-1])
+        return {p: part for p, part in enumerate(parts) if part.size}
 
-    def _ask(self, op: int, args: tuple[int, ...], split: Split, ids: Tensor) -> dict[int, Call]:
+    def _ask(self, op: int, args: tuple[int, ...], split: Split, ids: Array) -> dict[int, Call]:
         assert self._peers is not None
         call = self._peers.call
         return {p: call(p, op, args, [ids[at]]) for p, at in split.items() if p != self._own}
 
-    def _merge(self, draw: Draw, nodes: Tensor, split: Split, calls: dict[int, Call]) -> Drawn:
+    def _merge(self, draw: Draw, nodes: Array, split: Split, calls: dict[int, Call]) -> Drawn:
         parts: dict[int, Drawn] = {}
         if self._own in split:
             parts[self._own] = self._local.draw(draw, nodes[split[self._own]])
         for partition, call in calls.items():
             theirs = call.wait()
             parts[partition] = Drawn(theirs[0], theirs[1], theirs[2] if draw.with_edge else None)
-        counts = torch.empty(nodes.numel(), dtype=torch.int64)
+        counts = np.empty(nodes.size, np.int64)
         for partition, at in split.items():
             counts[at] = parts[partition].counts
-        starts = (counts.cumsum(0) - counts).numpy()
+        starts = counts.cumsum() - counts
         total = int(counts.sum())
-        neighbors = torch.empty(total, dtype=torch.int64)
-        edge_ids = torch.empty(total, dtype=torch.int64) if draw.with_edge else None
+        neighbors = np.empty(total, np.int64)
+        edge_ids = np.empty(total, np.int64) if draw.with_edge else None
         for partition, at in split.items():
-            part, rows = parts[partition], at.numpy()
-            kernels.scatter_segments(
-                starts, rows, part.counts.numpy(), part.neighbors.numpy(), neighbors.numpy()
-            )
+            part = parts[partition]
+            kernels.scatter_segments(starts, at, part.counts, part.neighbors, neighbors)
             if edge_ids is not None and part.edge_ids is not None:
-                kernels.scatter_segments(
-                    starts, rows, part.counts.numpy(), part.edge_ids.numpy(), edge_ids.numpy()
-                )
+                kernels.scatter_segments(starts, at, part.counts, part.edge_ids, edge_ids)
         return Drawn(counts, neighbors, edge_ids)
 
     def fetch(
-        self, kind: str, name: NodeType | EdgeType, ids: Tensor, split: Split | None = None
-    ) -> tuple[torch.dtype, tuple[int, ...], Callable[[Tensor], None]]:
+        self, kind: str, name: NodeType | EdgeType, ids: Array, split: Split | None = None
+    ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
         """Ask for rows; they are on their way when this returns.
 
         Args:
@@ -258,56 +242,61 @@ class GraphStore:
             split: From `split` for the same ids; None: all of them are here.
 
         Returns:
-            (dtype, shape, a function that writes the rows to a tensor of that dtype and shape).
+            (dtype, shape, a function that writes the rows to an array): see `Field`.
         """
         rows = self._local.rows(kind, name)
         values = rows.values
-        shape = (ids.numel(), *values.shape[1:])
+        shape = (ids.size, *values.shape[1:])
         if split is None or rows.whole:
-            return values.dtype, shape, lambda out: _select(values, rows.locate(ids), out)
+            return rows.dtype, shape, lambda out: _select(values, rows.locate(ids), out)
         args = (_KINDS.index(kind), sorted(getattr(self._view, kind)).index(name))
-        calls = self._ask_rows(args, split, ids, values)
+        calls = self._ask_rows(args, split, ids, rows)
 
-        def write(out: Tensor) -> None:
+        def write(out: Array) -> None:
             if self._own in split:
                 at = split[self._own]
                 _scatter(values, rows.locate(ids[at]), at, out)
             for partition, call in calls.items():
                 answer = call.wait()[0]
-                _scatter(answer, torch.arange(answer.shape[0]), split[partition], out)
+                _scatter(answer, np.arange(answer.shape[0]), split[partition], out)
 
-        return values.dtype, shape, write
+        return rows.dtype, shape, write
 
     def _ask_rows(
-        self, args: tuple[int, int], split: Split, ids: Tensor, like: Tensor
+        self, args: tuple[int, int], split: Split, ids: Array, like: Rows[Array]
     ) -> dict[int, Call]:
         assert self._peers is not None
         calls = {}
         for partition, at in split.items():
             if partition != self._own:
                 name = f"{args} of {partition}"  # the answer lands in memory that is mapped already
-                room = self._scratch.tensor(name, like.dtype, (at.numel(), *like.shape[1:]))
+                room = self._scratch.matrix(name, like.dtype, (at.size, *like.values.shape[1:]))
                 calls[partition] = self._peers.call(partition, ROWS, args, [ids[at]], [room])
         return calls
 
 
-def _select(values: Tensor, rows: Tensor, out: Tensor) -> None:
-    if rows.numel():
-        torch.index_select(values, 0, rows, out=out)
+def _select(values: Array, rows: Array, out: Array) -> None:
+    """Write ``values[rows]`` to ``out``."""
+    _check_rows(rows, values.shape[0])
+    np.take(values, rows, axis=0, out=out, mode="clip")  # numpy copies `out` in its other modes
 
 
-def _scatter(values: Tensor, rows: Tensor, places: Tensor, out: Tensor) -> None:
+def _scatter(values: Array, rows: Array, places: Array, out: Array) -> None:
     """Write ``values[rows]`` to ``out[places]``."""
+    _check_rows(rows, values.shape[0])
     nbytes = values[0].nbytes if values.shape[0] else 0
-    if nbytes % 8 or nbytes == 0 or not (_is_aligned(values) and _is_aligned(out)):
-        out.index_copy_(0, places, values.index_select(0, rows))
-        return
-    kernels.copy_rows(_words(values), rows.numpy(), places.numpy(), _words(out))
+    if nbytes % 8 or nbytes == 0 or values.ctypes.data % 8 or out.ctypes.data % 8:
+        out[places] = values[rows]
+    else:
+        kernels.copy_rows(_words(values), rows, places, _words(out))
 
 
-def _is_aligned(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.data_ptr() % 8 == 0
+def _check_rows(rows: Array, num_rows: int) -> None:
+    if rows.size and (rows.min() < 0 or rows.max() >= num_rows):
+        raise ProtocolError(
+            f"rows {rows.min()} to {rows.max()} of a matrix with {num_rows} rows were asked for"
+        )
 
 
-def _words(tensor: Tensor) -> Any:
-    return tensor.view(tensor.shape[0], -1).view(torch.int64).numpy()
+def _words(array: Array) -> Array:
+    return array.reshape(array.shape[0], -1).view(np.int64)

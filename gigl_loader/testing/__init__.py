@@ -4,11 +4,12 @@
   fails; `one_rank`: this process as the only rank;
 - `TinyGraph`: graphs whose features are the ids, so that a mix-up shows;
 - `check_batch`: what any sampled batch must satisfy, in plain Python;
-- `InProcessPeers`, `sample_message`: samplers of several partitions in one process;
+- `InProcessPeers`, `sample_message`, `as_worker_gets`: samplers of several partitions in one
+  process;
 - `Footprint`: what processes leave behind.
 """
 
-from gigl_loader.testing._fakes import InProcessPeers, sample_message
+from gigl_loader.testing._fakes import InProcessPeers, as_worker_gets, sample_message
 from gigl_loader.testing._footprint import Footprint
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.testing._processes import RankFailed, one_rank, run_ranks
@@ -26,6 +27,7 @@ __all__ = [
     "InProcessPeers",
     "RankFailed",
     "TinyGraph",
+    "as_worker_gets",
     "batch_tensors",
     "check_batch",
     "check_same_batches",

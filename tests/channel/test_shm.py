@@ -9,7 +9,7 @@ import torch
 
 from gigl_loader import _memory
 from gigl_loader._memory import SharedMemoryError
-from gigl_loader.channel.shm import ShmChannel
+from gigl_loader.channel.shm import ShmChannel, field_of
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.producer.slots import SlotWriter
 from gigl_loader.sampler.plan import Field
@@ -31,7 +31,7 @@ class _Pin:
 def _send(channel: ShmChannel, writer: SlotWriter, message: dict, sender: int = 0) -> dict:
     free, retired = channel.returned(sender, 1)
     writer.give_back(free, retired)
-    written = writer.write([Field.of(name, tensor) for name, tensor in message.items()])
+    written = writer.write([field_of(name, tensor) for name, tensor in message.items()])
     try:
         return channel.open(sender, written)
     finally:
@@ -52,6 +52,7 @@ def test_any_dtype_and_shape_arrives() -> None:
         "flag": torch.tensor(True),
         "half": torch.rand(3, 5).half(),
         "big": torch.rand(4, 3, 2, dtype=torch.float64),
+        "bfloat": torch.rand(3, 2).bfloat16(),
         "byte": torch.tensor(3, dtype=torch.uint8),
     }
     found = _send(channel, writer, message)
@@ -130,19 +131,19 @@ def test_senders_do_not_mix() -> None:
 def test_a_failed_write_gives_its_slot_back() -> None:
     writer = SlotWriter()
 
-    def fail(out: torch.Tensor) -> None:
+    def fail(out: object) -> None:
         raise ArithmeticError("no rows")
 
     for _ in range(2):
         with pytest.raises(ArithmeticError):
-            writer.write([Field("a", torch.float32, (9,), fail)])
+            writer.write([Field("a", "float32", (9,), fail)])
     assert not writer._lent
     channel = ShmChannel(2, 1)
     assert torch.equal(_send(channel, writer, {"a": torch.ones(2)})["a"], torch.ones(2))
     gc.collect()
     writer.give_back(*channel.returned(0, 1))
     with pytest.raises(ArithmeticError):
-        writer.write([Field("a", torch.float32, (9,), fail)])
+        writer.write([Field("a", "float32", (9,), fail)])
     assert torch.equal(_send(channel, writer, {"a": torch.ones(3)})["a"], torch.ones(3))
     channel.close()
 

@@ -25,7 +25,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.message import BatchTicket, label_column
 from gigl_loader.sampler.link import LinkSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.testing import InProcessPeers, sample_message
+from gigl_loader.testing import InProcessPeers, as_worker_gets, sample_message
 
 N, E = DEFAULT_HOMOGENEOUS_NODE_TYPE, DEFAULT_HOMOGENEOUS_EDGE_TYPE
 BUYS = ("user", "buys", "item")
@@ -218,7 +218,7 @@ def sample(
     """Return the message of one batch, sampled at partition ``where``; the others answer it."""
     views = [dataset.view() for dataset in datasets]
     sampler = LinkSampler(
-        views[where],
+        as_worker_gets(views[where]),
         SamplingPlan(input_type=supervision[0][0], fanouts=fanouts, seed=1, **plan),
         InProcessPeers(views) if len(views) > 1 else None,
         supervision=supervision, exclude=exclude, labels_in_input=from_input is not None,

@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -239,6 +240,12 @@ def test_the_iterator_protocol_of_the_loader_itself(made) -> None:
     assert len(iterator) == len(made.loader) - 1
     second = next(iterator)
     assert _input(made, first).input_id.tolist() != _input(made, second).input_id.tolist()
+
+
+def test_workers_get_by_without_torch(made) -> None:
+    _run(made, 0)
+    for pid in made.loader._mp_producer.pids:
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_stats(made) -> None:

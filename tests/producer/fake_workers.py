@@ -1,6 +1,7 @@
 """Worker processes played in this process, step by step: which one answers next is drawn."""
 
 import os
+import pickle
 import random
 from collections import deque
 from typing import Any
@@ -16,18 +17,20 @@ from gigl_loader.producer.pool import Event
 from gigl_loader.producer.producer import DistSamplingProducer
 from gigl_loader.producer.slots import SlotWriter
 from gigl_loader.producer.worker import Worker, load_sampler
+from gigl_loader.testing import as_worker_gets
 
 
 class FakeWorker(Worker):
     """A worker without a socket and without threads; sampling and slots are the real ones."""
 
     def __init__(self, number: int, setup: kinds.WorkerSetup) -> None:
-        self._number, self._setup = number, setup
+        self._number, self._setup = number, as_worker_gets(setup)
+        self._plugins = pickle.loads(setup.plugins)
         self._slots = SlotWriter()
         self._rounds = {}
         self.tasks: deque[Any] = deque()
         self.sent: deque[tuple[Any, list[int]]] = deque()
-        self.sampler = load_sampler(setup, None)
+        self.sampler = load_sampler(self._setup, self._plugins, None)
         self.sampled: list[Any] = []
 
     def take(self, message: Any, obj: Any) -> None:
@@ -39,7 +42,7 @@ class FakeWorker(Worker):
         elif kind == kinds.ROUND:
             stream, number, has_order = rest
             assert has_order == (obj is not None)
-            self._rounds[stream] = (number, obj)
+            self._rounds[stream] = (number, as_worker_gets(obj))
 
     def work(self, index: int, fails: Any = None) -> None:
         """Do the task at ``index``, or find that it is stale."""

@@ -1,5 +1,8 @@
 """`NeighborSampler`, in this process, against the reference check; over 1, 2 and 3 partitions."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,6 +22,7 @@ from gigl_loader.testing import (
     BatchError,
     InProcessPeers,
     TinyGraph,
+    as_worker_gets,
     batch_tensors,
     check_batch,
     check_same_batches,
@@ -47,7 +51,7 @@ def _collate(message, graph: TinyGraph, edge_dir: str, edge_types):
 
 
 def _sample(dataset, graph, plan, seeds, *, peers=None, epoch=0, batch=0, sampler=None):
-    sampler = sampler or NeighborSampler(dataset.view(), plan, peers)
+    sampler = sampler or NeighborSampler(as_worker_gets(dataset.view()), plan, peers)
     request = SampleRequest(BatchTicket(0, 1, epoch, batch), seeds, torch.arange(seeds.numel()))
     message = sample_message(sampler, request)
     return _collate(message, graph, dataset.edge_dir, plan.fanouts)
@@ -77,7 +81,7 @@ def test_any_batch_satisfies_the_reference(case, with_edge: bool) -> None:
     graph, edge_dir, fanouts, seeds, how = case
     dataset = graph.dataset(edge_dir=edge_dir)
     plan = _plan(graph, fanouts, with_edge=with_edge, **how)
-    sampler = NeighborSampler(dataset.view(), plan, None)
+    sampler = NeighborSampler(as_worker_gets(dataset.view()), plan, None)
     for index in range(2):  # what one batch leaves behind must not show in the next
         batch = _sample(dataset, graph, plan, seeds, batch=index, sampler=sampler)
         assert ("e_id" in batch_tensors(batch) or graph.is_heterogeneous) == (
@@ -242,3 +246,37 @@ def test_the_reference_notices_the_other_direction() -> None:
 def test_default_types_are_those_of_homogeneous_graphs() -> None:
     graph = TinyGraph.homogeneous(2, [])
     assert list(graph.num_nodes) == [DEFAULT_HOMOGENEOUS_NODE_TYPE]
+
+
+_COMPILES_NOTHING = """
+import itertools
+import torch
+from gigl_loader.message import BatchTicket
+from gigl_loader.sampler import _kernels
+from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
+from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message
+
+_kernels.load()
+dispatchers = [value for value in vars(_kernels).values() if hasattr(value, "signatures")]
+loaded = [len(dispatcher.signatures) for dispatcher in dispatchers]
+graph = TinyGraph.random(30, 400, heterogeneous=True)
+for parts, weight, replace in itertools.product((1, 2), (False, True), (False, True)):
+    views = [part.view() for part in graph.partitions(parts)]
+    plan = SamplingPlan(
+        input_type="user", fanouts={name: (3, 2) for name in graph.edges}, seed=1,
+        with_edge=True, with_weight=weight, replace=replace,
+    )
+    sampler = NeighborSampler(as_worker_gets(views[0]), plan, InProcessPeers(views))
+    request = SampleRequest(BatchTicket(0, 1, 0, 0), torch.arange(9), torch.arange(9))
+    sample_message(sampler, request)
+for dispatcher, count in zip(dispatchers, loaded, strict=True):
+    assert len(dispatcher.signatures) == count, (dispatcher, dispatcher.signatures)
+print("compiled", len(dispatchers))
+"""
+
+
+def test_sampling_compiles_nothing_that_was_not_loaded_at_the_start() -> None:
+    """An array of another kind (strided, read-only) would make Numba compile for seconds."""
+    done = subprocess.run([sys.executable, "-c", _COMPILES_NOTHING], capture_output=True, text=True)
+    assert done.stdout.startswith("compiled"), done.stderr

@@ -5,7 +5,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
@@ -23,10 +22,10 @@ def _view(degree: int, num_rows: int = 1, weights: list[float] | None = None) ->
     """Every row has neighbours 0, 1, ... degree - 1; edge ids count on from row to row."""
     count = degree * num_rows
     adjacency = Adjacency(
-        indptr=torch.arange(0, count + 1, degree) if degree else torch.zeros(num_rows + 1).long(),
-        indices=torch.arange(degree).repeat(num_rows),
-        edge_ids=torch.arange(count),
-        weights=None if weights is None else torch.tensor(weights).repeat(num_rows),
+        indptr=np.arange(0, count + 1, degree) if degree else np.zeros(num_rows + 1, np.int64),
+        indices=np.tile(np.arange(degree), num_rows),
+        edge_ids=np.arange(count),
+        weights=None if weights is None else np.tile(np.array(weights, np.float32), num_rows),
     )
     return PartitionView(
         is_heterogeneous=False, edge_dir="in", num_partitions=1, partition_idx=0,
@@ -38,12 +37,12 @@ def _key(epoch: int = 0, batch: int = 0, hop: int = 0) -> int:
     return draw_key(PLAN, BatchTicket(0, 1, epoch, batch), hop, EDGE)
 
 
-def _draw(view: PartitionView, nodes: torch.Tensor, fanout: int, key: int = 1, **how: bool):
+def _draw(view: PartitionView, nodes: np.ndarray, fanout: int, key: int = 1, **how: bool):
     return LocalStore(view).draw(Draw(EDGE, fanout, key, **how), nodes)
 
 
-def _rows(drawn, nodes: torch.Tensor) -> list[list[int]]:
-    return [part.tolist() for part in torch.split(drawn.neighbors, drawn.counts.tolist())]
+def _rows(drawn, nodes: np.ndarray) -> list[list[int]]:
+    return [part.tolist() for part in np.split(drawn.neighbors, np.cumsum(drawn.counts)[:-1])]
 
 
 def _chi_square(observed: np.ndarray, expected: np.ndarray) -> float:
@@ -65,10 +64,10 @@ def test_frontiers_with_nothing_to_draw(replace: bool, with_weight: bool) -> Non
     view = _view(3, num_rows=2, weights=[1.0, 0.0, 1.0])
     how = {"replace": replace, "with_weight": with_weight, "with_edge": True}
     for nodes, fanout in (([], 2), ([2, 99, 10**12], 2), ([0, 1], 0), ([], -1), ([5], -1)):
-        drawn = _draw(view, torch.tensor(nodes, dtype=torch.int64), fanout, **how)
+        drawn = _draw(view, np.array(nodes, np.int64), fanout, **how)
         assert drawn.counts.tolist() == [0] * len(nodes)
-        assert drawn.neighbors.numel() == drawn.edge_ids.numel() == 0
-    nothing = _draw(_view(0, num_rows=3), torch.arange(3), 2, replace=replace)
+        assert drawn.neighbors.size == drawn.edge_ids.size == 0
+    nothing = _draw(_view(0, num_rows=3), np.arange(3), 2, replace=replace)
     assert nothing.counts.tolist() == [0, 0, 0]
 
 
@@ -76,7 +75,7 @@ def test_frontiers_with_nothing_to_draw(replace: bool, with_weight: bool) -> Non
 @pytest.mark.parametrize("replace", [False, True])
 def test_minus_one_is_every_neighbour_once(replace: bool, with_weight: bool) -> None:
     view = _view(6, num_rows=3, weights=[1.0, 0.0, 3.0, 0.5, 0.0, 9.0])
-    nodes = torch.tensor([2, 0, 7, 2])
+    nodes = np.array([2, 0, 7, 2])
     drawn = _draw(view, nodes, -1, replace=replace, with_weight=with_weight, with_edge=True)
     row = [0, 2, 3, 5] if with_weight else list(range(6))
     assert _rows(drawn, nodes) == [row, row, [], row]
@@ -87,15 +86,15 @@ def test_minus_one_is_every_neighbour_once(replace: bool, with_weight: bool) -> 
 @pytest.mark.parametrize("with_weight", [False, True])
 def test_without_replacement_no_edge_twice(with_weight: bool) -> None:
     weights = [float(1 + i % 5) if i % 3 else 0.0 for i in range(30)]
-    view, nodes = _view(30, num_rows=200, weights=weights), torch.arange(200)
+    view, nodes = _view(30, num_rows=200, weights=weights), np.arange(200)
     for fanout in (1, 7, 20, 29, 30, 31):
         drawn = _draw(
             view, nodes, fanout, key=_key(fanout), with_weight=with_weight, with_edge=True
         )
         most = 20 if with_weight else 30
         assert drawn.counts.tolist() == [min(fanout, most)] * 200
-        assert drawn.edge_ids.unique().numel() == drawn.edge_ids.numel()
-        rows = torch.arange(200).repeat_interleave(drawn.counts)
+        assert np.unique(drawn.edge_ids).size == drawn.edge_ids.size
+        rows = np.repeat(np.arange(200), drawn.counts)
         assert (drawn.edge_ids == rows * 30 + drawn.neighbors).all()
         if with_weight:
             assert (drawn.neighbors % 3 != 0).all()
@@ -103,7 +102,7 @@ def test_without_replacement_no_edge_twice(with_weight: bool) -> None:
 
 @pytest.mark.parametrize("with_weight", [False, True])
 def test_with_replacement_always_the_fanout(with_weight: bool) -> None:
-    view, nodes = _view(3, num_rows=50, weights=[0.0, 1.0, 2.0]), torch.arange(60)
+    view, nodes = _view(3, num_rows=50, weights=[0.0, 1.0, 2.0]), np.arange(60)
     drawn = _draw(view, nodes, 8, replace=True, with_weight=with_weight)
     assert drawn.counts.tolist() == [8] * 50 + [0] * 10
     assert set(drawn.neighbors.tolist()) == ({1, 2} if with_weight else {0, 1, 2})
@@ -114,14 +113,14 @@ def test_edge_ids_that_are_not_kept() -> None:
     bare = Adjacency(view.adjacency[EDGE].indptr, view.adjacency[EDGE].indices, None, None)
     store = LocalStore(PartitionView(False, "in", 1, 0, {NODE: 2}, {EDGE: bare}))
     with pytest.raises(ProtocolError, match="edge ids"):
-        store.draw(Draw(EDGE, 1, 1, with_edge=True), torch.tensor([0]))
-    assert store.draw(Draw(EDGE, 1, 1), torch.tensor([0])).edge_ids is None
+        store.draw(Draw(EDGE, 1, 1, with_edge=True), np.array([0]))
+    assert store.draw(Draw(EDGE, 1, 1), np.array([0])).edge_ids is None
 
 
 def test_a_frontier_of_five_million_nodes() -> None:
-    view, nodes = _view(3, num_rows=1000), torch.arange(5_000_000) % 1500
+    view, nodes = _view(3, num_rows=1000), np.arange(5_000_000) % 1500
     drawn = _draw(view, nodes, 2, with_edge=True)
-    assert drawn.counts.sum() == drawn.neighbors.numel() == 2 * int((nodes < 1000).sum())
+    assert drawn.counts.sum() == drawn.neighbors.size == 2 * int((nodes < 1000).sum())
 
 
 # --- how often ------------------------------------------------------------------------------------
@@ -130,8 +129,8 @@ def test_a_frontier_of_five_million_nodes() -> None:
 @pytest.mark.parametrize("fanout", [1, 3, 9])
 def test_uniform_inclusion_counts(fanout: int) -> None:
     degree, rows = 10, 20_000
-    drawn = _draw(_view(degree, rows), torch.arange(rows), fanout, key=_key())
-    counts = np.bincount(drawn.neighbors.numpy(), minlength=degree)
+    drawn = _draw(_view(degree, rows), np.arange(rows), fanout, key=_key())
+    counts = np.bincount(drawn.neighbors, minlength=degree)
     share = fanout / degree
     # inclusions of one row are exclusive: their variance is share * (1 - share)
     score = _chi_square(counts, np.full(degree, rows * share)) / (1 - share) * (1 - 1 / degree)
@@ -140,7 +139,7 @@ def test_uniform_inclusion_counts(fanout: int) -> None:
 
 def test_uniform_pairs_are_equally_likely() -> None:
     degree, rows = 6, 30_000
-    nodes = torch.arange(rows)
+    nodes = np.arange(rows)
     drawn = _draw(_view(degree, rows), nodes, 2, key=_key())
     pairs = Counter(tuple(sorted(row)) for row in _rows(drawn, nodes))
     assert len(pairs) == 15
@@ -149,8 +148,8 @@ def test_uniform_pairs_are_equally_likely() -> None:
 
 def test_uniform_counts_with_replacement() -> None:
     degree, rows = 10, 20_000
-    drawn = _draw(_view(degree, rows), torch.arange(rows), 4, key=_key(), replace=True)
-    first, second = drawn.neighbors.view(-1, 4)[:, :2].t().numpy()
+    drawn = _draw(_view(degree, rows), np.arange(rows), 4, key=_key(), replace=True)
+    first, second = drawn.neighbors.reshape(-1, 4)[:, :2].T
     joint = np.bincount(first * degree + second, minlength=degree**2)
     assert _chi_square(joint, np.full(degree**2, rows / degree**2)) < _limit(degree**2 - 1)
 
@@ -158,9 +157,9 @@ def test_uniform_counts_with_replacement() -> None:
 def test_weighted_counts_with_replacement() -> None:
     weights, rows = [0.5, 0.0, 1.0, 4.0, 2.5], 20_000
     drawn = _draw(
-        _view(5, rows, weights), torch.arange(rows), 3, key=_key(), replace=True, with_weight=True
+        _view(5, rows, weights), np.arange(rows), 3, key=_key(), replace=True, with_weight=True
     )
-    counts = np.bincount(drawn.neighbors.numpy(), minlength=5)
+    counts = np.bincount(drawn.neighbors, minlength=5)
     assert counts[1] == 0
     expected = 3 * rows * np.array(weights) / sum(weights)
     kept = expected > 0
@@ -171,8 +170,8 @@ def test_weighted_counts_with_replacement() -> None:
 def test_weighted_inclusion_against_a_direct_simulation(fanout: int) -> None:
     """Draw one by one, each time by the weights that are left: what the kernel must amount to."""
     weights, rows = [1.0, 2.0, 0.0, 3.0, 0.25, 8.0], 40_000
-    drawn = _draw(_view(6, rows, weights), torch.arange(rows), fanout, key=_key(), with_weight=True)
-    found = np.bincount(drawn.neighbors.numpy(), minlength=6) / rows
+    drawn = _draw(_view(6, rows, weights), np.arange(rows), fanout, key=_key(), with_weight=True)
+    found = np.bincount(drawn.neighbors, minlength=6) / rows
     expected = _inclusion(weights, fanout)
     spread = np.sqrt(np.maximum(expected * (1 - expected), 1e-12) / rows)
     assert (np.abs(found - expected) <= 5.5 * spread + 1e-9).all(), (found, expected)
@@ -200,7 +199,7 @@ def _inclusion(weights: list[float], draws: int) -> np.ndarray:
 
 
 def _choices(key: int, rows: int, degree: int) -> np.ndarray:
-    return _draw(_view(degree, rows), torch.arange(rows), 1, key=key).neighbors.numpy()
+    return _draw(_view(degree, rows), np.arange(rows), 1, key=key).neighbors
 
 
 @pytest.mark.parametrize("other", ["hop", "batch", "epoch", "node", "far node", "key"])
@@ -222,10 +221,10 @@ def test_draws_are_independent(other: str) -> None:
 
 
 def test_weighted_draws_of_one_node_over_batches() -> None:
-    view, nodes = _view(4, 1, [1.0, 1.0, 1.0, 1.0]), torch.zeros(1, dtype=torch.int64)
+    view, nodes = _view(4, 1, [1.0, 1.0, 1.0, 1.0]), np.zeros(1, np.int64)
     store = LocalStore(view)
     found = [
-        int(store.draw(Draw(EDGE, 1, _key(batch=b), with_weight=True), nodes).neighbors)
+        store.draw(Draw(EDGE, 1, _key(batch=b), with_weight=True), nodes).neighbors.item()
         for b in range(8000)
     ]
     joint = np.bincount(np.array(found[:-1]) * 4 + np.array(found[1:]), minlength=16)
@@ -250,11 +249,12 @@ def test_keys_differ_in_everything_that_they_are_made_of() -> None:
 def test_a_draw_depends_on_node_and_key_alone(replace: bool, with_weight: bool) -> None:
     view = _view(9, 300, [float(1 + i) for i in range(9)])
     how = {"replace": replace, "with_weight": with_weight, "with_edge": True}
-    nodes = torch.arange(300)
+    nodes = np.arange(300)
     whole = _rows(_draw(view, nodes, 4, key=11, **how), nodes)
     store = LocalStore(view)
-    shuffled = torch.randperm(300, generator=torch.Generator().manual_seed(1))
-    for part in torch.split(shuffled, 70):  # another order, other frontiers, one store's scratch
+    shuffled = np.random.default_rng(1).permutation(300)
+    # another order, other frontiers, one store's scratch
+    for part in np.split(shuffled, range(70, 300, 70)):
         drawn = store.draw(Draw(EDGE, 4, 11, **how), part)
         assert _rows(drawn, part) == [whole[node] for node in part.tolist()]
 
@@ -262,21 +262,21 @@ def test_a_draw_depends_on_node_and_key_alone(replace: bool, with_weight: bool) 
 # --- several partitions ---------------------------------------------------------------------------
 
 
-def _cut(view: PartitionView, owner: torch.Tensor, count: int) -> list[PartitionView]:
+def _cut(view: PartitionView, owner: np.ndarray, count: int) -> list[PartitionView]:
     """Return partitions of ``view``, each with the rows of its own nodes only."""
     adjacency, parts = view.adjacency[EDGE], []
-    degrees = adjacency.indptr.diff()
+    degrees = np.diff(adjacency.indptr)
     for index in range(count):
-        mine = (owner == index).repeat_interleave(degrees)
-        kept = torch.where(owner == index, degrees, 0)
+        mine = np.repeat(owner == index, degrees)
+        kept = np.where(owner == index, degrees, 0)
         weights = None if adjacency.weights is None else adjacency.weights[mine]
         own = Adjacency(
-            torch.cat([torch.zeros(1).long(), kept.cumsum(0)]),
+            np.concatenate([[0], kept.cumsum()]),
             adjacency.indices[mine], adjacency.edge_ids[mine], weights,
         )  # fmt: skip
-        ids = (owner == index).nonzero().view(-1)
-        place = torch.full_like(owner, -1)
-        place[ids] = torch.arange(ids.numel())
+        ids = np.flatnonzero(owner == index)
+        place = np.full_like(owner, -1)
+        place[ids] = np.arange(ids.size)
         parts.append(
             PartitionView(
                 False,
@@ -286,7 +286,7 @@ def _cut(view: PartitionView, owner: torch.Tensor, count: int) -> list[Partition
                 view.num_nodes,
                 {EDGE: own},
                 node_books={NODE: Book(table=owner)},
-                node_features={NODE: Rows(ids.float()[:, None], place)},
+                node_features={NODE: Rows(ids.astype(np.float32)[:, None], place)},
             )
         )
     return parts
@@ -294,11 +294,11 @@ def _cut(view: PartitionView, owner: torch.Tensor, count: int) -> list[Partition
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_partitions_draw_the_same_bits(count: int) -> None:
-    generator = torch.Generator().manual_seed(3)
+    generator = np.random.default_rng(3)
     view = _view(7, 40, [0.0, 1, 2, 3, 4, 5, 6])
-    parts = _cut(view, torch.randint(count, (40,), generator=generator), count)
+    parts = _cut(view, generator.integers(count, size=40), count)
     peers = InProcessPeers(parts)
-    nodes = torch.randint(40, (100,), generator=generator)
+    nodes = generator.integers(40, size=100)
     for part in parts:
         for fanout in (-1, 0, 3):
             for flags in range(8):
@@ -309,29 +309,29 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
                 draw = Draw(EDGE, fanout, 2**64 - 5, **how)
                 one = LocalStore(view).draw(draw, nodes)
                 other = GraphStore(part, peers).draw(draw, nodes)()
-                assert torch.equal(one.counts, other.counts)
-                assert torch.equal(one.neighbors, other.neighbors)
+                assert np.array_equal(one.counts, other.counts)
+                assert np.array_equal(one.neighbors, other.neighbors)
                 if how["with_edge"]:
-                    assert torch.equal(one.edge_ids, other.edge_ids)
+                    assert np.array_equal(one.edge_ids, other.edge_ids)
                 else:
                     assert other.edge_ids is None
         store = GraphStore(part, peers)
         split = store.split(part.node_books[NODE], nodes)
         dtype, shape, write = store.fetch("node_features", NODE, nodes, split)
-        out = torch.empty(shape, dtype=dtype)
+        out = np.empty(shape, dtype)
         write(out)
         assert out[:, 0].tolist() == nodes.tolist()
 
 
 def test_only_owners_are_asked() -> None:
     view = _view(3, 10)
-    parts = _cut(view, torch.arange(10) // 4, 3)  # 0-3, 4-7, 8-9
+    parts = _cut(view, np.arange(10) // 4, 3)  # 0-3, 4-7, 8-9
     peers = InProcessPeers(parts)
     store = GraphStore(parts[0], peers)
-    store.draw(Draw(EDGE, 1, 1), torch.tensor([0, 3, 1]))()
-    store.draw(Draw(EDGE, 1, 1), torch.tensor([], dtype=torch.int64))()
+    store.draw(Draw(EDGE, 1, 1), np.array([0, 3, 1]))()
+    store.draw(Draw(EDGE, 1, 1), np.array([], np.int64))()
     assert peers.asked == []
-    store.draw(Draw(EDGE, 1, 1), torch.tensor([9, 0, 8]))()
+    store.draw(Draw(EDGE, 1, 1), np.array([9, 0, 8]))()
     assert [partition for partition, _ in peers.asked] == [2]
 
 
@@ -342,7 +342,7 @@ def test_an_unknown_operation() -> None:
 
 def test_the_bits_are_the_same_on_any_machine_and_version() -> None:
     """Known answers: a change here changes what users get for a seed that they wrote down."""
-    key, nodes = _key(3, 2, 1), torch.arange(3)
+    key, nodes = _key(3, 2, 1), np.arange(3)
     assert key == 9130407239356527970
     drawn = _draw(_view(50, 3), nodes, 4, key=key)
     assert _rows(drawn, nodes) == [[39, 12, 8, 49], [16, 20, 41, 5], [6, 18, 33, 0]]
