@@ -29,7 +29,8 @@ class CustomSamplerOptions:
     """Sample with a class of one's own, imported by the sampling workers.
 
     The class is built as ``cls(view, plan, peers, **keywords)`` and has
-    ``sample(request) -> fields``; see ``gigl_loader.sampler.plan.Sampler``.
+    ``sample(request) -> fields``; see ``gigl_loader.sampler.plan.Sampler``. It reads and returns
+    numpy arrays, since workers do without torch; one that imports torch makes them start later.
     """
 
     class_path: str

@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 LINGER_S = 30.0
 """Workers go on answering other partitions after their loader was shut down, until those are done
 or have asked nothing for this many seconds."""
+_PEER_SHARE = 0.8
+"""Of its own deadline, how long a worker waits for another partition: so that the error names the
+worker that does not answer, and not the one that waits for it."""
 
 
 class MessageMemory(Protocol):
@@ -209,7 +212,9 @@ class DistSamplingProducer:
             num_samplers=self._num_samplers(),
             peer_host=self._meeting.host,
             token=token,
-            rpc_timeout_s=self.worker_options.rpc_timeout,
+            rpc_timeout_s=min(
+                self.worker_options.rpc_timeout, _PEER_SHARE * self.epoch_options.timeout_s
+            ),
             plugins=self._plugins,
             main_path=self._main_path,
         )

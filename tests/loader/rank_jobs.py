@@ -16,6 +16,7 @@ from gigl_loader import (
     ConfigError,
     DistNeighborLoader,
     PeerError,
+    PeerTimeoutError,
     SamplingError,
     WorkerDiedError,
 )
@@ -165,6 +166,23 @@ def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
         loader.shutdown(linger_s=0.0)
 
 
+def a_peer_worker_is_stopped(rank: int, size: int) -> None:
+    """Rank 1's worker is stopped: both ranks name it, not those that wait for it."""
+    with _big_loader(rank, size, timeout=4.0) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        dist.barrier()
+        if rank == 1:
+            pid = loader._mp_producer.pids[0]
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(PeerTimeoutError, match=f"pid {pid}, stopped by a signal"):
+                list(iterator)
+        else:
+            with pytest.raises(SamplingError, match=r"rank 1 worker 0.*partition 1.*is stopped"):
+                list(iterator)
+        loader.shutdown(linger_s=0.0)
+
+
 def a_peer_rank_dies(rank: int, size: int, folder: Path) -> None:
     """Rank 1 is killed with all that it has; rank 0's loader names it."""
     loader = _big_loader(rank, size)
@@ -246,6 +264,8 @@ def _producer(dataset, port: int, timeout_s: float, own: str | None = None) -> D
 
 def faults_that_leave_the_ranks_alive(rank: int, size: int, folder: Path) -> None:
     a_peer_worker_dies(rank, size, folder)
+    dist.barrier()
+    a_peer_worker_is_stopped(rank, size)
     dist.barrier()
     a_rank_that_cannot_start(rank, size)
     dist.barrier()
