@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from gigl_loader.loader.link import DistABLPLoader
     from gigl_loader.loader.negatives import in_batch_negative_mask, zip_with_negatives
     from gigl_loader.loader.neighbor import DistNeighborLoader
+    from gigl_loader.loader.profile import profile_workers
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
     from gigl_loader.options import (
         CustomSamplerOptions,
@@ -103,6 +104,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "message_passing_to_negative_label",
     "message_passing_to_positive_label",
     "partition_graph",
+    "profile_workers",
     "split_links",
     "split_partitions",
     "split_supervision_type",
@@ -150,6 +152,7 @@ _NAMES = {
     "loader.link": ("DistABLPLoader",),
     "loader.negatives": ("in_batch_negative_mask", "zip_with_negatives"),
     "loader.neighbor": ("DistNeighborLoader",),
+    "loader.profile": ("profile_workers",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
     "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
     "producer.producer": ("DistSamplingProducer",),

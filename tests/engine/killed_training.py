@@ -18,8 +18,9 @@ from typing import Any
 import store_cluster
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
-from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
+from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset, profile_workers
 from gigl_loader.testing import batch_tensors
 
 MOMENTS = ("yielded", "saved", "any")
@@ -198,7 +199,16 @@ def from_a_store(life: Life, info: GraphStoreInfo) -> None:
 def _train_from_a_store(info: GraphStoreInfo, rank: int, life: Life) -> None:
     remote = RemoteDistDataset(info, rank)
     with _loader(remote, remote.fetch_node_ids(), life) as loader:
-        life.train(loader)
+        if life.kill is not None:
+            life.train(loader)  # does not return
+        with (
+            profile(activities=[ProfilerActivity.CPU]) as profiler,
+            profile_workers(loader) as workers,
+        ):
+            life.train(loader)
+    path = str(life.folder / "trace.json")
+    profiler.export_chrome_trace(path)
+    workers.add_to(path)
 
 
 def _loader(dataset: Any, seeds: Any, life: Life, **how: Any) -> DistNeighborLoader:

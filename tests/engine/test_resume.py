@@ -1,5 +1,6 @@
 """Promise 8: training that is killed at any step and resumed sees what an undisturbed run sees."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -38,6 +39,17 @@ def test_a_client_of_a_graph_store_that_stays_up(tmp_path: Path) -> None:
         trainer = started.start(killed.supervise, killed.from_a_store, tmp_path, kills, 1, info)
         started.join([*roles, trainer])
     _check(tmp_path, 1, killed.STEPS)
+    _check_rows((tmp_path / "whole" / "trace.json").read_text())
+
+
+def _check_rows(text: str) -> None:
+    """The servers' workers, too, say what they did."""
+    events = json.loads(text)["traceEvents"]
+    rows = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    assert {"server 0 worker 0", "server 1 worker 0"} <= set(rows)
+    for name in ("sample", "gather"):
+        found = [e for e in events if e["name"] == f"gigl_loader.{name}"]
+        assert len(found) == killed.EPOCHS * killed.STEPS
 
 
 def test_the_kills_are_of_every_kind() -> None:
