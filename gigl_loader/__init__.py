@@ -4,9 +4,9 @@ Names are imported when they are first used, so ``import gigl_loader`` is cheap,
 worker never loads ``torch_geometric`` or ``graphlearn_torch``.
 """
 
-from importlib import import_module
-from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gigl_loader._lazy import lazy_names
 
 if TYPE_CHECKING:
     from gigl_loader._memory import SharedMemoryError
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from gigl_loader.loader.link import DistABLPLoader
     from gigl_loader.loader.negatives import in_batch_negative_mask, zip_with_negatives
     from gigl_loader.loader.neighbor import DistNeighborLoader
+    from gigl_loader.loader.profile import profile_workers
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
     from gigl_loader.options import (
         CustomSamplerOptions,
@@ -103,6 +104,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "message_passing_to_negative_label",
     "message_passing_to_positive_label",
     "partition_graph",
+    "profile_workers",
     "split_links",
     "split_partitions",
     "split_supervision_type",
@@ -150,23 +152,12 @@ _NAMES = {
     "loader.link": ("DistABLPLoader",),
     "loader.negatives": ("in_batch_negative_mask", "zip_with_negatives"),
     "loader.neighbor": ("DistNeighborLoader",),
+    "loader.profile": ("profile_workers",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
     "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
     "producer.producer": ("DistSamplingProducer",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{module}"), name)
-    if isinstance(value, (type, FunctionType)):
-        value.__module__ = __name__  # tracebacks, pickles and docs show the path that users import
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # a type checker that saw it would let every name pass
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -1,5 +1,6 @@
 """Options: frozen, checked once where they are built, sent to workers unchanged."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,10 +63,13 @@ class EpochOptions:
     """Seconds without progress before a wait is an error."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed must be in [0, 2**63), got {self.seed}")
-        if self.timeout_s <= 0:
-            raise ConfigError(f"timeout must be > 0 seconds, got {self.timeout_s}")
+        is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        if not (is_int and 0 <= self.seed < 2**63):
+            raise ConfigError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
+        if not (isinstance(self.timeout_s, (int, float)) and 0 < self.timeout_s < math.inf):
+            raise ConfigError(
+                f"timeout must be > 0 seconds, and there always is one; got {self.timeout_s!r}"
+            )
 
 
 def parse_size(size: int | str) -> int:

@@ -3,11 +3,14 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import gigl_loader
-from gigl_loader import errors
+from gigl_loader import errors, graph_store
+
+PACKAGES = (gigl_loader, graph_store)
 
 
 def _in_a_fresh_process(statement: str) -> dict[str, object]:
@@ -31,23 +34,28 @@ print(json.dumps({{
     return json.loads(done.stdout)
 
 
-def test_all_is_sorted_and_is_the_table() -> None:
-    assert gigl_loader.__all__ == sorted(gigl_loader._MODULES)
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_all_is_sorted_and_is_the_table(package: ModuleType) -> None:
+    assert package.__all__ == sorted(package._MODULES)
 
 
-@pytest.mark.parametrize("name", gigl_loader.__all__)
-def test_name_resolves_to_the_public_path(name: str) -> None:
-    value = getattr(gigl_loader, name)
-    assert name in dir(gigl_loader)
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package in PACKAGES for name in package.__all__]
+)
+def test_name_resolves_to_the_public_path(package: ModuleType, name: str) -> None:
+    value = getattr(package, name)
+    assert name in dir(package)
+    assert name in vars(package), "the second time it is there"
     if callable(value):
-        assert value.__module__ == "gigl_loader"
+        assert value.__module__ == package.__name__
         assert pickle.loads(pickle.dumps(value)) is value
 
 
 def test_every_name_is_in_the_docs() -> None:
     pages = (Path(__file__).parent.parent / "docs" / "api").glob("*.md")
     text = "\n".join(page.read_text() for page in pages) + "\n"
-    assert [n for n in gigl_loader.__all__ if f":: gigl_loader.{n}\n" not in text] == []
+    names = [f"{package.__name__}.{name}" for package in PACKAGES for name in package.__all__]
+    assert [name for name in names if f":: {name}\n" not in text] == []
 
 
 def test_every_error_is_public() -> None:
@@ -55,9 +63,10 @@ def test_every_error_is_public() -> None:
     assert defined <= set(gigl_loader.__all__)
 
 
-def test_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'DistNeighbourLoader'"):
-        gigl_loader.DistNeighbourLoader  # noqa: B018
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_unknown_name_is_an_attribute_error(package: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=f"'{package.__name__}' has no .* 'DistNeighbour'"):
+        package.DistNeighbour  # noqa: B018
 
 
 def test_importing_the_package_loads_nothing_else() -> None:

@@ -171,7 +171,8 @@ class DistDataset(_glt.DistDataset):
             return dataset
         if not isinstance(dataset, _glt.Dataset):
             raise WrongTypeError(
-                f"dataset must be a DistDataset of gigl_loader or GLT, got {type(dataset).__name__}"
+                f"dataset must be a DistDataset of gigl_loader or GLT, got "
+                f"{type(dataset).__name__}; DistDataset.from_pyg(data) makes one of a PyG graph"
             )
         view, splits = _attributes.read_glt(dataset)
         ours = cls(view.partition_idx, view.num_partitions, view.edge_dir)

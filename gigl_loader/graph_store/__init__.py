@@ -3,9 +3,9 @@
 Names are imported when they are first used.
 """
 
-from importlib import import_module
-from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gigl_loader._lazy import lazy_names
 
 if TYPE_CHECKING:
     from gigl_loader.channel.remote import RemoteReceivingChannel
@@ -40,17 +40,5 @@ _MODULES = {
     "shutdown_compute_process": "graph_store.client",
 }
 
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"gigl_loader.{module}"), name)
-    if isinstance(value, (type, FunctionType)):
-        value.__module__ = __name__  # tracebacks, pickles and docs show the path that users import
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # a type checker that saw it would let every name pass
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

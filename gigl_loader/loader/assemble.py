@@ -73,6 +73,8 @@ class LoaderArgs:
         check_workers(args.num_workers, args.worker_concurrency)
         positive("device_prefetch", args.device_prefetch)
         parse_size(args.channel_size)
+        if args.pin_memory_device is not None:
+            check_device(args.pin_memory_device)
         if args.prefetch_size is not None:
             positive("prefetch_size", args.prefetch_size)
         options = args.sampler_options
@@ -102,6 +104,20 @@ class LoaderArgs:
         if torch.cuda.is_available():
             return torch.device("cuda", local_rank % torch.cuda.device_count())
         return torch.device("cpu")
+
+
+def check_device(device: Any) -> None:
+    """Raise `ConfigError` where torch has no such device."""
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"pin_memory_device={device!r} is no torch device: {error}") from None
+    found = torch.cuda.device_count()
+    if wanted.type == "cuda" and (wanted.index or 0) >= found:
+        raise ConfigError(
+            f"pin_memory_device={device!r}, but torch finds {found} CUDA devices here: leave it "
+            "out for this process's device, or give 'cpu'"
+        )
 
 
 def is_remote(dataset: Any) -> bool:

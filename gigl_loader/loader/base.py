@@ -127,6 +127,7 @@ class BaseDistLoader(DistLoader):
         self._started = False  # whether self._progress is of the epoch that the user is in
         self._resumed = False
         self._stats = LoaderStats()
+        self._recorders: list[Callable[[dict[str, Any]], None]] = []
         self._shutdowned = False
         _live_loaders.add(self)
         try:

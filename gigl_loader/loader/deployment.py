@@ -14,6 +14,9 @@ from gigl_loader.producer.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
 
+_LONG_S = 10.0
+"""A wait that a user should hear of."""
+
 
 class Stagger:
     """When a process starts its workers, so that the memory peaks of one machine do not add up."""
@@ -33,7 +36,11 @@ class Stagger:
             producer.wait_for_rank_before("started")
         elif self._gap_s > 0:
             seconds = self._local_rank * self._gap_s
-            logger.info("local rank %d starts its workers in %.0f s", self._local_rank, seconds)
+            logger.log(
+                logging.WARNING if seconds >= _LONG_S else logging.INFO,
+                "local rank %d starts its workers in %.0f s; with process_start_gap_seconds=None "
+                "it would as soon as the rank before it is ready", self._local_rank, seconds,
+            )  # fmt: skip
             threading.Event().wait(seconds)
 
 

@@ -71,10 +71,11 @@ class Progress:
         Raises:
             ConfigError: The state is of another loader: names what differs.
         """
-        if state.get("version") != _STATE_VERSION:
+        version = state.get("version") if isinstance(state, dict) else type(state).__name__
+        if version != _STATE_VERSION:
             raise ConfigError(
-                f"not a loader state of this version: version={state.get('version')!r}, "
-                f"expected {_STATE_VERSION}"
+                f"not a loader state of this version: version={version!r}, expected "
+                f"{_STATE_VERSION}; give what state_dict() of a loader returned"
             )
         changed = {
             name: (state.get(name), value)
@@ -104,7 +105,9 @@ class LoaderStats:
     depth: int = 0
     """Sum of the queue's depth at each hand-over."""
     busy_s: dict[int, float] = field(default_factory=dict)
-    """Seconds that each worker was at work."""
+    """Seconds that each worker was at work, on one batch or on several at a time."""
+    busy_until: dict[int, float] = field(default_factory=dict)
+    """Up to when that was counted, in seconds since 1970."""
     started: float = field(default_factory=time.perf_counter)
 
     def add(self, received: Received, wait_s: float, depth: int) -> None:
@@ -118,7 +121,11 @@ class LoaderStats:
         self.sample_s += sample_s
         self.gather_s += gather_s
         worker = stats.get("worker", 0)
-        self.busy_s[worker] = self.busy_s.get(worker, 0.0) + sample_s + gather_s
+        ended = stats.get("ended_ns", 0) / 1e9
+        until = self.busy_until.get(worker, 0.0)
+        counted = max(0.0, min(sample_s + gather_s, ended - until))
+        self.busy_s[worker] = self.busy_s.get(worker, 0.0) + counted
+        self.busy_until[worker] = max(ended, until)
 
     def summary(self) -> dict[str, Any]:
         """Return rates and shares since the counts began."""

@@ -94,6 +94,8 @@ class EpochIterator:
         )
         total.collate_s += collate_s
         total.seeds += stats.get("seeds", 0)
+        for record in self._loader._recorders:
+            record(stats)
 
     def end(self, why: str) -> None:
         """Drop what is under way."""

@@ -208,6 +208,7 @@ class Worker:
             "idle_s": idle_s,
             "sample_s": sampled - started,
             "gather_s": time.perf_counter() - sampled,
+            "ended_ns": time.time_ns(),
         }
         message = (
             kinds.BATCH, request.ticket, place, written.slot, written.nbytes, written.retired,

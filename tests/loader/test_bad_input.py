@@ -1,6 +1,7 @@
 """Bad input is a clear error before any process starts."""
 
 import subprocess
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +20,7 @@ from gigl_loader import (
     message_passing_to_positive_label,
     partition_graph,
 )
+from gigl_loader.loader.deployment import Stagger
 from gigl_loader.testing import TinyGraph, one_rank
 
 PLAIN, TYPED = TinyGraph.random(20, 60), TinyGraph.random(20, 60, heterogeneous=True)
@@ -134,7 +136,8 @@ def test_fanouts_by_type(typed: DistDataset, change: dict, match: str) -> None:
         ({"batch_size": 0}, "batch_size.*> 0.*0"),
         ({"batch_size": -4}, "batch_size"),
         ({"batch_size": 2.5}, "batch_size"),
-        ({"num_workers": 0}, "num_workers"),
+        ({"num_workers": 0}, "num_workers.*always done by workers"),
+        ({"num_workers": False}, "num_workers.*False"),
         ({"worker_concurrency": 0}, "worker_concurrency"),
         ({"worker_concurrency": 33}, "at most 32, got 33"),
         ({"channel_size": "4 parsecs"}, "4 parsecs"),
@@ -142,7 +145,14 @@ def test_fanouts_by_type(typed: DistDataset, change: dict, match: str) -> None:
         ({"prefetch_size": 2}, "prefetch_size.*graph-store"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**63}, "seed"),
+        ({"seed": 1.5}, r"seed must be an integer.*1\.5"),
+        ({"seed": "a"}, "seed must be an integer.*'a'"),
         ({"timeout": 0}, "timeout"),
+        ({"timeout": "5"}, "timeout.*'5'"),
+        ({"timeout": float("nan")}, "timeout.*nan"),
+        ({"timeout": float("inf")}, "timeout.*inf"),
+        ({"pin_memory_device": "cuda:99"}, "'cuda:99'.*CUDA devices here"),
+        ({"pin_memory_device": "gpu"}, "'gpu' is no torch device"),
         ({"even_ranks": "yes"}, "even_ranks.*'drop'"),
         ({"sampler_options": KHopNeighborSamplerOptions([9])}, "differ"),
         (
@@ -180,6 +190,21 @@ def test_weights_that_are_not_there() -> None:
 def test_datasets_that_are_none(dataset, error: type[Exception]) -> None:
     with pytest.raises(error):
         _make(dataset)
+
+
+def test_a_pyg_graph_in_place_of_a_dataset() -> None:
+    with pytest.raises(ConfigError, match=r"got Data; DistDataset\.from_pyg"):
+        _make(PLAIN.to_pyg())
+
+
+def test_a_long_wait_for_ones_turn_is_said(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    monkeypatch.setattr(threading.Event, "wait", lambda *_: True)
+    for gap_s, level in ((60.0, "WARNING"), (1.0, "INFO")):
+        with caplog.at_level("INFO"):
+            Stagger(1, 2, gap_s).wait(None)
+        assert [record.levelname for record in caplog.records] == [level]
+        assert "process_start_gap_seconds=None" in caplog.text
+        caplog.clear()
 
 
 def test_a_missing_file(tmp_path) -> None:

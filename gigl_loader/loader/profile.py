@@ -1,0 +1,162 @@
+"""What sampling workers did, as rows of the trainer's trace.
+
+Workers are other processes, which ``torch.profiler`` does not see. Each batch brings along when it
+was sampled and gathered, by the wall clock; that is the clock of the trace.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gigl_loader.errors import ConfigError
+
+_SAMPLE, _GATHER = "gigl_loader.sample", "gigl_loader.gather"
+
+
+class _Batch(NamedTuple):
+    """When a worker was at work on one batch, in nanoseconds since 1970."""
+
+    began: int
+    sampled: int
+    ended: int
+
+
+class WorkerRanges:
+    """What the workers of a loader did inside a `profile_workers` block."""
+
+    def __init__(self) -> None:
+        self._batches: dict[Any, list[_Batch]] = {}
+
+    def note(self, stats: dict[str, Any]) -> None:
+        """Keep what came with a batch; for the loader."""
+        if "ended_ns" not in stats:
+            return
+        ended = stats["ended_ns"]
+        sampled = ended - round(stats["gather_s"] * 1e9)
+        began = sampled - round(stats["sample_s"] * 1e9)
+        self._batches.setdefault(stats["worker"], []).append(_Batch(began, sampled, ended))
+
+    def add_to(self, path: str | PathLike[str]) -> None:
+        """Add the ranges to a trace that ``profiler.export_chrome_trace(path)`` wrote.
+
+        They are called ``gigl_loader.sample`` and ``gigl_loader.gather``, and stand in one row per
+        worker, or in several where it had several batches under way. What lies outside the time
+        that was profiled is left out.
+
+        Args:
+            path: The trace; rewritten. Compressed if it ends in ``.gz``.
+
+        Raises:
+            ConfigError: ``path`` holds no trace, or an empty one.
+        """
+        path = Path(path)
+        try:
+            with _opened(path, "rt") as file:
+                trace = json.load(file)
+            events: list[dict[str, Any]] = trace["traceEvents"]
+            ends = [(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X"]
+            span = min(ends)[0], max(end for _, end in ends)
+        except (ValueError, TypeError, KeyError) as error:  # json's error is a ValueError
+            raise ConfigError(
+                f"{path} holds no trace of torch.profiler: let export_chrome_trace(path) of a "
+                "profiler that has run write it first"
+            ) from error
+        process = f"gigl_loader workers {sum(_is_ours(event) for event in events)}"
+        events += self._events(process, trace.get("baseTimeNanoseconds", 0), span)
+        with _opened(path, "wt") as file:
+            json.dump(trace, file)
+
+    def _events(
+        self, process: str, base_ns: int, span: tuple[float, float]
+    ) -> Iterator[dict[str, Any]]:
+        yield _named("process_name", process, 0, name="gigl_loader workers")
+        yield _named("process_sort_index", process, 0, sort_index=-1)
+        row = 0
+        for worker, batches in sorted(self._batches.items(), key=lambda item: str(item[0])):
+            for lane in _lanes(batches):
+                row += 1
+                yield _named("thread_name", process, row, name=_name_of(worker))
+                yield _named("thread_sort_index", process, row, sort_index=row)
+                for batch in lane:
+                    for name, began, ended in (
+                        (_SAMPLE, batch.began, batch.sampled),
+                        (_GATHER, batch.sampled, batch.ended),
+                    ):
+                        start = max((began - base_ns) / 1e3, span[0])
+                        stop = min((ended - base_ns) / 1e3, span[1])
+                        if start < stop:
+                            yield {
+                                "ph": "X", "cat": "user_annotation", "name": name, "pid": process,
+                                "tid": row, "ts": start, "dur": stop - start,
+                            }  # fmt: skip
+
+
+@contextmanager
+def profile_workers(loader: Any) -> Iterator[WorkerRanges]:
+    """Record what the workers of ``loader`` do, to add it to a trace of ``torch.profiler``.
+
+    ::
+
+        with profile() as profiler, profile_workers(loader) as workers:
+            for batch in loader:
+                step(batch)
+        profiler.export_chrome_trace("trace.json")
+        workers.add_to("trace.json")
+
+    The trace then shows wait, copy and collate in the training process, and sample and gather in
+    its workers, of the batches that came in the block. Times are of the wall clock: rows of storage
+    servers on other machines are off by as much as the machines' clocks differ.
+
+    Args:
+        loader: A loader of this package, or a `DevicePrefetcher` around one.
+
+    Raises:
+        ConfigError: It is another loader, which says nothing of its workers.
+    """
+    recorders = getattr(loader, "_recorders", None)
+    if recorders is None:
+        raise ConfigError(
+            f"profile_workers takes a loader of gigl_loader, got {type(loader).__name__}"
+        )
+    ranges = WorkerRanges()
+    recorders.append(ranges.note)
+    try:
+        yield ranges
+    finally:
+        recorders.remove(ranges.note)
+
+
+def _opened(path: Path, mode: str) -> Any:
+    return gzip.open(path, mode) if path.suffix == ".gz" else path.open(mode)
+
+
+def _is_ours(event: dict[str, Any]) -> bool:
+    name = event.get("args", {}).get("name") if event.get("name") == "process_name" else None
+    return name == "gigl_loader workers"
+
+
+def _named(kind: str, process: str, row: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": row, "ts": 0, "args": args}
+
+
+def _name_of(worker: Any) -> str:
+    if isinstance(worker, tuple):
+        return "server {} worker {}".format(*worker)
+    return f"worker {worker}"
+
+
+def _lanes(batches: list[_Batch]) -> list[list[_Batch]]:
+    """Return ``batches`` in as few rows as have no two at the same time."""
+    lanes: list[list[_Batch]] = []
+    for batch in sorted(batches):
+        for lane in lanes:
+            if lane[-1].ended <= batch.began:
+                lane.append(batch)
+                break
+        else:
+            lanes.append([batch])
+    return lanes

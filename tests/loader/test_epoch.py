@@ -1,0 +1,69 @@
+"""What a loader counts, and what it makes of it: without processes."""
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gigl_loader.loader.epoch import LoaderStats
+from gigl_loader.message import BatchTicket, Received
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "training_loop.md"
+
+
+def _received(began_s: float, ended_s: float, worker: Any = 0) -> Received:
+    """Return a batch that a worker had under way between two moments; half of it gathering."""
+    half = (ended_s - began_s) / 2
+    stats = {
+        "worker": worker, "sample_s": half, "gather_s": half, "ended_ns": round(ended_s * 1e9),
+        "nbytes": 1000,
+    }  # fmt: skip
+    return Received(BatchTicket(0, 0, 0, 0), {}, stats)
+
+
+def _stats(elapsed_s: float = 10.0, **counts: Any) -> LoaderStats:
+    return LoaderStats(started=time.perf_counter() - elapsed_s, **counts)
+
+
+def test_rates_and_shares() -> None:
+    stats = _stats(elapsed_s=10.0, seeds=500, collate_s=1.0)
+    for worker, began in ((0, 100.0), (1, 100.0), (0, 102.0), (1, 108.0)):
+        stats.add(_received(began, began + 1.0, worker), wait_s=0.5, depth=3)
+    found = stats.summary()
+    expected = {
+        "batches": 4, "seeds_per_s": 50.0, "bytes_per_s": 400.0, "wait_share": 0.2,
+        "collate_share": 0.1, "queue_depth": 3.0, "sample_ms": 500.0, "gather_ms": 500.0,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=0.01)
+    assert found["worker_busy_share"] == pytest.approx({0: 0.2, 1: 0.2}, rel=0.01)
+
+
+def test_batches_that_a_worker_has_under_way_at_once_count_once() -> None:
+    stats = _stats(elapsed_s=10.0)
+    for began, ended in ((100.0, 104.0), (100.5, 103.0), (101.0, 106.0), (106.0, 108.0)):
+        stats.add(_received(began, ended), wait_s=0.0, depth=0)
+    assert stats.summary()["worker_busy_share"] == pytest.approx({0: 0.8}, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "busy_s", "verdict"),
+    [
+        (0.0, {}, "training-bound"),
+        (0.9, {0: 9.9}, "training-bound"),
+        (5.0, {0: 9.0, 1: 8.0}, "sampling-bound: add workers"),
+        (5.0, {0: 9.0, 1: 1.0}, "latency-bound"),
+        (5.0, {}, "latency-bound"),
+    ],
+)
+def test_the_verdict_is_one_line(wait_s: float, busy_s: dict, verdict: str) -> None:
+    found = _stats(elapsed_s=10.0, wait_s=wait_s, busy_s=busy_s).summary()["verdict"]
+    assert found.startswith(verdict)
+    assert "\n" not in found
+
+
+def test_the_guide_explains_every_key() -> None:
+    rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", GUIDE.read_text(), re.MULTILINE)
+    explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert explained == set(LoaderStats().summary())

@@ -1,0 +1,108 @@
+"""What users of other loaders expect without reading: one loader, many small habits."""
+
+import io
+import os
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from tqdm import tqdm
+
+from gigl_loader import ConfigError, DevicePrefetcher, DistDataset, DistNeighborLoader
+from gigl_loader.testing import TinyGraph, check_same_batches
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
+
+SEEDS = torch.arange(60).flip(0)[:50]
+
+
+def leave_a_note(folder: Path, number: int) -> None:
+    """Run in each worker before it samples."""
+    (folder / f"{number}").write_text(str(os.getpid()))
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    """Features as they are stored to save memory."""
+    found = TinyGraph.random(60, 500).to_pyg()
+    generator = torch.Generator().manual_seed(0)
+    found.x = torch.randint(200, (60, 5), generator=generator).half()
+    found.edge_attr = torch.randint(256, (500, 3), generator=generator, dtype=torch.uint8)
+    return found
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("notes")
+
+
+@pytest.fixture(scope="module")
+def loader(data: Data, notes: Path) -> Iterator[DistNeighborLoader]:
+    with DistNeighborLoader(
+        DistDataset.from_pyg(data), [3, 2], SEEDS, batch_size=8, num_workers=2, shuffle=True,
+        seed=3, worker_init_fn=partial(leave_a_note, notes), process_start_gap_seconds=None,
+    ) as one:  # fmt: skip
+        yield one
+
+
+def test_the_init_function_ran_in_each_worker(loader: DistNeighborLoader, notes: Path) -> None:
+    found = {int(file.name): int(file.read_text()) for file in notes.iterdir()}
+    assert found == dict(enumerate(loader._mp_producer.pids))
+
+
+def test_tqdm_shows_a_total(loader: DistNeighborLoader) -> None:
+    with tqdm(loader, file=io.StringIO()) as bar:
+        assert bar.total == len(loader) == 7
+        assert sum(1 for _ in bar) == bar.n == 7
+
+
+def test_the_state_says_what_the_loader_was_built_with(loader: DistNeighborLoader) -> None:
+    state = loader.state_dict()
+    expected = {
+        "num_seeds": 50, "batch_size": 8, "num_batches": 7, "shuffle": True, "drop_last": False,
+        "rank": 0, "world_size": 1, "seed": 3,
+    }  # fmt: skip
+    assert {name: state[name] for name in expected} == expected
+    for name, value in expected.items():
+        with pytest.raises(ConfigError, match=rf"saved -> now\) {name}: .* -> {value}:"):
+            loader.load_state_dict({**state, name: value + 1})
+    assert loader.state_dict() == state, "what was refused changed nothing"
+
+
+@pytest.mark.parametrize("junk", [None, [1], {"model": 1}, torch.ones(1)])
+def test_what_is_no_state_is_refused(loader: DistNeighborLoader, junk: object) -> None:
+    with pytest.raises(ConfigError, match="what state_dict"):
+        loader.load_state_dict(junk)
+
+
+def test_the_finished_flag_is_set_by_the_end_of_the_epoch_alone(loader: DistNeighborLoader) -> None:
+    loader.set_epoch(4)
+    flags = [loader.state_dict()["finished"]]
+    for _ in loader:
+        flags.append(loader.state_dict()["finished"])
+    flags.append(loader.state_dict()["finished"])
+    assert flags == [False] * 8 + [True]
+
+
+def test_features_are_cast_on_the_way(loader: DistNeighborLoader, data: Data) -> None:
+    """Around a loader, `DevicePrefetcher` delivers another dtype; resuming works as without it."""
+    types = {"x": torch.float32, "edge_attr": torch.float32}
+    cast = DevicePrefetcher(loader, "cpu", cast=types)
+    cast.set_epoch(5)
+    found = list(islice(cast, 2))
+    state = cast.state_dict()
+    assert state["yielded"] == 2
+    cast.load_state_dict(state)
+    found += list(cast)
+    loader.set_epoch(5)
+    plain = list(loader)
+    assert {plain[0].x.dtype, plain[0].edge_attr.dtype} == {torch.float16, torch.uint8}
+    for batch, stored in zip(found, plain, strict=True):
+        for name in types:
+            stored[name] = stored[name].float()
+        assert torch.equal(batch.x, data.x[batch.n_id].float())
+    check_same_batches(found, plain)
