@@ -50,6 +50,8 @@ caller: ContextVar[Hashable] = ContextVar("caller", default="this process")
 """The client that the request being served came from."""
 
 _RESERVED_PORTS = 64
+_END_S = 60.0
+"""The most that a closing server waits for a producer's workers to end."""
 
 
 @dataclass
@@ -143,13 +145,13 @@ class DistServer:
             shared = self._start(
                 slot.id, sampler_input, sampling_config, worker_options, sampler_options, request
             )
+            self._adopt(slot, shared, client)
         except BaseException as error:
             slot.error = error
             self._forget(slot.id)
             raise
         finally:
-            slot.ready.set()
-        self._adopt(slot, shared, client)
+            slot.ready.set()  # last: who waits for it looks at the slot next
         return slot.id
 
     def _slot_of(self, client: Hashable, key: str | None) -> tuple[_Slot, bool]:
@@ -199,7 +201,6 @@ class DistServer:
 
     def _adopt(self, slot: _Slot, shared: SharedProducer, client: Hashable) -> None:
         slot.shared = shared
-        slot.ready.set()
         _log.info(
             "server %d: producer %d (%s) started for %s, workers %s",
             *(self.server_rank, slot.id, shared.key, client, shared.producer.pids),
@@ -236,14 +237,21 @@ class DistServer:
         self._shared(producer_id)
         self._end(producer_id)
 
-    def release_sampling_producer(self, producer_id: int, consumer: int = 0) -> None:
+    def release_sampling_producer(
+        self, producer_id: int, consumer: int = 0, *, linger_s: float = LINGER_S
+    ) -> None:
         """Let a consumer go; the producer ends with the last one.
+
+        Args:
+            producer_id: From `create_sampling_producer`.
+            consumer: Its number.
+            linger_s: How long the workers may go on answering those of other servers.
 
         Raises:
             UsageError: There is no such producer, or consumer.
         """
         if self._shared(producer_id).release(consumer):
-            self._end(producer_id)
+            self._end(producer_id, linger_s)
 
     def _end(self, producer_id: int, linger_s: float = LINGER_S) -> None:
         shared = self._forget(producer_id)
@@ -326,8 +334,8 @@ class DistServer:
                     "server %d: client %s left producer %d (%s)",
                     *(self.server_rank, client, slot.id, slot.shared.key),
                 )
-                try:
-                    self.release_sampling_producer(slot.id, consumer)
+                try:  # at once: whoever its workers answered belongs to the same client
+                    self.release_sampling_producer(slot.id, consumer, linger_s=0.0)
                 except GiglLoaderError as error:  # released or destroyed meanwhile
                     _log.debug("%s", error)
 
@@ -336,8 +344,13 @@ class DistServer:
         with self._lock:
             self._closed = True
             ids = [slot.id for slot in self._slots.values() if slot.shared is not None]
-        for producer_id in ids:
-            self._end(producer_id, linger_s=0.0)
+        threads = [
+            threading.Thread(target=self._end, args=(number, 0.0), daemon=True) for number in ids
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_END_S)
         while self._reserved:
             self._reserved.popleft().close()
 
@@ -353,7 +366,12 @@ class DistServer:
         with self._lock:
             shared = {s.id: s.shared for s in self._slots.values() if s.shared is not None}
             starting = [s.id for s in self._slots.values() if s.shared is None]
+        connections = self.connections()
+        producers = {number: producer.status() for number, producer in shared.items()}
+        failed = sorted(number for number, one in producers.items() if one["failed"] is not None)
+        health = "serving" if not failed else f"serving, but producers {failed} failed"
         return {
+            "health": connections.get("lost") or health,
             "server_rank": self.server_rank,
             "num_servers": self.num_servers,
             "pid": os.getpid(),
@@ -362,9 +380,9 @@ class DistServer:
             "num_partitions": view.num_partitions,
             "num_nodes": dict(view.num_nodes),
             "create_calls": self.create_calls,
-            "producers": {number: producer.status() for number, producer in shared.items()},
+            "producers": producers,
             "starting_producers": starting,
-            **self.connections(),
+            **connections,
         }
 
     def get_schema(self) -> DatasetSchema:
