@@ -228,14 +228,18 @@ class DistServer:
             )
         return slot.shared
 
-    def destroy_sampling_producer(self, producer_id: int) -> None:
+    def destroy_sampling_producer(self, producer_id: int, *, linger_s: float = LINGER_S) -> None:
         """End a producer, whoever else uses it.
+
+        Args:
+            producer_id: From `create_sampling_producer`.
+            linger_s: How long the workers may go on answering those of other servers.
 
         Raises:
             UsageError: There is no such producer.
         """
         self._shared(producer_id)
-        self._end(producer_id)
+        self._end(producer_id, linger_s)
 
     def release_sampling_producer(
         self, producer_id: int, consumer: int = 0, *, linger_s: float = LINGER_S

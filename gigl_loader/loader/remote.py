@@ -3,9 +3,10 @@
 import contextlib
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
     PeerError,
+    PeerTimeoutError,
     SamplingError,
     UsageError,
 )
@@ -33,6 +35,7 @@ from gigl_loader.producer.schedule import num_batches
 
 _log = logging.getLogger(__name__)
 
+_PING_S = 5.0
 _RELEASE_S = 60.0
 """How long servers may take to release producers: their workers may linger."""
 _RELEASE_BROKEN_S = 3.0
@@ -147,7 +150,7 @@ class RemoteSource:
         self, create: Callable[..., int], ranks: list[int], epoch_options: EpochOptions
     ) -> dict[int, int] | Exception:
         """Send the create call to every server, all at once; return producer ids or an error."""
-        limit = 3 * epoch_options.timeout_s + 60.0
+        limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
         try:
             answers = {
                 server: call_server(
@@ -158,8 +161,10 @@ class RemoteSource:
                 for server in self._servers
             }  # fmt: skip
             found: dict[int, int] = {}
-            error: Exception | None = None
             deadline = time.monotonic() + limit  # of all servers together
+            error: Exception | None = self._silent(answers, epoch_options.timeout_s)
+            if error is not None:  # the others wait for that server
+                deadline = time.monotonic()
             for server, answer in answers.items():
                 try:
                     what = f"starting a producer on storage server {server}"
@@ -175,11 +180,34 @@ class RemoteSource:
         except Exception as error:
             return error
 
+    def _silent(
+        self, answers: dict[int, "Future[int]"], timeout_s: float
+    ) -> PeerTimeoutError | None:
+        """Wait for ``answers``; after ``timeout_s``, return an error if a server is stopped.
+
+        A server that lives has deadlines of its own, and reports.
+        """
+        wait(answers.values(), timeout_s)
+        pings = {
+            server: call_server(server, os.getpid)
+            for server, answer in answers.items()
+            if not answer.done()
+        }
+        wait(pings.values(), _PING_S)
+        silent = [self._cluster.link(server) for server, ping in pings.items() if not ping.done()]
+        if not silent:
+            return None
+        names = " and ".join(link.name for link in silent)
+        return PeerTimeoutError(
+            f"{names} did not start a producer within {timeout_s:.0f} s, and did not answer "
+            "otherwise: the process is stopped or overloaded; look at its log"
+        )
+
     def _end_late_one(self, server: int, answer: "Future[int]") -> None:
         """End a producer that came up after this process gave it up."""
         if answer.exception() is None:
             link = self._cluster.link(server)
-            link.call(DistServer.destroy_sampling_producer, answer.result())
+            link.call(DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
 
     def _request(
         self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions
@@ -308,7 +336,7 @@ class RemoteSource:
             with contextlib.suppress(GiglLoaderError):
                 link = self._cluster.link(server)
                 if consumer is None:
-                    answer = link.call(DistServer.destroy_sampling_producer, producer)
+                    answer = link.call(DistServer.destroy_sampling_producer, producer, **how)
                 else:
                     answer = link.call(
                         DistServer.release_sampling_producer, producer, consumer, **how
