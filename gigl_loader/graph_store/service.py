@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -329,32 +329,30 @@ class DistServer:
         """Release all that a client has: it ended, or can no longer be reached."""
         with self._lock:
             self._gone.add(client)
-            slots = list(self._slots.values())
-        for slot in slots:
-            if slot.shared is None:
-                continue  # still starting: `_adopt` asks again
-            for consumer in slot.shared.consumers_of(client):
-                _log.info(
-                    "server %d: client %s left producer %d (%s)",
-                    *(self.server_rank, client, slot.id, slot.shared.key),
-                )
-                try:  # at once: whoever its workers answered belongs to the same client
-                    self.release_sampling_producer(slot.id, consumer, linger_s=0.0)
-                except GiglLoaderError as error:  # released or destroyed meanwhile
-                    _log.debug("%s", error)
+            started = [slot for slot in self._slots.values() if slot.shared is not None]
+        _at_once(  # those that are still starting: `_adopt` asks again
+            self._release_of_gone,
+            [
+                (slot.id, consumer, client)
+                for slot in started
+                if slot.shared is not None
+                for consumer in slot.shared.consumers_of(client)
+            ],
+        )
+
+    def _release_of_gone(self, producer_id: int, consumer: int, client: Hashable) -> None:
+        _log.info("server %d: client %s left producer %d", self.server_rank, client, producer_id)
+        try:  # no lingering: whoever the workers answered belongs to the same client
+            self.release_sampling_producer(producer_id, consumer, linger_s=0.0)
+        except GiglLoaderError as error:  # released or destroyed meanwhile
+            _log.debug("%s", error)
 
     def close(self) -> None:
         """End all producers. Idempotent."""
         with self._lock:
             self._closed = True
             ids = [slot.id for slot in self._slots.values() if slot.shared is not None]
-        threads = [
-            threading.Thread(target=self._end, args=(number, 0.0), daemon=True) for number in ids
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_END_S)
+        _at_once(self._end, [(number, 0.0) for number in ids])
         while self._reserved:
             self._reserved.popleft().close()
 
@@ -539,6 +537,15 @@ def _share(ids: Tensor, request: NodeIdsRequest) -> Tensor:
     if not 0 <= request.rank < request.world_size:
         raise ConfigError(f"rank must be in [0, {request.world_size}), got {request.rank}")
     return ids.tensor_split(request.world_size)[request.rank].contiguous()
+
+
+def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
+    """Make all ``calls``, each in a thread: the end of a producer may wait for other servers'."""
+    threads = [threading.Thread(target=function, args=args, daemon=True) for args in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_END_S)
 
 
 def call_on_server(

@@ -39,7 +39,7 @@ _PING_S = 5.0
 _RELEASE_S = 60.0
 """How long servers may take to release producers: their workers may linger."""
 _RELEASE_BROKEN_S = 3.0
-"""The same after a failure: the servers that still answer end the workers at once."""
+"""The same after a failure: servers that still live end the workers at once, waited for or not."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,8 @@ class RemoteSource:
                 UsageError,
             ) as error:  # gone, or this process left: it is freed there
                 if not self._cluster.closed:
-                    _log.warning("storage server %d: %s", server, error)
+                    level = logging.DEBUG if self._broken else logging.WARNING
+                    _log.log(level, "storage server %d: %s", server, error)
 
 
 def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:
