@@ -26,6 +26,8 @@ from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S
 
 _GRAIN = 1 << 16
+_DESCRIBE_S = 2.0
+"""How long stalled servers may take to say what their workers do."""
 _MOST_SPARE = 8
 """Buffers kept for the next batch beyond those in use."""
 
@@ -158,7 +160,8 @@ class RemoteReceivingChannel(ChannelBase):
             batches: ``(place among the servers, batch)``, in the order of the epoch.
 
         Raises:
-            PeerError: A server or worker failed.
+            PeerError: A server or worker failed, or a server did not answer in time. The others
+                have been told to stop.
         """
         self._check_open()
         with self._changed:
@@ -183,9 +186,14 @@ class RemoteReceivingChannel(ChannelBase):
             )
             for server, wanted in zip(self._servers, by_server, strict=True)
         ]  # fmt: skip
-        for server, answer in zip(self._servers, answers, strict=True):
-            what = f"the start of epoch {epoch} on storage server {server.rank}"
-            result_of(answer, self._timeout_s, what)
+        deadline = time.monotonic() + self._timeout_s  # of all servers together
+        try:
+            for server, answer in zip(self._servers, answers, strict=True):
+                what = f"the start of epoch {epoch} on storage server {server.rank}"
+                result_of(answer, deadline - time.monotonic(), what, self._timeout_s)
+        except BaseException:
+            self.cancel()
+            raise
         with self._changed:
             self._last_arrival = time.monotonic()
         for server in self._servers:
@@ -309,15 +317,20 @@ class RemoteReceivingChannel(ChannelBase):
         return self._taken if self._taken in self._arrived else None
 
     def _stalled(self, limit: float) -> PeerTimeoutError:
-        waiting = [server for server in self._servers if server.asked]
+        asked = [
+            (server, self._call(server, DistServer.describe_workers, server.producer_id))
+            for server in self._servers
+            if server.asked
+        ]
+        deadline = time.monotonic() + _DESCRIBE_S  # of all servers together
         texts = []
-        for server in waiting:
+        for server, answer in asked:
             try:
-                answer = self._call(server, DistServer.describe_workers, server.producer_id)
-                state = answer.result(2.0)
+                state = answer.result(max(0.0, deadline - time.monotonic()))
             except Exception as error:  # the stall is what counts
-                state = f"does not answer ({type(error).__name__})"
-            texts.append(f"storage server {server.rank}: {state}")
+                why = type(error).__name__
+                state = f"does not answer ({why}): its process is stopped or overloaded"
+            texts.append(f"{self._cluster.link(server.rank).name}: {state}")
         return PeerTimeoutError(
             f"no batch of epoch {self._epoch} came for {limit:.1f} s; waiting for "
             f"{'; '.join(texts) or 'the end of the epoch'}; if a batch really takes that long, "

@@ -1,6 +1,7 @@
 """`RemoteDistDataset`: a handle on a graph that storage servers hold; and where those are."""
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -291,10 +292,12 @@ class RemoteDistDataset:
         function = getattr(DistServer, name)
         servers = range(self._cluster_info.num_storage_nodes)
         answers = {server: call_server(server, function, *args) for server in servers}
-        return {
-            server: result_of(answer, CALL_TIMEOUT_S, f"{name} on storage server {server}")
-            for server, answer in answers.items()
-        }
+        deadline = time.monotonic() + CALL_TIMEOUT_S  # of all servers together
+        found = {}
+        for server, answer in answers.items():
+            what = f"{name} on storage server {server}"
+            found[server] = result_of(answer, deadline - time.monotonic(), what, CALL_TIMEOUT_S)
+        return found
 
     def _once(self, key: tuple[Any, ...], fetch: Callable[[], T]) -> T:
         """Let local rank 0 fetch, and all processes of this machine have what it got."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.graph_store import wire
 from gigl_loader.graph_store.rpc import CALL_TIMEOUT_S, Cluster, result_of
 
@@ -65,6 +66,7 @@ def init_compute_process(
         cluster_info.compute_cluster_world_size,
     )
     num_servers = cluster_info.num_storage_nodes
+    deadline = time.monotonic() + timeout_s
     cluster = Cluster.join(
         cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
         rank=rank, world_size=world_size, num_servers=num_servers,
@@ -72,7 +74,7 @@ def init_compute_process(
     )  # fmt: skip
     try:
         _set_client_context(num_servers, world_size, rank, "gigl_loader_clients")
-        _start_group(rank, world_size, cluster_info, compute_world_backend)
+        _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
     except BaseException:
         cluster.close()
         raise
@@ -96,16 +98,40 @@ def compute_rank(local_rank: int, cluster_info: Any) -> int:
     return int(node) * int(per_node) + local_rank
 
 
-def _start_group(rank: int, world_size: int, info: Any, backend: str | None) -> None:
+def _start_group(
+    rank: int, world_size: int, info: Any, backend: str | None, deadline: float
+) -> None:
     host, port = info.compute_cluster_master_ip, info.compute_cluster_master_port
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if has_agent and os.environ.get("MASTER_PORT") == str(port):
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=_GROUP_TIMEOUT)
         return
     # torch's own tcp:// would look for the store of torchrun's agent on this port
-    store = dist.TCPStore(host, port, world_size, rank == 0, _GROUP_TIMEOUT)  # type: ignore[attr-defined]
+    left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    try:
+        store = dist.TCPStore(host, port, world_size, rank == 0, left)  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        raise _no_meeting(rank, host, port, left, error) from error
+    store.set_timeout(_GROUP_TIMEOUT)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=_GROUP_TIMEOUT
+    )
+
+
+def _no_meeting(
+    rank: int, host: str, port: int, waited: timedelta, error: RuntimeError
+) -> Exception:
+    """Return what to raise where compute processes did not find each other."""
+    if rank == 0 and "EADDRINUSE" in str(error):
+        return ConfigError(
+            f"compute process 0 cannot listen on {host}:{port}, where the compute processes meet: "
+            "another program does; give another compute_cluster_master_port"
+        )
+    return PeerTimeoutError(
+        f"compute process {rank} did not meet the others at {host}:{port} within "
+        f"{waited.total_seconds():.0f} s, after all had joined the storage cluster: one of them "
+        "died, or compute_cluster_master_ip or a firewall is in the way "
+        f"({str(error).splitlines()[0]})"
     )
 
 

@@ -115,9 +115,12 @@ class Session:
         """Say something that is no answer."""
         self._connection.send(wire.NOTE, 0, text)
 
-    def end(self, reason: str) -> None:
-        """Say why, and close."""
+    def say_goodbye(self, reason: str) -> None:
+        """Tell the other side that this server ends; never waits."""
         self._connection.send(wire.BYE, 0, reason)
+
+    def close(self) -> None:
+        """End the connection."""
         self._connection.close()
 
     # -- called by the connection ---------------------------------------------------------------
@@ -183,7 +186,8 @@ class Session:
         return call_on_server(self._endpoint.server, function, args, keywords)
 
     def _fail(self, frame: Frame, error: BaseException) -> None:
-        _log.warning("%s: a request failed: %s: %s", self.name, type(error).__name__, error)
+        if not self._endpoint.is_closing:  # else they fail for that reason
+            _log.warning("%s: a request failed: %s: %s", self.name, type(error).__name__, error)
         self._connection.send(wire.ERROR, frame.request, RemoteFailure.of(error))
 
 
@@ -261,6 +265,7 @@ class Endpoint:
                 session.refuse(error)
                 return
             self._begin_if_complete()
+            self._tell_waiting()
 
     def _check(self, hello: Hello) -> None:
         if self._error is not None:
@@ -361,7 +366,10 @@ class Endpoint:
                     self.over.set()
             if time.monotonic() >= report:
                 report += _HEALTH_EVERY_S
-                self._log_health()
+                try:
+                    self._log_health()
+                except Exception:  # this thread also ends a server that has lost another
+                    _log.exception("cannot tell the state of this server")
 
     def _tell_waiting(self) -> None:
         book = self._book
@@ -375,14 +383,16 @@ class Endpoint:
                 text += f"; storage servers {missing} have not loaded their partitions yet"
             waiting = list(book.present.values())
         for session in waiting:
-            session.note(f"wait: {text}")
+            session.note(text)
 
     def _log_health(self) -> None:
         status = self.server.status()
         producers = status["producers"].values()
         _log.info(
-            "storage server %d: partition %d of %d, %d clients, %d producers, %d bytes queued",
-            *(status["server_rank"], status["partition_idx"], status["num_partitions"]),
+            "storage server %d is %s: partition %d of %d, %d clients, %d producers, "
+            "%d bytes queued",
+            *(status["server_rank"], status["health"]),
+            *(status["partition_idx"], status["num_partitions"]),
             *(len(status["clients"]), len(producers), sum(p["queued_bytes"] for p in producers)),
         )
 
@@ -415,7 +425,10 @@ class Endpoint:
             self.lose(str(error))
 
     def close(self, reason: str = "it was shut down") -> None:
-        """End: producers first, then connections. Idempotent."""
+        """End: say so to all, then end producers, then connections. Idempotent.
+
+        Goodbyes come first, so that clients hear why, and not that their producer is gone.
+        """
         with self._lock:
             if self._stopping:
                 return
@@ -423,14 +436,21 @@ class Endpoint:
             sessions = list(self._sessions)
         self.over.set()
         self._listener.close()
+        for session in sessions:
+            session.say_goodbye(reason)
         self.server.close()
-        threads = [threading.Thread(target=s.end, args=(reason,), daemon=True) for s in sessions]
+        threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(5.0)
         if self._leader is not None:
             self._leader.close()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether this server ends."""
+        return self._stopping
 
     @property
     def error(self) -> ServerDiedError | None:

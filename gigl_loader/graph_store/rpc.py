@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -154,8 +155,8 @@ class ServerLink:
     def __init__(self, rank: int, connection: Connection) -> None:
         self.rank = rank
         self.name = f"storage server {rank} ({connection.name})"
-        self.notes: list[str] = []
-        """What the server said about itself, newest last."""
+        self.notes: deque[str] = deque(maxlen=8)
+        """What the server said last about itself, newest last."""
         self._connection = connection
         self._lock = threading.Lock()
         self._pending: dict[int, Pending] = {}
@@ -202,7 +203,13 @@ class ServerLink:
 
     def allocate(self, request: int, nbytes: int) -> tuple[memoryview, Any]:
         """Ask whoever waits for this batch."""
-        return self._pending[request].allocate(nbytes)
+        with self._lock:
+            pending = self._pending.get(request)
+        if pending is None and self._error is not None:
+            raise EOFError("the link is over: nobody waits for its batches")
+        if pending is None:
+            raise ProtocolError(f"{self.name} answered request {request}: there is none")
+        return pending.allocate(nbytes)
 
     def on_frame(self, frame: Frame) -> None:
         """Hand an answer to whoever waits for it."""
@@ -210,11 +217,13 @@ class ServerLink:
             self.notes.append(str(frame.body))
             _log.info("%s: %s", self.name, frame.body)
         elif frame.kind == wire.BYE:
-            self._end(ServerDiedError(f"{self.name} is gone: {frame.body}"))
+            self._end(self._gone(str(frame.body)))
         else:
             with self._lock:
                 pending = self._pending.pop(frame.request, None)
             if pending is None:
+                if self._error is not None:
+                    return  # the link is over: all that was under way has failed
                 raise ProtocolError(f"{self.name} answered request {frame.request}: there is none")
             if frame.kind == wire.ERROR:
                 pending.fail(rebuilt(self.name, frame.body))
@@ -224,14 +233,15 @@ class ServerLink:
     def on_close(self, error: BaseException | None) -> None:
         """Fail all that is under way."""
         if isinstance(error, EOFError):
-            why = "its process ended, was killed or was stopped"
+            why = "its process ended or was killed; see its log"
         else:
-            why = f"the connection broke ({type(error).__name__}: {error})"
-        self._end(
-            ServerDiedError(
-                f"{self.name} is gone: {why}; see its log. The loaders of this job cannot go on: "
-                "start the job again once the storage cluster is up"
-            )
+            why = f"the connection broke ({type(error).__name__}: {error}); see its log"
+        self._end(self._gone(why))
+
+    def _gone(self, why: str) -> ServerDiedError:
+        return ServerDiedError(
+            f"{self.name} is gone: {why}. The loaders of this job cannot go on: start the job "
+            "again once the storage cluster is up"
         )
 
     def _end(self, error: ServerDiedError | UsageError) -> None:
@@ -244,21 +254,27 @@ class ServerLink:
             one.fail(self.error or error)
 
 
-def result_of(future: "Future[T]", timeout_s: float, what: str) -> T:
+def result_of(future: "Future[T]", timeout_s: float, what: str, limit_s: float | None = None) -> T:
     """Return what ``future`` holds.
+
+    Args:
+        future: Of a call.
+        timeout_s: How long to wait for it; below zero: not at all.
+        what: Named in the error.
+        limit_s: The limit to name there, where others were awaited before; None: ``timeout_s``.
 
     Raises:
         PeerTimeoutError: It took longer than ``timeout_s``.
         Exception: What the server raised, or why it is gone.
     """
     try:
-        return future.result(timeout_s)
+        return future.result(max(0.0, timeout_s))
     except FutureTimeoutError as error:
-        if future.done():  # the server's own, not ours
-            raise
+        if future.done():  # just now, or with a timeout of the server's own
+            return future.result()
         raise PeerTimeoutError(
-            f"{what} took longer than {timeout_s:.0f} s: the storage server is stopped or "
-            "overloaded; look at its log"
+            f"{what} took longer than {limit_s or timeout_s:.0f} s: the storage server is stopped "
+            "or overloaded; look at its log"
         ) from error
 
 
@@ -301,7 +317,8 @@ class Cluster:
         links = [first]
         try:
             hello = Hello(role=CLIENT, rank=rank, num_servers=num_servers, world_size=world_size)
-            welcome = cls._await(first, first.hello(hello), deadline, timeout_s)
+            progress = wire.Progress(me, deadline)
+            welcome = cls._await(first, first.hello(hello), progress, deadline, timeout_s)
             for server, (address, its_port) in enumerate(welcome.addresses[1:], start=1):
                 what = f"storage server {server}"
                 connection = wire.connect_patiently(
@@ -313,7 +330,7 @@ class Cluster:
                 job=welcome.job,
             )  # fmt: skip
             for link, answer in [(link, link.hello(known)) for link in links[1:]]:
-                cls._await(link, answer, deadline, timeout_s)
+                cls._await(link, answer, progress, deadline, timeout_s)
         except BaseException:
             for link in links:
                 link.close()
@@ -322,17 +339,22 @@ class Cluster:
 
     @staticmethod
     def _await(
-        link: ServerLink, answer: "Future[Welcome]", deadline: float, timeout_s: float
-    ) -> Welcome:
-        try:
-            return answer.result(max(0.1, deadline - time.monotonic()))
-        except FutureTimeoutError as error:
-            if answer.done():
-                raise
-            last = link.notes[-1] if link.notes else "it said nothing"
-            raise PeerTimeoutError(
-                f"{link.name} did not let this process in within {timeout_s:.0f} s: {last}"
-            ) from error
+        link: ServerLink, answer: "Future[Welcome]", progress: wire.Progress, deadline: float,
+        timeout_s: float,
+    ) -> Welcome:  # fmt: skip
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return answer.result(min(left, progress.next_in_s + 0.01))
+            except FutureTimeoutError as error:
+                if answer.done():  # just now, or with a timeout of the server's own
+                    return answer.result()
+                last = link.notes[-1] if link.notes else "it said nothing"
+                if time.monotonic() >= deadline:
+                    raise PeerTimeoutError(
+                        f"{link.name} did not let this process in within {timeout_s:.0f} s: {last}"
+                    ) from error
+                progress.say(f"{link.name} to let it in ({last})")
 
     def link(self, server_rank: int) -> ServerLink:
         """Return the link to a server.

@@ -37,7 +37,8 @@ class StorageProcess:
     def wait(self, timeout_s: float | None = None) -> int:
         """Serve until all jobs are done or a signal comes; return how many jobs were served.
 
-        SIGTERM and SIGINT end it where this is the main thread: producers first, then connections.
+        SIGTERM and SIGINT end it where this is the main thread: clients are told, then producers
+        end, then connections. A second signal changes nothing; torchrun sends one after Ctrl-C.
 
         Args:
             timeout_s: Return after this long, still serving; None: never.
@@ -50,9 +51,9 @@ class StorageProcess:
             while not self._endpoint.over.wait(0.5):
                 if deadline is not None and time.monotonic() >= deadline:
                     return self._endpoint.jobs_served
-        error = self._endpoint.error
-        failed = error is not None and not self._told
-        self.close("another storage server was lost" if failed else "it was shut down")
+            error = self._endpoint.error
+            failed = error is not None and not self._told
+            self.close("another storage server was lost" if failed else "it was shut down")
         if failed and error is not None:
             raise error
         return self._endpoint.jobs_served

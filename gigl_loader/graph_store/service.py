@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -50,6 +50,8 @@ caller: ContextVar[Hashable] = ContextVar("caller", default="this process")
 """The client that the request being served came from."""
 
 _RESERVED_PORTS = 64
+_END_S = 60.0
+"""The most that a closing server waits for a producer's workers to end."""
 
 
 @dataclass
@@ -143,13 +145,13 @@ class DistServer:
             shared = self._start(
                 slot.id, sampler_input, sampling_config, worker_options, sampler_options, request
             )
+            self._adopt(slot, shared, client)
         except BaseException as error:
             slot.error = error
             self._forget(slot.id)
             raise
         finally:
-            slot.ready.set()
-        self._adopt(slot, shared, client)
+            slot.ready.set()  # last: who waits for it looks at the slot next
         return slot.id
 
     def _slot_of(self, client: Hashable, key: str | None) -> tuple[_Slot, bool]:
@@ -199,7 +201,6 @@ class DistServer:
 
     def _adopt(self, slot: _Slot, shared: SharedProducer, client: Hashable) -> None:
         slot.shared = shared
-        slot.ready.set()
         _log.info(
             "server %d: producer %d (%s) started for %s, workers %s",
             *(self.server_rank, slot.id, shared.key, client, shared.producer.pids),
@@ -227,23 +228,34 @@ class DistServer:
             )
         return slot.shared
 
-    def destroy_sampling_producer(self, producer_id: int) -> None:
+    def destroy_sampling_producer(self, producer_id: int, *, linger_s: float = LINGER_S) -> None:
         """End a producer, whoever else uses it.
+
+        Args:
+            producer_id: From `create_sampling_producer`.
+            linger_s: How long the workers may go on answering those of other servers.
 
         Raises:
             UsageError: There is no such producer.
         """
         self._shared(producer_id)
-        self._end(producer_id)
+        self._end(producer_id, linger_s)
 
-    def release_sampling_producer(self, producer_id: int, consumer: int = 0) -> None:
+    def release_sampling_producer(
+        self, producer_id: int, consumer: int = 0, *, linger_s: float = LINGER_S
+    ) -> None:
         """Let a consumer go; the producer ends with the last one.
+
+        Args:
+            producer_id: From `create_sampling_producer`.
+            consumer: Its number.
+            linger_s: How long the workers may go on answering those of other servers.
 
         Raises:
             UsageError: There is no such producer, or consumer.
         """
         if self._shared(producer_id).release(consumer):
-            self._end(producer_id)
+            self._end(producer_id, linger_s)
 
     def _end(self, producer_id: int, linger_s: float = LINGER_S) -> None:
         shared = self._forget(producer_id)
@@ -317,27 +329,30 @@ class DistServer:
         """Release all that a client has: it ended, or can no longer be reached."""
         with self._lock:
             self._gone.add(client)
-            slots = list(self._slots.values())
-        for slot in slots:
-            if slot.shared is None:
-                continue  # still starting: `_adopt` asks again
-            for consumer in slot.shared.consumers_of(client):
-                _log.info(
-                    "server %d: client %s left producer %d (%s)",
-                    *(self.server_rank, client, slot.id, slot.shared.key),
-                )
-                try:
-                    self.release_sampling_producer(slot.id, consumer)
-                except GiglLoaderError as error:  # released or destroyed meanwhile
-                    _log.debug("%s", error)
+            started = [slot for slot in self._slots.values() if slot.shared is not None]
+        _at_once(  # those that are still starting: `_adopt` asks again
+            self._release_of_gone,
+            [
+                (slot.id, consumer, client)
+                for slot in started
+                if slot.shared is not None
+                for consumer in slot.shared.consumers_of(client)
+            ],
+        )
+
+    def _release_of_gone(self, producer_id: int, consumer: int, client: Hashable) -> None:
+        _log.info("server %d: client %s left producer %d", self.server_rank, client, producer_id)
+        try:  # no lingering: whoever the workers answered belongs to the same client
+            self.release_sampling_producer(producer_id, consumer, linger_s=0.0)
+        except GiglLoaderError as error:  # released or destroyed meanwhile
+            _log.debug("%s", error)
 
     def close(self) -> None:
         """End all producers. Idempotent."""
         with self._lock:
             self._closed = True
             ids = [slot.id for slot in self._slots.values() if slot.shared is not None]
-        for producer_id in ids:
-            self._end(producer_id, linger_s=0.0)
+        _at_once(self._end, [(number, 0.0) for number in ids])
         while self._reserved:
             self._reserved.popleft().close()
 
@@ -353,7 +368,12 @@ class DistServer:
         with self._lock:
             shared = {s.id: s.shared for s in self._slots.values() if s.shared is not None}
             starting = [s.id for s in self._slots.values() if s.shared is None]
+        connections = self.connections()
+        producers = {number: producer.status() for number, producer in shared.items()}
+        failed = sorted(number for number, one in producers.items() if one["failed"] is not None)
+        health = "serving" if not failed else f"serving, but producers {failed} failed"
         return {
+            "health": connections.get("lost") or health,
             "server_rank": self.server_rank,
             "num_servers": self.num_servers,
             "pid": os.getpid(),
@@ -362,9 +382,9 @@ class DistServer:
             "num_partitions": view.num_partitions,
             "num_nodes": dict(view.num_nodes),
             "create_calls": self.create_calls,
-            "producers": {number: producer.status() for number, producer in shared.items()},
+            "producers": producers,
             "starting_producers": starting,
-            **self.connections(),
+            **connections,
         }
 
     def get_schema(self) -> DatasetSchema:
@@ -517,6 +537,15 @@ def _share(ids: Tensor, request: NodeIdsRequest) -> Tensor:
     if not 0 <= request.rank < request.world_size:
         raise ConfigError(f"rank must be in [0, {request.world_size}), got {request.rank}")
     return ids.tensor_split(request.world_size)[request.rank].contiguous()
+
+
+def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
+    """Make all ``calls``, each in a thread: the end of a producer may wait for other servers'."""
+    threads = [threading.Thread(target=function, args=args, daemon=True) for args in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_END_S)
 
 
 def call_on_server(

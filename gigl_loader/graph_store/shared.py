@@ -24,6 +24,7 @@ _NONE, _BROKEN = -1, -2
 Fetched = tuple[Received | None, bool]
 """(a batch or None, whether the consumer's epoch is over)."""
 _STALE: Fetched = (None, False)
+_Answers = list[tuple["Future[Fetched]", Fetched | GiglLoaderError]]
 
 
 @dataclass
@@ -37,6 +38,7 @@ class _Consumer:
     """Batches of the epoch that were not fetched."""
     waiting: deque["Future[Fetched]"] = field(default_factory=deque)
     error: GiglLoaderError | None = None
+    """Why the epoch cannot go on; it does where this is of the epoch before, see `_serve`."""
     released: bool = False
 
 
@@ -119,8 +121,6 @@ class SharedProducer:
         with self._lock:
             consumer = self._get(number)
             self._check()
-            if consumer.error is not None:
-                raise consumer.error
             if consumer.round == _NONE:
                 raise UsageError(f"producer {self.key!r}: fetch before start_new_epoch_sampling")
             if consumer.round == _BROKEN or round_number not in (None, consumer.round):
@@ -168,12 +168,19 @@ class SharedProducer:
 
     # -- batches --------------------------------------------------------------------------------
 
-    def _serve(self, number: int, consumer: _Consumer) -> list[tuple["Future[Fetched]", Fetched]]:
-        """Take what has arrived for the fetches that wait."""
-        done: list[tuple[Future[Fetched], Fetched]] = []
+    def _serve(self, number: int, consumer: _Consumer) -> _Answers:
+        """Take what has arrived for the fetches that wait.
+
+        A batch that fails ends its epoch in the producer. So a failure counts where the producer
+        has ended an epoch of which batches are left; else it is one of an epoch that the client
+        broke off and followed with the next, before the failure was heard of here.
+        """
+        done: _Answers = []
         while consumer.waiting:
-            received, _ = self.producer.take(number)
+            received, is_over = self.producer.take(number)
             if received is None and consumer.left > 0:
+                if is_over and consumer.error is not None:
+                    done += [(future, consumer.error) for future in self._take_waiting(consumer)]
                 break
             consumer.left -= received is not None
             done.append((consumer.waiting.popleft(), (received, consumer.left == 0)))
@@ -186,14 +193,17 @@ class SharedProducer:
                 self.producer.pump(_POLL_S, failures)
             except GiglLoaderError as error:
                 if not self._closing:
-                    self._fail(error, None)
+                    self._fail(error)
                 return
             for number, failure in failures:
-                self._fail(failure, number)
+                _log.error("producer %r: %s", self.key, failure)
+                with self._lock:
+                    if number in self._consumers:
+                        self._consumers[number].error = failure
             self._serve_all()
 
     def _serve_all(self) -> None:
-        done = []
+        done: _Answers = []
         with self._lock:
             largest = max(self._memory.largest, 1)
             limit = max(1, min(self._limit, self._limit_bytes // largest))
@@ -203,35 +213,32 @@ class SharedProducer:
                     try:
                         done += self._serve(number, consumer)
                     except GiglLoaderError as error:
-                        self._fail(error, None)
+                        self._fail(error)
         _answer(done)
 
-    def _fail(self, error: GiglLoaderError, number: int | None) -> None:
-        """Hand an error to the consumer that it is of, or to all of them."""
+    def _fail(self, error: GiglLoaderError) -> None:
+        """Give up: hand an error to all consumers, now and from now on."""
         failed: list[Future[Fetched]] = []
         with self._lock:
-            if number is None:
-                self._fatal = error
-            for place, consumer in self._consumers.items():
-                if number in (None, place):
-                    consumer.error = error
-                    failed += self._take_waiting(consumer)
+            self._fatal = error
+            for consumer in self._consumers.values():
+                failed += self._take_waiting(consumer)
         _log.error("producer %r failed: %s", self.key, error)
-        for future in failed:
-            future.set_exception(error)
+        _answer([(future, error) for future in failed])
 
     # -- state ----------------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
         """Return what there is to know from outside."""
-        return {
-            "key": self.key,
-            "consumers": [str(c.client) for c in self._consumers.values() if not c.released],
-            "worker_pids": self.producer.pids,
-            "queued_batches": self.producer.queue_depth,
-            "queued_bytes": self._memory.leased_bytes,
-            "failed": None if self._fatal is None else str(self._fatal),
-        }
+        with self._lock:  # consumers, and with them the producer's streams, come and go
+            return {
+                "key": self.key,
+                "consumers": [str(c.client) for c in self._consumers.values() if not c.released],
+                "worker_pids": self.producer.pids,
+                "queued_batches": self.producer.queue_depth,
+                "queued_bytes": self._memory.leased_bytes,
+                "failed": None if self._fatal is None else str(self._fatal),
+            }
 
     def describe_workers(self) -> str:
         """Say what the workers are doing."""
@@ -244,10 +251,13 @@ class SharedProducer:
         self.producer.shutdown(*(() if linger_s is None else (linger_s,)))
         with self._lock:
             waiting = [f for c in self._consumers.values() for f in self._take_waiting(c)]
-        for future in waiting:
-            future.set_exception(UsageError(f"producer {self.key!r} was destroyed"))
+        destroyed = UsageError(f"producer {self.key!r} was destroyed")
+        _answer([(future, destroyed) for future in waiting])
 
 
-def _answer(answers: Sequence[tuple["Future[Fetched]", Fetched]]) -> None:
-    for future, fetched in answers:
-        future.set_result(fetched)
+def _answer(answers: Sequence[tuple["Future[Fetched]", Fetched | GiglLoaderError]]) -> None:
+    for future, answer in answers:
+        if isinstance(answer, GiglLoaderError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)

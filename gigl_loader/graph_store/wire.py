@@ -44,6 +44,8 @@ _MAGIC = b"GLs1"
 _HEAD = struct.Struct("<4sBQQQ")  # magic, kind, request, bytes of the body, bytes of tensors
 _HANDSHAKE_S = 10.0
 _FLUSH_S = 2.0
+_FIRST_REPORT_S = 5.0
+_REPORT_EVERY_S = 10.0
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 3, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 4}
 """An idle connection to a machine that is gone breaks after seven seconds."""
 
@@ -263,7 +265,7 @@ def connect(host: str, port: int, token: bytes, name: str, deadline: float) -> C
     sock = socket.create_connection((host, port), left)
     connection = Connection(sock, f"{host}:{port}")
     try:
-        _peer_wire.join(connection.incoming, token, name, time.monotonic() + _HANDSHAKE_S)
+        _peer_wire.join(connection.incoming, token, name, time.monotonic() + left)
     except JoinRefusedError as error:
         connection.close()
         raise JoinRefusedError(
@@ -279,6 +281,44 @@ def connect(host: str, port: int, token: bytes, name: str, deadline: float) -> C
     return connection
 
 
+class Progress:
+    """Says in the log, now and then, what this process waits for.
+
+    As warnings: these show where no logging was set up, and a process that waits for minutes
+    without a word looks like one that hangs.
+
+    Args:
+        name: Who waits.
+        deadline: Until when (`time.monotonic`).
+    """
+
+    def __init__(self, name: str, deadline: float) -> None:
+        self._name = name
+        self._started = time.monotonic()
+        self._until_s = deadline - self._started
+        self._next = self._started + _FIRST_REPORT_S
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the wait began."""
+        return time.monotonic() - self._started
+
+    @property
+    def next_in_s(self) -> float:
+        """Seconds until there is something to say again."""
+        return max(0.0, self._next - time.monotonic())
+
+    def say(self, what: str) -> None:
+        """Say what is waited for, unless that was said a moment ago."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _REPORT_EVERY_S
+            _log.warning(
+                "%s waits for %s since %.0f s; gives up after %.0f s",
+                *(self._name, what, self.waited_s, self._until_s),
+            )
+
+
 def connect_patiently(
     host: str, port: int, token: bytes, name: str, *, deadline: float, what: str
 ) -> Connection:
@@ -289,7 +329,7 @@ def connect_patiently(
         JoinRefusedError: The tokens differ.
         ConfigError: The host has no address.
     """
-    started, report, nap = time.monotonic(), time.monotonic() + 5.0, 0.05
+    progress, nap = Progress(name, deadline), 0.05
     while True:
         try:
             return connect(host, port, token, name, deadline)
@@ -299,15 +339,11 @@ def connect_patiently(
             now = time.monotonic()
             if now >= deadline:
                 raise PeerTimeoutError(
-                    f"{what} at {host}:{port} did not come up within {now - started:.0f} s (last: "
-                    f"{error}): look at its log, check address and firewall, or raise the timeout"
+                    f"{what} at {host}:{port} did not come up within {progress.waited_s:.0f} s "
+                    f"(last: {error}): look at its log, check address and firewall, or raise the "
+                    "timeout"
                 ) from error
-            if now >= report:
-                report = now + 10.0
-                _log.info(
-                    "%s waits for %s at %s:%d since %.0f s; until %.0f s",
-                    *(name, what, host, port, now - started, deadline - started),
-                )
+            progress.say(f"{what} at {host}:{port}")
             time.sleep(min(nap, max(0.0, deadline - now)))
             nap = min(nap * 1.5, 1.0)
 

@@ -536,9 +536,9 @@ class BaseDistLoader(DistLoader):
         """Stop the workers, or release the producers on the servers. Idempotent.
 
         Args:
-            linger_s: Colocated with several partitions: the workers go on answering other ranks
-                until those are done, or have asked nothing for this long (None: 30 s; 0: not at
-                all).
+            linger_s: With several partitions: the workers go on answering those of other ranks or
+                servers until these are done, or have asked nothing for this long (None: 30 s; 0:
+                not at all, and servers that do not answer are not waited for).
         """
         if self._shutdowned:
             return
@@ -547,7 +547,7 @@ class BaseDistLoader(DistLoader):
         self._end_iterator("shutdown() ended it")
         remote = getattr(self, "_remote_source", None)
         if remote is not None:
-            remote.shutdown()
+            remote.shutdown(linger_s)
         producer = getattr(self, "_mp_producer", None)
         if producer is not None:
             producer.shutdown(*(() if linger_s is None else (linger_s,)))

@@ -3,9 +3,12 @@
 import contextlib
 import hashlib
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +17,14 @@ from torch import Tensor
 
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.channel.remote import RemoteReceivingChannel
-from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, UsageError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerError,
+    PeerTimeoutError,
+    SamplingError,
+    UsageError,
+)
 from gigl_loader.graph_store.client import call_server, current_cluster
 from gigl_loader.graph_store.requests import ProducerRequest, share_of_batches
 from gigl_loader.graph_store.rpc import result_of
@@ -24,6 +34,12 @@ from gigl_loader.options import EpochOptions
 from gigl_loader.producer.schedule import num_batches
 
 _log = logging.getLogger(__name__)
+
+_PING_S = 5.0
+_RELEASE_S = 60.0
+"""How long servers may take to release producers: their workers may linger."""
+_RELEASE_BROKEN_S = 3.0
+"""The same after a failure: servers that still live end the workers at once, waited for or not."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,8 @@ class RemoteSource:
         self._producers: dict[int, int] = {}
         self._consumer = 0
         self._num_consumers = 1
+        self._broken = False
+        """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None
         self._own_index: dict[int, int] = {}
 
@@ -132,7 +150,7 @@ class RemoteSource:
         self, create: Callable[..., int], ranks: list[int], epoch_options: EpochOptions
     ) -> dict[int, int] | Exception:
         """Send the create call to every server, all at once; return producer ids or an error."""
-        limit = 3 * epoch_options.timeout_s + 60.0
+        limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
         try:
             answers = {
                 server: call_server(
@@ -143,19 +161,53 @@ class RemoteSource:
                 for server in self._servers
             }  # fmt: skip
             found: dict[int, int] = {}
-            error: Exception | None = None
+            deadline = time.monotonic() + limit  # of all servers together
+            error: Exception | None = self._silent(answers, epoch_options.timeout_s)
+            if error is not None:  # the others wait for that server
+                deadline = time.monotonic()
             for server, answer in answers.items():
                 try:
                     what = f"starting a producer on storage server {server}"
-                    found[server] = result_of(answer, limit, what)
+                    found[server] = result_of(answer, deadline - time.monotonic(), what, limit)
                 except Exception as one:  # every answer is awaited: what started must be ended
                     error = error or one
+                    answer.add_done_callback(partial(self._end_late_one, server))
             if error is None:
                 return found
+            self._broken = True
             self._release(found)
             return error
         except Exception as error:
             return error
+
+    def _silent(
+        self, answers: dict[int, "Future[int]"], timeout_s: float
+    ) -> PeerTimeoutError | None:
+        """Wait for ``answers``; after ``timeout_s``, return an error if a server is stopped.
+
+        A server that lives has deadlines of its own, and reports.
+        """
+        wait(answers.values(), timeout_s)
+        pings = {
+            server: call_server(server, os.getpid)
+            for server, answer in answers.items()
+            if not answer.done()
+        }
+        wait(pings.values(), _PING_S)
+        silent = [self._cluster.link(server) for server, ping in pings.items() if not ping.done()]
+        if not silent:
+            return None
+        names = " and ".join(link.name for link in silent)
+        return PeerTimeoutError(
+            f"{names} did not start a producer within {timeout_s:.0f} s, and did not answer "
+            "otherwise: the process is stopped or overloaded; look at its log"
+        )
+
+    def _end_late_one(self, server: int, answer: "Future[int]") -> None:
+        """End a producer that came up after this process gave it up."""
+        if answer.exception() is None:
+            link = self._cluster.link(server)
+            link.call(DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
 
     def _request(
         self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions
@@ -175,6 +227,7 @@ class RemoteSource:
             self._producers = own
         self._consumer, self._num_consumers = ranks.index(self._cluster.rank), len(ranks)
         if failed:
+            self._broken = True
             self._release_own()
             raise failed[0]
         self.epoch_options = epoch_options
@@ -212,7 +265,8 @@ class RemoteSource:
 
     def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
         """Begin an epoch on the servers; ``batches`` count within this process's share."""
-        self._channel.start_epoch(epoch, [self._share[index] for index in batches])
+        with self._noting_failures():
+            self._channel.start_epoch(epoch, [self._share[index] for index in batches])
 
     def cancel_epoch(self) -> None:
         """Stop sampling for the epoch under way."""
@@ -221,11 +275,22 @@ class RemoteSource:
 
     def next(self, timeout_s: float | None = None) -> Received | None:
         """Return the next batch, or None at the end of the epoch; see the channel's `next`."""
-        received = self._channel.next(timeout_s)
+        with self._noting_failures():
+            received = self._channel.next(timeout_s)
         if received is None or self._num_consumers == 1:
             return received
         index = self._own_index[received.ticket.batch]
         return replace(received, ticket=replace(received.ticket, batch=index))
+
+    @contextlib.contextmanager
+    def _noting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except SamplingError:  # a batch failed; servers and workers are well
+            raise
+        except PeerError:
+            self._broken = True
+            raise
 
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
@@ -244,8 +309,14 @@ class RemoteSource:
 
     # -- end ------------------------------------------------------------------------------------
 
-    def shutdown(self) -> None:
-        """Release the producers on all servers, all at once. Idempotent, never raises."""
+    def shutdown(self, linger_s: float | None = None) -> None:
+        """Release the producers on all servers, all at once. Idempotent, never raises.
+
+        Args:
+            linger_s: How long workers may go on answering those of other servers. None: the
+                servers' default; 0 is taken after a failure in any case.
+        """
+        self._broken = self._broken or linger_s == 0.0
         if self.channel is not None:
             self.channel.cancel()
             self.channel.close()
@@ -257,24 +328,31 @@ class RemoteSource:
 
     def _release(self, producers: dict[int, int], consumer: int | None = None) -> None:
         """Release this process's share of producers; None: end them."""
+        how = {"linger_s": 0.0} if self._broken else {}
+        limit = _RELEASE_BROKEN_S if self._broken else _RELEASE_S
+        deadline = time.monotonic() + limit  # of all servers together
         answers = []
         for server, producer in producers.items():
             with contextlib.suppress(GiglLoaderError):
                 link = self._cluster.link(server)
                 if consumer is None:
-                    answer = link.call(DistServer.destroy_sampling_producer, producer)
+                    answer = link.call(DistServer.destroy_sampling_producer, producer, **how)
                 else:
-                    answer = link.call(DistServer.release_sampling_producer, producer, consumer)
+                    answer = link.call(
+                        DistServer.release_sampling_producer, producer, consumer, **how
+                    )
                 answers.append((server, answer))
         for server, answer in answers:
             try:
-                result_of(answer, 60.0, f"the release of a producer on storage server {server}")
+                what = f"the release of a producer on storage server {server}"
+                result_of(answer, deadline - time.monotonic(), what, limit)
             except (
                 PeerError,
                 UsageError,
             ) as error:  # gone, or this process left: it is freed there
                 if not self._cluster.closed:
-                    _log.warning("storage server %d: %s", server, error)
+                    level = logging.DEBUG if self._broken else logging.WARNING
+                    _log.log(level, "storage server %d: %s", server, error)
 
 
 def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:
