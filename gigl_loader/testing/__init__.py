@@ -1,7 +1,7 @@
 """For tests of code that uses gigl_loader: ranks on this machine, tiny graphs, a reference check.
 
-- `run_ranks`: a function on several spawned gloo ranks, without a port, ended as soon as one
-  fails; `one_rank`: this process as the only rank;
+- `run_ranks`: a function on several gloo ranks in processes of their own, without a port, ended as
+  soon as one fails; `one_rank`: this process as the only rank;
 - `TinyGraph`: graphs whose features are the ids, so that a mix-up shows;
 - `check_batch`: what any sampled batch must satisfy, in plain Python;
 - `InProcessPeers`, `sample_message`, `as_worker_gets`: samplers of several partitions in one

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from gigl_loader.testing._forked import ForkedProcess
 
 
 class RankFailed(AssertionError):
@@ -25,7 +26,11 @@ def run_ranks(
     timeout_s: float = 60.0,
     may_die: Collection[int] = (),
 ) -> None:
-    """Call ``fn(rank, world_size, *args)`` on spawned ranks of a gloo group; no port is used.
+    """Call ``fn(rank, world_size, *args)`` on the ranks of a gloo group; no port is used.
+
+    Each rank is a process of its own, with nothing of this one but the environment and what is
+    given here. It is forked from multiprocessing's fork server, which imports this package once and
+    ends with this process: only the first call waits for imports.
 
     Args:
         fn: A function of a module, so that the ranks can import it.
@@ -39,9 +44,8 @@ def run_ranks(
         RankFailed: As soon as a rank raises or is killed, with the tracebacks; or after
             ``timeout_s`` seconds. No rank is left.
     """
-    spawn = mp.get_context("spawn")
     ranks = [  # not daemons: daemons may not start sampling workers of their own
-        spawn.Process(target=_entry, args=(fn, rank, world_size, tmp_path, timeout_s, args))
+        ForkedProcess(target=_entry, args=(fn, rank, world_size, tmp_path, timeout_s, args))
         for rank in range(world_size)
     ]
     deadline = time.monotonic() + timeout_s

@@ -5,7 +5,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import torch.multiprocessing as mp
 from dataset_reference import (
     BUYS,
     KNOWS,
@@ -38,6 +37,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.testing._forked import ForkedProcess
 
 directions = st.sampled_from(["in", "out"])
 
@@ -482,9 +482,7 @@ def test_another_process_reads_it_without_a_copy(tmp_path: Path) -> None:
     edges = dataset.view().adjacency[E]
     expected = data.x.sum().item() + edges.indices.sum().item() + edges.edge_ids.sum().item()
     small = DistDataset.from_pyg(SMALL.to_pyg(), supervision=SMALL.supervision())
-    process = mp.get_context("spawn").Process(
-        target=_read_in_child, args=(dataset, small, str(tmp_path / "answers"))
-    )
+    process = ForkedProcess(target=_read_in_child, args=(dataset, small, str(tmp_path / "answers")))
     process.start()
     process.join(100)
     assert process.exitcode == 0

@@ -7,11 +7,14 @@ import contextlib
 import dataclasses
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import faults
@@ -27,6 +30,7 @@ from gigl_loader import (
     WorkerDiedError,
 )
 from gigl_loader.testing import Footprint, TinyGraph, one_rank, wait_until
+from gigl_loader.testing._forked import ForkedProcess
 
 pytestmark = pytest.mark.multiprocess
 
@@ -243,7 +247,9 @@ def test_shutdown_in_the_middle_of_an_epoch() -> None:
 
 # --- the trainer ----------------------------------------------------------------------------------
 
-ENDS: dict[str, tuple[Callable[[subprocess.Popen], None] | None, int]] = {
+Trainer = subprocess.Popen | ForkedProcess
+
+ENDS: dict[str, tuple[Callable[[Trainer], None] | None, int]] = {
     "SIGKILL": (lambda p: p.kill(), -signal.SIGKILL),
     "SIGTERM": (lambda p: p.terminate(), -signal.SIGTERM),
     "Ctrl-C": (lambda p: os.killpg(p.pid, signal.SIGINT), -signal.SIGINT),
@@ -252,42 +258,68 @@ ENDS: dict[str, tuple[Callable[[subprocess.Popen], None] | None, int]] = {
     "fork": (lambda p: p.kill(), -signal.SIGKILL),
     "early": (lambda p: p.kill(), -signal.SIGKILL),
 }
+KILLED = ("SIGKILL", "SIGTERM", "fork", "early")
+"""Their interpreters do not get to end: forked, they need not import all again."""
+SCRIPT = Path(__file__).parent / "trainer.py"
+
+
+def _run_trainer(arguments: list[str], stdin: Connection, errors: Path) -> None:
+    os.setsid()
+    with errors.open("wb") as stderr:
+        os.dup2(stderr.fileno(), 2)
+    os.dup2(stdin.fileno(), 0)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.argv = ["trainer.py", *arguments]
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+
+
+def _start_trainer(arguments: list[str], stdin: Connection, errors: Path, how: str) -> Trainer:
+    if how in KILLED:
+        forked = ForkedProcess(target=_run_trainer, args=(arguments, stdin, errors))
+        forked.start()
+        return forked
+    script = (
+        f"import sys, runpy; sys.path[:] = {sys.path!r}; sys.argv = {['trainer.py', *arguments]!r}"
+        f"; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    with errors.open("wb") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", script], stdin=stdin,
+            stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True,
+        )  # fmt: skip
+
+
+def _exit_code(trainer: Trainer) -> int | None:
+    return trainer.exitcode if isinstance(trainer, ForkedProcess) else trainer.poll()
 
 
 @pytest.fixture(scope="module")
 def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple]]:
     """All trainers, started at once: starting is the slow part."""
     root = tmp_path_factory.mktemp("trainers")
-    here = Path(__file__).parent
-    code = (
-        "import sys, runpy; sys.path[:] = {!r}; sys.argv = {!r}; "
-        "runpy.run_path({!r}, run_name='__main__')"
-    )
-    started = {}
-    for how in ENDS:
-        argv = ["trainer.py", str(root / how), how]
-        script = code.format(sys.path, argv, str(here / "trainer.py"))
-        with (root / f"{how}.err").open("wb") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", script], stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
-            )  # fmt: skip
-        started[how] = (process, root / how, root / f"{how}.err")
+    started: dict[str, tuple[Trainer, Path, Path, Connection]] = {}
     try:
+        for how in ENDS:
+            folder, errors = root / how, root / f"{how}.err"
+            theirs, ours = Pipe(duplex=False)
+            with theirs:
+                trainer = _start_trainer([str(folder), how], theirs, errors, how)
+            started[how] = (trainer, folder, errors, ours)
         yield started
     finally:
-        for process, *_ in started.values():
-            process.kill()
-            process.communicate()
+        for trainer, _, _, ours in started.values():
+            ours.close()
+            trainer.kill()
+            wait_until(lambda one=trainer: _exit_code(one) is not None, "the trainer has ended")
 
 
 @pytest.mark.parametrize("how", ["early", *(end for end in ENDS if end != "early")])
 def test_the_end_of_the_trainer_is_the_end_of_its_workers(trainers, how: str) -> None:
-    process, folder, errors = trainers[how]
+    process, folder, errors, stdin = trainers[how]
     end, code = ENDS[how]
 
     def ready() -> bool:
-        assert process.poll() is None, errors.read_text()
+        assert _exit_code(process) is None, errors.read_text()
         return (folder / "ready").exists()
 
     wait_until(ready, "the trainer is ready", 90.0)
@@ -297,13 +329,13 @@ def test_the_end_of_the_trainer_is_the_end_of_its_workers(trainers, how: str) ->
     )
     # a forked child of the trainer keeps the sockets of the trainer's process group open
     seen = Footprint.below(process.pid, itself=how != "fork")
-    process.stdin.write(b"go\n")
-    process.stdin.flush()
+    os.write(stdin.fileno(), b"go\n")
     if how == "fork":
         wait_until(lambda: (folder / "child").exists(), "the trainer has forked")
     if end is not None:
         end(process)
-    assert process.wait(30.0) == code, errors.read_text()
+    wait_until(lambda: _exit_code(process) is not None, "the trainer has ended", 30.0)
+    assert _exit_code(process) == code, errors.read_text()
     # while it starts, it imports torch: it notices afterwards
     seen.check_gone(60.0 if how == "early" else AT_MOST_S)
     text = errors.read_text()

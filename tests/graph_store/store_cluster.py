@@ -10,8 +10,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import torch.multiprocessing as mp
-
 from gigl_loader import GraphStoreInfo
 from gigl_loader.graph_store import (
     init_compute_process,
@@ -20,9 +18,9 @@ from gigl_loader.graph_store import (
 )
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import TinyGraph
+from gigl_loader.testing._forked import ForkedProcess
 
 HOST = "127.0.0.1"
-SPAWN = mp.get_context("spawn")
 
 
 def free_port() -> int:
@@ -64,7 +62,7 @@ class FailingSampler(NeighborSampler):
 
 
 class Processes:
-    """Spawned processes with their notes; none outlives the block that made it."""
+    """Processes with their notes; none outlives the block that made it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -72,7 +70,7 @@ class Processes:
 
     def start(self, function: Callable[..., None], *args: Any) -> Any:
         note = self._folder / f"{len(self.all)}.txt"
-        process = SPAWN.Process(target=_entry, args=(function, args, note))
+        process = ForkedProcess(target=_entry, args=(function, args, note))
         process.start()
         self.all.append(process)
         return process

@@ -1,22 +1,30 @@
 """More processes than cores, memory that processes of a machine share, machines that vanish."""
 
+import ctypes
 import os
 import shutil
 import subprocess
-import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from store_cluster import HOST, run_cluster
+from store_cluster import HOST, info_of, processes, run_cluster, serve
 
-from gigl_loader import GraphStoreInfo, RemoteDistDataset
+from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.errors import ConfigError
-from gigl_loader.graph_store import DistServer
+from gigl_loader.errors import ConfigError, ServerDiedError
+from gigl_loader.graph_store import (
+    DistServer,
+    init_compute_process,
+    shutdown_compute_process,
+)
 from gigl_loader.loader.base import BaseDistLoader
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
@@ -89,39 +97,39 @@ def test_torchrun_ranks(monkeypatch):
 
 # --- machines with addresses of their own ---------------------------------------------------------
 
-_SCRIPT = """
-import logging, os, sys, time
-sys.path.insert(0, {folder!r})
-import torch
-from store_cluster import info_of, serve, tiny_graph
-from gigl_loader import DistNeighborLoader, RemoteDistDataset
-from gigl_loader.errors import ServerDiedError
-from gigl_loader.graph_store import init_compute_process, shutdown_compute_process
 
-role, rank = sys.argv[1], int(sys.argv[2])
-info = info_of(2, 1, storage_cluster_master_ip="10.77.0.1", compute_cluster_master_ip="10.77.0.3",
-               rpc_master_port=29600, compute_cluster_master_port=29501)
-if role == "server":
-    try:
+def _on_host(name: str, rank: int, role: Callable[..., None], *args: Any) -> None:
+    """Call ``role`` in a network namespace, as `ip netns exec` does."""
+    with open(f"/var/run/netns/{name}") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0x40000000):
+            raise OSError(ctypes.get_errno(), f"setns {name}")
+    info = info_of(
+        2, 1, storage_cluster_master_ip="10.77.0.1", compute_cluster_master_ip="10.77.0.3",
+        rpc_master_port=29600, compute_cluster_master_port=29501,
+    )  # fmt: skip
+    role(info, rank, *args)
+
+
+def _serve_until_one_is_gone(info: GraphStoreInfo, rank: int) -> None:
+    with suppress(ServerDiedError):
         serve(info, rank)
-    except ServerDiedError as error:
-        print("server", rank, "ends:", error)
-    raise SystemExit(0)
-os.environ.update(RANK="0", MASTER_ADDR="10.77.0.3", GLOO_SOCKET_IFNAME="eth0")
-init_compute_process(0, info, "gloo", timeout_s=120)
-remote = RemoteDistDataset(info, 0)
-how = dict(batch_size=4, seed=7, timeout=60.0, process_start_gap_seconds=None)
-with DistNeighborLoader(remote, [3, 2], remote.fetch_node_ids(), **how) as loader:
-    assert sorted(s for b in loader for s in b.batch.tolist()) == list(range(60))
-    print("UP", flush=True)
-    try:
-        while True:
-            for batch in loader:
-                time.sleep(0.05)
-    except ServerDiedError as error:
-        print("ERROR", error, flush=True)
-shutdown_compute_process()
-"""
+
+
+def _train_until_one_is_gone(info: GraphStoreInfo, rank: int, pipe: Connection) -> None:
+    os.environ.update(RANK="0", MASTER_ADDR="10.77.0.3", GLOO_SOCKET_IFNAME="eth0")
+    init_compute_process(0, info, "gloo", timeout_s=120)
+    remote = RemoteDistDataset(info, 0)
+    how = {"batch_size": 4, "seed": 7, "timeout": 60.0, "process_start_gap_seconds": None}
+    with DistNeighborLoader(remote, [3, 2], remote.fetch_node_ids(), **how) as loader:
+        assert sorted(s for b in loader for s in b.batch.tolist()) == list(range(60))
+        pipe.send("up")
+        try:
+            while True:
+                for _ in loader:
+                    time.sleep(0.05)
+        except ServerDiedError as error:
+            pipe.send(str(error))
+    shutdown_compute_process()
 
 
 def _ip(*words: str) -> None:
@@ -162,31 +170,18 @@ def hosts():
 
 
 def test_a_server_cut_off_in_mid_epoch_is_named(hosts, tmp_path):
-    script = tmp_path / "role.py"
-    root = str(Path(__file__).parents[2])  # installed or not
-    environment = {**os.environ, "PYTHONPATH": root}
-    script.write_text(_SCRIPT.format(folder=str(Path(__file__).parent)))
-    roles = [("server", 0), ("server", 1), ("client", 0)]
-    started = [
-        subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, str(script), role, str(rank)],
-            stdout=subprocess.PIPE, text=True, env=environment,
-        )
-        for name, (role, rank) in zip(hosts, roles, strict=True)
-    ]  # fmt: skip
-    try:
-        client = started[2].stdout
-        assert client is not None
-        assert client.readline() == "UP\n"
+    ours, theirs = Pipe()
+    with ours, theirs, processes(tmp_path) as started:
+        for rank in range(2):
+            started.start(_on_host, hosts[rank], rank, _serve_until_one_is_gone)
+        client = started.start(_on_host, hosts[2], 0, _train_until_one_is_gone, theirs)
+        assert ours.poll(150), started.notes()
+        assert ours.recv() == "up"
         _ip("-n", hosts[1], "link", "set", "eth0", "down")
         begun = time.monotonic()
-        error = client.readline()
-        assert error.startswith("ERROR storage server 1"), error
+        assert ours.poll(60), started.notes()
+        error = ours.recv()
+        assert error.startswith("storage server 1"), error
         assert time.monotonic() - begun < 30
-        assert started[2].wait(60) == 0
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        client.join(60)
+        assert client.exitcode == 0, started.notes()

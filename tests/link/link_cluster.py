@@ -5,14 +5,13 @@ import socket
 import traceback
 from multiprocessing.connection import wait
 
-import torch.multiprocessing as mp
-
 from gigl_loader.dataset.remote import GraphStoreInfo
 from gigl_loader.graph_store import (
     init_compute_process,
     init_storage_process,
     shutdown_compute_process,
 )
+from gigl_loader.testing._forked import ForkedProcess
 
 HOST = "127.0.0.1"
 
@@ -21,11 +20,10 @@ def run_cluster(fn, make_graph, tmp_path, *, servers=2, clients=2, edge_dir="in"
     """Call ``fn(info, rank)`` on each compute process; server ``p`` holds partition ``p``."""
     ports = [_free_port() for _ in range(5)]
     info = GraphStoreInfo(servers, 1, clients, HOST, HOST, HOST, *ports)
-    spawn = mp.get_context("spawn")
     roles = [(_serve, (info, rank, make_graph, edge_dir)) for rank in range(servers)]
     roles += [(_compute, (info, rank, fn)) for rank in range(clients)]
     processes = [
-        spawn.Process(target=_entry, args=(role, args, tmp_path / f"{number}.txt"))
+        ForkedProcess(target=_entry, args=(role, args, tmp_path / f"{number}.txt"))
         for number, (role, args) in enumerate(roles)
     ]
     try:

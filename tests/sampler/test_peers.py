@@ -29,6 +29,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.sampler import _peer_wire as wire
 from gigl_loader.sampler.peers import PeerAddress, PeerPool, PeerServer
+from gigl_loader.testing._forked import ForkedProcess
 
 HOST, TOKEN = "127.0.0.1", b"a secret of this job"
 ECHO, ARGS, RAISE, SLEEP, BIG = range(5)
@@ -448,9 +449,8 @@ def _serve_for_ever(pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def _server_process() -> Iterator[tuple[int, tuple[str, int]]]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve_for_ever, args=(theirs,))
+    ours, theirs = multiprocessing.Pipe()
+    process = ForkedProcess(target=_serve_for_ever, args=(theirs,))
     process.start()
     try:
         assert ours.poll(60), "the server did not start"
@@ -533,9 +533,8 @@ def _vanish(pipe: Connection) -> None:
 
 @pytest.mark.multiprocess
 def test_a_machine_that_vanishes_is_noticed_in_seconds() -> None:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_vanish, args=(theirs,))
+    ours, theirs = multiprocessing.Pipe()
+    process = ForkedProcess(target=_vanish, args=(theirs,))
     process.start()
     try:
         assert ours.poll(100)

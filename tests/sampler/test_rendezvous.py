@@ -18,6 +18,7 @@ import pytest
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.sampler import rendezvous
 from gigl_loader.sampler.rendezvous import Rendezvous
+from gigl_loader.testing._forked import ForkedProcess
 
 HOST = "127.0.0.1"
 
@@ -184,9 +185,8 @@ def _host(pipe: Connection) -> None:
 @pytest.mark.multiprocess
 def test_a_stopped_or_killed_host_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_STORE_ANSWERS_S", 1.0)
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_host, args=(theirs,))
+    ours, theirs = multiprocessing.Pipe()
+    process = ForkedProcess(target=_host, args=(theirs,))
     process.start()
     try:
         assert ours.poll(60)
@@ -221,11 +221,10 @@ def _member(rank: int, size: int, port: int, pipe: Connection) -> None:
 
 @pytest.mark.multiprocess
 def test_processes_gather_from_each_other() -> None:
-    context = multiprocessing.get_context("spawn")
     with Rendezvous(HOST, 0, 0, 3, 60.0, is_master=True) as member:
-        pipes = [context.Pipe() for _ in range(2)]
+        pipes = [multiprocessing.Pipe() for _ in range(2)]
         processes = [
-            context.Process(target=_member, args=(rank + 1, 3, member.port, theirs))
+            ForkedProcess(target=_member, args=(rank + 1, 3, member.port, theirs))
             for rank, (_, theirs) in enumerate(pipes)
         ]
         try:
