@@ -330,7 +330,7 @@ class RemoteReceivingChannel(ChannelBase):
             except Exception as error:  # the stall is what counts
                 why = type(error).__name__
                 state = f"does not answer ({why}): its process is stopped or overloaded"
-            texts.append(f"{self._cluster.link(server.rank).name}: {state}")
+            texts.append(f"storage server {server.rank}: {state}")
         return PeerTimeoutError(
             f"no batch of epoch {self._epoch} came for {limit:.1f} s; waiting for "
             f"{'; '.join(texts) or 'the end of the epoch'}; if a batch really takes that long, "

@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 import time
 
@@ -52,6 +53,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.root is None and args.status is None:
         parser.error("--root is required (or --status, to ask a running server)")
+    if args.status is not None and not re.fullmatch(r".+:\d+", args.status):
+        parser.error(f"--status takes HOST:PORT, got {args.status!r}")
     return args
 
 

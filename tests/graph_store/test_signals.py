@@ -20,9 +20,9 @@ from gigl_loader.graph_store.rpc import result_of
 from gigl_loader.producer.pool import process_state
 from gigl_loader.testing import Footprint, wait_until
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 3.0
 AT_MOST_S = 10.0
 """Beyond the timeout."""
 
@@ -99,11 +99,11 @@ def _server_1_is_stopped(info, rank, nodes, loader, iterator):
     name = r"storage server 1 \(127\.0\.0\.1:\d+\)"
     with _fails(
         PeerTimeoutError,
-        rf"no batch of epoch 0 came for 2\.0 s; waiting for {name}: does not answer \(TimeoutError"
-        r"\): its process is stopped or overloaded",
+        r"no batch of epoch 0 came for 3\.0 s; waiting for .*storage server 1: does not answer "
+        r"\(TimeoutError\): its process is stopped or overloaded",
     ):
         list(iterator)
-    with _fails(PeerTimeoutError, r"the start of epoch 1 on storage server 1 took longer than 2 s"):
+    with _fails(PeerTimeoutError, r"the start of epoch 1 on storage server 1 took longer than 3 s"):
         iter(loader)
     with _fails(PeerTimeoutError, r"pid on storage server 1 took .* is stopped or overloaded"):
         result_of(call_server(1, os.getpid), TIMEOUT_S, "pid on storage server 1")
@@ -148,7 +148,7 @@ def test_servers_that_are_late_stopped_and_told_to_end(tmp_path):
             wait_until(
                 lambda log=log: log.exists() and said.split(".*")[1] in log.read_text(),
                 f"client {rank} says that it waits for storage server 1",
-                60,
+                120,
             )
             assert said.split(".*")[0] in log.read_text()
         servers.append(started.start(serve, info, 1, None))
@@ -158,8 +158,9 @@ def test_servers_that_are_late_stopped_and_told_to_end(tmp_path):
                 or not all(one.is_alive() for one in clients)
             ),
             "the clients have seen a stopped server",
-            120,
+            200,
         )
+        assert all(one.is_alive() for one in clients), started.notes()
         assert all(_server_children(servers)), "workers are at work"
         for one in (*servers, *clients):
             seen.look(one.pid, itself=True)

@@ -14,6 +14,7 @@ from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer, client, wire
 from gigl_loader.graph_store.endpoint import Endpoint
 from gigl_loader.graph_store.rpc import Cluster
+from gigl_loader.graph_store.serve import parse_args
 from gigl_loader.testing import wait_until
 
 TOKEN = wire.cluster_token("waiting")
@@ -89,6 +90,13 @@ def test_a_server_that_accepts_and_says_nothing():
         pytest.raises(PeerTimeoutError, match=r"within 1 s .last: it"),
     ):
         _join(sock.getsockname()[1], 1.0)
+
+
+def test_whom_to_ask_for_its_status(capsys):
+    with pytest.raises(SystemExit):
+        parse_args(["--status", "storage0"])
+    assert "--status takes HOST:PORT, got 'storage0'" in capsys.readouterr().err
+    assert parse_args(["--status", "storage0:1"]).status == "storage0:1"
 
 
 def test_a_server_that_ends_while_clients_wait():
