@@ -470,10 +470,12 @@ class BaseDistLoader(DistLoader):
 
         Raises:
             ConfigError: The state is of a loader with another input length, batch size, world size,
-                seed...; a changed number of workers is fine.
+                seed...; a changed number of workers is fine. So is, with ``even_ranks``, the state
+                of another rank.
         """
         self._check_usable()
-        progress = Progress.from_dict(state, self._identity())
+        in_step = self._even_ranks is not None
+        progress = Progress.from_dict(state, self._identity(), in_step=in_step)
         self._end_iterator("load_state_dict() ended it")
         self._progress = progress
         self._resumed, self._started = not progress.finished, True
