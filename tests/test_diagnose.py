@@ -27,6 +27,16 @@ def test_the_command_reports_and_tries() -> None:
     assert done.returncode == int("!!" in printed)
 
 
+def test_the_trial_takes_ten_seconds_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = []
+    for section in ("versions", "glt_door", "memory", "network"):
+        monkeypatch.setattr(diagnose, section, lambda: iter(()))
+    monkeypatch.setattr(diagnose, "self_test", lambda *how: trials.append(how) or iter(()))
+    assert diagnose.main([]) == 0
+    assert diagnose.main(["--seconds", "3", "--workers", "5"]) == 0
+    assert trials == [(10.0, 2), (3.0, 5)]
+
+
 def test_a_failing_trial_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no workers today")

@@ -408,7 +408,14 @@ class BaseDistLoader(DistLoader):
         """Say which epoch the next ``iter`` is; without it, each is one more than the last."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ConfigError(f"epoch must be an integer >= 0, got {epoch!r}")
-        if not (self._resumed and epoch == self._progress.epoch):
+        resumes_at = self._progress.epoch if self._resumed else None
+        if resumes_at is not None and epoch != resumes_at:
+            logger.warning(
+                "set_epoch(%d) drops where load_state_dict() was to go on, after %d batches of "
+                "epoch %d: begin the loop with loader.epoch",
+                epoch, self._progress.yielded, resumes_at,
+            )  # fmt: skip
+        if epoch != resumes_at:
             self._resumed = self._started = False
         self._epoch = epoch
 
@@ -463,10 +470,12 @@ class BaseDistLoader(DistLoader):
 
         Raises:
             ConfigError: The state is of a loader with another input length, batch size, world size,
-                seed...; a changed number of workers is fine.
+                seed...; a changed number of workers is fine. So is, with ``even_ranks``, the state
+                of another rank.
         """
         self._check_usable()
-        progress = Progress.from_dict(state, self._identity())
+        in_step = self._even_ranks is not None
+        progress = Progress.from_dict(state, self._identity(), in_step=in_step)
         self._end_iterator("load_state_dict() ended it")
         self._progress = progress
         self._resumed, self._started = not progress.finished, True

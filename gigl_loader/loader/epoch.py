@@ -9,6 +9,8 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.message import Received
 
 _STATE_VERSION = 1
+_OF_A_RANK = ("rank", "num_seeds")
+"""What may differ between ranks that take the same number of steps."""
 
 
 class Source(Protocol):
@@ -65,8 +67,16 @@ class Progress:
         }
 
     @classmethod
-    def from_dict(cls, state: dict[str, Any], identity: dict[str, Any]) -> "Progress":
+    def from_dict(
+        cls, state: dict[str, Any], identity: dict[str, Any], *, in_step: bool = False
+    ) -> "Progress":
         """Undo `to_dict`.
+
+        Args:
+            state: What `to_dict` returned.
+            identity: Of the loader that goes on.
+            in_step: All ranks take the same number of steps. Then the state of any rank will do:
+                where one rank writes the checkpoints, it is the only one there is.
 
         Raises:
             ConfigError: The state is of another loader: names what differs.
@@ -77,16 +87,21 @@ class Progress:
                 f"not a loader state of this version: version={version!r}, expected "
                 f"{_STATE_VERSION}; give what state_dict() of a loader returned"
             )
+        of_other_rank = state.get("rank") != identity.get("rank")
+        may_differ = _OF_A_RANK if of_other_rank and in_step and not state["ahead"] else ()
         changed = {
             name: (state.get(name), value)
             for name, value in identity.items()
-            if state.get(name) != value
+            if state.get(name) != value and name not in may_differ
         }
         if changed:
             texts = [f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()]
+            hint = "build this loader with the saved values to resume"
+            if "rank" in changed:
+                hint = "every rank loads what it saved itself; with even_ranks, any rank's will do"
             raise ConfigError(
                 "the state was saved by a loader that differs in (saved -> now) "
-                f"{', '.join(texts)}: build this loader with the saved values to resume"
+                f"{', '.join(texts)}: {hint}"
             )
         return cls(state["epoch"], state["yielded"], set(state["ahead"]), state["finished"])
 

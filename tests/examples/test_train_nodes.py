@@ -26,7 +26,31 @@ def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
     assert _accuracy(printed) > 0.93
     assert len(re.findall(r"epoch +\d+/6  loss .* seeds/s", printed)) == 6
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert list((tmp_path / "board").glob("events.*"))
+    _check_board(tmp_path / "board", epochs=6)
+
+
+def _check_board(folder: Path, epochs: int) -> None:
+    """Every scalar has a value for each epoch; waiting and collating are shares."""
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    board = event_accumulator.EventAccumulator(str(folder))
+    board.Reload()
+    of_loader = (
+        "seeds_per_s",
+        "wait_share",
+        "collate_share",
+        "queue_depth",
+        "sample_ms",
+        "gather_ms",
+    )
+    expected = {"train/loss", "validation/accuracy", *(f"loader/{name}" for name in of_loader)}
+    assert set(board.Tags()["scalars"]) == expected
+    for name in expected:
+        assert [event.step for event in board.Scalars(name)] == list(range(1, epochs + 1)), name
+    for name in ("loader/wait_share", "loader/collate_share"):
+        assert all(0 < event.value < 1 for event in board.Scalars(name))
+    assert all(event.value > 0 for event in board.Scalars("loader/seeds_per_s"))
 
 
 def _write_planetoid(raw: Path, num_train: int = 20, num_test: int = 30) -> None:

@@ -42,6 +42,20 @@ def _train(loader: DistNeighborLoader, model: DistributedDataParallel) -> list[i
     return seeds
 
 
+def _resume_from_rank_0(loader: DistNeighborLoader, steps: int) -> None:
+    """One rank writes the checkpoint: in step, the others go on from it, too."""
+    epoch = [batch.batch.tolist() for batch in loader]
+    loader.set_epoch(loader.epoch - 1)
+    batches = iter(loader)
+    first = next(batches).batch.tolist()
+    state = [loader.state_dict()]
+    dist.broadcast_object_list(state, src=0)
+    loader.load_state_dict(state[0])
+    rest = [batch.batch.tolist() for batch in loader]
+    assert [first, *rest] == epoch
+    assert len(epoch) == steps
+
+
 def _no_rank_waits_for_ever(rank: int, size: int) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(_Model())
@@ -52,6 +66,7 @@ def _no_rank_waits_for_ever(rank: int, size: int) -> None:
             dist.all_gather_object(steps, len(loader))
             assert steps == expected, even_ranks
             assert len(_train(loader, model)) >= 4
+            _resume_from_rank_0(loader, expected[0])
     with _loader(9, None) as loader:
         dist.all_gather_object(steps, len(loader))
         assert steps == [2, 1]

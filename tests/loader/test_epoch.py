@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.loader.epoch import LoaderStats
+from gigl_loader import ConfigError
+from gigl_loader.loader.epoch import LoaderStats, Progress
 from gigl_loader.message import BatchTicket, Received
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "training_loop.md"
@@ -45,6 +46,26 @@ def test_batches_that_a_worker_has_under_way_at_once_count_once() -> None:
     for began, ended in ((100.0, 104.0), (100.5, 103.0), (101.0, 106.0), (106.0, 108.0)):
         stats.add(_received(began, ended), wait_s=0.0, depth=0)
     assert stats.summary()["worker_busy_share"] == pytest.approx({0: 0.8}, rel=0.01)
+
+
+IDENTITY = {"num_seeds": 9, "num_batches": 3, "rank": 1, "world_size": 2, "seed": 7}
+
+
+def test_ranks_in_step_share_one_state() -> None:
+    of_rank_0 = {**IDENTITY, "rank": 0, "num_seeds": 10}
+    state = Progress(epoch=4, yielded=2).to_dict(of_rank_0)
+    assert Progress.from_dict(state, IDENTITY, in_step=True) == Progress(epoch=4, yielded=2)
+    with pytest.raises(ConfigError, match=r"rank: 0 -> 1.*what it saved itself; with even_ranks"):
+        Progress.from_dict(state, IDENTITY)
+    for name in ("num_batches", "world_size", "seed"):
+        with pytest.raises(ConfigError, match=rf"now\) {name}: \d+ -> \d: build this loader"):
+            Progress.from_dict({**state, name: 99}, IDENTITY, in_step=True)
+    own = {**state, "rank": 1}
+    with pytest.raises(ConfigError, match=r"now\) num_seeds: 10 -> 9"):
+        Progress.from_dict(own, IDENTITY, in_step=True)
+    out_of_order = Progress(epoch=4, yielded=0, ahead={2}).to_dict(of_rank_0)
+    with pytest.raises(ConfigError, match="rank: 0 -> 1"):
+        Progress.from_dict(out_of_order, IDENTITY, in_step=True)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,21 @@ def test_what_is_no_state_is_refused(loader: DistNeighborLoader, junk: object) -
         loader.load_state_dict(junk)
 
 
+def test_dropping_a_resume_by_accident_is_said(loader: DistNeighborLoader, caplog) -> None:
+    loader.set_epoch(2)
+    assert len(list(islice(loader, 3))) == 3
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    loader.set_epoch(2)
+    assert len(list(loader)) == 4
+    assert caplog.text == ""
+    loader.load_state_dict(state)
+    loader.set_epoch(0)  # as a loop over range(3) would
+    assert len(list(loader)) == 7
+    assert "set_epoch(0) drops where" in caplog.text
+    assert "after 3 batches of epoch 2: begin the loop with loader.epoch" in caplog.text
+
+
 def test_the_finished_flag_is_set_by_the_end_of_the_epoch_alone(loader: DistNeighborLoader) -> None:
     loader.set_epoch(4)
     flags = [loader.state_dict()["finished"]]
