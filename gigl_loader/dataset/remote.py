@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch import Tensor
 
+from gigl_loader._ranks import tell_ranks
 from gigl_loader.dataset.schema import (
     DatasetSchema,
     EdgeDir,
@@ -259,22 +260,22 @@ class RemoteDistDataset:
 
         Raises:
             UsageError: ``torch.distributed`` is not up.
+            PeerError: Another compute process is gone.
         """
         if not dist.is_initialized():
             raise UsageError(
                 "ports are agreed on over torch.distributed: init_compute_process first"
             )
-        ports: list[Any] = [None]
+        ports: Any = None
         if dist.get_rank() == 0:
             try:
-                ports = [self._ask(0, "get_free_ports", num_ports)]
-            except Exception as error:  # the others wait for this broadcast
-                ports = [error]
-        if dist.get_world_size() > 1:
-            dist.broadcast_object_list(ports, src=0)
-        if isinstance(ports[0], Exception):
-            raise ports[0]
-        return cast("list[int]", ports[0])
+                ports = self._ask(0, "get_free_ports", num_ports)
+            except Exception as error:  # the others wait to be told
+                ports = error
+        ports = tell_ranks(ports, dist.get_world_size())
+        if isinstance(ports, Exception):
+            raise ports
+        return cast("list[int]", ports)
 
     # -- how ------------------------------------------------------------------------------------
 

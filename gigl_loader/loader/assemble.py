@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
+from gigl_loader._ranks import gather_from_ranks
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError
@@ -310,12 +311,10 @@ def gather_inputs(
         error: Why this rank gives up; the others then do so too, instead of waiting for it.
 
     Raises:
-        PeerError: Another rank gave up.
+        PeerError: Another rank gave up, or is gone.
     """
-    if runtime.world_size == 1:
-        return {0: given or b""}
-    everyone: list[Any] = [None] * runtime.world_size
-    dist.all_gather_object(everyone, (given, None if error is None else str(error)))
+    told = (given or b"", None if error is None else str(error))
+    everyone = gather_from_ranks(told, runtime.world_size)
     for rank, (_, why) in enumerate(everyone):
         if error is None and why is not None:
             raise PeerError(f"rank {rank} could not build its loader: {why}")

@@ -21,6 +21,7 @@ from gigl_loader._glt import (
     get_context,
     init_worker_group,
 )
+from gigl_loader._ranks import gather_from_ranks
 from gigl_loader.channel.shm import ShmChannel
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
@@ -383,8 +384,7 @@ class BaseDistLoader(DistLoader):
             return own
         if not dist.is_initialized():
             raise UsageError("even_ranks needs torch.distributed to be up")
-        counts: list[int] = [0] * dist.get_world_size()
-        dist.all_gather_object(counts, own)
+        counts: list[int] = gather_from_ranks(own, dist.get_world_size())
         if self._even_ranks == "drop":
             return min(counts)
         if own == 0 and max(counts) > 0:

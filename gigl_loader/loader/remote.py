@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader._glt import NodeSamplerInput
+from gigl_loader._ranks import gather_from_ranks
 from gigl_loader.channel.remote import RemoteReceivingChannel
 from gigl_loader.errors import (
     ConfigError,
@@ -129,7 +129,7 @@ class RemoteSource:
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
         offer = _Offer(key, _digest(self._input, self._config, self._active), self.epoch_options)
-        offers = _all_gathered(offer, world_size)
+        offers = gather_from_ranks(offer, world_size)
         ranks = [one for one, other in enumerate(offers) if other.key == key]
         leader = ranks[0]
         differ = [one for one in ranks if offers[one].digest != offer.digest]
@@ -143,7 +143,7 @@ class RemoteSource:
         elif rank == leader:
             _wait_turn(leaders.index(rank), gap_s, max_concurrent)
             outcome = self._ask_servers(create, ranks, offers[leader].options)
-        outcomes = _all_gathered(outcome, world_size)
+        outcomes = gather_from_ranks(outcome, world_size)
         self._adopt(outcomes, leader, ranks, offers[leader].options)
 
     def _ask_servers(
@@ -407,11 +407,3 @@ def _wait_turn(place: int, gap_s: float | None, max_concurrent: int | None) -> N
     if seconds > 0:
         _log.info("this process creates its producers in %.0f s", seconds)
         time.sleep(seconds)
-
-
-def _all_gathered(value: Any, world_size: int) -> list[Any]:
-    if world_size == 1:
-        return [value]
-    found: list[Any] = [None] * world_size
-    dist.all_gather_object(found, value)
-    return found

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from gigl_loader._ranks import gather_from_ranks, tell_ranks
 from gigl_loader.errors import ConfigError, UsageError
 
 _CONTEXT_PORT = 29_591
@@ -64,9 +65,7 @@ def resolve_runtime(
             "or start the script with torchrun"
         )
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    addresses: list[str] = [""] * world_size
-    dist.all_gather_object(addresses, own_address())
-    return from_addresses(rank, addresses)
+    return from_addresses(rank, gather_from_ranks(own_address(), world_size))
 
 
 def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
@@ -165,7 +164,5 @@ def free_port(host: str) -> int:
 
 def agree_on_port(runtime: DistributedRuntimeInfo) -> int:
     """Return a port that is free on the master, the same on every rank of the process group."""
-    found = [free_port(runtime.master_ip_address) if runtime.rank == 0 else 0]
-    if runtime.world_size > 1:
-        dist.broadcast_object_list(found, src=0)
-    return found[0]
+    port = free_port(runtime.master_ip_address) if runtime.rank == 0 else 0
+    return int(tell_ranks(port, runtime.world_size))

@@ -438,7 +438,8 @@ class DistSamplingProducer:
     @property
     def queue_depth(self) -> int:
         """Batches that have arrived and wait to be taken."""
-        return sum(stream.waiting for stream in self._queue.streams.values())
+        with self._lock:
+            return sum(stream.waiting for stream in self._queue.streams.values())
 
     @property
     def pids(self) -> list[int]:

@@ -137,7 +137,7 @@ class Rendezvous:
         left = max(1.0, deadline - time.monotonic())
 
         def build() -> TCPStore:
-            return TCPStore(
+            store = TCPStore(
                 self._host,
                 port,
                 self._world_size,
@@ -145,6 +145,8 @@ class Rendezvous:
                 timedelta(seconds=left),
                 wait_for_workers=False,
             )
+            store.check([_FAILURE])  # torch 2.4 takes any listener for a store until it is asked
+            return store
 
         try:
             return _bounded(build, left + 1.0)

@@ -207,12 +207,12 @@ class GraphStore:
     def _ask(self, op: int, args: tuple[int, ...], split: Split, ids: Array) -> dict[int, Call]:
         assert self._peers is not None
         call = self._peers.call
-        return {p: call(p, op, args, [ids[at]]) for p, at in split.items() if p != self._own}
+        return {p: call(p, op, args, [ids.take(at)]) for p, at in split.items() if p != self._own}
 
     def _merge(self, draw: Draw, nodes: Array, split: Split, calls: dict[int, Call]) -> Drawn:
         parts: dict[int, Drawn] = {}
         if self._own in split:
-            parts[self._own] = self._local.draw(draw, nodes[split[self._own]])
+            parts[self._own] = self._local.draw(draw, nodes.take(split[self._own]))
         for partition, call in calls.items():
             theirs = call.wait()
             parts[partition] = Drawn(theirs[0], theirs[1], theirs[2] if draw.with_edge else None)
@@ -255,7 +255,7 @@ class GraphStore:
         def write(out: Array) -> None:
             if self._own in split:
                 at = split[self._own]
-                _scatter(values, rows.locate(ids[at]), at, out)
+                _scatter(values, rows.locate(ids.take(at)), at, out)
             for partition, call in calls.items():
                 answer = call.wait()[0]
                 _scatter(answer, np.arange(answer.shape[0]), split[partition], out)
@@ -271,7 +271,7 @@ class GraphStore:
             if partition != self._own:
                 name = f"{args} of {partition}"  # the answer lands in memory that is mapped already
                 room = self._scratch.matrix(name, like.dtype, (at.size, *like.values.shape[1:]))
-                calls[partition] = self._peers.call(partition, ROWS, args, [ids[at]], [room])
+                calls[partition] = self._peers.call(partition, ROWS, args, [ids.take(at)], [room])
         return calls
 
 

@@ -195,6 +195,8 @@ def a_peer_rank_dies(rank: int, size: int, folder: Path) -> None:
     with pytest.raises(SamplingError, match=r"rank 1 worker 0.*partition 1"):
         list(iterator)
     loader.shutdown(linger_s=0.0)
+    with pytest.raises(PeerError, match="the process group broke"):
+        _big_loader(rank, size)
     os._exit(0)  # the group's other rank is gone: there is nothing to be taken down in order
 
 

@@ -5,6 +5,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+RUN = "GIGL_LOADER_BENCHMARK_RUN"
+"""Environment variable that all processes of one run of one contestant share."""
+
 
 @dataclass(frozen=True)
 class CpuClock:
@@ -14,22 +17,23 @@ class CpuClock:
     """Of all cores, idle time included."""
     idle: int
     own: int
-    """Of this process's session: what the benchmark started for this contestant."""
+    """Of what the benchmark started for this contestant: all that carry its `RUN` variable."""
 
     @classmethod
     def now(cls) -> "CpuClock":
         """Read ``/proc``."""
         fields = [int(text) for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-        return cls(sum(fields), fields[3] + fields[4], _ticks_of_session(os.getsid(0)))
+        return cls(sum(fields), fields[3] + fields[4], _ticks_of_run(os.environ.get(RUN)))
 
 
-def _ticks_of_session(session: int) -> int:
+def _ticks_of_run(run: str | None) -> int:
+    mark = f"{RUN}={run}".encode()
     ticks = 0
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == session:
+        if run and entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
                     ticks += int(fields[11]) + int(fields[12])
     return ticks
 

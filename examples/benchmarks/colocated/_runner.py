@@ -1,6 +1,7 @@
 """Runs contestants, each in processes of its own, and reads their results."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -13,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from _cpu import RUN
 from _job import MARK, Job
 
 _HERE = Path(__file__).resolve().parent
 _REPOSITORY = _HERE.parents[2]
+_runs = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +49,10 @@ def run(contestant: Contestant, job: Job, timeout_s: float) -> Outcome:
         return Outcome(None, f"not installed: no file {contestant.python}")
     port, rpc_port = _free_ports(2)
     job = replace(job, **contestant.changes, port=port, rpc_port=rpc_port)
+    name = f"{os.getpid()}.{next(_runs)}"
     with tempfile.TemporaryDirectory() as scratch:
         ranks = [
-            _start(contestant, replace(job, rank=rank), Path(scratch) / str(rank))
+            _start(contestant, replace(job, rank=rank), Path(scratch) / str(rank), name)
             for rank in range(job.world_size)
         ]
         try:
@@ -63,8 +67,8 @@ def run(contestant: Contestant, job: Job, timeout_s: float) -> Outcome:
     return failed[0] if failed else _merge(outcomes)
 
 
-def _start(contestant: Contestant, job: Job, log: Path) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+def _start(contestant: Contestant, job: Job, log: Path, run: str) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", RUN: run}
     if contestant.script in ("run_gigl.py", "run_floor.py"):  # this checkout, installed or not
         environment["PYTHONPATH"] = str(_REPOSITORY)
     with log.open("wb") as out:
