@@ -87,6 +87,15 @@ def map_fd(fd: int, nbytes: int) -> int:
     return int(address)
 
 
+def open_fd_of(pid: int, fd: int) -> int:
+    """Return a descriptor of this process for what ``fd`` is in process ``pid``.
+
+    Raises:
+        OSError: There is no such process or descriptor to be seen from here, or no right to it.
+    """
+    return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+
+
 def unmap(address: int, nbytes: int) -> None:
     """Undo `map_fd`."""
     _libc.munmap(address, nbytes)

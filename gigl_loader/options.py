@@ -14,6 +14,10 @@ DEFAULT_TIMEOUT_S = 120.0
 CLUSTER_TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
 """Environment variable with a secret that all processes of a job share."""
 
+SAME_MEMORY_VARIABLE = "GIGL_LOADER_SAME_MEMORY"
+"""Environment variable of compute processes; "0": batches of storage servers on the same machine
+travel over TCP too, instead of being read where they lie."""
+
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 
 

@@ -1,6 +1,7 @@
 """Batches from storage servers: asked for ahead, put in order, watched."""
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -8,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +17,22 @@ from torch import Tensor
 
 from gigl_loader import _memory
 from gigl_loader._glt import ChannelBase
-from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, ProtocolError, UsageError
+from gigl_loader.errors import (
+    GiglLoaderError,
+    PeerError,
+    PeerTimeoutError,
+    ProtocolError,
+    UsageError,
+)
 from gigl_loader.graph_store import wire
 from gigl_loader.graph_store.client import current_cluster
-from gigl_loader.graph_store.memory import tensors_over
+from gigl_loader.graph_store.memory import Place, map_place, sees, tensors_over
 from gigl_loader.graph_store.requests import EpochRequest, FetchRequest
 from gigl_loader.graph_store.rpc import Cluster, ServerLink, result_of
 from gigl_loader.graph_store.service import DistServer
 from gigl_loader.message import Received, SampleMessage
-from gigl_loader.options import DEFAULT_TIMEOUT_S
+from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE
+from gigl_loader.producer.slots import Layout
 
 _GRAIN = 1 << 16
 _DESCRIBE_S = 2.0
@@ -81,6 +90,8 @@ class _Server:
     """Fetches under way."""
     ended: bool = True
     """Whether the server has said that the epoch is over."""
+    same_memory: bool | None = None
+    """Whether its batches can be read where they lie; None: not asked yet."""
 
 
 class _Fetch:
@@ -139,6 +150,7 @@ class RemoteReceivingChannel(ChannelBase):
         ]
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
         self._timeout_s = timeout_s
+        self._pin = pin_memory
         self.pool = BufferPool(pin_memory)
         self._changed = threading.Condition()
         self._round = 0
@@ -176,6 +188,8 @@ class RemoteReceivingChannel(ChannelBase):
             for server, wanted in zip(self._servers, by_server, strict=True):
                 server.to_ask, server.ended = len(wanted), not wanted
             round_ = self._round
+        deadline = time.monotonic() + self._timeout_s  # of all servers together
+        self._look_for_same_memory(deadline)
         answers = [
             self._call(
                 server, DistServer.start_new_epoch_sampling, server.producer_id, epoch,
@@ -186,7 +200,6 @@ class RemoteReceivingChannel(ChannelBase):
             )
             for server, wanted in zip(self._servers, by_server, strict=True)
         ]  # fmt: skip
-        deadline = time.monotonic() + self._timeout_s  # of all servers together
         try:
             for server, answer in zip(self._servers, answers, strict=True):
                 what = f"the start of epoch {epoch} on storage server {server.rank}"
@@ -198,6 +211,21 @@ class RemoteReceivingChannel(ChannelBase):
             self._last_arrival = time.monotonic()
         for server in self._servers:
             self._ask(server)
+
+    def _look_for_same_memory(self, deadline: float) -> None:
+        """Find out, once, whose batches need not travel. Page-locked memory is this side's own."""
+        wanted = not self._pin and os.environ.get(SAME_MEMORY_VARIABLE) != "0"
+        asked = [
+            (server, self._call(server, DistServer.memory_mark) if wanted else None)
+            for server in self._servers
+            if server.same_memory is None
+        ]
+        for server, answer in asked:
+            what = f"the way to the memory of storage server {server.rank}"
+            left = deadline - time.monotonic()
+            server.same_memory = answer is not None and sees(
+                result_of(answer, left, what, self._timeout_s)
+            )
 
     def _reset(self) -> None:
         self._round += 1
@@ -234,8 +262,9 @@ class RemoteReceivingChannel(ChannelBase):
             server.asked += max(count, 0)
             round_ = self._round
         request = FetchRequest(
-            producer_id=server.producer_id, consumer=self._consumer, round=round_
-        )
+            producer_id=server.producer_id, consumer=self._consumer, round=round_,
+            same_memory=bool(server.same_memory),
+        )  # fmt: skip
         link: ServerLink = self._cluster.link(server.rank)
         for _ in range(count):
             link.request(wire.FETCH, request, _Fetch(self, server, round_))
@@ -245,6 +274,13 @@ class RemoteReceivingChannel(ChannelBase):
     def arrived(self, server: _Server, round_: int, frame: wire.Frame) -> None:
         """File an answer; one of a broken-off epoch is dropped."""
         _, about, finished = frame.body
+        message: SampleMessage = {}
+        if about is not None:
+            try:
+                message = self._message(server, frame, about[1], about[3])
+            except OSError as error:
+                self.failed(round_, _unreadable(server, error))
+                return
         with self._changed:
             if round_ != self._round:
                 return
@@ -252,13 +288,30 @@ class RemoteReceivingChannel(ChannelBase):
             self._last_arrival = time.monotonic()
             server.ended = server.ended or finished
             if about is not None:
-                ticket, layout, stats = about
-                message = tensors_over(frame.payload, layout) if frame.payload is not None else {}
+                ticket, _, stats, _ = about
                 place = server.places[ticket.batch].popleft()
                 stats["worker"] = (server.rank, stats.get("worker", 0))
                 self._arrived[place] = Received(ticket, message, stats)
             self._check_complete(server, about is not None)
             self._changed.notify_all()
+
+    def _message(
+        self, server: _Server, frame: wire.Frame, layout: Layout, place: Place | None
+    ) -> SampleMessage:
+        """Return the tensors of a batch, over what was received or where the server has it.
+
+        Raises:
+            OSError: The server's memory cannot be mapped.
+        """
+        if place is None:
+            return tensors_over(frame.payload, layout) if frame.payload is not None else {}
+        link: ServerLink = self._cluster.link(server.rank)
+        try:
+            buffer = map_place(place, partial(link.give_back, frame.request))
+        except OSError:
+            link.give_back(frame.request)
+            raise
+        return tensors_over(buffer, layout)
 
     def _check_complete(self, server: _Server, has_batch: bool) -> None:
         left = sum(len(places) for places in server.places.values())
@@ -378,3 +431,10 @@ class RemoteReceivingChannel(ChannelBase):
             self._closed = True
             self._reset()
             self._changed.notify_all()
+
+
+def _unreadable(server: _Server, error: OSError) -> PeerError:
+    return PeerError(
+        f"a batch of storage server {server.rank} cannot be mapped from its memory: {error}; this "
+        "machine is short of memory or of address space, or the server has just ended"
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 from gigl_loader.errors import ConfigError, ServerDiedError, UsageError
 from gigl_loader.graph_store import wire
-from gigl_loader.graph_store.memory import Packed
+from gigl_loader.graph_store.memory import Packed, Place
 from gigl_loader.graph_store.rpc import CLIENT, SERVER, Hello, RemoteFailure, ServerLink, Welcome
 from gigl_loader.graph_store.service import DistServer, call_on_server, caller
 from gigl_loader.graph_store.shared import Fetched
@@ -94,6 +94,9 @@ class Session:
         self.hello_request = 0
         self.job: int | None = None
         self.said_bye = False
+        self._lending = threading.Lock()
+        self._lent: dict[int, Packed] | None = {}
+        """Batches that the client reads where they lie, by request; None: the client is gone."""
         connection.start(self)
 
     @property
@@ -140,11 +143,19 @@ class Session:
         elif frame.kind == wire.HELLO:
             self.hello, self.hello_request = frame.body, frame.request
             self._endpoint.joined(self)
+        elif frame.kind == wire.GIVE_BACK:
+            with self._lending:
+                given_back = None if self._lent is None else self._lent.pop(frame.request, None)
+            del given_back  # not under the lock: the slot is free from here on
         elif frame.kind == wire.BYE:
             self.said_bye = True
 
     def on_close(self, error: BaseException | None) -> None:
         """Let the endpoint know, from a thread that may wait."""
+        with self._lending:
+            lost, self._lent = self._lent, None
+        for message in (lost or {}).values():
+            message.loan.lose()
         args = (self, error)
         threading.Thread(target=self._endpoint.left, args=args, daemon=True).start()
 
@@ -168,9 +179,20 @@ class Session:
             return
         message = received.message
         assert isinstance(message, Packed)
-        about = (received.ticket, message.layout, received.stats)
-        body = (frame.body.round, about, finished)
-        self._connection.send(wire.BATCH, number, body, message.payload)
+        place = payload = None
+        if not frame.body.same_memory:
+            payload = message.payload
+        elif (place := self._lend(number, message)) is None:
+            return
+        about = (received.ticket, message.layout, received.stats, place)
+        self._connection.send(wire.BATCH, number, (frame.body.round, about, finished), payload)
+
+    def _lend(self, number: int, message: Packed) -> Place | None:
+        with self._lending:
+            if self._lent is None:
+                return None  # nobody is there to read it
+            self._lent[number] = message
+        return message.loan.begin()
 
     def _call(self, context: Any, frame: Frame) -> None:
         try:

@@ -1,5 +1,11 @@
-"""Message memory on a storage server: workers' slots, sent from where they lie, then given back."""
+"""Message memory on a storage server: workers' slots, sent from where they lie, then given back.
 
+To a client on the same machine only the place of a batch is sent: it maps the slot, as a trainer
+maps the slots of its own workers in colocated mode, and says when it has dropped the batch.
+"""
+
+import os
+import secrets
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,15 +23,86 @@ _KEEP_FREE = 2
 """Free slots that a worker keeps beyond its concurrency."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Memory of this machine, as another process can find it."""
+
+    pid: int
+    fd: int
+    nbytes: int
+
+
+class MemoryMark:
+    """Tells whether another process sees this one's memory: on this machine, with the right to it.
+
+    A secret in anonymous memory; who can read it there can also map what lies beside it.
+    """
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._fd = _memory.create_memfd(len(self._secret), "gigl_loader.mark")
+        os.pwrite(self._fd, self._secret, 0)
+
+    def show(self) -> tuple[Place, bytes]:
+        """Return where the secret lies, and the secret."""
+        return Place(os.getpid(), self._fd, len(self._secret)), self._secret
+
+    def close(self) -> None:
+        """Release the memory. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def sees(shown: tuple[Place, bytes]) -> bool:
+    """Return whether this process can map the memory of the one whose `MemoryMark` it was shown."""
+    place, secret = shown
+    try:
+        fd = _memory.open_fd_of(place.pid, place.fd)
+    except OSError:
+        return False
+    try:
+        return os.pread(fd, place.nbytes, 0) == secret
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def map_place(place: Place, on_drop: Callable[[], None]) -> Any:
+    """Map another process's memory; return an object with the buffer protocol.
+
+    Args:
+        place: The memory; its owner keeps it until ``on_drop``.
+        on_drop: Called once nothing uses the mapping any more, from whichever thread drops it.
+
+    Raises:
+        OSError: It is not there any more, or cannot be mapped.
+    """
+    fd = _memory.open_fd_of(place.pid, place.fd)
+    try:
+        address = _memory.map_fd(fd, place.nbytes)
+    finally:
+        os.close(fd)
+
+    def drop() -> None:
+        _memory.unmap(address, place.nbytes)
+        on_drop()
+
+    buffer = _memory.buffer_at(address, place.nbytes)
+    weakref.finalize(buffer, drop).atexit = False
+    return buffer
+
+
 class Packed(dict[str, Tensor]):
     """A message that lies in one piece of memory; empty as a dict, until `tensors` is asked.
 
     The slot goes back to its worker when ``payload``, and every tensor made of it, is gone.
     """
 
-    def __init__(self, lease: Any, layout: Layout) -> None:
+    def __init__(self, lease: Any, layout: Layout, loan: "Loan") -> None:
         super().__init__()
-        self.layout = layout
+        self.layout, self.loan = layout, loan
         self._lease = lease
 
     @property
@@ -51,11 +128,45 @@ def tensors_over(buffer: Any, layout: Layout) -> SampleMessage:
     return {key: tensor_in(buffer, dtype, shape, offset) for key, dtype, shape, offset in layout}
 
 
+@dataclass(frozen=True)
+class _Slot:
+    address: int
+    nbytes: int
+    fd: int
+
+    def release(self) -> None:
+        _memory.unmap(self.address, self.nbytes)
+        os.close(self.fd)
+
+
 @dataclass
 class _Sender:
-    slots: dict[int, tuple[int, int]] = field(default_factory=dict)  # number -> address, bytes
+    slots: dict[int, _Slot] = field(default_factory=dict)
     leased: set[int] = field(default_factory=set)
+    lent: set[int] = field(default_factory=set)
+    """Those leased ones that a client reads where they lie."""
+    spoiled: set[int] = field(default_factory=set)
+    """Those that a client may read for ever: never written again."""
     dropped: list[int] = field(default_factory=list)
+
+
+class Loan:
+    """The slot of one message, handed to another process to be read there."""
+
+    def __init__(self, lock: threading.Lock, state: _Sender, number: int) -> None:
+        self._lock, self._state, self._number = lock, state, number
+
+    def begin(self) -> Place:
+        """Say where the message lies; until it is dropped it counts as with the client."""
+        with self._lock:
+            self._state.lent.add(self._number)
+            slot = self._state.slots[self._number]
+        return Place(os.getpid(), slot.fd, slot.nbytes)
+
+    def lose(self) -> None:
+        """The client left without giving it back: it may go on reading, so nobody may write."""
+        with self._lock:
+            self._state.spoiled.add(self._number)
 
 
 class ServerMemory:
@@ -80,21 +191,28 @@ class ServerMemory:
         with self._lock:
             state = self._senders.setdefault(sender, _Sender())
             for number in written.retired:
-                _memory.unmap(*state.slots.pop(number))
+                state.slots.pop(number).release()
             if written.fd is not None:
-                address = _memory.map_fd(written.fd, written.nbytes)
-                state.slots[written.slot] = (address, written.nbytes)
-            lease = _memory.buffer_at(*state.slots[written.slot])
+                fd = os.dup(written.fd)
+                try:
+                    address = _memory.map_fd(fd, written.nbytes)
+                except BaseException:
+                    os.close(fd)
+                    raise
+                state.slots[written.slot] = _Slot(address, written.nbytes, fd)
+            slot = state.slots[written.slot]
+            lease = _memory.buffer_at(slot.address, slot.nbytes)
             state.leased.add(written.slot)
         weakref.finalize(lease, self._drop, state, written.slot).atexit = False
-        return Packed(lease, written.layout)
+        return Packed(lease, written.layout, Loan(self._lock, state, written.slot))
 
     def _drop(self, state: _Sender, number: int) -> None:
         with self._lock:
             if self._closed:
-                _memory.unmap(*state.slots.pop(number))
+                state.slots.pop(number).release()
             else:
                 state.leased.discard(number)
+                state.lent.discard(number)
                 state.dropped.append(number)
 
     def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
@@ -106,9 +224,11 @@ class ServerMemory:
             if state is None:
                 return free, retired
             for number in state.dropped:
-                if len(state.slots) - len(state.leased) > concurrency + _KEEP_FREE:
+                spare = len(state.slots) - len(state.leased)
+                if number in state.spoiled or spare > concurrency + _KEEP_FREE:
+                    state.spoiled.discard(number)
                     retired.append(number)
-                    _memory.unmap(*state.slots.pop(number))
+                    state.slots.pop(number).release()
                 else:
                     free.append(number)
             state.dropped.clear()
@@ -120,7 +240,7 @@ class ServerMemory:
     @property
     def largest(self) -> int:
         """Bytes of the largest slot."""
-        sizes = [nbytes for state in self._senders.values() for _, nbytes in state.slots.values()]
+        sizes = [slot.nbytes for state in self._senders.values() for slot in state.slots.values()]
         return max(sizes, default=0)
 
     @property
@@ -128,9 +248,9 @@ class ServerMemory:
         """Bytes of messages that wait or are being sent."""
         with self._lock:
             return sum(
-                state.slots[number][1]
+                state.slots[number].nbytes
                 for state in self._senders.values()
-                for number in state.leased
+                for number in state.leased - state.lent
             )
 
     def close(self) -> None:
@@ -141,4 +261,4 @@ class ServerMemory:
             self._closed = True
             for state in self._senders.values():
                 for number in set(state.slots) - state.leased:
-                    _memory.unmap(*state.slots.pop(number))
+                    state.slots.pop(number).release()

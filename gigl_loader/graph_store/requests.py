@@ -58,6 +58,8 @@ class FetchRequest:
     producer_id: int
     consumer: int = 0
     round: int = 0
+    same_memory: bool = False
+    """The client can map the server's memory: it only wants to know where the batch lies."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,6 +187,10 @@ class ServerLink:
         self.request(wire.CALL, (function, args, keywords), pending)
         return pending.future
 
+    def give_back(self, request: int) -> None:
+        """Tell the server that nothing here reads the batch of ``request`` any more."""
+        self._connection.send(wire.GIVE_BACK, request)
+
     def hello(self, hello: Hello) -> "Future[Welcome]":
         """Introduce this process."""
         pending = _PendingCall()

@@ -30,7 +30,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerTimeoutError, UsageError
-from gigl_loader.graph_store.memory import Packed, ServerMemory
+from gigl_loader.graph_store.memory import MemoryMark, Packed, Place, ServerMemory
 from gigl_loader.graph_store.requests import (
     ABLPRequest,
     EpochRequest,
@@ -95,6 +95,7 @@ class DistServer:
         self._gone: set[Hashable] = set()
         self._closed = False
         self._reserved: deque[socket.socket] = deque()
+        self._mark = MemoryMark()
         self.create_calls = 0
         """Create calls that this server has seen."""
         self.connections: Callable[[], dict[str, Any]] = dict
@@ -321,6 +322,10 @@ class DistServer:
         assert isinstance(received.message, Packed)
         return received.message.tensors(), finished
 
+    def memory_mark(self) -> tuple[Place, bytes]:
+        """Return what a client needs to find out whether it can map this process's memory."""
+        return self._mark.show()
+
     def describe_workers(self, producer_id: int) -> str:
         """Say what the workers of a producer are doing, for an error elsewhere."""
         return self._shared(producer_id).describe_workers()
@@ -355,6 +360,7 @@ class DistServer:
         _at_once(self._end, [(number, 0.0) for number in ids])
         while self._reserved:
             self._reserved.popleft().close()
+        self._mark.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -37,8 +37,8 @@ from gigl_loader.sampler import _peer_wire
 
 _log = logging.getLogger(__name__)
 
-HELLO, CALL, FETCH, REPLY, BATCH, ERROR, NOTE, BYE = range(1, 9)
-"""Kinds of frames."""
+HELLO, CALL, FETCH, REPLY, BATCH, ERROR, NOTE, BYE, GIVE_BACK = range(1, 10)
+"""Kinds of frames. `GIVE_BACK`: the batch of that request, read where it lies, was dropped."""
 
 _MAGIC = b"GLs1"
 _HEAD = struct.Struct("<4sBQQQ")  # magic, kind, request, bytes of the body, bytes of tensors

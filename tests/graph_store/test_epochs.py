@@ -16,6 +16,7 @@ from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.graph_store import DistServer, endpoint, request_server
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.message import META
+from gigl_loader.options import SAME_MEMORY_VARIABLE
 from gigl_loader.producer.pool import process_state
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field
@@ -161,8 +162,10 @@ def _the_other_client_is_stopped(loader, shared, rank, own):
     assert sorted(everything[0] + everything[1]) == list(range(60))
 
 
-def test_a_cluster_from_start_to_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("same_memory", ["0", "1"])
+def test_a_cluster_from_start_to_end(tmp_path: Path, monkeypatch, same_memory: str) -> None:
     """Nothing is left of it: no process, no shared memory, no port."""
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, same_memory)
     info, seen = info_of(2, 2), Footprint()
     with processes(tmp_path) as started:
         roles = [started.start(_serve, info, rank, tmp_path) for rank in range(2)]

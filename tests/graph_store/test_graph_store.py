@@ -37,7 +37,7 @@ from gigl_loader.graph_store import (
     request_server,
 )
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
 from gigl_loader.testing import batch_tensors, check_same_batches, one_rank, wait_until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
@@ -161,8 +161,11 @@ def test_fetches(tmp_path):
     run_cluster(tmp_path, _fetches)
 
 
-@pytest.mark.parametrize(("servers", "clients"), [(1, 1), (2, 2), (3, 1)])
-def test_batches_equal_those_of_one_machine(tmp_path, servers, clients):
+@pytest.mark.parametrize(
+    ("servers", "clients", "same_memory"), [(1, 1, "1"), (2, 2, "0"), (2, 2, "1"), (3, 1, "0")]
+)
+def test_batches_equal_those_of_one_machine(tmp_path, monkeypatch, servers, clients, same_memory):
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, same_memory)
     run_cluster(tmp_path, _own_keys, str(tmp_path), servers=servers, clients=clients)
     with one_rank(tmp_path):
         for rank in range(clients):
