@@ -278,7 +278,8 @@ def _start_trainer(arguments: list[str], stdin: Connection, errors: Path, how: s
         forked = ForkedProcess(target=_run_trainer, args=(arguments, stdin, errors))
         forked.start()
         return forked
-    script = (
+    script = (  # a shell starts jobs in its background with SIGINT ignored, and they inherit that
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"import sys, runpy; sys.path[:] = {sys.path!r}; sys.argv = {['trainer.py', *arguments]!r}"
         f"; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     )
