@@ -26,7 +26,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.graph_store import wire
 from gigl_loader.graph_store.client import current_cluster
-from gigl_loader.graph_store.memory import Place, map_place, sees, tensors_over
+from gigl_loader.graph_store.memory import Mappings, Place, sees, tensors_over
 from gigl_loader.graph_store.requests import EpochRequest, FetchRequest
 from gigl_loader.graph_store.rpc import Cluster, ServerLink, result_of
 from gigl_loader.graph_store.service import DistServer
@@ -50,7 +50,7 @@ class BufferPool:
     def __init__(self, pin_memory: bool) -> None:
         self._pin = pin_memory
         self._free: list[Tensor] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a batch may be dropped in the middle of `take`
 
     def take(self, nbytes: int) -> Tensor:
         """Return at least ``nbytes`` bytes."""
@@ -152,6 +152,7 @@ class RemoteReceivingChannel(ChannelBase):
         self._timeout_s = timeout_s
         self._pin = pin_memory
         self.pool = BufferPool(pin_memory)
+        self._mappings = Mappings()
         self._changed = threading.Condition()
         self._round = 0
         self._epoch = -1
@@ -307,7 +308,7 @@ class RemoteReceivingChannel(ChannelBase):
             return tensors_over(frame.payload, layout) if frame.payload is not None else {}
         link: ServerLink = self._cluster.link(server.rank)
         try:
-            buffer = map_place(place, partial(link.give_back, frame.request))
+            buffer = self._mappings.lease(place, partial(link.give_back, frame.request))
         except OSError:
             link.give_back(frame.request)
             raise
@@ -431,6 +432,7 @@ class RemoteReceivingChannel(ChannelBase):
             self._closed = True
             self._reset()
             self._changed.notify_all()
+        self._mappings.close()
 
 
 def _unreadable(server: _Server, error: OSError) -> PeerError:

@@ -62,7 +62,7 @@ class Rows(Generic[A]):
     def locate(self, ids: Any) -> Any:
         """Return the row of each of ``ids`` (``[n]`` int64, all owned by this partition)."""
         index: Any = self.index
-        return ids if index is None else index[ids]
+        return ids if index is None else index.take(ids)
 
 
 @dataclass(frozen=True)

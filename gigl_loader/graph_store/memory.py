@@ -4,6 +4,7 @@ To a client on the same machine only the place of a batch is sent: it maps the s
 maps the slots of its own workers in colocated mode, and says when it has dropped the batch.
 """
 
+import itertools
 import os
 import secrets
 import threading
@@ -30,6 +31,8 @@ class Place:
     pid: int
     fd: int
     nbytes: int
+    serial: int = -1
+    """Tells it from memory that had the same descriptor before."""
 
 
 class MemoryMark:
@@ -69,29 +72,57 @@ def sees(shown: tuple[Place, bytes]) -> bool:
         os.close(fd)
 
 
-def map_place(place: Place, on_drop: Callable[[], None]) -> Any:
-    """Map another process's memory; return an object with the buffer protocol.
+class Mappings:
+    """Memory of other processes that this one has mapped, kept for the next batch that lies there.
 
     Args:
-        place: The memory; its owner keeps it until ``on_drop``.
-        on_drop: Called once nothing uses the mapping any more, from whichever thread drops it.
-
-    Raises:
-        OSError: It is not there any more, or cannot be mapped.
+        most_idle: Mappings to keep beyond those in use.
     """
-    fd = _memory.open_fd_of(place.pid, place.fd)
-    try:
-        address = _memory.map_fd(fd, place.nbytes)
-    finally:
-        os.close(fd)
 
-    def drop() -> None:
-        _memory.unmap(address, place.nbytes)
+    def __init__(self, most_idle: int = 16) -> None:
+        self._most_idle = most_idle
+        self._lock = threading.RLock()  # a batch may be dropped in the middle of anything
+        self._idle: dict[Place, int] = {}  # the address; longest idle first
+        self._closed = False
+
+    def lease(self, place: Place, on_drop: Callable[[], None]) -> Any:
+        """Return an object with the buffer protocol over memory of another process.
+
+        Args:
+            place: The memory; its owner keeps it until ``on_drop``.
+            on_drop: Called once nothing uses the object any more, by whichever thread drops it.
+
+        Raises:
+            OSError: It is not there any more, or cannot be mapped.
+        """
+        with self._lock:
+            address = self._idle.pop(place, None)
+        if address is None:
+            fd = _memory.open_fd_of(place.pid, place.fd)
+            try:
+                address = _memory.map_fd(fd, place.nbytes)
+            finally:
+                os.close(fd)
+        buffer = _memory.buffer_at(address, place.nbytes)
+        weakref.finalize(buffer, self._drop, place, address, on_drop).atexit = False
+        return buffer
+
+    def _drop(self, place: Place, address: int, on_drop: Callable[[], None]) -> None:
+        with self._lock:
+            self._idle[place] = address
+            self._trim()
         on_drop()
 
-    buffer = _memory.buffer_at(address, place.nbytes)
-    weakref.finalize(buffer, drop).atexit = False
-    return buffer
+    def _trim(self) -> None:
+        while len(self._idle) > (0 if self._closed else self._most_idle):
+            place = next(iter(self._idle))
+            _memory.unmap(self._idle.pop(place), place.nbytes)
+
+    def close(self) -> None:
+        """Release what no tensor uses; the rest goes with its tensors. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._trim()
 
 
 class Packed(dict[str, Tensor]):
@@ -133,6 +164,7 @@ class _Slot:
     address: int
     nbytes: int
     fd: int
+    serial: int = field(default_factory=itertools.count().__next__)
 
     def release(self) -> None:
         _memory.unmap(self.address, self.nbytes)
@@ -153,7 +185,7 @@ class _Sender:
 class Loan:
     """The slot of one message, handed to another process to be read there."""
 
-    def __init__(self, lock: threading.Lock, state: _Sender, number: int) -> None:
+    def __init__(self, lock: Any, state: _Sender, number: int) -> None:
         self._lock, self._state, self._number = lock, state, number
 
     def begin(self) -> Place:
@@ -161,7 +193,7 @@ class Loan:
         with self._lock:
             self._state.lent.add(self._number)
             slot = self._state.slots[self._number]
-        return Place(os.getpid(), slot.fd, slot.nbytes)
+        return Place(os.getpid(), slot.fd, slot.nbytes, slot.serial)
 
     def lose(self) -> None:
         """The client left without giving it back: it may go on reading, so nobody may write."""
@@ -182,7 +214,7 @@ class ServerMemory:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._lock = threading.Lock()  # leases end in whichever thread sends last
+        self._lock = threading.RLock()  # leases end in whichever thread sends last
         self._senders: dict[int, _Sender] = {}
         self._closed = False
 
@@ -223,7 +255,8 @@ class ServerMemory:
             state = self._senders.get(sender)
             if state is None:
                 return free, retired
-            for number in state.dropped:
+            dropped, state.dropped = state.dropped, []
+            for number in dropped:
                 spare = len(state.slots) - len(state.leased)
                 if number in state.spoiled or spare > concurrency + _KEEP_FREE:
                     state.spoiled.discard(number)
@@ -231,7 +264,6 @@ class ServerMemory:
                     state.slots.pop(number).release()
                 else:
                     free.append(number)
-            state.dropped.clear()
         return free, retired
 
     def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:

@@ -1,5 +1,6 @@
 """Batches of a storage server on this machine: read where they lie, and never written over."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gigl_loader import RemoteDistDataset
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.channel.shm import field_of
 from gigl_loader.graph_store import DistServer
-from gigl_loader.graph_store.memory import MemoryMark, ServerMemory, map_place, sees, tensors_over
+from gigl_loader.graph_store.memory import Mappings, MemoryMark, ServerMemory, sees, tensors_over
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.producer.slots import SlotWriter
 from gigl_loader.testing import batch_tensors, wait_until
@@ -39,12 +40,12 @@ def test_a_mark_is_seen_by_who_can_map_it() -> None:
 
 
 def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lost() -> None:
-    writer, memory = SlotWriter(), ServerMemory(4)
+    writer, memory, mappings = SlotWriter(), ServerMemory(4), Mappings(most_idle=0)
     packed, dropped = _write(writer, memory, 1.0), []
     assert memory.leased_bytes > 0
     place = packed.loan.begin()
     assert memory.leased_bytes == 0, "what a client reads is not queued any more"
-    read = tensors_over(map_place(place, lambda: dropped.append(1)), packed.layout)["x"]
+    read = tensors_over(mappings.lease(place, lambda: dropped.append(1)), packed.layout)["x"]
     part = read[10:20]
     del read
     assert memory.returned(0, 4) == ([], [])
@@ -55,7 +56,7 @@ def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lo
     assert memory.returned(0, 4) == ([0], [])
     writer.give_back([0], [])
     packed = _write(writer, memory, 2.0)
-    kept = tensors_over(map_place(packed.loan.begin(), lambda: None), packed.layout)["x"]
+    kept = tensors_over(mappings.lease(packed.loan.begin(), lambda: None), packed.layout)["x"]
     packed.loan.lose()  # the client left, and still reads
     del packed
     assert memory.returned(0, 4) == ([], [0]), "given up, not written again"
@@ -67,6 +68,30 @@ def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lo
     assert torch.equal(kept, torch.full((1000,), 2.0))
     memory.close()
     assert torch.equal(kept, torch.full((1000,), 2.0))
+
+
+def test_mappings_are_used_again_and_the_longest_idle_go() -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("gigl_loader.slot")
+
+    before, mappings = mapped(), Mappings(most_idle=2)
+    stores = [(SlotWriter(), ServerMemory(4)) for _ in range(4)]
+    packed = [_write(*store, float(i)) for i, store in enumerate(stores)]
+    own = mapped() - before  # by the writers and by the server's side
+    places = [one.loan.begin() for one in packed]
+    leases = [mappings.lease(place, lambda: None) for place in places]
+    assert mapped() - before - own == 4
+    addresses = [ctypes.addressof(lease) for lease in leases]
+    while leases:
+        leases.pop(0)
+    assert mapped() - before - own == 2
+    again = mappings.lease(places[3], lambda: None)
+    assert ctypes.addressof(again) == addresses[3]
+    assert float(tensors_over(again, packed[3].layout)["x"][5]) == 3.0
+    mappings.close()
+    assert mapped() - before - own == 1
+    del again
+    assert mapped() - before - own == 0
 
 
 def _client(info, rank: int, folder: Path) -> None:
