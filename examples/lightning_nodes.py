@@ -41,7 +41,7 @@ class GraphDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         if not dist.is_initialized():  # one device: Lightning starts no group, the loaders need one
-            dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
             self._owns_group = True
         self._dataset = DistDataset.from_pyg(self._data)
 

@@ -60,8 +60,8 @@ def resolve_runtime(
     if not dist.is_initialized():
         raise UsageError(
             "the loader needs a process group: call torch.distributed.init_process_group(...) "
-            "before building it (one process is enough: "
-            "init_process_group('gloo', init_method='tcp://127.0.0.1:0', rank=0, world_size=1)), "
+            "before building it (one process is enough: init_process_group('gloo', "
+            "store=torch.distributed.HashStore(), rank=0, world_size=1)), "
             "or start the script with torchrun"
         )
     rank, world_size = dist.get_rank(), dist.get_world_size()

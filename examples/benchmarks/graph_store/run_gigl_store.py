@@ -57,7 +57,7 @@ def _compute(job: _job.Job, servers: int) -> dict[str, Any]:
     ) as loader:  # fmt: skip
         if job.mode == "startup":
             next(iter(loader))
-            result = {"seconds": time.perf_counter() - begun}
+            result = {**_store_job.NOTHING, "seconds": time.perf_counter() - begun}
         else:
             result = _store_job.measure(((data.x, data.edge_index) for data in loader), job)
     shutdown_compute_process()
