@@ -91,9 +91,28 @@ def open_fd_of(pid: int, fd: int) -> int:
     """Return a descriptor of this process for what ``fd`` is in process ``pid``.
 
     Raises:
-        OSError: There is no such process or descriptor to be seen from here, or no right to it.
+        OSError: There is no such process or descriptor to be seen from here, no right to it, or it
+            is another user's (what is read there is trusted).
     """
-    return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    if os.fstat(own).st_uid != os.geteuid():
+        os.close(own)
+        raise PermissionError(f"descriptor {fd} of process {pid} is another user's")
+    return own
+
+
+def peek(pid: int, fd: int, nbytes: int) -> bytes | None:
+    """Return the first bytes of what ``fd`` is in process ``pid``; None: it cannot be read here."""
+    try:
+        own = open_fd_of(pid, fd)
+    except OSError:
+        return None
+    try:
+        return os.pread(own, nbytes, 0)
+    except OSError:
+        return None
+    finally:
+        os.close(own)
 
 
 def unmap(address: int, nbytes: int) -> None:

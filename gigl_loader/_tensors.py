@@ -84,8 +84,8 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.fds: list[int] = []
+        self.tensors: list[Tensor] = []
         self._index: dict[int, tuple[int, int]] = {}  # storage address -> (index in fds, bytes)
-        self._keep: list[Tensor] = []
 
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor):
@@ -99,19 +99,28 @@ class _Pickler(pickle.Pickler):
         if address not in self._index:
             fd, nbytes = storage._share_fd_cpu_()
             self._index[address] = (len(self.fds), nbytes)
-            self.fds.append(os.dup(fd))  # the storage closes its own when it goes
-            self._keep.append(tensor)
+            self.fds.append(fd)
+            self.tensors.append(tensor)
         index, nbytes = self._index[address]
         offset = int(tensor.storage_offset()) * tensor.element_size()
         return SharedPart(index, nbytes, dtype, shape, offset)
 
 
-def dumps(obj: Any) -> tuple[bytes, list[int]]:
-    """Pickle ``obj``; its tensors become descriptors that the caller sends along, then closes.
+def describe(obj: Any) -> tuple[bytes, list[int], list[Tensor]]:
+    """Pickle ``obj``; its tensors become descriptors.
 
-    `gigl_loader._memory.loads` undoes it.
+    `gigl_loader._memory.loads` undoes it, in a process that has the same descriptors.
+
+    Returns:
+        (pickle, descriptors, the tensors that own them: they are open as long as those are kept)
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(obj)
-    return file.getvalue(), pickler.fds
+    return file.getvalue(), pickler.fds, pickler.tensors
+
+
+def dumps(obj: Any) -> tuple[bytes, list[int]]:
+    """As `describe`, with descriptors that the caller sends along, then closes."""
+    data, fds, _tensors = describe(obj)
+    return data, [os.dup(fd) for fd in fds]

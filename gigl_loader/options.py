@@ -15,8 +15,14 @@ CLUSTER_TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
 """Environment variable with a secret that all processes of a job share."""
 
 SAME_MEMORY_VARIABLE = "GIGL_LOADER_SAME_MEMORY"
-"""Environment variable of compute processes; "0": batches of storage servers on the same machine
-travel over TCP too, instead of being read where they lie."""
+"""Environment variable; "0": what processes of one machine have for each other, partitions and
+batches of storage servers, travels over TCP as between machines, instead of being read in place."""
+
+
+def reads_same_memory() -> bool:
+    """Return whether this process reads others' memory, and shows its own: the default."""
+    return os.environ.get(SAME_MEMORY_VARIABLE) != "0"
+
 
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 

@@ -1,7 +1,6 @@
 """Batches from storage servers: asked for ahead, put in order, watched."""
 
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -31,7 +30,7 @@ from gigl_loader.graph_store.requests import EpochRequest, FetchRequest
 from gigl_loader.graph_store.rpc import Cluster, ServerLink, result_of
 from gigl_loader.graph_store.service import DistServer
 from gigl_loader.message import Received, SampleMessage
-from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE
+from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.producer.slots import Layout
 
 _GRAIN = 1 << 16
@@ -215,7 +214,7 @@ class RemoteReceivingChannel(ChannelBase):
 
     def _look_for_same_memory(self, deadline: float) -> None:
         """Find out, once, whose batches need not travel. Page-locked memory is this side's own."""
-        wanted = not self._pin and os.environ.get(SAME_MEMORY_VARIABLE) != "0"
+        wanted = not self._pin and reads_same_memory()
         asked = [
             (server, self._call(server, DistServer.memory_mark) if wanted else None)
             for server in self._servers

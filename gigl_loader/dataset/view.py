@@ -119,3 +119,5 @@ class PartitionView(Generic[A]):
     node_features: dict[NodeType, Rows[A]] = field(default_factory=dict)
     node_labels: dict[NodeType, Rows[A]] = field(default_factory=dict)
     edge_features: dict[EdgeType, Rows[A]] = field(default_factory=dict)
+    nearby: "dict[int, PartitionView[A]]" = field(default_factory=dict)
+    """In a worker: other partitions, by index, that it reads in the memory of this machine."""

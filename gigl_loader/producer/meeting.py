@@ -10,7 +10,8 @@ from typing import Any
 from gigl_loader._glt import get_context
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.options import CLUSTER_TOKEN_VARIABLE
+from gigl_loader.options import CLUSTER_TOKEN_VARIABLE, reads_same_memory
+from gigl_loader.producer.nearby import ShownPartition, ShownPlace
 from gigl_loader.sampler.peers import PeerAddress
 from gigl_loader.sampler.rendezvous import Rendezvous
 
@@ -30,6 +31,10 @@ class Meeting:
         self._view, self._options = view, options
         self._rendezvous: Rendezvous | None = None
         self._addresses: Addresses = {}
+        self._token = b""
+        self._shown: ShownPartition | None = None
+        self.nearby: dict[int, ShownPlace] = {}
+        """By partition, where others of this machine show theirs; known after `exchange`."""
 
     @property
     def has_peers(self) -> bool:
@@ -77,7 +82,8 @@ class Meeting:
         if get_context().rank == 0:
             self._rendezvous.publish("nonce", secrets.token_bytes(32))
         secret = os.environ.get(CLUSTER_TOKEN_VARIABLE, "").encode()
-        return hashlib.sha256(secret + self._rendezvous.wait_for("nonce", 0)).digest()
+        self._token = hashlib.sha256(secret + self._rendezvous.wait_for("nonce", 0)).digest()
+        return self._token
 
     @property
     def host(self) -> str | None:
@@ -91,18 +97,24 @@ class Meeting:
     def exchange(self, workers: list[tuple[str, int] | None]) -> Addresses | None:
         """Tell where this rank's workers answer; return the other partitions', None: none needed.
 
+        Call `token` before.
+
         Raises:
             PeerError: A rank failed, or did not come up in time.
             ConfigError: A partition has no rank.
         """
         if self._rendezvous is None or not self.has_peers:
             return None
-        mine = {"partition": self._view.partition_idx, "workers": workers}
+        own = self._view.partition_idx
+        mine = {"partition": own, "workers": workers, "host": self.host, "shown": None}
+        if reads_same_memory():
+            self._shown = ShownPartition(self._view, self._token)
+            mine["shown"] = self._shown.place
         self._rendezvous.publish("workers", json.dumps(mine).encode())
-        found = self._rendezvous.gather("workers", range(get_context().world_size))
+        ranks = range(get_context().world_size)
+        found = [json.loads(raw) for raw in self._rendezvous.gather("workers", ranks)]
         every: Addresses = {}
-        for rank, raw in enumerate(found):
-            theirs = json.loads(raw)
+        for rank, theirs in enumerate(found):
             more = tuple(
                 PeerAddress(host, port, worker_name(rank, worker))
                 for worker, (host, port) in enumerate(theirs["workers"])
@@ -114,7 +126,13 @@ class Meeting:
                 f"no rank loaded partitions {sorted(missing)} of {self._view.num_partitions}: "
                 "start at least one process per partition, each with its own partition_idx"
             )
-        self._addresses = {p: who for p, who in every.items() if p != self._view.partition_idx}
+        self._addresses = {p: who for p, who in every.items() if p != own}
+        self.nearby = {
+            theirs["partition"]: ShownPlace(*theirs["shown"])
+            for theirs in found
+            if self._shown is not None and theirs["shown"] and theirs["host"] == mine["host"]
+        }
+        self.nearby.pop(own, None)
         return self._addresses
 
     @property
@@ -131,6 +149,8 @@ class Meeting:
         """Leave. Idempotent."""
         if self._rendezvous is not None:
             self._rendezvous.close()
+        if self._shown is not None:
+            self._shown.close()
 
 
 def worker_name(rank: int, worker: int) -> str:

@@ -193,8 +193,9 @@ class DistSamplingProducer:
         try:
             peers = self._meeting.exchange(self._pool.addresses)
             rank = get_context().rank if peers is not None else 0
+            nearby = self._meeting.nearby
             for worker in range(self.num_workers):
-                self._pool.send(worker, (kinds.PEERS, peers, worker_name(rank, worker)))
+                self._pool.send(worker, (kinds.PEERS, peers, nearby, worker_name(rank, worker)))
         except BaseException as error:
             self._fail(error)
             raise
@@ -209,7 +210,8 @@ class DistSamplingProducer:
             plan=self._plan,
             seed_input=self._seed_input,
             batch_size=self.sampling_config.batch_size,
-            num_samplers=self._num_samplers(),
+            concurrency=self.worker_options.worker_concurrency,
+            cpus=self._cpus_of_a_worker(),
             peer_host=self._meeting.host,
             token=token,
             rpc_timeout_s=min(
@@ -219,17 +221,11 @@ class DistSamplingProducer:
             main_path=self._main_path,
         )
 
-    def _num_samplers(self) -> int:
-        """Return how many threads of each worker sample.
-
-        Threads that wait for other partitions cost nothing, so there are as many as batches may be
-        under way. Otherwise they share the worker's CPUs: one samples while another gathers rows.
-        """
-        context, most = get_context(), self.worker_options.worker_concurrency
+    def _cpus_of_a_worker(self) -> int:
+        context = get_context()
         world_size = 1 if context is None else context.world_size
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # torchrun sets it
-        cpus = max(1, usable_cpus() // (self.num_workers * processes))
-        return int(most if self._meeting.has_peers else min(most, cpus))
+        return max(1, usable_cpus() // (self.num_workers * processes))
 
     # -- epochs ---------------------------------------------------------------------------------
 

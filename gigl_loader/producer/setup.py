@@ -51,8 +51,10 @@ class WorkerSetup(Generic[A]):
     plan: SamplingPlan
     seed_input: SeedInput[A]
     batch_size: int
-    num_samplers: int
-    """Threads that sample, a batch each."""
+    concurrency: int
+    """Batches under way at once, at most."""
+    cpus: int
+    """This worker's share of the CPUs, at least 1."""
     peer_host: str | None
     """Address to answer other partitions on; None: there are none."""
     token: bytes

@@ -10,6 +10,7 @@ batch.
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib
 import logging
 import os
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from gigl_loader._memory import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.producer import setup as kinds
 from gigl_loader.producer import wire
+from gigl_loader.producer.nearby import ShownPlace, read_partitions
 from gigl_loader.producer.setup import Plugins, WorkerSetup
 from gigl_loader.producer.slots import SlotWriter
 from gigl_loader.sampler.neighbor import NeighborSampler
@@ -137,13 +140,31 @@ class Worker:
         order = wire.receive_object(self._sock) if has_order else None
         self._rounds[stream] = (round_number, order)
 
-    def _connect(self, addresses: dict[int, tuple[Any, ...]] | None, name: str) -> None:
-        if addresses is not None:
-            self._peers = PeerPool(
-                addresses, self._setup.token, self._setup.rpc_timeout_s, name, self._number
-            )
-        for _ in range(self._setup.num_samplers):
+    def _connect(
+        self,
+        addresses: dict[int, tuple[Any, ...]] | None,
+        nearby: dict[int, ShownPlace],
+        name: str,
+    ) -> None:
+        setup, addresses = self._setup, addresses or {}
+        view = dataclasses.replace(setup.view, nearby=read_partitions(nearby, setup.token))
+        self._setup = dataclasses.replace(setup, view=view)
+        self._peers = self._pool_of(addresses, name, addresses.keys() - view.nearby.keys())
+        spared = self._pool_of(addresses, name, view.nearby.keys())
+        if spared is not None:  # they need not wait for this worker to end
+            threading.Thread(target=spared.say_bye, daemon=True).start()
+        # threads that wait for peers cost nothing; without peers they share this worker's CPUs:
+        # one samples while another gathers rows
+        alone = min(setup.concurrency, setup.cpus)
+        for _ in range(alone if self._peers is None else setup.concurrency):
             threading.Thread(target=self._sample_loop, daemon=True).start()
+
+    def _pool_of(
+        self, addresses: dict[int, tuple[Any, ...]], name: str, partitions: Iterable[int]
+    ) -> PeerPool | None:
+        some = {partition: addresses[partition] for partition in partitions}
+        token, timeout_s = self._setup.token, self._setup.rpc_timeout_s
+        return PeerPool(some, token, timeout_s, name, self._number) if some else None
 
     def _stop(self, linger_s: float, expected: list[str]) -> None:
         """End; but answer the other partitions until their workers are done, or ask no more."""

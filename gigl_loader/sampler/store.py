@@ -1,7 +1,7 @@
-"""Neighbours and rows by global id, from this partition or, over the peers, from another.
+"""Neighbours and rows by global id, from this partition or from another.
 
-`LocalStore` answers from shared memory; `GraphStore` splits a question by owner, asks the other
-partitions while it works out its own share, and puts the answers back in the order of the question.
+`LocalStore` answers from shared memory; `GraphStore` splits a question by owner, asks for what this
+machine does not have while it reads the rest, and puts the answers back in the order of the ids.
 """
 
 from collections.abc import Callable
@@ -98,11 +98,16 @@ Split = dict[int, Array]
 
 
 class LocalStore:
-    """This partition. One object per thread: it owns scratch memory."""
+    """One partition in this machine's memory. One object per thread: it owns scratch memory.
 
-    def __init__(self, view: PartitionView[Array]) -> None:
+    Args:
+        view: The partition.
+        scratch: Memory to share with other stores of the thread.
+    """
+
+    def __init__(self, view: PartitionView[Array], scratch: Scratch | None = None) -> None:
         self._view = view
-        self._scratch = Scratch()
+        self._scratch = scratch or Scratch()
         self._edge_types = sorted(view.adjacency)
 
     def draw(self, draw: Draw, nodes: Array) -> Drawn:
@@ -172,10 +177,12 @@ class GraphStore:
     def __init__(self, view: PartitionView[Array], peers: Peers | None) -> None:
         self._view = view
         self._peers = peers
-        self._local = LocalStore(view)
         self._edge_types = sorted(view.adjacency)
-        self._own = view.partition_idx
         self._scratch = Scratch()
+        here = {view.partition_idx: view, **view.nearby}
+        self._here = {p: LocalStore(part, self._scratch) for p, part in here.items()}
+        self._alone = peers is None and len(self._here) == 1
+        self._local = self._here[view.partition_idx]
 
     def draw(self, draw: Draw, nodes: Array) -> Callable[[], Drawn]:
         """Ask for neighbours of ``nodes``; the remote part is on its way when this returns."""
@@ -194,25 +201,38 @@ class GraphStore:
 
     def split(self, book: Book[Array] | None, ids: Array) -> Split | None:
         """Return the places of ``ids`` by owner; None: all of them are here."""
-        if self._peers is None or book is None or ids.size == 0:
+        if self._alone or book is None or ids.size == 0:
             return None
         order = np.empty(ids.size, np.int64)
         sizes = np.empty(self._view.num_partitions, np.int64)
         kernels.group_by_owner(book.owner(ids), order, sizes)
-        if sizes[self._own] == ids.size:
+        if sizes[self._view.partition_idx] == ids.size:
             return None
         parts = np.split(order, np.cumsum(sizes)[:-1])
         return {p: part for p, part in enumerate(parts) if part.size}
 
     def _ask(self, op: int, args: tuple[int, ...], split: Split, ids: Array) -> dict[int, Call]:
-        assert self._peers is not None
-        call = self._peers.call
-        return {p: call(p, op, args, [ids.take(at)]) for p, at in split.items() if p != self._own}
+        return {
+            p: self._call(p, op, args, [ids.take(at)])
+            for p, at in split.items()
+            if p not in self._here
+        }
+
+    def _call(
+        self,
+        partition: int,
+        op: int,
+        args: tuple[int, ...],
+        arrays: list[Array],
+        out: list[Array] | None = None,
+    ) -> Call:
+        assert self._peers is not None, "a partition is on this machine, or has peers to ask"
+        return self._peers.call(partition, op, args, arrays, out)
 
     def _merge(self, draw: Draw, nodes: Array, split: Split, calls: dict[int, Call]) -> Drawn:
         parts: dict[int, Drawn] = {}
-        if self._own in split:
-            parts[self._own] = self._local.draw(draw, nodes.take(split[self._own]))
+        for partition in self._here.keys() & split.keys():
+            parts[partition] = self._here[partition].draw(draw, nodes.take(split[partition]))
         for partition, call in calls.items():
             theirs = call.wait()
             parts[partition] = Drawn(theirs[0], theirs[1], theirs[2] if draw.with_edge else None)
@@ -253,9 +273,9 @@ class GraphStore:
         calls = self._ask_rows(args, split, ids, rows)
 
         def write(out: Array) -> None:
-            if self._own in split:
-                at = split[self._own]
-                _scatter(values, rows.locate(ids.take(at)), at, out)
+            for partition in self._here.keys() & split.keys():
+                part, at = self._here[partition].rows(kind, name), split[partition]
+                _scatter(part.values, part.locate(ids.take(at)), at, out)
             for partition, call in calls.items():
                 answer = call.wait()[0]
                 _scatter(answer, np.arange(answer.shape[0]), split[partition], out)
@@ -265,13 +285,12 @@ class GraphStore:
     def _ask_rows(
         self, args: tuple[int, int], split: Split, ids: Array, like: Rows[Array]
     ) -> dict[int, Call]:
-        assert self._peers is not None
         calls = {}
         for partition, at in split.items():
-            if partition != self._own:
+            if partition not in self._here:
                 name = f"{args} of {partition}"  # the answer lands in memory that is mapped already
                 room = self._scratch.matrix(name, like.dtype, (at.size, *like.values.shape[1:]))
-                calls[partition] = self._peers.call(partition, ROWS, args, [ids.take(at)], [room])
+                calls[partition] = self._call(partition, ROWS, args, [ids.take(at)], [room])
         return calls
 
 

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ from gigl_loader import (
     WorkerDiedError,
 )
 from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.options import EpochOptions
-from gigl_loader.producer.producer import DistSamplingProducer
+from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
+from gigl_loader.producer.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.testing import Footprint, TinyGraph, batch_tensors, check_batch
 
 GRAPH = TinyGraph.random(60, 500)
@@ -41,8 +42,12 @@ def share(given, rank: int, size: int):
     return (given[0], block) if isinstance(given, tuple) else block
 
 
-def same_batches_as_one_partition(rank: int, size: int, folder: Path) -> None:
-    """Sample over ``size`` partitions; leave the batches for the test to compare."""
+def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memory: str) -> None:
+    """Sample over ``size`` partitions; leave the batches for the test to compare.
+
+    Others' partitions are asked for over TCP, as on two machines, or read in the same memory.
+    """
+    os.environ[SAME_MEMORY_VARIABLE] = same_memory
     for name, (graph, edge_dir, given, how) in CASES.items():
         dataset = graph.partitions(size, edge_dir=edge_dir)[rank]
         with DistNeighborLoader(
@@ -55,7 +60,7 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path) -> None:
                 found += [batch_tensors(batch) for batch in loader]
                 for batch in loader if epoch else ():
                     check(graph, edge_dir, how, batch)
-            torch.save(found, folder / f"{name}{rank}.pt")
+            torch.save(found, folder / f"{name}{rank}{same_memory}.pt")
             if rank == 0:
                 continue  # leaves at once; its workers still answer the other rank's
             for _ in range(3):
@@ -127,8 +132,30 @@ def _one_seed(even_ranks: str) -> DistNeighborLoader:
     )  # fmt: skip
 
 
+def a_partition_in_the_same_memory_outlives_its_workers(rank: int, size: int) -> None:
+    """No worker is asked for what lies in this machine's memory, and none is waited for."""
+    with DistNeighborLoader(
+        GRAPH.partitions(size)[rank], [3, 2], torch.arange(60), batch_size=4, seed=1,
+        process_start_gap_seconds=None,
+    ) as loader:  # fmt: skip
+        assert len(list(loader)) == len(loader)
+        dist.barrier()
+        if rank == 1:
+            os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
+        dist.barrier()
+        if rank == 0:
+            for batch in loader:
+                check_batch(batch, GRAPH, seeds=batch.batch, num_neighbors=[3, 2])
+            start = time.monotonic()
+            loader.shutdown()
+            assert time.monotonic() - start < LINGER_S / 2
+    dist.barrier()
+
+
 def cases_without_faults(rank: int, size: int, folder: Path) -> None:
-    same_batches_as_one_partition(rank, size, folder)
+    for same_memory in ("0", "1"):
+        same_batches_as_one_partition(rank, size, folder, same_memory)
+    a_partition_in_the_same_memory_outlives_its_workers(rank, size)
     even_steps(rank, size)
     an_input_that_is_empty_on_one_rank(rank, size)
     seeds_of_its_own(rank, size)
@@ -136,6 +163,8 @@ def cases_without_faults(rank: int, size: int, folder: Path) -> None:
 
 
 def _big_loader(rank: int, size: int, **how) -> DistNeighborLoader:
+    """Return a loader whose workers ask each other, as those of two machines do."""
+    os.environ[SAME_MEMORY_VARIABLE] = "0"
     return DistNeighborLoader(
         TinyGraph.random(600, 9000).partitions(size)[rank], [5, 5], torch.arange(600).repeat(20),
         batch_size=2, seed=2, process_start_gap_seconds=None, **how,

@@ -1,5 +1,6 @@
-"""Two ranks, two partitions, real TCP between their workers. Few spawns, many cases each."""
+"""Two ranks, two partitions: TCP between their workers, or one memory. Few spawns, many cases."""
 
+import itertools
 import pickle
 from pathlib import Path
 
@@ -29,13 +30,13 @@ def _expected(name: str, rank: int) -> list[dict]:
 
 @pytest.mark.usefixtures("group")
 def test_two_partitions_two_ranks(tmp_path: Path) -> None:
-    """Same bits as one partition; a rank leaves early, or has no seeds; equal steps; both gaps."""
+    """Same bits as one partition, over TCP and in one memory; early leavers; equal steps..."""
     run_ranks(
         rank_jobs.cases_without_faults, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=220.0
     )
     for name in rank_jobs.CASES:
-        for rank in range(2):
-            found = torch.load(tmp_path / f"{name}{rank}.pt", weights_only=False)
+        for rank, same_memory in itertools.product(range(2), "01"):
+            found = torch.load(tmp_path / f"{name}{rank}{same_memory}.pt", weights_only=False)
             expected = _expected(name, rank)
             assert len(found) == len(expected)
             for one, other in zip(found, expected, strict=True):

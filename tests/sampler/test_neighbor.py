@@ -1,5 +1,6 @@
 """`NeighborSampler`, in this process, against the reference check; over 1, 2 and 3 partitions."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -96,17 +97,27 @@ def test_any_batch_satisfies_the_reference(case, with_edge: bool) -> None:
 
 
 @settings(max_examples=60)
-@given(case=cases(), count=st.sampled_from([2, 3]), cut=st.integers(0, 10**6))
-def test_partitions_do_not_show(case, count: int, cut: int) -> None:
+@given(
+    case=cases(), count=st.sampled_from([2, 3]), cut=st.integers(0, 10**6),
+    nearby=st.sets(st.integers(0, 2)),
+)  # fmt: skip
+def test_partitions_do_not_show(case, count: int, cut: int, nearby: set[int]) -> None:
+    """Nor whether others are on this machine, and read there, or asked."""
     graph, edge_dir, fanouts, seeds, how = case
     whole = graph.dataset(edge_dir=edge_dir)
     parts = graph.partitions(count, edge_dir=edge_dir, seed=cut)
     plan = _plan(graph, fanouts, **how)
     expected = _sample(whole, graph, plan, seeds, epoch=3, batch=2)
-    peers = InProcessPeers([part.view() for part in parts])
-    for part in parts:
-        found = _sample(part, graph, plan, seeds, epoch=3, batch=2, peers=peers)
+    views = [part.view() for part in parts]
+    for where, part in enumerate(parts):
+        others = {p: as_worker_gets(views[p]) for p in nearby & set(range(count)) - {where}}
+        peers = InProcessPeers(views) if len(others) < count - 1 else None
+        view = dataclasses.replace(as_worker_gets(views[where]), nearby=others)
+        found = _sample(
+            part, graph, plan, seeds, epoch=3, batch=2, sampler=NeighborSampler(view, plan, peers)
+        )
         check_same_batches([found], [expected])
+        assert peers is None or not {asked for asked, _ in peers.asked} & {where, *others}
 
 
 @pytest.mark.parametrize("field", ["epoch", "batch", "seed"])
@@ -249,6 +260,7 @@ def test_default_types_are_those_of_homogeneous_graphs() -> None:
 
 
 _COMPILES_NOTHING = """
+import dataclasses
 import itertools
 import torch
 from gigl_loader.message import BatchTicket
@@ -267,9 +279,12 @@ for parts, weight, replace in itertools.product((1, 2), (False, True), (False, T
         input_type="user", fanouts={name: (3, 2) for name in graph.edges}, seed=1,
         with_edge=True, with_weight=weight, replace=replace,
     )
-    sampler = NeighborSampler(as_worker_gets(views[0]), plan, InProcessPeers(views))
-    request = SampleRequest(BatchTicket(0, 1, 0, 0), torch.arange(9), torch.arange(9))
-    sample_message(sampler, request)
+    view = as_worker_gets(views[0])
+    near = {part: as_worker_gets(views[part]) for part in range(1, parts)}
+    for view in (view, dataclasses.replace(view, nearby=near)):
+        sampler = NeighborSampler(view, plan, InProcessPeers(views))
+        request = SampleRequest(BatchTicket(0, 1, 0, 0), torch.arange(9), torch.arange(9))
+        sample_message(sampler, request)
 for dispatcher, count in zip(dispatchers, loaded, strict=True):
     assert len(dispatcher.signatures) == count, (dispatcher, dispatcher.signatures)
 print("compiled", len(dispatchers))

@@ -31,6 +31,8 @@ class Contestant:
     python: str | None
     """None: not installed here."""
     changes: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables beside this process's own."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def run(contestant: Contestant, job: Job, timeout_s: float) -> Outcome:
 
 
 def _start(contestant: Contestant, job: Job, log: Path, run: str) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", RUN: run}
+    environment = {**os.environ, **contestant.environment, "PYTHONUNBUFFERED": "1", RUN: run}
     if contestant.script in ("run_gigl.py", "run_floor.py"):  # this checkout, installed or not
         environment["PYTHONPATH"] = str(_REPOSITORY)
     with log.open("wb") as out:
@@ -115,7 +117,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _merge(outcomes: list[Outcome]) -> Outcome:
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
-    merged = dict(results[0])
+    merged = {name: value for result in results for name, value in result.items()}
     if len(results) > 1 and "seeds_per_s" in merged:
         merged["seeds_per_s"] = sum(result["seeds_per_s"] for result in results)
         merged["seconds"] = max(result["seconds"] for result in results)

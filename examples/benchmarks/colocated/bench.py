@@ -168,11 +168,14 @@ def partitions(bench: Bench) -> str:
     job = bench.job(world_size=2)
     glt, here = bench.args.python_glt, sys.executable
     gigl = Contestant(name="gigl_loader", script="run_gigl.py", python=here)
+    tcp = replace(gigl, name="gigl_loader, over TCP", environment={"GIGL_LOADER_SAME_MEMORY": "0"})
     seeded = Contestant(name="GLT seeded", script="run_glt.py", python=glt, changes={"seed": 1})
     plain = Contestant(name="GLT as installed", script="run_glt.py", python=glt)
-    values, _ = bench.alternate([gigl, seeded, plain], job, "seeds_per_s")
+    everybody = [gigl, tcp, seeded, plain]
+    values, _ = bench.alternate(everybody, job, "seeds_per_s")
     rows = []
-    for name, bar in (("gigl_loader", None), ("GLT seeded", Bar(2.5)), ("GLT as installed", None)):
+    for name in (contestant.name for contestant in everybody):
+        bar = Bar(2.5) if name == seeded.name else None
         if name not in values:
             rows.append([name, bench.problems.get(name, "not run"), "", verdict([], bar)])
             continue

@@ -49,6 +49,10 @@ def contestants(args: argparse.Namespace) -> list[_runner.Contestant]:
             name="gigl_loader, graph store", script=store, python=sys.executable, changes=four
         ),
         _runner.Contestant(
+            name="gigl_loader, graph store, all over TCP", script=store, python=sys.executable,
+            changes=four, environment={"GIGL_LOADER_SAME_MEMORY": "0"},
+        ),
+        _runner.Contestant(
             name="gigl_loader, colocated", script="run_gigl.py", python=sys.executable,
             changes={"world_size": 2, "num_workers": SERVERS * args.workers},
         ),
