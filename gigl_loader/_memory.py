@@ -17,6 +17,7 @@ import math
 import mmap
 import os
 import pickle
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,13 +75,21 @@ def create_memfd(nbytes: int, name: str = "gigl_loader") -> int:
     return fd
 
 
-def map_fd(fd: int, nbytes: int) -> int:
+def map_fd(fd: int, nbytes: int, *, populate: bool = True) -> int:
     """Map ``nbytes`` bytes of ``fd`` for reading and writing; return the address.
 
     The descriptor may be closed afterwards. (``mmap.mmap`` keeps a duplicate of it, and a loop that
     keeps many batches would run out of descriptors.)
+
+    Args:
+        fd: The memory.
+        nbytes: What it has, at most.
+        populate: Enter all pages into the page table now, not when they are first touched.
+
+    Raises:
+        SharedMemoryError: The system refuses.
     """
-    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
     address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise SharedMemoryError(nbytes, os.strerror(ctypes.get_errno()))
@@ -101,16 +110,23 @@ def open_fd_of(pid: int, fd: int) -> int:
     return own
 
 
-def peek(pid: int, fd: int, nbytes: int) -> bytes | None:
-    """Return the first bytes of what ``fd`` is in process ``pid``; None: it cannot be read here."""
+def peek(pid: int, fd: int, nbytes: int, name: str) -> bytes | None:
+    """Return the first bytes of memory of process ``pid``; None: they cannot be read from here.
+
+    Args:
+        pid: The process.
+        fd: Its descriptor.
+        nbytes: How many bytes.
+        name: What `create_memfd` was told there; nothing else is opened.
+    """
     try:
+        if not os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{name} "):
+            return None
         own = open_fd_of(pid, fd)
     except OSError:
         return None
     try:
         return os.pread(own, nbytes, 0)
-    except OSError:
-        return None
     finally:
         os.close(own)
 
@@ -181,14 +197,19 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, fds: list[int]) -> None:
         super().__init__(io.BytesIO(data))
         self._fds = fds
-        self._mapped: dict[int, mmap.mmap] = {}
+        self._mapped: dict[int, Any] = {}
 
     def persistent_load(self, pid: Any) -> Array:
         part: SharedPart = pid
         if part.index is None:
             return np.empty(part.shape, storage_dtype(part.dtype))
         if part.index not in self._mapped:
-            self._mapped[part.index] = mmap.mmap(self._fds[part.index], part.nbytes)
+            fd = self._fds[part.index]
+            if os.fstat(fd).st_size < part.nbytes:  # to touch what is missing would be SIGBUS
+                raise SharedMemoryError(part.nbytes, f"descriptor {fd} has fewer bytes")
+            address = map_fd(fd, part.nbytes, populate=False)
+            buffer = self._mapped[part.index] = buffer_at(address, part.nbytes)
+            weakref.finalize(buffer, unmap, address, part.nbytes).atexit = False
         return array_in(self._mapped[part.index], part.dtype, part.shape, part.offset)
 
 

@@ -20,6 +20,7 @@ from gigl_loader._tensors import tensor_in
 from gigl_loader.message import SampleMessage
 from gigl_loader.producer.slots import Layout, Written
 
+_MARK = "gigl_loader.mark"
 _KEEP_FREE = 2
 """Free slots that a worker keeps beyond its concurrency."""
 
@@ -43,7 +44,7 @@ class MemoryMark:
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
-        self._fd = _memory.create_memfd(len(self._secret), "gigl_loader.mark")
+        self._fd = _memory.create_memfd(len(self._secret), _MARK)
         os.pwrite(self._fd, self._secret, 0)
 
     def show(self) -> tuple[Place, bytes]:
@@ -60,7 +61,7 @@ class MemoryMark:
 def sees(shown: tuple[Place, bytes]) -> bool:
     """Return whether this process can map the memory of the one whose `MemoryMark` it was shown."""
     place, secret = shown
-    return _memory.peek(place.pid, place.fd, place.nbytes) == secret
+    return _memory.peek(place.pid, place.fd, place.nbytes, _MARK) == secret
 
 
 class Mappings:

@@ -499,7 +499,8 @@ class BaseDistLoader(DistLoader):
         Keys: ``batches``, ``seeds_per_s``, ``bytes_per_s``, ``wait_share`` (of the elapsed time,
         spent waiting for a batch), ``collate_share``, ``queue_depth`` (mean, batches ready at each
         hand-over), ``sample_ms``, ``gather_ms`` (per batch, in a worker), ``worker_busy_share`` (by
-        worker), ``verdict`` (one line: what to change first).
+        worker), ``partitions_over_tcp`` (how many a worker asks for, as they are not in memory that
+        it can read), ``verdict`` (one line: what to change first).
         """
         summary = self._stats.summary()
         if reset:

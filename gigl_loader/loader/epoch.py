@@ -123,6 +123,8 @@ class LoaderStats:
     """Seconds that each worker was at work, on one batch or on several at a time."""
     busy_until: dict[int, float] = field(default_factory=dict)
     """Up to when that was counted, in seconds since 1970."""
+    asked: int = 0
+    """Most partitions that a worker asks over TCP."""
     started: float = field(default_factory=time.perf_counter)
 
     def add(self, received: Received, wait_s: float, depth: int) -> None:
@@ -135,6 +137,7 @@ class LoaderStats:
         sample_s, gather_s = stats.get("sample_s", 0.0), stats.get("gather_s", 0.0)
         self.sample_s += sample_s
         self.gather_s += gather_s
+        self.asked = max(self.asked, stats.get("asked", 0))
         worker = stats.get("worker", 0)
         ended = stats.get("ended_ns", 0) / 1e9
         until = self.busy_until.get(worker, 0.0)
@@ -157,6 +160,7 @@ class LoaderStats:
             "sample_ms": 1e3 * self.sample_s / batches,
             "gather_ms": 1e3 * self.gather_s / batches,
             "worker_busy_share": shares,
+            "partitions_over_tcp": self.asked,
             "verdict": _verdict(self.wait_s / elapsed, shares),
         }
 

@@ -33,8 +33,8 @@ class Meeting:
         self._addresses: Addresses = {}
         self._token = b""
         self._shown: ShownPartition | None = None
-        self.nearby: dict[int, ShownPlace] = {}
-        """By partition, where others of this machine show theirs; known after `exchange`."""
+        self.nearby: dict[int, list[ShownPlace]] = {}
+        """By partition, where others of this machine show it; known after `exchange`."""
 
     @property
     def has_peers(self) -> bool:
@@ -127,12 +127,10 @@ class Meeting:
                 "start at least one process per partition, each with its own partition_idx"
             )
         self._addresses = {p: who for p, who in every.items() if p != own}
-        self.nearby = {
-            theirs["partition"]: ShownPlace(*theirs["shown"])
-            for theirs in found
-            if self._shown is not None and theirs["shown"] and theirs["host"] == mine["host"]
-        }
-        self.nearby.pop(own, None)
+        for theirs in found if self._shown is not None else ():
+            partition = theirs["partition"]
+            if partition != own and theirs["host"] == mine["host"] and theirs["shown"]:
+                self.nearby.setdefault(partition, []).append(ShownPlace(*theirs["shown"]))
         return self._addresses
 
     @property
@@ -147,10 +145,12 @@ class Meeting:
 
     def close(self) -> None:
         """Leave. Idempotent."""
-        if self._rendezvous is not None:
-            self._rendezvous.close()
-        if self._shown is not None:
-            self._shown.close()
+        try:
+            if self._rendezvous is not None:
+                self._rendezvous.close()
+        finally:
+            if self._shown is not None:
+                self._shown.close()
 
 
 def worker_name(rank: int, worker: int) -> str:

@@ -13,7 +13,8 @@ import logging
 import os
 import pickle
 import secrets
-from typing import NamedTuple
+import weakref
+from typing import Any, NamedTuple
 
 from gigl_loader import _memory
 from gigl_loader._memory import Array
@@ -21,6 +22,7 @@ from gigl_loader.dataset.view import PartitionView
 
 _log = logging.getLogger(__name__)
 
+_NAME = "gigl_loader.partition"
 _SALT_BYTES = 32
 
 
@@ -45,55 +47,67 @@ class ShownPartition:
     def __init__(self, view: PartitionView, token: bytes) -> None:
         from gigl_loader import _tensors  # workers only read, and do without torch
 
-        data, fds, self._tensors = _tensors.describe(view)
-        described = secrets.token_bytes(_SALT_BYTES) + pickle.dumps((fds, data))
-        self._fd = _memory.create_memfd(len(described), "gigl_loader.partition")
-        os.pwrite(self._fd, described, 0)
-        proof = _proof(token, described)
-        self.place = ShownPlace(os.getpid(), self._fd, len(described), proof)
+        data, fds, tensors = _tensors.describe(view)
+        parts = [(fd, _inode(fd)) for fd in fds]
+        described = secrets.token_bytes(_SALT_BYTES) + pickle.dumps((parts, data))
+        fd = _memory.create_memfd(len(described), _NAME)
+        os.pwrite(fd, described, 0)
+        self.place = ShownPlace(os.getpid(), fd, len(described), _proof(token, described))
+        self._release = weakref.finalize(self, _release, fd, tensors)
 
     def close(self) -> None:
         """Show it no more; who has mapped it keeps it. Idempotent."""
-        fd, self._fd = self._fd, -1
-        self._tensors = []
-        if fd >= 0:
-            os.close(fd)
+        self._release()
 
 
-def read_partitions(places: dict[int, ShownPlace], token: bytes) -> dict[int, PartitionView[Array]]:
+def _release(fd: int, tensors: list[Any]) -> None:
+    os.close(fd)
+    tensors.clear()  # their descriptors were shown, too
+
+
+def read_partitions(
+    places: dict[int, list[ShownPlace]], token: bytes
+) -> dict[int, PartitionView[Array]]:
     """Map the partitions that other processes of this machine show.
 
     Args:
-        places: By partition.
+        places: By partition, those that show it.
         token: The job's secret.
 
     Returns:
         Those that this process could map, by partition.
     """
     found = {}
-    for partition, place in places.items():
-        try:
-            found[partition] = _read(place, token)
-        except (OSError, ValueError) as error:  # ValueError: less memory there than described
-            _log.info(
-                "partition %d, of process %d, is asked for over TCP although it is on this "
-                "machine: %s", partition, place.pid, error,
-            )  # fmt: skip
+    for partition, shown in places.items():
+        for place in shown:
+            try:
+                found[partition] = _read(place, token)
+                break
+            except OSError as error:
+                _log.info("partition %d of process %d: %s", partition, place.pid, error)
     return found
 
 
 def _read(place: ShownPlace, token: bytes) -> PartitionView[Array]:
-    described = _memory.peek(place.pid, place.fd, place.nbytes)
+    described = _memory.peek(place.pid, place.fd, place.nbytes, _NAME)
     if described is None or not hmac.compare_digest(_proof(token, described), place.proof):
         raise OSError("its memory cannot be seen from here")
-    theirs, data = pickle.loads(described[_SALT_BYTES:])
+    parts, data = pickle.loads(described[_SALT_BYTES:])
     fds: list[int] = []
     try:
-        fds.extend(_memory.open_fd_of(place.pid, fd) for fd in theirs)
+        for fd, inode in parts:
+            fds.append(_memory.open_fd_of(place.pid, fd))
+            if _inode(fds[-1]) != inode:
+                raise OSError("it is not shown any more")
         view: PartitionView[Array] = _memory.loads(data, fds)
         return view
     finally:
         _memory.close_fds(fds)
+
+
+def _inode(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 def _proof(token: bytes, described: bytes) -> str:

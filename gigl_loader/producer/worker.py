@@ -83,6 +83,8 @@ class Worker:
         self._server: PeerServer | None = None
         self._last_question = time.monotonic()
         self._peers: PeerPool | None = None
+        self._spared: PeerPool | None = None  # workers whose partition is read in memory
+        self._num_asked = 0
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -143,16 +145,24 @@ class Worker:
     def _connect(
         self,
         addresses: dict[int, tuple[Any, ...]] | None,
-        nearby: dict[int, ShownPlace],
+        nearby: dict[int, list[ShownPlace]],
         name: str,
     ) -> None:
         setup, addresses = self._setup, addresses or {}
         view = dataclasses.replace(setup.view, nearby=read_partitions(nearby, setup.token))
         self._setup = dataclasses.replace(setup, view=view)
-        self._peers = self._pool_of(addresses, name, addresses.keys() - view.nearby.keys())
-        spared = self._pool_of(addresses, name, view.nearby.keys())
-        if spared is not None:  # they need not wait for this worker to end
-            threading.Thread(target=spared.say_bye, daemon=True).start()
+        asked = addresses.keys() - view.nearby.keys()
+        self._num_asked = len(asked)
+        self._peers = self._pool_of(addresses, name, asked)
+        self._spared = self._pool_of(addresses, name, view.nearby.keys())
+        if self._spared is not None:  # they need not wait for this worker to end
+            threading.Thread(target=self._spared.say_bye, daemon=True).start()
+        if (unseen := nearby.keys() - view.nearby.keys()) and self._number == 0:
+            logger.warning(
+                "%s asks over TCP for partitions %s, which are on this machine: their memory "
+                "cannot be seen from here (another user's, or another container's)",
+                name, sorted(unseen),
+            )  # fmt: skip
         # threads that wait for peers cost nothing; without peers they share this worker's CPUs:
         # one samples while another gathers rows
         alone = min(setup.concurrency, setup.cpus)
@@ -169,8 +179,9 @@ class Worker:
     def _stop(self, linger_s: float, expected: list[str]) -> None:
         """End; but answer the other partitions until their workers are done, or ask no more."""
         self._rounds.clear()
-        if self._peers is not None:
-            self._peers.say_bye()
+        for pool in (self._peers, self._spared):
+            if pool is not None:
+                pool.say_bye()
         if self._server is None or linger_s <= 0:
             return
         self._last_question = time.monotonic()
@@ -230,6 +241,7 @@ class Worker:
             "sample_s": sampled - started,
             "gather_s": time.perf_counter() - sampled,
             "ended_ns": time.time_ns(),
+            "asked": self._num_asked,
         }
         message = (
             kinds.BATCH, request.ticket, place, written.slot, written.nbytes, written.retired,

@@ -411,6 +411,8 @@ class PeerPool:
         self._token, self._timeout_s, self._name, self._spread = token, timeout_s, name, spread
         self._lock = threading.Lock()
         self._connections: dict[tuple[int, int], _Connection] = {}  # by thread and partition
+        self._leaving = threading.Lock()
+        self._told: set[PeerAddress] = set()  # that this one leaves
         self._closed = False
 
     def call(
@@ -448,14 +450,19 @@ class PeerPool:
         return connection.call(wire.CALL, op, args, arrays, out)
 
     def say_bye(self) -> None:
-        """Tell every worker of every partition that this one asks no more; best effort, 5 s."""
-        deadline = time.monotonic() + _BYE_S
-        for partition, peers in self._addresses.items():
-            for peer in peers:
-                try:
-                    self._bye(peer, partition, min(_BYE_S / 5, deadline - time.monotonic()))
-                except GiglLoaderError as error:
-                    _log.debug("%s could not say goodbye: %s", self._name, error)
+        """Tell every worker of every partition that this one asks no more; best effort, 5 s.
+
+        Said again, it goes to those that it did not reach before.
+        """
+        with self._leaving:
+            deadline = time.monotonic() + _BYE_S
+            for partition, peers in self._addresses.items():
+                for peer in (peer for peer in peers if peer not in self._told):
+                    try:
+                        self._bye(peer, partition, min(_BYE_S / 5, deadline - time.monotonic()))
+                        self._told.add(peer)
+                    except GiglLoaderError as error:
+                        _log.debug("%s could not say goodbye: %s", self._name, error)
 
     def _bye(self, peer: PeerAddress, partition: int, limit_s: float) -> None:
         if limit_s <= 0:

@@ -117,6 +117,8 @@ def _own_keys(info, rank, folder):
             saved += batches
         torch.save([batch_tensors(b) for b in saved], f"{folder}/{rank}.pt")
         torch.save(own, f"{folder}/{rank}.ids.pt")
+        in_memory = os.environ.get(SAME_MEMORY_VARIABLE) != "0"
+        assert train.stats()["partitions_over_tcp"] == (0 if in_memory else servers - 1)
         iterator = iter(train)  # epoch 2, under way
         first = [next(iterator), next(iterator)]
         with _loader(info, rank, {servers - 1: nodes[servers - 1]}) as val:  # made meanwhile

@@ -1,6 +1,8 @@
 """The loader over real workers; what a batch must hold is in `link_reference`."""
 
 import inspect
+import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from link_reference import (
 from gigl_loader import CustomSamplerOptions, DistABLPLoader, DistNeighborLoader
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.negatives import zip_with_negatives
+from gigl_loader.options import SAME_MEMORY_VARIABLE
 from gigl_loader.testing import batch_tensors, run_ranks
 
 pytestmark = pytest.mark.multiprocess
@@ -189,7 +192,8 @@ def test_labels_on_a_gpu(ahead, alone) -> None:
 def _on_each_rank(rank: int, size: int) -> None:
     cases = ((shop(), [BUYS, KNOWS], ("in", "out")), (ring(), [E], ("out",)))
     for graph, supervision, edge_dirs in cases:
-        for edge_dir in edge_dirs:
+        for edge_dir, same_memory in itertools.product(edge_dirs, "01"):
+            os.environ[SAME_MEMORY_VARIABLE] = same_memory
             dataset = graph.partitions(size, edge_dir=edge_dir)[rank]
             anchors = _all_of(graph)  # of both partitions: each rank takes its share
             given = ("user", anchors) if graph.heterogeneous else anchors

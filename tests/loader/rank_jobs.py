@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +24,15 @@ from gigl_loader import (
 )
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
+from gigl_loader.producer.meeting import Meeting
 from gigl_loader.producer.producer import LINGER_S, DistSamplingProducer
-from gigl_loader.testing import Footprint, TinyGraph, batch_tensors, check_batch
+from gigl_loader.testing import (
+    Footprint,
+    TinyGraph,
+    batch_tensors,
+    check_batch,
+    check_same_batches,
+)
 
 GRAPH = TinyGraph.random(60, 500)
 TYPED = TinyGraph.random(40, 300, heterogeneous=True)
@@ -48,6 +56,7 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
     Others' partitions are asked for over TCP, as on two machines, or read in the same memory.
     """
     os.environ[SAME_MEMORY_VARIABLE] = same_memory
+    asked = size - 1 if same_memory == "0" else 0
     for name, (graph, edge_dir, given, how) in CASES.items():
         dataset = graph.partitions(size, edge_dir=edge_dir)[rank]
         with DistNeighborLoader(
@@ -60,6 +69,7 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
                 found += [batch_tensors(batch) for batch in loader]
                 for batch in loader if epoch else ():
                     check(graph, edge_dir, how, batch)
+            assert loader.stats()["partitions_over_tcp"] == asked
             torch.save(found, folder / f"{name}{rank}{same_memory}.pt")
             if rank == 0:
                 continue  # leaves at once; its workers still answer the other rank's
@@ -130,6 +140,46 @@ def _one_seed(even_ranks: str) -> DistNeighborLoader:
         GRAPH.dataset(), [2], torch.arange(1), seed=1, even_ranks=even_ranks,
         process_start_gap_seconds=None,
     )  # fmt: skip
+
+
+def partitions_here_and_there(rank: int, size: int) -> None:
+    """Rank 1 cannot read (as in another container), rank 2 neither shows nor reads.
+
+    So rank 0 reads one partition in memory and asks for one, in the same batch.
+    """
+    exchange = Meeting.exchange
+
+    def exchange_and_spoil(meeting: Meeting, workers: list) -> Any:
+        addresses = exchange(meeting, workers)
+        meeting.nearby = {
+            p: [place._replace(fd=0) for place in shown] for p, shown in meeting.nearby.items()
+        }
+        return addresses
+
+    if rank == 1:
+        Meeting.exchange = exchange_and_spoil  # type: ignore[method-assign]
+    os.environ[SAME_MEMORY_VARIABLE] = "0" if rank == 2 else "1"
+    graph, edge_dir, given, how = CASES["typed"]
+    found = []
+    for dataset in (
+        graph.partitions(size, edge_dir=edge_dir)[rank],
+        graph.dataset(edge_dir=edge_dir),
+    ):
+        with DistNeighborLoader(
+            dataset,
+            input_nodes=given,
+            process_start_gap_seconds=None,
+            num_workers=2,
+            **COMMON,
+            **how,
+        ) as loader:
+            found.append(list(loader))
+            asked = loader.stats()["partitions_over_tcp"]
+            assert asked == ((1, 2, 2)[rank] if dataset.num_partitions > 1 else 0)
+            start = time.monotonic()
+        assert time.monotonic() - start < LINGER_S / 2, "all said goodbye"
+    check_same_batches(*found)
+    dist.barrier()
 
 
 def a_partition_in_the_same_memory_outlives_its_workers(rank: int, size: int) -> None:

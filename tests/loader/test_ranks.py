@@ -46,6 +46,10 @@ def test_two_partitions_two_ranks(tmp_path: Path) -> None:
                     assert same(value, other[key]), (name, rank, key)
 
 
+def test_some_partitions_in_memory_and_others_not(tmp_path: Path) -> None:
+    run_ranks(rank_jobs.partitions_here_and_there, world_size=3, tmp_path=tmp_path, timeout_s=220.0)
+
+
 def test_faults_of_other_ranks(tmp_path: Path) -> None:
     """A peer's worker dies; a rank cannot start; the port is taken; no address to answer on."""
     run_ranks(

@@ -1,5 +1,6 @@
 """Partitions that are read in the memory of another process of this machine."""
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from gigl_loader import _memory
+from gigl_loader.producer import nearby
 from gigl_loader.producer.nearby import ShownPartition, ShownPlace, read_partitions
 from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
 from gigl_loader.testing._forked import ForkedProcess
@@ -48,7 +50,7 @@ def test_a_partition_of_another_process(tmp_path: Path) -> None:
     wait_until(lambda: (tmp_path / "place").exists(), "it is shown", 60)
     place = ShownPlace(*eval((tmp_path / "place").read_text()))
     assert place.pid == owner.pid
-    found = read_partitions({1: place}, TOKEN)
+    found = read_partitions({1: [place._replace(pid=1), place]}, TOKEN)
     (tmp_path / "seen").touch()
     owner.join(60)
     assert owner.exitcode == 0
@@ -59,7 +61,7 @@ def test_a_partition_of_another_process(tmp_path: Path) -> None:
     for path, value in one.items():
         same = np.array_equal if path in arrays else lambda a, b: a == b
         assert same(value, other[path]), path
-    assert read_partitions({1: place}, TOKEN) == {}, "there is nothing any more"
+    assert read_partitions({1: [place]}, TOKEN) == {}, "there is nothing any more"
 
 
 def test_what_is_not_what_was_meant_is_not_read(caplog, monkeypatch) -> None:
@@ -67,7 +69,7 @@ def test_what_is_not_what_was_meant_is_not_read(caplog, monkeypatch) -> None:
     caplog.set_level(logging.INFO)
     shown, other = ShownPartition(_view(), TOKEN), ShownPartition(_view(), TOKEN)
     place = shown.place
-    assert list(read_partitions({1: place}, TOKEN)) == [1]
+    assert list(read_partitions({1: [place]}, TOKEN)) == [1]
     assert not caplog.messages
     spoiled = [
         place._replace(proof=other.place.proof),
@@ -77,17 +79,49 @@ def test_what_is_not_what_was_meant_is_not_read(caplog, monkeypatch) -> None:
         place._replace(pid=1, fd=0),
     ]
     for wrong in spoiled:
-        assert read_partitions({1: wrong}, TOKEN) == {}
-    assert read_partitions({1: place}, b"of another job") == {}
+        assert read_partitions({1: [wrong]}, TOKEN) == {}
+    assert read_partitions({1: [place]}, b"of another job") == {}
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 12345)
-        assert read_partitions({1: place}, TOKEN) == {}
-    assert len(caplog.messages) == len(spoiled) + 2
-    assert "asked for over TCP" in caplog.text
+        assert read_partitions({1: [place]}, TOKEN) == {}
+    with monkeypatch.context() as patch:  # what was shown is gone, its descriptor used again
+        patch.setattr(nearby, "_inode", lambda fd: (1, 2))
+        assert read_partitions({1: [place]}, TOKEN) == {}
+    assert len(caplog.messages) == len(spoiled) + 3
     shown.close()
     shown.close()
-    assert read_partitions({1: place}, TOKEN) == {}
-    other.close()
+    assert read_partitions({1: [place]}, TOKEN) == {}
+    del other
+    assert not [link for link in _open_files() if "gigl_loader.partition" in link]
+
+
+def test_only_what_was_shown_is_opened(tmp_path: Path) -> None:
+    """Not a file that happens to have the right bytes: they would be unpickled."""
+    shown = ShownPartition(_view(), TOKEN)
+    place = shown.place
+    (tmp_path / "copy").write_bytes(os.pread(place.fd, place.nbytes, 0))
+    with (tmp_path / "copy").open("r+b") as file:
+        assert read_partitions({1: [place._replace(fd=file.fileno())]}, TOKEN) == {}
+    assert list(read_partitions({1: [place]}, TOKEN)) == [1]
+    shown.close()
+
+
+def test_mapped_partitions_keep_no_descriptor() -> None:
+    """There may be hundreds of tensors, and eight partitions on a machine."""
+    shown = ShownPartition(_view(), TOKEN)
+    before = _open_files()
+    found = read_partitions({1: [shown.place]}, TOKEN)
+    assert _open_files() == before
+    assert found[1].num_partitions == 2
+    shown.close()
+
+
+def _open_files() -> list[str]:
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that lists them
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(link for link in links if not link.startswith("/proc/"))
 
 
 def test_nothing_stays_open_when_it_cannot_all_be_read(monkeypatch) -> None:
@@ -95,14 +129,14 @@ def test_nothing_stays_open_when_it_cannot_all_be_read(monkeypatch) -> None:
     opened = []
 
     def open_some(pid: int, fd: int) -> int:
-        if len(opened) == 5:
+        if len(opened) == 5:  # the description, and four tensors
             raise PermissionError("no more")
         opened.append(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR))
         return opened[-1]
 
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(_memory, "open_fd_of", open_some)
-    assert read_partitions({1: shown.place}, TOKEN) == {}
+    assert read_partitions({1: [shown.place]}, TOKEN) == {}
     assert len(opened) == 5
     assert len(os.listdir("/proc/self/fd")) == before
     shown.close()

@@ -422,6 +422,19 @@ def test_goodbyes() -> None:
         waiting.join()
 
 
+def test_a_goodbye_is_repeated_only_to_those_that_it_did_not_reach() -> None:
+    late = PeerServer(HOST, TOKEN, _handle, "late")  # listens, and does not answer yet
+    with _served() as server, contextlib.closing(late):
+        peers = (PeerAddress(*late.address, "late"), PeerAddress(*server.address, "b"))
+        with contextlib.closing(PeerPool({0: peers}, TOKEN, 10, "me", 0)) as pool:
+            pool.say_bye()
+            assert server.wait_for_byes({"me"}, 0) == set()
+            server.close()
+            late.start()
+            pool.say_bye()
+            assert late.wait_for_byes({"me"}, 0) == set()
+
+
 def test_goodbyes_to_dead_peers_are_quick() -> None:
     with _served() as server:
         address = server.address

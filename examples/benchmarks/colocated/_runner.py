@@ -52,21 +52,25 @@ def run(contestant: Contestant, job: Job, timeout_s: float) -> Outcome:
     port, rpc_port = _free_ports(2)
     job = replace(job, **contestant.changes, port=port, rpc_port=rpc_port)
     name = f"{os.getpid()}.{next(_runs)}"
+    segments = _unused_segments()
     with tempfile.TemporaryDirectory() as scratch:
+        logs = [Path(scratch) / str(rank) for rank in range(job.world_size)]
         ranks = [
-            _start(contestant, replace(job, rank=rank), Path(scratch) / str(rank), name)
-            for rank in range(job.world_size)
+            _start(contestant, replace(job, rank=rank), log, name) for rank, log in enumerate(logs)
         ]
         try:
-            outcomes = [
-                _wait(process, Path(scratch) / str(rank), timeout_s)
-                for rank, process in enumerate(ranks)
-            ]
+            return _wait(ranks, logs, timeout_s)
         finally:
             for process in ranks:
                 _end(process)
-    failed = [outcome for outcome in outcomes if outcome.result is None]
-    return failed[0] if failed else _merge(outcomes)
+            for segment in _unused_segments() - segments:  # a peer may leave gigabytes behind
+                subprocess.run(["ipcrm", "-m", segment], check=False)
+
+
+def _unused_segments() -> set[str]:
+    """Return the System V segments of this machine that no process has attached."""
+    rows = [row.split() for row in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    return {row[1] for row in rows if row[6] == "0"}
 
 
 def _start(contestant: Contestant, job: Job, log: Path, run: str) -> "subprocess.Popen[bytes]":
@@ -80,20 +84,31 @@ def _start(contestant: Contestant, job: Job, log: Path, run: str) -> "subprocess
         )  # fmt: skip
 
 
-def _wait(process: "subprocess.Popen[bytes]", log: Path, timeout_s: float) -> Outcome:
+def _wait(ranks: "list[subprocess.Popen[bytes]]", logs: list[Path], timeout_s: float) -> Outcome:
+    """Wait for the results of all ranks; the first rank that fails ends the wait."""
     deadline = time.monotonic() + timeout_s
-    while True:  # a peer may hang in its teardown, after its result is out
-        text = log.read_text(errors="replace")
-        for line in text.splitlines():
-            if line.startswith(MARK):
+    while True:
+        codes = [process.poll() for process in ranks]  # before the logs: these end with the process
+        texts = [log.read_text(errors="replace") for log in logs]
+        results = [_result(text) for text in texts]
+        for text, result, code in zip(texts, results, codes, strict=True):
+            if result is None and code is not None:
+                return Outcome(None, _explain(text, code))
+            if result is None and time.monotonic() > deadline:
+                return Outcome(None, f"no result after {timeout_s:.0f} s; {_last_line(text)}")
+        found = [result for result in results if result is not None]
+        if len(found) == len(ranks):
+            for process in ranks:  # a peer may hang in its teardown, after its result is out
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(10)
-                return Outcome(json.loads(line[len(MARK) :]))
-        if process.poll() is not None:
-            return Outcome(None, _explain(text, process.returncode))
-        if time.monotonic() > deadline:
-            return Outcome(None, f"no result after {timeout_s:.0f} s; {_last_line(text)}")
+            return Outcome(_merge(found))
         time.sleep(0.1)
+
+
+def _result(text: str) -> dict[str, Any] | None:
+    found = [line for line in text.splitlines() if line.startswith(MARK)]
+    result: dict[str, Any] | None = json.loads(found[0][len(MARK) :]) if found else None
+    return result
 
 
 def _explain(text: str, code: int) -> str:
@@ -115,13 +130,12 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _merge(outcomes: list[Outcome]) -> Outcome:
-    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+def _merge(results: list[dict[str, Any]]) -> dict[str, Any]:
     merged = {name: value for result in results for name, value in result.items()}
     if len(results) > 1 and "seeds_per_s" in merged:
         merged["seeds_per_s"] = sum(result["seeds_per_s"] for result in results)
         merged["seconds"] = max(result["seconds"] for result in results)
-    return Outcome(merged)
+    return merged
 
 
 def _free_ports(count: int) -> list[int]:
