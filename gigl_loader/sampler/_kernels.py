@@ -19,6 +19,9 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,9 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _NODE = np.uint64(0xD6E8FEB86659FD93)
+WORDS = {8: np.int64, 4: np.int32, 1: np.int8}
+"""What rows are copied as, by bytes."""
+_LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 
@@ -313,15 +319,48 @@ def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
         ends[owner] += 1
 
 
+@intrinsic
+def _at(context, address):  # type: ignore[no-untyped-def]
+    """Return the pointer that an int64 address is."""
+
+    def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(values[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), emit
+
+
+@intrinsic
+def _prefetch(context, pointer):  # type: ignore[no-untyped-def]
+    """Ask memory for the cache line at ``pointer``, and do not wait for it."""
+
+    def emit(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        number = ir.IntType(32)
+        returns = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], returns)
+        to_read, keep, data = number(0), number(3), number(1)
+        builder.call(prefetch, [values[0], to_read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.voidptr), emit
+
+
 @_jit
-def copy_rows(source, rows, places, out):  # type: ignore[no-untyped-def]
-    """Copy ``source[rows[i]]`` to ``out[places[i]]``; both are matrices of 8-byte words."""
-    width = source.shape[1]
-    for i in range(rows.shape[0]):
-        row = rows[i]
-        place = places[i]
+def copy_rows(addresses, out):  # type: ignore[no-untyped-def]
+    """Copy the row at ``addresses[i]`` to ``out[i]``, a matrix of one of `WORDS`.
+
+    Rows lie anywhere, in several matrices: the wait for memory is what a copy costs, so later ones
+    are asked for ahead. One pass, since to go over ``out`` again would cost as much.
+    """
+    width, last = out.shape[1], addresses.shape[0] - 1
+    row_bytes = width * out.itemsize
+    ahead = min(_MOST_ROWS_AHEAD, 1 + _BYTES_AHEAD // max(1, row_bytes))
+    for i in range(addresses.shape[0]):
+        later = addresses[min(i + ahead, last)]
+        for byte in range(0, row_bytes, _LINE_BYTES):
+            _prefetch(_at(later + byte))
+        row = numba.carray(_at(addresses[i]), (width,), out.dtype)
         for j in range(width):
-            out[place, j] = source[row, j]
+            out[i, j] = row[j]
 
 
 def load() -> None:
@@ -342,4 +381,5 @@ def load() -> None:
     repeat_rows(none, 0, none)
     scatter_segments(none, none, none, none, none)
     group_by_owner(none, none, none)
-    copy_rows(np.zeros((0, 1), np.int64), none, none, np.zeros((0, 1), np.int64))
+    for word in WORDS.values():
+        copy_rows(none, np.zeros((0, 1), word))

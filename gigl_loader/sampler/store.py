@@ -4,7 +4,8 @@
 machine does not have while it reads the rest, and puts the answers back in the order of the ids.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -166,7 +167,7 @@ class LocalStore:
             rows = self.rows(kind, sorted(getattr(self._view, kind))[args[1]])
             shape = (arrays[0].size, *rows.values.shape[1:])
             out = self._scratch.matrix("answer", rows.dtype, shape)
-            _select(rows.values, rows.locate(arrays[0]), out)
+            gather_rows([(rows.values, rows.locate(arrays[0]), None)], out)
             return [out]  # sent before this thread is asked again
         raise ProtocolError(f"unknown operation {op} between partitions")
 
@@ -268,17 +269,24 @@ class GraphStore:
         values = rows.values
         shape = (ids.size, *values.shape[1:])
         if split is None or rows.whole:
-            return rows.dtype, shape, lambda out: _select(values, rows.locate(ids), out)
+            return (
+                rows.dtype,
+                shape,
+                lambda out: gather_rows([(values, rows.locate(ids), None)], out),
+            )
         args = (_KINDS.index(kind), sorted(getattr(self._view, kind)).index(name))
         calls = self._ask_rows(args, split, ids, rows)
 
         def write(out: Array) -> None:
-            for partition in self._here.keys() & split.keys():
-                part, at = self._here[partition].rows(kind, name), split[partition]
-                _scatter(part.values, part.locate(ids.take(at)), at, out)
-            for partition, call in calls.items():
-                answer = call.wait()[0]
-                _scatter(answer, np.arange(answer.shape[0]), split[partition], out)
+            parts = []
+            for partition, at in split.items():
+                if partition in calls:
+                    answer = calls[partition].wait()[0]
+                    parts.append((answer, np.arange(at.size), at))
+                else:
+                    part = self._here[partition].rows(kind, name)
+                    parts.append((part.values, part.locate(ids.take(at)), at))
+            gather_rows(parts, out)
 
         return rows.dtype, shape, write
 
@@ -294,28 +302,41 @@ class GraphStore:
         return calls
 
 
-def _select(values: Array, rows: Array, out: Array) -> None:
-    """Write ``values[rows]`` to ``out``."""
-    _check_rows(rows, values.shape[0])
-    np.take(values, rows, axis=0, out=out, mode="clip")  # numpy copies `out` in its other modes
+def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) -> None:
+    """Write rows of matrices to ``out``.
+
+    Args:
+        parts: (matrix, rows of it, where in ``out`` they go; None: to all places, in order). All
+            matrices are contiguous and of one type and width; together they fill ``out``.
+        out: ``[num_rows, ...]``, contiguous.
+
+    Raises:
+        ProtocolError: A matrix does not have such rows.
+    """
+    if out.size == 0:
+        return
+    row_bytes = out[0].nbytes
+    addresses = np.empty(out.shape[0], np.int64)
+    word_bytes = math.gcd(row_bytes, out.ctypes.data, 8)
+    for values, rows, places in parts:
+        _check_rows(values, rows, out)
+        start = values.ctypes.data
+        word_bytes = math.gcd(word_bytes, start)
+        addresses[slice(None) if places is None else places] = rows * row_bytes + start
+    word = kernels.WORDS.get(word_bytes, np.int8)
+    kernels.copy_rows(addresses, out.reshape(out.shape[0], -1).view(word))
 
 
-def _scatter(values: Array, rows: Array, places: Array, out: Array) -> None:
-    """Write ``values[rows]`` to ``out[places]``."""
-    _check_rows(rows, values.shape[0])
-    nbytes = values[0].nbytes if values.shape[0] else 0
-    if nbytes % 8 or nbytes == 0 or values.ctypes.data % 8 or out.ctypes.data % 8:
-        out[places] = values[rows]
-    else:
-        kernels.copy_rows(_words(values), rows, places, _words(out))
-
-
-def _check_rows(rows: Array, num_rows: int) -> None:
-    if rows.size and (rows.min() < 0 or rows.max() >= num_rows):
+def _check_rows(values: Array, rows: Array, like: Array) -> None:
+    """Make sure that reading the rows by address reads nothing else."""
+    alike = values.dtype == like.dtype and values.shape[1:] == like.shape[1:]
+    if not alike or not values.flags.c_contiguous:
         raise ProtocolError(
-            f"rows {rows.min()} to {rows.max()} of a matrix with {num_rows} rows were asked for"
+            f"rows of a {values.dtype} matrix {values.shape} were given for {like.dtype} "
+            f"{like.shape}"
         )
-
-
-def _words(array: Array) -> Array:
-    return array.reshape(array.shape[0], -1).view(np.int64)
+    if rows.size and (rows.min() < 0 or rows.max() >= values.shape[0]):
+        raise ProtocolError(
+            f"rows {rows.min()} to {rows.max()} of a matrix with {values.shape[0]} rows were "
+            "asked for"
+        )

@@ -5,6 +5,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
@@ -12,7 +14,7 @@ from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ProtocolError
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.plan import SamplingPlan, draw_key
-from gigl_loader.sampler.store import Draw, GraphStore, LocalStore
+from gigl_loader.sampler.store import Draw, GraphStore, LocalStore, gather_rows
 from gigl_loader.testing import InProcessPeers
 
 PLAN = SamplingPlan(input_type=NODE, fanouts={EDGE: (2, 2)}, seed=7)
@@ -349,3 +351,58 @@ def test_the_bits_are_the_same_on_any_machine_and_version() -> None:
     weights = [1.0 + i for i in range(50)]
     drawn = _draw(_view(50, 3, weights), nodes, 4, key=key, with_weight=True)
     assert _rows(drawn, nodes) == [[25, 34, 41, 44], [13, 34, 48, 49], [3, 14, 36, 45]]
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+@given(
+    dtype=st.sampled_from(["float32", "float64", "int64", "uint16", "uint8", "bool"]),
+    width=st.lists(st.integers(0, 5), max_size=2), sizes=st.lists(st.integers(1, 9), min_size=1),
+    count=st.integers(0, 40), shift=st.integers(0, 8), data=st.data(),
+)  # fmt: skip
+def test_rows_of_several_matrices(dtype, width, sizes, count, shift, data) -> None:
+    """Any type, any shape, wherever they lie: each place gets the row that was named for it."""
+    rng = np.random.default_rng(count)
+
+    def placed(shape: tuple[int, ...]) -> np.ndarray:  # `shift` bytes past an aligned address
+        memory = np.zeros(int(np.prod(shape)) * np.dtype(dtype).itemsize + 16, np.uint8)
+        return np.ndarray(shape, dtype, memory, shift)
+
+    matrices = []
+    for size in sizes:
+        matrices.append(placed((size, *width)))
+        matrices[-1][...] = rng.integers(0, 2 if dtype == "bool" else 200, (size, *width))
+    owners = st.lists(st.integers(0, len(sizes) - 1), min_size=count, max_size=count)
+    owner = np.array(data.draw(owners), np.int64)
+    rows = rng.integers(0, np.array(sizes)[owner])
+    out = placed((count, *width))
+    parts = [
+        (matrix, rows[owner == number], np.flatnonzero(owner == number))
+        for number, matrix in enumerate(matrices)
+    ]
+    gather_rows(parts, out)
+    for place in range(count):
+        assert (out[place] == matrices[owner[place]][rows[place]]).all()
+    if len(sizes) == 1:
+        again = placed((count, *width))
+        gather_rows([(matrices[0], rows, None)], again)
+        assert (again == out).all()
+
+
+@pytest.mark.parametrize(
+    ("matrix", "rows"),
+    [
+        (np.zeros((3, 2)), [3]),
+        (np.zeros((3, 2)), [-1]),
+        (np.zeros((0, 2)), [0]),
+        (np.zeros((3, 2), np.float32), [0]),
+        (np.zeros((3, 4)), [0]),
+        (np.zeros((2, 3)).T, [0]),
+        (np.zeros(3), [0]),
+    ],
+)
+def test_rows_that_are_not_there_are_refused(matrix: np.ndarray, rows: list[int]) -> None:
+    """They are read by address: nothing else may be read."""
+    with pytest.raises(ProtocolError, match="matrix"):
+        gather_rows([(matrix, np.array(rows), None)], np.zeros((1, 2)))
