@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import hashlib
 import logging
 import os
 import warnings
@@ -22,6 +23,7 @@ from gigl_loader._glt import (
     init_worker_group,
 )
 from gigl_loader._ranks import gather_from_ranks
+from gigl_loader._tensors import bytes_of
 from gigl_loader.channel.shm import ShmChannel
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
@@ -163,6 +165,7 @@ class BaseDistLoader(DistLoader):
         self._with_channel = True
         self._num_recv = 0
         self._epoch = 0
+        self._seeds_digest: str | None = None
         inputs = sampler_input if is_remote else [sampler_input]
         self._input_type = inputs[0].input_type if inputs else None
 
@@ -469,9 +472,9 @@ class BaseDistLoader(DistLoader):
         """Let the next ``iter`` go on where ``state`` was taken: no batch twice, none left out.
 
         Raises:
-            ConfigError: The state is of a loader with another input length, batch size, world size,
-                seed...; a changed number of workers is fine. So is, with ``even_ranks``, the state
-                of another rank.
+            ConfigError: The state is of a loader with other seeds, batch size, world size,
+                ``seed``...; a changed number of workers is fine. So is, with ``even_ranks``, the
+                state of another rank.
         """
         self._check_usable()
         in_step = self._even_ranks is not None
@@ -484,6 +487,7 @@ class BaseDistLoader(DistLoader):
     def _identity(self) -> dict[str, Any]:
         return {
             "num_seeds": self._input_len,
+            "seeds_digest": self._digest_of_seeds(),
             "num_batches": self._steps,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
@@ -492,6 +496,15 @@ class BaseDistLoader(DistLoader):
             "world_size": self._runtime.world_size,
             "seed": self._epoch_options.seed,
         }
+
+    def _digest_of_seeds(self) -> str:
+        if self._seeds_digest is None:
+            inputs = self.input_data if self._is_remote_worker else [self.input_data]
+            digest = hashlib.blake2b(digest_size=8)
+            for one in inputs:  # one after another: where seeds are kept does not count
+                digest.update(bytes_of(one.node.cpu().contiguous()))
+            self._seeds_digest = digest.hexdigest()
+        return self._seeds_digest
 
     def stats(self, reset: bool = False) -> dict[str, Any]:
         """Return what the loader did since it was built, or since the last reset.

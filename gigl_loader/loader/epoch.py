@@ -9,7 +9,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.message import Received
 
 _STATE_VERSION = 1
-_OF_A_RANK = ("rank", "num_seeds")
+_OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
 """What may differ between ranks that take the same number of steps."""
 
 

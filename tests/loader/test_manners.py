@@ -73,6 +73,20 @@ def test_the_state_says_what_the_loader_was_built_with(loader: DistNeighborLoade
     assert loader.state_dict() == state, "what was refused changed nothing"
 
 
+def test_the_state_of_as_many_other_seeds_is_refused(loader: DistNeighborLoader) -> None:
+    """They were drawn anew, or in another order: some would come twice, and some never."""
+    state = loader.state_dict()
+    seeds = loader.input_data.node
+    for other in (seeds.flip(0), seeds.clone().index_fill_(0, torch.tensor([7]), 1)):
+        changed = DistNeighborLoader(
+            loader.dataset, [2], other, batch_size=8, shuffle=True, seed=3,
+            process_start_gap_seconds=None,
+        )  # fmt: skip
+        with changed, pytest.raises(ConfigError, match=r"saved -> now\) seeds_digest: "):
+            changed.load_state_dict(state)
+    loader.load_state_dict(state)
+
+
 @pytest.mark.parametrize("junk", [None, [1], {"model": 1}, torch.ones(1)])
 def test_what_is_no_state_is_refused(loader: DistNeighborLoader, junk: object) -> None:
     with pytest.raises(ConfigError, match="what state_dict"):
