@@ -28,6 +28,7 @@ class FakeWorker(Worker):
         self._plugins = pickle.loads(setup.plugins)
         self._slots = SlotWriter()
         self._rounds = {}
+        self._num_asked = 0
         self.tasks: deque[Any] = deque()
         self.sent: deque[tuple[Any, list[int]]] = deque()
         self.sampler = load_sampler(self._setup, self._plugins, None)
