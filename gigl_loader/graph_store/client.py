@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
+from gigl_loader._ranks import end_group
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.graph_store import wire
 from gigl_loader.graph_store.rpc import CALL_TIMEOUT_S, Cluster, result_of
@@ -143,7 +144,7 @@ def shutdown_compute_process() -> None:
         cluster.close()
     owned, _owns_group = _owns_group, False
     if owned and dist.is_initialized():
-        dist.destroy_process_group()
+        end_group()
 
 
 def current_cluster() -> Cluster:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
-from gigl_loader._ranks import gather_from_ranks
+from gigl_loader._ranks import end_group, gather_from_ranks
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError
@@ -129,7 +129,7 @@ def is_remote(dataset: Any) -> bool:
 def end_own_group(runtime: DistributedRuntimeInfo) -> None:
     """End the process group that `resolve_runtime` started for a deprecated context."""
     if runtime.should_cleanup_distributed_context and dist.is_initialized():
-        dist.destroy_process_group()
+        end_group()
 
 
 def colocated_parts(

@@ -54,7 +54,7 @@ class Meeting:
             return
         self._rendezvous = Rendezvous(
             self._options.master_addr, self._options.master_port, context.rank, context.world_size,
-            timeout_s=timeout_s, is_master=context.rank == 0,
+            timeout_s=timeout_s, is_master=context.rank == 0, token=_cluster_token(),
         )  # fmt: skip
 
     def announce(self, what: str) -> None:
@@ -75,14 +75,14 @@ class Meeting:
         """Return the secret of this job's workers.
 
         A nonce of rank 0 tells jobs apart; what keeps strangers out is the cluster's own token,
-        from the environment, since the place itself lets everybody read.
+        from the environment.
         """
         if self._rendezvous is None:
             return b""
         if get_context().rank == 0:
             self._rendezvous.publish("nonce", secrets.token_bytes(32))
-        secret = os.environ.get(CLUSTER_TOKEN_VARIABLE, "").encode()
-        self._token = hashlib.sha256(secret + self._rendezvous.wait_for("nonce", 0)).digest()
+        nonce = self._rendezvous.wait_for("nonce", 0)
+        self._token = hashlib.sha256(_cluster_token() + nonce).digest()
         return self._token
 
     @property
@@ -151,6 +151,10 @@ class Meeting:
         finally:
             if self._shown is not None:
                 self._shown.close()
+
+
+def _cluster_token() -> bytes:
+    return os.environ.get(CLUSTER_TOKEN_VARIABLE, "").encode()
 
 
 def worker_name(rank: int, worker: int) -> str:

@@ -378,16 +378,21 @@ def admit(stream: Stream, token: bytes, deadline: float) -> str:
     return name.decode(errors="replace")
 
 
-def listen(host: str, name: str) -> socket.socket:
-    """Return a socket that listens on ``host``, on a port that the system picks.
+def listen(host: str, name: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens on ``host``; with port 0, on one that the system picks.
 
     Raises:
-        ConfigError: ``host`` is no address of this machine.
+        ConfigError: ``host`` is no address of this machine, or the port is taken.
         PeerError: The system has no port or no socket left.
     """
     try:
-        return _bound(host)
+        return _bound(host, port)
     except OSError as error:
+        if port and error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} is taken on this machine by another program or another run; give "
+                "another port (master_port of the worker options), or end that run"
+            ) from error
         text = f"{name} cannot listen on {host!r}: {error}"
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             hint = "give an address of this machine (`hostname -I` lists them)"
@@ -396,9 +401,9 @@ def listen(host: str, name: str) -> socket.socket:
         raise PeerError(f"{text}; {hint}") from error
 
 
-def _bound(host: str) -> socket.socket:
+def _bound(host: str, port: int) -> socket.socket:
     family, kind, proto, _, address = socket.getaddrinfo(
-        host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     for last_attempt in (False, False, True):
         listener = socket.socket(family, kind, proto)
@@ -410,6 +415,6 @@ def _bound(host: str) -> socket.socket:
             return listener
         except OSError as error:
             listener.close()
-            if last_attempt or error.errno != errno.EADDRINUSE:
+            if port or last_attempt or error.errno != errno.EADDRINUSE:
                 raise  # else two sockets were handed one port, and the other listened first
     raise AssertionError("unreachable")

@@ -62,25 +62,26 @@ class PeerServer:
     A client that is slow to read is waited for as long as its machine lives; ``close`` ends it.
 
     Args:
-        host: Address to listen on, on a port that the system picks.
+        host: Address to listen on.
         token: The job's secret; clients that do not know it are dropped and logged.
         handler: Called with the operation, its integers and its arrays, from many threads at
             once; what it raises travels to the client.
         name: This worker, for logs.
+        port: Where to listen; 0: on a port that the system picks.
 
     Raises:
-        ConfigError: ``host`` is no address of this machine.
+        ConfigError: ``host`` is no address of this machine, or the port is taken.
         PeerError: The system has no port or no socket left.
     """
 
-    def __init__(self, host: str, token: bytes, handler: Handler, name: str) -> None:
+    def __init__(self, host: str, token: bytes, handler: Handler, name: str, port: int = 0) -> None:
         self._token, self._handler, self._name = token, handler, name
         self._changed = threading.Condition()  # guards all that follows
         self._closed = False
         self._streams: dict[wire.Stream, threading.Thread] = {}
         self._open: Counter[str] = Counter()  # connections by client; 0: it was here and left
         self._byes: set[str] = set()
-        self._listener = wire.listen(host, name)
+        self._listener = wire.listen(host, name, port)
         self.address: tuple[str, int] = (host, self._listener.getsockname()[1])
         self._acceptor = threading.Thread(
             target=self._accept, name=f"{name} accepts peers", daemon=True

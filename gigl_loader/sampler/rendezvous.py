@@ -1,33 +1,92 @@
-"""Where sampling workers agree on addresses before they talk: a key-value store on one of them.
+"""Where sampling workers agree on addresses before they talk: a board on one of the ranks.
 
-One rank hosts a ``torch.distributed.TCPStore``; all publish values under a key and gather those of
-the others. Values are bytes of the caller's own format. Waits poll, since a blocking ``get`` would
-hear of another rank's failure only when its own time is up.
+One rank hosts the board, a `PeerServer`; all publish values under a key and gather those of the
+others. Values are bytes of the caller's own format. Who reads or writes has proved to know the
+token. A wait asks the board again and again, each time for a moment, so that a failure of any rank
+ends it, and a host that is stopped or gone does too.
+
+(torch's ``TCPStore`` would do much of this, but that it listens on all interfaces, lets everybody
+write, and up to torch 2.6 ends the process now and then when two threads use one: pytorch#143593.)
 """
 
 import contextlib
+import ipaddress
+import itertools
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from datetime import timedelta
+from collections.abc import Iterable
 from types import TracebackType
-from typing import TypeVar
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+import numpy as np
 
-from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
+from gigl_loader._memory import Array
+from gigl_loader.errors import (
+    ConfigError,
+    JoinRefusedError,
+    PeerError,
+    PeerTimeoutError,
+    ProtocolError,
+    UsageError,
+)
+from gigl_loader.sampler._peer_wire import bytes_of
+from gigl_loader.sampler.peers import PeerAddress, PeerPool, PeerServer
 
 _log = logging.getLogger(__name__)
 
-_FAILURE = "failure"  # first rank to fail, and why
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.005, 0.25
 _REPORT_EVERY_S = 5.0
-_STORE_ANSWERS_S = 10.0  # how long the store may take for one small question
-_LINGER_S = 5.0  # how long the host keeps the store for ranks that still read
+_MOMENT_S = 0.25  # how long the board lets one question wait
+_BOARD_ANSWERS_S = 10.0  # how long it may take for one question
+_LINGER_S = 5.0  # how long the host keeps the board for ranks that still read
 
-_T = TypeVar("_T")
+_SET, _GET, _FAIL = 1, 2, 3
+_THERE, _MISSING, _FAILED = 0, 1, 2
+
+
+class _Board:
+    """The values, on the hosting rank."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._values: dict[str, bytes] = {}
+        self._failure: bytes | None = None  # of the first rank to fail
+
+    def answer(self, op: int, args: tuple[int, ...], arrays: list[Array]) -> list[Array]:
+        """Do what a rank asks for; see `Rendezvous._ask`."""
+        texts = [bytes(bytes_of(array)) for array in arrays]
+        with self._changed:
+            if op == _SET:
+                self._values[texts[0].decode()] = texts[1]
+            elif op == _FAIL:
+                self._failure = self._failure or texts[0]
+            elif op != _GET:
+                raise ProtocolError(f"unknown operation {op} at a rendezvous")
+            self._changed.notify_all()
+            keys = texts[0].decode().split("\n") if op == _GET else []
+            if op == _GET and not self._changed.wait_for(
+                lambda: self._settled(keys), args[0] / 1e3
+            ):
+                missing = [number for number, key in enumerate(keys) if key not in self._values]
+                return [_word(_MISSING), np.array(missing)]
+            if op == _GET and self._failure is not None and not self._has(keys):
+                return [_word(_FAILED), _as_array(self._failure)]
+            values = [self._values[key] for key in keys]
+        sizes = np.array([len(value) for value in values], np.int64)
+        return [_word(_THERE), sizes, _as_array(b"".join(values))]
+
+    def missing(self, keys: list[str], wait_s: float) -> list[int]:
+        """Return the numbers of the keys that are not there after ``wait_s``, failures or not."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has(keys), wait_s)
+            return [number for number, key in enumerate(keys) if key not in self._values]
+
+    def _has(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def _settled(self, keys: list[str]) -> bool:
+        return self._failure is not None or self._has(keys)
 
 
 class Rendezvous:
@@ -38,17 +97,26 @@ class Rendezvous:
         port: Its port; 0 on the hosting rank: one that the system picks, see ``port``.
         rank: This rank, in ``[0, world_size)``.
         world_size: Number of ranks.
-        timeout_s: Longest wait for the store to come up, and of each ``gather`` or ``wait_for``.
-        is_master: Whether this rank hosts the store.
+        timeout_s: Longest wait for the board to come up, and of each ``gather`` or ``wait_for``.
+        is_master: Whether this rank hosts the board.
+        token: A secret of the ranks.
 
     Raises:
         ConfigError: A value is out of range, or the port is taken; nothing was started.
-        PeerTimeoutError: The store did not come up in time.
-        PeerError: What answers on that port is no store.
+        PeerTimeoutError: The board did not come up in time.
+        JoinRefusedError: Its host has another token.
+        PeerError: What answers on that port is no board.
     """
 
     def __init__(
-        self, host: str, port: int, rank: int, world_size: int, timeout_s: float, is_master: bool
+        self,
+        host: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        is_master: bool,
+        token: bytes = b"",
     ) -> None:
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank must be in [0, {world_size}), got {rank}")
@@ -58,33 +126,75 @@ class Rendezvous:
         self._timeout_s, self._is_master = timeout_s, is_master
         self._closed = False
         self._where = f"the rendezvous at {host}:{port}"
-        self._store: TCPStore | None = self._open(port)
-        self.port: int = self._store.port
-        self._where = f"the rendezvous at {host}:{self.port}"
+        self._token = token
+        self._board: _Board | None = None
+        self._server: PeerServer | None = None
+        self._pool: PeerPool | None = None
+        self.port = port
+        if is_master:
+            self._host_board()
+        else:
+            self._find_board(time.monotonic() + timeout_s)
 
     def publish(self, key: str, value: bytes) -> None:
         """Make ``value`` this rank's value of ``key``. A key belongs to one gathering: use it once.
 
         Raises:
-            PeerError: The store is gone.
+            PeerError: The board is gone.
             UsageError: This rendezvous is closed.
         """
-        self._put(_key(key, self._rank), value)
+        self._ask(key, _SET, [_key(key, self._rank).encode(), value])
 
     def gather(self, key: str, ranks: Iterable[int]) -> list[bytes]:
         """Return the values that ``ranks`` published under ``key``, in their order.
 
         Raises:
             PeerTimeoutError: Some of ``ranks`` did not publish in time; it names them.
-            PeerError: A rank called ``fail``, with its text; or the store is gone.
+            PeerError: A rank called ``fail``, with its text; or the board is gone.
             UsageError: This rendezvous is closed.
         """
         wanted = list(ranks)
-        keys = [_key(key, rank) for rank in wanted]
-        if not keys:
-            return []
-        self._await(key, keys, wanted)
-        return [bytes(value) for value in self._ask(key, lambda store: store.multi_get(keys))]
+        start = time.monotonic()
+        report = start + _REPORT_EVERY_S
+        while wanted:
+            left = max(0.0, start + self._timeout_s - time.monotonic())
+            found = self._look(key, wanted, min(_MOMENT_S, left))
+            if isinstance(found[0], bytes):
+                return [value for value in found if isinstance(value, bytes)]
+            now = time.monotonic()
+            if now - start >= self._timeout_s:
+                raise PeerTimeoutError(
+                    f"rank {self._rank} waited {self._timeout_s:g} s at {self._where} for {key!r} "
+                    f"of ranks {found}: they died before they got there, or are slow to start; "
+                    "see their logs, or raise the timeout"
+                )
+            if now >= report:
+                report = now + _REPORT_EVERY_S
+                _log.info(
+                    "rank %d waits since %.0f s at %s for %r of ranks %s",
+                    self._rank, now - start, self._where, key, found,
+                )  # fmt: skip
+        return []
+
+    def _look(self, key: str, ranks: list[int], wait_s: float) -> list[bytes] | list[int]:
+        """Return the values of ``ranks``, or those of them that have not published theirs.
+
+        Raises:
+            PeerError: As for `gather`.
+        """
+        keys = "\n".join(_key(key, rank) for rank in ranks)
+        state, *found = self._ask(key, _GET, [keys.encode()], round(1e3 * wait_s))
+        if int(state[0]) == _MISSING:
+            return [ranks[number] for number in found[0].tolist()]
+        if int(state[0]) == _FAILED:
+            rank, _, reason = bytes(bytes_of(found[0])).decode(errors="replace").partition("\n")
+            raise PeerError(
+                f"rank {rank} failed while rank {self._rank} waited for {key!r} at {self._where}: "
+                f"{reason}"
+            )
+        sizes, values = found[0].tolist(), bytes(bytes_of(found[1]))
+        ends = np.cumsum([0, *sizes]).tolist()
+        return [values[start:end] for start, end in itertools.pairwise(ends)]
 
     def wait_for(self, key: str, rank: int = 0) -> bytes:
         """Return the value that ``rank`` published under ``key``.
@@ -97,25 +207,30 @@ class Rendezvous:
     def fail(self, reason: str) -> None:
         """Tell all ranks that this one cannot go on: their waits raise at once, with ``reason``.
 
-        The first failure stands. Does nothing where the store is gone already.
+        The first failure stands. Does nothing where the board is gone already.
         """
-        text = f"{self._rank}\n{reason}"
+        text = f"{self._rank}\n{reason}".encode(errors="replace")
         with contextlib.suppress(PeerError, UsageError):
-            self._ask("fail", lambda store: store.compare_set(_FAILURE, "", text))
+            self._ask("fail", _FAIL, [text])
 
     def close(self) -> None:
         """Leave. The hosting rank first waits, at most 5 s, for the ranks that have not left."""
         if self._closed:
             return
         try:
-            self._put(_key("left", self._rank), b"1", limit_s=1.0)
-            if self._is_master:
+            self.publish("left", b"")
+            if self._board is not None:
                 self._linger()
         except PeerError as error:
             _log.debug("rank %d left %s: %s", self._rank, self._where, error)
         finally:
-            self._closed = True
-            self._store = None  # the last reference: the port is free from here on
+            self._release()
+
+    def _release(self) -> None:
+        self._closed = True
+        for part in (self._pool, self._server):
+            if part is not None:
+                part.close()
 
     def __enter__(self) -> "Rendezvous":
         return self
@@ -130,42 +245,28 @@ class Rendezvous:
             self.fail(f"{type(error).__name__}: {error}")
         self.close()
 
-    def _open(self, port: int) -> TCPStore:
-        deadline = time.monotonic() + self._timeout_s
-        if not self._is_master:
-            self._await_listener(port, deadline)
-        left = max(1.0, deadline - time.monotonic())
-
-        def build() -> TCPStore:
-            store = TCPStore(
-                self._host,
-                port,
-                self._world_size,
-                self._is_master,
-                timedelta(seconds=left),
-                wait_for_workers=False,
-            )
-            store.check([_FAILURE])  # torch 2.4 takes any listener for a store until it is asked
-            return store
-
+    def _host_board(self) -> None:
+        self._board = _Board()
+        name = f"the rendezvous of rank {self._rank}"
+        where = _interface_of(self._host, self._where)
         try:
-            return _bounded(build, left + 1.0)
-        except TimeoutError as error:
-            raise PeerTimeoutError(
-                f"{self._where} did not answer rank {self._rank} within {self._timeout_s:g} s: its "
-                "process is stopped, or another program has that port; look at rank 0's log"
-            ) from error
-        except RuntimeError as error:  # torch's DistNetworkError is one
-            if "EADDRINUSE" in str(error) or "ddress already in use" in str(error):
-                raise ConfigError(
-                    f"{self._where} cannot start: port {port} is taken on this machine by another "
-                    "program or another run; give another port (master_port of the worker "
-                    "options), or end that run"
-                ) from error
-            raise PeerError(
-                f"{self._where} cannot be opened by rank {self._rank}: {_first_line(error)}; "
-                "check the host, and that no other program has that port"
-            ) from error
+            self._server = PeerServer(where, self._token, self._board.answer, name, self.port)
+        except ConfigError as error:
+            raise ConfigError(f"{self._where} cannot start: {error}") from error
+        self.port = self._server.address[1]
+        self._where = f"the rendezvous at {self._host}:{self.port}"
+        self._server.start()
+
+    def _find_board(self, deadline: float) -> None:
+        self._await_listener(self.port, deadline)
+        address = PeerAddress(self._host, self.port, "the rendezvous of rank 0")
+        limit_s = min(_BOARD_ANSWERS_S, max(1.0, deadline - time.monotonic()))
+        self._pool = PeerPool({0: (address,)}, self._token, limit_s, f"rank {self._rank}", 0)
+        try:
+            self._look("here", [self._rank], 0.0)  # it answers, and as a board
+        except BaseException:
+            self._release()
+            raise
 
     def _await_listener(self, port: int, deadline: float) -> None:
         """Wait until something listens; quieter than the store's own attempts, and on time."""
@@ -192,79 +293,38 @@ class Rendezvous:
             time.sleep(max(0.0, min(nap, left)))
             nap = min(2 * nap, _LONGEST_NAP_S)
 
-    def _await(self, key: str, keys: list[str], ranks: list[int]) -> None:
-        """Return once all of ``keys`` are there; ``ranks`` are their owners."""
-        start = time.monotonic()
-        nap, report = _SHORTEST_NAP_S, start + _REPORT_EVERY_S
-        while not self._ask(key, lambda store: store.check(keys)):
-            self._raise_failure(key)
-            now = time.monotonic()
-            if now - start >= self._timeout_s:
-                raise PeerTimeoutError(
-                    f"rank {self._rank} waited {self._timeout_s:g} s at {self._where} for {key!r} "
-                    f"of ranks {self._missing(key, keys, ranks)}: they died before they got "
-                    "there, or are slow to start; see their logs, or raise the timeout"
-                )
-            if now >= report:
-                report = now + _REPORT_EVERY_S
-                _log.info(
-                    "rank %d waits since %.0f s at %s for %r of ranks %s",
-                    *(self._rank, now - start, self._where, key),
-                    self._missing(key, keys, ranks),
-                )
-            time.sleep(min(nap, max(0.0, start + self._timeout_s - now)))
-            nap = min(2 * nap, _LONGEST_NAP_S)
-
-    def _missing(self, key: str, keys: list[str], ranks: list[int]) -> list[int]:
-        return [
-            rank
-            for name, rank in zip(keys, ranks, strict=True)
-            if not self._ask(key, lambda store, name=name: store.check([name]))  # type: ignore[misc]
-        ]
-
-    def _raise_failure(self, doing: str) -> None:
-        if not self._ask(doing, lambda store: store.check([_FAILURE])):
-            return
-        text = bytes(self._ask(doing, lambda store: store.get(_FAILURE))).decode(errors="replace")
-        rank, _, reason = text.partition("\n")
-        raise PeerError(
-            f"rank {rank} failed while rank {self._rank} waited for {doing!r} at {self._where}: "
-            f"{reason}"
-        )
-
     def _linger(self) -> None:
+        assert self._board is not None
         keys = [_key("left", rank) for rank in range(self._world_size)]
-        deadline, nap = time.monotonic() + _LINGER_S, _SHORTEST_NAP_S
-        while not self._ask("leave", lambda store: store.check(keys)):
-            if time.monotonic() >= deadline:
-                ranks = self._missing("leave", keys, list(range(self._world_size)))
-                _log.info("%s ends although ranks %s have not left", self._where, ranks)
-                return
-            time.sleep(nap)
-            nap = min(2 * nap, _LONGEST_NAP_S)
+        if missing := self._board.missing(keys, _LINGER_S):
+            _log.info("%s ends although ranks %s have not left", self._where, missing)
 
-    def _put(self, key: str, value: bytes, limit_s: float | None = None) -> None:
-        self._ask(key, lambda store: store.set(key, value), limit_s)  # type: ignore[arg-type]
+    def _ask(self, doing: str, op: int, texts: list[bytes], *args: int) -> list[Array]:
+        """Put one question to the board.
 
-    def _ask(
-        self, doing: str, question: Callable[[TCPStore], _T], limit_s: float | None = None
-    ) -> _T:
-        """Put one small question to the store, which would wait for a stopped host for ever."""
-        store, limit_s = self._store, limit_s or _STORE_ANSWERS_S
-        if store is None:
+        Raises:
+            PeerTimeoutError, PeerError: It did not answer, or is gone.
+            UsageError: This rendezvous is closed.
+        """
+        if self._closed:
             raise UsageError(f"{self._where} is closed on rank {self._rank}: no {doing!r} any more")
+        arrays = [_as_array(text) for text in texts]
+        if self._board is not None:
+            return self._board.answer(op, args, arrays)
+        assert self._pool is not None
         try:
-            return _bounded(lambda: question(store), limit_s)
-        except TimeoutError as error:
-            self._closed, self._store = True, None  # a thread is stuck in it
+            return self._pool.call(0, op, args, arrays).wait()
+        except JoinRefusedError:
+            raise
+        except PeerTimeoutError as error:
             raise PeerTimeoutError(
-                f"{self._where} did not answer rank {self._rank} ({doing!r}) for "
-                f"{limit_s:g} s: the process of rank 0 is stopped or cut off; look at it"
+                f"{self._where} did not answer rank {self._rank} ({doing!r}): the process of rank "
+                f"0 is stopped or cut off, or something else has that port; look at it ({error})"
             ) from error
-        except RuntimeError as error:  # torch's DistError is one
+        except PeerError as error:
             raise PeerError(
-                f"{self._where} is gone for rank {self._rank} ({doing!r}): {_first_line(error)}; "
-                "the process of rank 0 has ended: see its log"
+                f"{self._where} is gone for rank {self._rank} ({doing!r}): the process of rank 0 "
+                f"has ended: see its log ({error})"
             ) from error
 
 
@@ -272,31 +332,30 @@ def _key(key: str, rank: int) -> str:
     return f"{key}/{rank}"
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+def _as_array(data: bytes) -> Array:
+    return np.frombuffer(data, np.uint8)
 
 
-def _bounded(question: Callable[[], _T], limit_s: float) -> _T:
-    """Return ``question()``, run in a daemon thread that is left behind after ``limit_s``.
+def _word(value: int) -> Array:
+    return np.array([value])
 
-    Raises:
-        TimeoutError: It took longer.
-        Exception: What ``question`` raised.
+
+def _interface_of(host: str, where: str) -> str:
+    """Return the address to listen on: ``host``, where that is an address of this machine.
+
+    Else all of them: a name may stand for loopback on its own machine (``/etc/hosts``), and for
+    something between the machines (a service of Kubernetes) everywhere.
     """
-    answers: list[_T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
+    try:
+        found = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except socket.gaierror as error:
+        raise ConfigError(f"{where}: the host has no address ({error})") from error
+    is_a_name = found != host and host != "localhost"
+    if is_a_name and ipaddress.ip_address(found).is_loopback:
+        return "::" if ":" in found else "0.0.0.0"
+    with socket.socket(socket.AF_INET6 if ":" in found else socket.AF_INET) as probe:
         try:
-            answers.append(question())
-        except BaseException as error:  # raised again below, in the caller's thread
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="rendezvous", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if errors:
-        raise errors[0]
-    if not answers:
-        raise TimeoutError(f"no answer in {limit_s:g} s")
-    return answers[0]
+            probe.bind((found, 0))
+        except OSError:
+            return "::" if ":" in found else "0.0.0.0"
+    return found

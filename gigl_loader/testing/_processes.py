@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gigl_loader._ranks import end_group
 from gigl_loader.testing._forked import ForkedProcess
 
 
@@ -71,7 +72,7 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        end_group()
 
 
 def _watch(ranks: list[Any], tmp_path: Path, deadline: float, may_die: set[int]) -> None:
@@ -101,7 +102,7 @@ def _entry(
             timeout=timedelta(seconds=limit_s),
         )
         fn(rank, size, *args)
-        dist.destroy_process_group()
+        end_group()
     except BaseException:
         (tmp_path / f"rank{rank}.txt").write_text(f"--- rank {rank} ---\n{traceback.format_exc()}")
         raise SystemExit(1) from None

@@ -15,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
+from gigl_loader.errors import (
+    ConfigError,
+    JoinRefusedError,
+    PeerError,
+    PeerTimeoutError,
+    UsageError,
+)
 from gigl_loader.sampler import rendezvous
 from gigl_loader.sampler.rendezvous import Rendezvous
 from gigl_loader.testing._forked import ForkedProcess
@@ -145,6 +151,42 @@ def test_bad_values_are_refused(port: int, rank: int, timeout_s: float) -> None:
         Rendezvous("no-such-host.invalid", 1, 1, 2, 1.0, is_master=False)
 
 
+def test_another_token_is_refused() -> None:
+    with Rendezvous(HOST, 0, 0, 2, 20.0, is_master=True, token=b"ours") as host:
+        for token in (b"", b"theirs"):
+            with pytest.raises(JoinRefusedError, match=rf"{HOST}:{host.port}.*token"):
+                Rendezvous(HOST, host.port, 1, 2, 20.0, is_master=False, token=token)
+        other = Rendezvous(HOST, host.port, 1, 2, 20.0, is_master=False, token=b"ours")
+        other.publish("key", b"value")
+        assert host.wait_for("key", 1) == b"value"
+        other.close()
+
+
+def test_it_listens_no_wider_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rendezvous._interface_of(HOST, "") == HOST
+    assert rendezvous._interface_of("localhost", "") in (HOST, "::1")
+    assert rendezvous._interface_of("192.0.2.77", "") == "0.0.0.0", "of no interface: a gateway's"
+
+    def resolve(host: str, *_: object, **__: object) -> list:
+        return [(0, 0, 0, "", ({"trainer-0": "127.0.1.1", "here": HOST}.get(host, host), 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert rendezvous._interface_of("trainer-0", "") == "0.0.0.0", "loopback by /etc/hosts only"
+
+
+def test_the_reason_of_a_failure_stays_until_all_have_left() -> None:
+    with _ranks(2) as ranks:
+        ranks[0].fail("no luck")
+        closing = threading.Thread(target=ranks[0].close)
+        closing.start()
+        time.sleep(0.3)
+        with pytest.raises(PeerError, match="no luck"):
+            ranks[1].wait_for("key")
+        ranks[1].close()
+        closing.join(10)
+        assert not closing.is_alive()
+
+
 def test_closing_frees_the_port_and_ends_the_use() -> None:
     with _ranks(2) as ranks:
         port = ranks[0].port
@@ -184,7 +226,7 @@ def _host(pipe: Connection) -> None:
 
 @pytest.mark.multiprocess
 def test_a_stopped_or_killed_host_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_STORE_ANSWERS_S", 1.0)
+    monkeypatch.setattr(rendezvous, "_BOARD_ANSWERS_S", 1.0)
     ours, theirs = multiprocessing.Pipe()
     process = ForkedProcess(target=_host, args=(theirs,))
     process.start()
