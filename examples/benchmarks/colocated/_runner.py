@@ -132,6 +132,11 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _merge(results: list[dict[str, Any]]) -> dict[str, Any]:
     merged = {name: value for result in results for name, value in result.items()}
+    shares = [result["others_cpu"] for result in results if "others_cpu" in result]
+    if (
+        shares
+    ):  # of who looked first: later, the time of processes that have ended counts as others'
+        merged["others_cpu"] = min(shares)
     if len(results) > 1 and "seeds_per_s" in merged:
         merged["seeds_per_s"] = sum(result["seeds_per_s"] for result in results)
         merged["seconds"] = max(result["seconds"] for result in results)
