@@ -57,36 +57,38 @@ class _Board:
         """Do what a rank asks for; see `Rendezvous._ask`."""
         texts = [bytes(bytes_of(array)) for array in arrays]
         with self._changed:
+            if op == _GET:
+                return self._get(texts[0].decode().split("\n"), args[0] / 1e3)
             if op == _SET:
                 self._values[texts[0].decode()] = texts[1]
             elif op == _FAIL:
                 self._failure = self._failure or texts[0]
-            elif op != _GET:
+            else:
                 raise ProtocolError(f"unknown operation {op} at a rendezvous")
             self._changed.notify_all()
-            keys = texts[0].decode().split("\n") if op == _GET else []
-            if op == _GET and not self._changed.wait_for(
-                lambda: self._settled(keys), args[0] / 1e3
-            ):
-                missing = [number for number, key in enumerate(keys) if key not in self._values]
-                return [_word(_MISSING), np.array(missing)]
-            if op == _GET and self._failure is not None and not self._has(keys):
-                return [_word(_FAILED), _as_array(self._failure)]
+            return []
+
+    def _get(self, keys: list[str], wait_s: float) -> list[Array]:
+        self._changed.wait_for(lambda: self._failure is not None or self._has(keys), wait_s)
+        if self._has(keys):
             values = [self._values[key] for key in keys]
-        sizes = np.array([len(value) for value in values], np.int64)
-        return [_word(_THERE), sizes, _as_array(b"".join(values))]
+            sizes = np.array([len(value) for value in values], np.int64)
+            return [_word(_THERE), sizes, _as_array(b"".join(values))]
+        if self._failure is not None:
+            return [_word(_FAILED), _as_array(self._failure)]
+        return [_word(_MISSING), np.array(self._missing(keys))]
 
     def missing(self, keys: list[str], wait_s: float) -> list[int]:
         """Return the numbers of the keys that are not there after ``wait_s``, failures or not."""
         with self._changed:
             self._changed.wait_for(lambda: self._has(keys), wait_s)
-            return [number for number, key in enumerate(keys) if key not in self._values]
+            return self._missing(keys)
+
+    def _missing(self, keys: list[str]) -> list[int]:
+        return [number for number, key in enumerate(keys) if key not in self._values]
 
     def _has(self, keys: list[str]) -> bool:
         return all(key in self._values for key in keys)
-
-    def _settled(self, keys: list[str]) -> bool:
-        return self._failure is not None or self._has(keys)
 
 
 class Rendezvous:

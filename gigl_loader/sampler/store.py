@@ -214,21 +214,14 @@ class GraphStore:
 
     def _ask(self, op: int, args: tuple[int, ...], split: Split, ids: Array) -> dict[int, Call]:
         return {
-            p: self._call(p, op, args, [ids.take(at)])
+            p: self._others().call(p, op, args, [ids.take(at)])
             for p, at in split.items()
             if p not in self._here
         }
 
-    def _call(
-        self,
-        partition: int,
-        op: int,
-        args: tuple[int, ...],
-        arrays: list[Array],
-        out: list[Array] | None = None,
-    ) -> Call:
-        assert self._peers is not None, "a partition is on this machine, or has peers to ask"
-        return self._peers.call(partition, op, args, arrays, out)
+    def _others(self) -> Peers:
+        assert self._peers is not None, "what is not on this machine has peers to ask"
+        return self._peers
 
     def _merge(self, draw: Draw, nodes: Array, split: Split, calls: dict[int, Call]) -> Drawn:
         parts: dict[int, Drawn] = {}
@@ -298,7 +291,9 @@ class GraphStore:
             if partition not in self._here:
                 name = f"{args} of {partition}"  # the answer lands in memory that is mapped already
                 room = self._scratch.matrix(name, like.dtype, (at.size, *like.values.shape[1:]))
-                calls[partition] = self._call(partition, ROWS, args, [ids.take(at)], [room])
+                calls[partition] = self._others().call(
+                    partition, ROWS, args, [ids.take(at)], [room]
+                )
         return calls
 
 
