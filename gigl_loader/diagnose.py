@@ -130,11 +130,11 @@ def memory() -> Iterator[Finding]:
 
 
 def _memfd() -> Finding:
-    from gigl_loader import _memory
+    from gigl_loader.memory import segments
 
     nbytes = 64 * 2**20
     try:
-        os.close(_memory.create_memfd(nbytes))
+        os.close(segments.create_memfd(nbytes))
     except (OSError, AttributeError) as error:
         return Finding("shared memory", f"cannot be made (memfd_create): {error}", bad=True)
     return Finding("shared memory", f"memfd_create works, {_size(nbytes)} reserved for a trial")

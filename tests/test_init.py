@@ -76,7 +76,7 @@ def test_importing_the_package_loads_nothing_else() -> None:
 
 
 def test_a_worker_loads_neither_pyg_nor_glt() -> None:
-    after = _in_a_fresh_process("import gigl_loader.producer.worker")
+    after = _in_a_fresh_process("import gigl_loader.workers.worker")
     assert not {"torch_geometric", "graphlearn_torch"} & set(after["roots"])
     assert after["same_environment"]
 

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
-from gigl_loader._ranks import end_group, gather_from_ranks
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError
@@ -24,7 +23,8 @@ from gigl_loader.options import (
     SamplerOptions,
     parse_size,
 )
-from gigl_loader.producer.producer import DistSamplingProducer, seed_or_drawn
+from gigl_loader.ranks import end_group, gather_from_ranks
+from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 
 DEFAULT_PREFETCH = 4
 """Batches under way per storage server."""
@@ -238,7 +238,7 @@ def remote_parts(
     Raises:
         ConfigError: A value cannot work; nothing was started.
     """
-    from gigl_loader.graph_store.service import DistServer
+    from gigl_loader.remote.service import DistServer
 
     if args.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")

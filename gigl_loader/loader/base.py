@@ -22,9 +22,6 @@ from gigl_loader._glt import (
     get_context,
     init_worker_group,
 )
-from gigl_loader._ranks import gather_from_ranks
-from gigl_loader._tensors import bytes_of
-from gigl_loader.channel.shm import ShmChannel
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
 from gigl_loader.device.pin import PinMemoryError, PinnedRange
@@ -36,6 +33,8 @@ from gigl_loader.loader.deployment import Stagger, check_deployment
 from gigl_loader.loader.epoch import LoaderStats, Progress, Source
 from gigl_loader.loader.iterator import EpochIterator
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.memory.channel import ShmChannel
+from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import (
     EDGES_PER_HOP,
     IS_HETERO,
@@ -44,7 +43,8 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
-from gigl_loader.producer.producer import DistSamplingProducer, seed_or_drawn
+from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 
 logger = logging.getLogger(__name__)
 
@@ -309,7 +309,7 @@ class BaseDistLoader(DistLoader):
 
         A sampling port per compute process, free on the storage master, is asked for.
         """
-        from gigl_loader.graph_store.client import worker_options
+        from gigl_loader.remote.client import worker_options
 
         config.check_workers(num_workers, worker_concurrency)
         parse_size(channel_size)
@@ -366,7 +366,7 @@ class BaseDistLoader(DistLoader):
         self, create: Callable[..., int], gap_s: float | None, max_inits: int | None,
         epoch_options: EpochOptions | None,
     ) -> None:  # fmt: skip
-        from gigl_loader.loader.remote import RemoteSource
+        from gigl_loader.remote.source import RemoteSource
 
         seed = self.sampling_config.seed
         self._epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(seed))

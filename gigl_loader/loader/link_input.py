@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.dataset.remote import ABLPInputNodes
 from gigl_loader.dataset.schema import EdgeType, NodeType, message_passing_to_negative_label
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.inputs import check_seeds, check_servers
 from gigl_loader.loader.supervision import check_anchor_type, labeled_types
 from gigl_loader.message import NEGATIVE, POSITIVE, label_column
+from gigl_loader.remote.dataset import ABLPInputNodes
 
 
 def link_inputs(

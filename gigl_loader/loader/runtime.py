@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from gigl_loader._ranks import gather_from_ranks, tell_ranks
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.ranks import gather_from_ranks, tell_ranks
 
 _CONTEXT_PORT = 29_591
 """Port of the process group that is started for a `DistributedContext`, on its main worker."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gigl_loader._memory import Array
 from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
@@ -14,6 +13,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ProtocolError
+from gigl_loader.memory.segments import Array
 from gigl_loader.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan

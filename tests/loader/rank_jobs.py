@@ -24,8 +24,6 @@ from gigl_loader import (
 )
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
-from gigl_loader.producer.meeting import Meeting
-from gigl_loader.producer.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
@@ -33,6 +31,8 @@ from gigl_loader.testing import (
     check_batch,
     check_same_batches,
 )
+from gigl_loader.workers.meeting import Meeting
+from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 
 GRAPH = TinyGraph.random(60, 500)
 TYPED = TinyGraph.random(40, 300, heterogeneous=True)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gigl_loader import ConfigError, DistNeighborLoader, UsageError
-from gigl_loader.producer.producer import epoch_order
 from gigl_loader.testing import TinyGraph, check_batch, check_same_batches
+from gigl_loader.workers.producer import epoch_order
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 

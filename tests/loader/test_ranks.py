@@ -70,6 +70,6 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
 def _check_gone(folder: Path) -> None:
     for rank in range(2):
         seen = pickle.loads((folder / f"seen{rank}.pkl").read_bytes())
-        assert len(seen.pids) >= 2, "a steward and a worker were seen"
+        assert len(seen.pids) >= 2, "a supervisor and a worker were seen"
         assert seen.sockets, "a listening worker was seen"
         seen.check_gone()
