@@ -28,6 +28,7 @@ _PACKAGES = (
     "gigl_loader", "torch", "torch_geometric", "graphlearn-torch", "numba", "numpy",
     "typing_extensions",
 )  # fmt: skip
+_OPTIONAL = ("graphlearn-torch",)
 _FEW_FILES = 1024
 """Fewer open files than this are soon used up: a batch in a process of its own holds one."""
 _FEW_MAPS = 65530
@@ -51,12 +52,12 @@ class Finding(NamedTuple):
 def versions() -> Iterator[Finding]:
     """Report the system, the interpreter and the packages."""
     yield Finding("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
-    yield Finding("python", platform.python_version(), bad=sys.version_info < (3, 10))
+    yield Finding("python", platform.python_version(), bad=sys.version_info < (3, 11))
     for package in _PACKAGES:
         try:
             yield Finding(package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(package, "not installed", bad=True)
+            yield Finding(package, "not installed", bad=package not in _OPTIONAL)
     yield Finding("GPUs", _gpus())
 
 
@@ -72,10 +73,11 @@ def _gpus() -> str:
 
 def glt_door() -> Iterator[Finding]:
     """Report whether graphlearn-torch can be imported, and its native library loaded."""
-    try:
-        from gigl_loader import _glt
-    except ImportError as error:
-        yield Finding("Python layer", str(error), bad=True)
+    from gigl_loader import _glt
+
+    if not _glt.available:
+        own = "not installed, and no loader needs it: gigl_loader's own classes take its place"
+        yield Finding("Python layer", own)
         return
     missing = [name for name in _glt.EXPORTS if not _has(_glt, name)]
     found = f"lacks {missing}" if missing else f"imported, {len(_glt.EXPORTS)} names found"
