@@ -407,6 +407,19 @@ class BaseDistLoader(DistLoader):
         """Return the batches of an epoch on this rank."""
         return self._steps
 
+    def __repr__(self) -> str:
+        """Name kind, deployment, seeds, batches, workers and the next epoch; raises nothing."""
+        kind = type(self).__name__
+        if not hasattr(self, "_steps"):
+            return f"{kind}(was not built)"
+        deployment = "graph store" if self._is_remote_worker else "colocated"
+        closed = ", shut down" if self._shutdowned else ""
+        return (
+            f"{kind}({deployment}, seeds={self._input_len}, batches={self._steps} of "
+            f"{self.batch_size}, workers={self.worker_options.num_workers}, epoch={self._epoch}"
+            f"{closed})"
+        )
+
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next ``iter`` is; without it, each is one more than the last."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:

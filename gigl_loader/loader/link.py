@@ -24,7 +24,11 @@ from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
 from gigl_loader.loader.link_input import link_inputs
 from gigl_loader.loader.neighbor import local_input
-from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.loader.runtime import (
+    DistributedContext,
+    DistributedRuntimeInfo,
+    runtime_or_alone,
+)
 from gigl_loader.loader.supervision import (
     SupervisionEdgeType,
     check_anchor_type,
@@ -66,7 +70,7 @@ class DistABLPLoader(BaseDistLoader):
         worker_concurrency: Batches that a worker has under way.
         prefetch_size: Graph store only.
         channel_size: Most shared memory of the batches under way.
-        process_start_gap_seconds: Seconds between the starts of a machine's processes.
+        process_start_gap_seconds: None: a rank starts when the one before it is ready.
         num_cpu_threads: Threads of torch operations of this process.
         shuffle: Shuffle the anchors every epoch.
         drop_last: Leave an incomplete last batch out.
@@ -108,7 +112,7 @@ class DistABLPLoader(BaseDistLoader):
         worker_concurrency: int = 4,
         prefetch_size: int | None = None,
         channel_size: int | str = "4GB",
-        process_start_gap_seconds: float | None = 60.0,
+        process_start_gap_seconds: float | None = None,
         num_cpu_threads: int | None = None,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -133,7 +137,7 @@ class DistABLPLoader(BaseDistLoader):
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())
         self._use_label_edge_index_output = use_label_edge_index_output
-        runtime = self.resolve_runtime(context, local_process_rank, local_process_world_size)
+        runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
                 parts = self._remote_parts(

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.multiprocess
 
 
 def _loader(dataset, num_neighbors, nodes, **how) -> DistABLPLoader:
-    how = {"batch_size": 4, "seed": 1, "with_edge": True, "process_start_gap_seconds": None, **how}
+    how = {"batch_size": 4, "seed": 1, "with_edge": True, **how}
     return DistABLPLoader(dataset, num_neighbors, nodes, **how)
 
 
@@ -125,9 +125,7 @@ def _use_shop(info, rank: int) -> None:
     items = ("item", remote.fetch_node_ids(rank, 2, node_type="item"))
     with (
         _loader(remote, [2], train) as links,
-        DistNeighborLoader(
-            remote, [2], items, batch_size=3, process_start_gap_seconds=None
-        ) as random_items,
+        DistNeighborLoader(remote, [2], items, batch_size=3) as random_items,
     ):
         for batch, negatives in zip_with_negatives(links, random_items):
             assert batch.y_positive.keys() == set(range(batch["user"].batch_size))

@@ -42,7 +42,7 @@ def alone(tmp_path: Path):
 
 
 def _loader(dataset, num_neighbors, anchors, **how) -> DistABLPLoader:
-    how = {"batch_size": 4, "seed": 1, "with_edge": True, "process_start_gap_seconds": None, **how}
+    how = {"batch_size": 4, "seed": 1, "with_edge": True, **how}
     return DistABLPLoader(dataset, num_neighbors, anchors, **how)
 
 
@@ -104,7 +104,6 @@ def test_links_and_random_nodes_side_by_side(alone) -> None:
         _loader(dataset, [2], ("user", _all_of(graph)), supervision_edge_type=BUYS) as links,
         DistNeighborLoader(
             dataset, [2], ("item", torch.arange(16)), batch_size=6, shuffle=True, drop_last=True,
-            process_start_gap_seconds=None,
         ) as items,
     ):  # fmt: skip
         pairs = list(zip_with_negatives(links, items))

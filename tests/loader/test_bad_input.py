@@ -55,7 +55,7 @@ def _make(dataset, num_neighbors=(2, 2), seeds=None, **how):
     if isinstance(num_neighbors, tuple):
         num_neighbors = list(num_neighbors)
     seeds = torch.arange(5) if seeds is None else seeds
-    DistNeighborLoader(dataset, num_neighbors, seeds, process_start_gap_seconds=None, **how)
+    DistNeighborLoader(dataset, num_neighbors, seeds, **how)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_seeds_by_type(typed: DistDataset, seeds, match: str) -> None:
 
 def test_all_nodes_of_a_heterogeneous_graph(typed: DistDataset) -> None:
     with pytest.raises(ConfigError, match="input_nodes"):
-        DistNeighborLoader(typed, [2], process_start_gap_seconds=None)
+        DistNeighborLoader(typed, [2])
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,8 @@ def test_fanouts_by_type(typed: DistDataset, change: dict, match: str) -> None:
     ],
 )
 def test_options(plain: DistDataset, how: dict, match: str) -> None:
-    given = {"process_start_gap_seconds": None, **how}
     with pytest.raises(ConfigError, match=match):
-        DistNeighborLoader(plain, [2, 2], torch.arange(5), **given)
+        DistNeighborLoader(plain, [2, 2], torch.arange(5), **how)
 
 
 def test_a_worker_init_fn_that_no_worker_can_import(plain: DistDataset) -> None:

@@ -44,7 +44,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader(data: Data, notes: Path) -> Iterator[DistNeighborLoader]:
     with DistNeighborLoader(
         DistDataset.from_pyg(data), [3, 2], SEEDS, batch_size=8, num_workers=2, shuffle=True,
-        seed=3, worker_init_fn=partial(leave_a_note, notes), process_start_gap_seconds=None,
+        seed=3, worker_init_fn=partial(leave_a_note, notes),
     ) as one:  # fmt: skip
         yield one
 
@@ -80,7 +80,6 @@ def test_the_state_of_as_many_other_seeds_is_refused(loader: DistNeighborLoader)
     for other in (seeds.flip(0), seeds.clone().index_fill_(0, torch.tensor([7]), 1)):
         changed = DistNeighborLoader(
             loader.dataset, [2], other, batch_size=8, shuffle=True, seed=3,
-            process_start_gap_seconds=None,
         )  # fmt: skip
         with changed, pytest.raises(ConfigError, match=r"saved -> now\) seeds_digest: "):
             changed.load_state_dict(state)

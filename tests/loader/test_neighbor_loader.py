@@ -47,9 +47,7 @@ def _loader(graph: TinyGraph, edge_dir: str, how: dict, length: int, dataset=Non
     seeds = torch.randint(count, (length,), generator=torch.Generator().manual_seed(length))
     given = ("user", seeds) if graph.is_heterogeneous else seeds
     dataset = dataset or graph.dataset(edge_dir=edge_dir)
-    with DistNeighborLoader(
-        dataset, input_nodes=given, **{"seed": 11, "process_start_gap_seconds": None, **how}
-    ) as loader:
+    with DistNeighborLoader(dataset, input_nodes=given, **{"seed": 11, **how}) as loader:
         yield SimpleNamespace(
             loader=loader, seeds=seeds, graph=graph, edge_dir=edge_dir, how=how, dataset=dataset
         )
@@ -323,9 +321,7 @@ def test_no_seeds_no_batches_and_a_use_after_the_end() -> None:
 
 def test_more_workers_than_batches_and_all_nodes_by_default(caplog) -> None:
     caplog.set_level("INFO")
-    with DistNeighborLoader(
-        PLAIN.dataset(), [2], num_workers=3, batch_size=50, process_start_gap_seconds=None
-    ) as loader:
+    with DistNeighborLoader(PLAIN.dataset(), [2], num_workers=3, batch_size=50) as loader:
         batches = list(loader)
         assert [batch.batch.numel() for batch in batches] == [50, 10]
         assert torch.cat([batch.batch for batch in batches]).tolist() == list(range(60))
@@ -333,7 +329,7 @@ def test_more_workers_than_batches_and_all_nodes_by_default(caplog) -> None:
 
 
 def test_a_loader_that_is_dropped_says_so_and_ends_its_workers() -> None:
-    made = DistNeighborLoader(PLAIN.dataset(), [2], batch_size=50, process_start_gap_seconds=None)
+    made = DistNeighborLoader(PLAIN.dataset(), [2], batch_size=50)
     pool = made._mp_producer._pool
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
