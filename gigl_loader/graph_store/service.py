@@ -445,7 +445,8 @@ class DistServer:
                     f"the graph has no {request.split!r} split: give it {request.split}_mask"
                 )
             ids = found
-        return _share(self._of_type(ids, request.node_type, "node"), request)
+        found = self._of_type(ids, request.node_type, "node")
+        return request.share.cut(found)
 
     def get_ablp_input(
         self, request: ABLPRequest
@@ -466,11 +467,8 @@ class DistServer:
                 f"of type {edge_type[0]!r}"
             )
         anchors = self.get_node_ids(
-            NodeIdsRequest(
-                split=request.split, node_type=anchor_type,
-                rank=request.rank, world_size=request.world_size,
-            )
-        )  # fmt: skip
+            NodeIdsRequest(split=request.split, node_type=anchor_type, share=request.share)
+        )
         positive = message_passing_to_positive_label(edge_type)
         negative = message_passing_to_negative_label(edge_type)
         adjacency = self.dataset.view().adjacency
@@ -537,12 +535,6 @@ def padded_rows(adjacency: Any, nodes: Tensor) -> Tensor:
     filled = places < counts[:, None]
     table[filled] = adjacency.indices[(starts[:, None] + places)[filled]]
     return table
-
-
-def _share(ids: Tensor, request: NodeIdsRequest) -> Tensor:
-    if not 0 <= request.rank < request.world_size:
-        raise ConfigError(f"rank must be in [0, {request.world_size}), got {request.rank}")
-    return ids.tensor_split(request.world_size)[request.rank].contiguous()
 
 
 def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:

@@ -1,15 +1,16 @@
 """`DistABLPLoader`: anchors, their positives and negatives, the neighbourhoods of all of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader._glt import NodeSamplerInput
+from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.collate.link import add_labels
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.remote import ABLPInputNodes, RemoteDistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
@@ -22,6 +23,7 @@ from gigl_loader.loader.assemble import (
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
+from gigl_loader.loader.inputs import NodeInput
 from gigl_loader.loader.link_input import link_inputs
 from gigl_loader.loader.neighbor import local_input
 from gigl_loader.loader.runtime import (
@@ -102,9 +104,9 @@ class DistABLPLoader(BaseDistLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset | RemoteDistDataset,
         num_neighbors: NumNeighbors,
-        input_nodes: Any = None,
+        input_nodes: NodeInput | Mapping[int, ABLPInputNodes] | None = None,
         supervision_edge_type: SupervisionEdgeType = None,
         num_workers: int = 1,
         batch_size: int = 1,

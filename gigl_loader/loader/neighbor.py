@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from gigl_loader._glt import NodeSamplerInput
+from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.remote import RemoteDistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
@@ -19,7 +20,7 @@ from gigl_loader.loader.assemble import (
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
-from gigl_loader.loader.inputs import check_servers, typed_by_server, typed_seeds
+from gigl_loader.loader.inputs import NodeInput, check_servers, typed_by_server, typed_seeds
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
 
@@ -76,9 +77,9 @@ class DistNeighborLoader(BaseDistLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset | RemoteDistDataset,
         num_neighbors: NumNeighbors,
-        input_nodes: Any = None,
+        input_nodes: NodeInput | None = None,
         num_workers: int = 1,
         batch_size: int = 1,
         context: DistributedContext | None = None,

@@ -109,8 +109,7 @@ def _use_shop(info, rank: int) -> None:
         _check_loader(loader, graph, [BUYS], whole[BUYS], "in")
     both = {  # several supervision edge types, merged by hand
         server: ABLPInputNodes(
-            "user", one.anchor_nodes,
-            {**one.positive_labels, **whole[KNOWS][server].positive_labels}, one.negative_labels,
+            one.anchor_nodes, "user", {**one.labels, **whole[KNOWS][server].labels},
         )
         for server, one in whole[BUYS].items()
     }  # fmt: skip
