@@ -15,7 +15,7 @@ from gigl_loader import _glt
 from gigl_loader.dataset import _attributes, _disk
 from gigl_loader.dataset._books import read_node_books
 from gigl_loader.dataset._build import expand_rows, owned_ids
-from gigl_loader.dataset._checks import check_edge_dir, check_partitions
+from gigl_loader.dataset._checks import check_count, check_edge_dir, check_partitions
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
 from gigl_loader.dataset._pyg import Cutter, Supervision, read_pyg
@@ -68,6 +68,7 @@ class DistDataset(_glt.DistDataset):
         super().__init__(num_partitions=world_size, partition_idx=rank, edge_dir=edge_dir)
         self._view: PartitionView | None = None
         self._schema: DatasetSchema | None = None
+        self._max_labels: int | None = None
 
     # --- ways in ----------------------------------------------------------------------------------
 
@@ -191,12 +192,18 @@ class DistDataset(_glt.DistDataset):
 
     @classmethod
     def _restore(
-        cls, view: PartitionView | None, splits: dict[str, dict[NodeType, Tensor]], *empty: Any
+        cls,
+        view: PartitionView | None,
+        splits: dict[str, dict[NodeType, Tensor]],
+        max_labels: int | None = None,
+        *empty: Any,
     ) -> "DistDataset":
         if view is None:
-            return cls(*empty)
-        dataset = cls(view.partition_idx, view.num_partitions, view.edge_dir)
-        dataset._fill(view, splits)
+            dataset = cls(*empty)
+        else:
+            dataset = cls(view.partition_idx, view.num_partitions, view.edge_dir)
+            dataset._fill(view, splits)
+        dataset._max_labels = max_labels
         return dataset
 
     def _fill(self, view: PartitionView, splits: dict[str, dict[NodeType, Tensor]]) -> None:
@@ -208,7 +215,7 @@ class DistDataset(_glt.DistDataset):
     def __reduce__(self) -> tuple[Any, ...]:
         splits = _attributes.read_splits(self)
         empty = (self.partition_idx, self.num_partitions, self.edge_dir)
-        return (type(self)._restore, (self._view, splits, *empty))
+        return (type(self)._restore, (self._view, splits, self._max_labels, *empty))
 
     def share_ipc(self) -> tuple[Any, ...]:
         """Return what `from_ipc_handle` takes; as in GLT, for use with ``ForkingPickler``."""
@@ -306,6 +313,24 @@ class DistDataset(_glt.DistDataset):
     def edge_partition_book(self) -> Any:
         """The owner of each edge; None where there is one partition and nothing to look up."""
         return self.edge_pb
+
+    @property
+    def max_labels_per_anchor_node(self) -> int | None:
+        """Most positives, and most negatives, that an anchor is given; None (the default): all.
+
+        Where an anchor has more, it is given those with the lowest ids. Set it before loaders are
+        built, or storage servers started.
+
+        Raises:
+            ConfigError: Set to something else than None or a number above 0.
+        """
+        return self._max_labels
+
+    @max_labels_per_anchor_node.setter
+    def max_labels_per_anchor_node(self, value: int | None) -> None:
+        if value is not None:
+            check_count(value, "max_labels_per_anchor_node")
+        self._max_labels = value
 
     @property
     def label_edges(self) -> dict[EdgeType, Tensor]:

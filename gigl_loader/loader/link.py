@@ -148,7 +148,10 @@ class DistABLPLoader(BaseDistLoader):
             else:
                 data = DistDataset.wrap(dataset)
                 self._supervision = supervision_types(data.schema, supervision_edge_type)
-                sampler = link_sampler(data.schema, self._supervision, exclude_supervision)
+                sampler = link_sampler(
+                    data.schema, self._supervision, exclude_supervision,
+                    max_labels=data.max_labels_per_anchor_node,
+                )  # fmt: skip
                 parts = colocated_parts(
                     data, args, runtime, lambda data: self._local_input(data, input_nodes), sampler
                 )
@@ -191,11 +194,13 @@ def link_sampler(
     exclude: bool | Sequence[EdgeType],
     *,
     labels_in_input: bool = False,
+    max_labels: int | None = None,
 ) -> SamplerClass:
     """Return the sampler class that workers are to run, and its keywords."""
     keywords = {
         "supervision": tuple(supervision),
         "exclude": excluded_types(schema.edge_types or (), supervision, exclude),
         "labels_in_input": labels_in_input,
+        "max_labels": max_labels,
     }
     return _SAMPLER, keywords

@@ -20,6 +20,7 @@ from gigl_loader import (
     message_passing_to_positive_label,
     partition_graph,
 )
+from gigl_loader.loader.assemble import _check_same_weights
 from gigl_loader.loader.deployment import Stagger
 from gigl_loader.testing import TinyGraph, one_rank
 
@@ -222,9 +223,14 @@ def test_parts_of_two_deployments() -> None:
 
 
 def test_no_process_group(plain: DistDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun started several processes, and the script made no group of them."""
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match=r"init_process_group.*torchrun"):
         _make(plain)
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(UsageError, match=r"init_process_group.*torchrun"):
+        BaseDistLoader.resolve_runtime()
 
 
 def test_what_is_refused_leaves_the_next_loader_alone(plain: DistDataset, caplog) -> None:
@@ -234,3 +240,10 @@ def test_what_is_refused_leaves_the_next_loader_alone(plain: DistDataset, caplog
         with pytest.raises(ConfigError):
             create()
     assert "Exception ignored" not in caplog.text
+
+
+def test_weights_that_only_one_partition_has() -> None:
+    types = [{("a", "to", "a"): True}, {("a", "to", "a"): False}, {}, None]
+    with pytest.raises(ConfigError, match=r"weights on ranks \[0\] and none on ranks \[1\]"):
+        _check_same_weights(types)
+    _check_same_weights([types[0], types[0], {}, None])

@@ -54,6 +54,21 @@ def test_the_init_function_ran_in_each_worker(loader: DistNeighborLoader, notes:
     assert found == dict(enumerate(loader._mp_producer.pids))
 
 
+def test_a_loader_says_what_it_is(loader: DistNeighborLoader) -> None:
+    loader.set_epoch(4)
+    assert repr(loader) == (
+        "DistNeighborLoader(colocated, seeds=50, batches=7 of 8, workers=2, epoch=4)"
+    )
+    closed = DistNeighborLoader(loader.data, [2], SEEDS, drop_last=True, batch_size=20)
+    closed.shutdown()
+    assert repr(closed) == (
+        "DistNeighborLoader(colocated, seeds=50, batches=2 of 20, workers=1, epoch=0, shut down)"
+    )
+    assert repr(DistNeighborLoader.__new__(DistNeighborLoader)) == (
+        "DistNeighborLoader(was not built)"
+    )
+
+
 def test_tqdm_shows_a_total(loader: DistNeighborLoader) -> None:
     with tqdm(loader, file=io.StringIO()) as bar:
         assert bar.total == len(loader) == 7

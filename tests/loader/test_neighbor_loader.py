@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 
-from gigl_loader import ConfigError, DistNeighborLoader, UsageError
+from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
 from gigl_loader.producer.producer import epoch_order
 from gigl_loader.testing import TinyGraph, check_batch, check_same_batches
 
@@ -339,3 +340,23 @@ def test_a_loader_that_is_dropped_says_so_and_ends_its_workers() -> None:
         ResourceWarning
     ]
     assert pool._stopped
+
+
+@pytest.mark.parametrize("weighted", [("user", "buys", "item"), ("item", "rev_buys", "user")])
+def test_weights_of_one_edge_type_alone(weighted) -> None:
+    """The type with weights is drawn by weight, the other one uniformly."""
+    ids = torch.arange(20)
+    data = HeteroData()
+    data["user"].num_nodes = data["item"].num_nodes = 20
+    for edge_type in (("user", "buys", "item"), ("item", "rev_buys", "user")):
+        data[edge_type].edge_index = torch.stack([ids.repeat_interleave(4), torch.arange(80) % 20])
+    first = torch.arange(80) < 40  # the other half has weight 0 and is never drawn
+    data[weighted].edge_weight = first.float()
+    dataset = DistDataset.from_pyg(data)
+    for edge_type in data.edge_types:
+        with DistNeighborLoader(
+            dataset, [-1], (edge_type[2], ids), batch_size=20, with_weight=True, with_edge=True
+        ) as loader:
+            (batch,) = loader
+        expected = range(40) if edge_type == weighted else range(80)
+        assert sorted(batch[edge_type].e_id.tolist()) == list(expected)
