@@ -25,7 +25,6 @@ from gigl_loader._glt import (
     init_worker_group,
 )
 from gigl_loader.collate.pyg import to_data, to_hetero_data
-from gigl_loader.dataset.remote import RemoteDistDataset
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
 from gigl_loader.device.pin import PinMemoryError, PinnedRange
 from gigl_loader.device.prefetch import CopyEngine, copy_message
@@ -47,6 +46,7 @@ from gigl_loader.message import (
 )
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
 from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 
 logger = logging.getLogger(__name__)

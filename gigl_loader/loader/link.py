@@ -10,7 +10,6 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.collate.link import add_labels
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.remote import ABLPInputNodes, RemoteDistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
@@ -39,6 +38,7 @@ from gigl_loader.loader.supervision import (
 )
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
 _SAMPLER = "gigl_loader.sampler.link.LinkSampler"
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.dataset.remote import ABLPInputNodes
 from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.inputs import check_seeds, check_servers

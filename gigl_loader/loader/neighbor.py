@@ -8,7 +8,6 @@ import torch
 
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.remote import RemoteDistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
@@ -23,6 +22,7 @@ from gigl_loader.loader.config import NumNeighbors
 from gigl_loader.loader.inputs import NodeInput, check_servers, typed_by_server, typed_seeds
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.remote.dataset import RemoteDistDataset
 
 
 class DistNeighborLoader(BaseDistLoader):

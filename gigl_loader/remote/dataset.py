@@ -337,9 +337,9 @@ class RemoteDistDataset:
         return request_server(server_rank, getattr(DistServer, name), *args)
 
     def _ask_all(self, name: str, requests: dict[int, Any]) -> dict[int, Any]:
-        from gigl_loader.graph_store.client import call_server
-        from gigl_loader.graph_store.rpc import CALL_TIMEOUT_S, result_of
-        from gigl_loader.graph_store.service import DistServer
+        from gigl_loader.remote.client import call_server
+        from gigl_loader.remote.rpc import CALL_TIMEOUT_S, result_of
+        from gigl_loader.remote.service import DistServer
 
         function = getattr(DistServer, name)
         answers = {

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gigl_loader import _memory, _tensors
 from gigl_loader._glt import (
     Dataset,
     MpDistSamplingWorkerOptions,

@@ -13,7 +13,6 @@ import torch
 from torch_geometric.data import HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
-from gigl_loader.producer.producer import epoch_order
 from gigl_loader.testing import TinyGraph, check_batch, check_same_batches
 from gigl_loader.workers.producer import epoch_order
 
