@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
 from gigl_loader._ranks import end_group
+from gigl_loader.dataset.remote import GraphStoreInfo
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.graph_store import wire
 from gigl_loader.graph_store.rpc import CALL_TIMEOUT_S, Cluster, result_of
@@ -32,7 +33,7 @@ _owns_group = False
 
 def init_compute_process(
     local_rank: int,
-    cluster_info: Any,
+    cluster_info: GraphStoreInfo,
     compute_world_backend: str | None = None,
     *,
     token: str | None = None,
@@ -82,7 +83,7 @@ def init_compute_process(
     _cluster, _owns_group = cluster, True
 
 
-def compute_rank(local_rank: int, cluster_info: Any) -> int:
+def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
     """Return the rank of this process among all compute processes.
 
     ``RANK`` is the machine's, where one process per machine was started and started the others
