@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from gigl_loader._gloo import interface_towards
 from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
 from gigl_loader._ranks import end_group
 from gigl_loader.dataset.remote import GraphStoreInfo
@@ -76,7 +77,8 @@ def init_compute_process(
     )  # fmt: skip
     try:
         _set_client_context(num_servers, world_size, rank, "gigl_loader_clients")
-        _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
+        with interface_towards(cluster_info.compute_cluster_master_ip):
+            _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
     except BaseException:
         cluster.close()
         raise
