@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from gigl_loader._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gigl_loader.remote.channel import RemoteReceivingChannel
-    from gigl_loader.remote.client import (
+    from gigl_loader.channel.remote import RemoteReceivingChannel
+    from gigl_loader.dataset.remote import GraphStoreInfo as GraphStoreInfo
+    from gigl_loader.dataset.remote import RemoteDistDataset as RemoteDistDataset
+    from gigl_loader.graph_store.client import (
         async_request_server,
         init_compute_process,
         request_server,
@@ -40,5 +42,8 @@ _MODULES = {
     "shutdown_compute_process": "remote.client",
 }
 
+_ALIASES = ("GraphStoreInfo", "RemoteDistDataset")
+"""Names of ``gigl_loader`` that scripts written for GiGL import from its ``graph_store``."""
+
 if not TYPE_CHECKING:  # a type checker that saw it would let every name pass
-    __getattr__, __dir__ = lazy_names(__name__, _MODULES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES, _ALIASES)

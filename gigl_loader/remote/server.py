@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
-from gigl_loader._glt import _set_server_context
+from gigl_loader._glt import Dataset, _set_server_context
+from gigl_loader.dataset.remote import GraphStoreInfo
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote import wire
 from gigl_loader.remote.dataset import GraphStoreInfo
@@ -94,7 +94,7 @@ class StorageProcess:
 def init_storage_process(
     storage_rank: int,
     cluster_info: GraphStoreInfo,
-    dataset: Any,
+    dataset: Dataset,
     *,
     num_jobs: int | None = 1,
     token: str | None = None,
