@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader import GraphStoreInfo
-from gigl_loader._ranks import gather_from_ranks
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.loader.runtime import own_address
+from gigl_loader.ranks import gather_from_ranks
 
 __all__ = [
     "GraphStoreInfo",

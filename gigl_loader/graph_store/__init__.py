@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from gigl_loader._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.remote import RemoteReceivingChannel
-    from gigl_loader.dataset.remote import GraphStoreInfo as GraphStoreInfo
-    from gigl_loader.dataset.remote import RemoteDistDataset as RemoteDistDataset
-    from gigl_loader.graph_store.client import (
+    from gigl_loader.remote.channel import RemoteReceivingChannel
+    from gigl_loader.remote.client import (
         async_request_server,
         init_compute_process,
         request_server,
         shutdown_compute_process,
     )
+    from gigl_loader.remote.dataset import GraphStoreInfo as GraphStoreInfo
+    from gigl_loader.remote.dataset import RemoteDistDataset as RemoteDistDataset
     from gigl_loader.remote.server import StorageProcess, init_storage_process
     from gigl_loader.remote.service import DistServer
 

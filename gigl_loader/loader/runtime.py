@@ -9,7 +9,6 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from gigl_loader._gloo import interface_towards
-from gigl_loader._ranks import gather_from_ranks, tell_ranks
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.ranks import gather_from_ranks, tell_ranks
 

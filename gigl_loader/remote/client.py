@@ -13,11 +13,10 @@ import torch.distributed as dist
 
 from gigl_loader._gloo import interface_towards
 from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
-from gigl_loader._ranks import end_group
-from gigl_loader.dataset.remote import GraphStoreInfo
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.ranks import end_group
 from gigl_loader.remote import wire
+from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.rpc import CALL_TIMEOUT_S, Cluster, result_of
 
 _log = logging.getLogger(__name__)

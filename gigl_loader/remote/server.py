@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from types import FrameType
 
 from gigl_loader._glt import Dataset, _set_server_context
-from gigl_loader.dataset.remote import GraphStoreInfo
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote import wire
 from gigl_loader.remote.dataset import GraphStoreInfo
