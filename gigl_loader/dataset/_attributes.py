@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import Feature, Graph, RangePartitionBook, Topology
-from gigl_loader._tensors import share_tensor
 from gigl_loader.dataset._books import read_book
 from gigl_loader.dataset._build import canonical, is_canonical, make_rows
 from gigl_loader.dataset._pieces import (
@@ -28,6 +27,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.tensors import share_tensor
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from gigl_loader._memory import create_memfd
-from gigl_loader._tensors import map_shared_tensor, share_tensor
 from gigl_loader.dataset.view import Adjacency, Book, Rows
+from gigl_loader.memory.segments import create_memfd
+from gigl_loader.memory.tensors import map_shared_tensor, share_tensor
 
 _KEY_LIMIT = 2**63 - 1
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from gigl_loader._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.remote import RemoteReceivingChannel
-    from gigl_loader.graph_store.client import (
+    from gigl_loader.remote.channel import RemoteReceivingChannel
+    from gigl_loader.remote.client import (
         async_request_server,
         init_compute_process,
         request_server,
         shutdown_compute_process,
     )
-    from gigl_loader.graph_store.server import StorageProcess, init_storage_process
-    from gigl_loader.graph_store.service import DistServer
+    from gigl_loader.remote.server import StorageProcess, init_storage_process
+    from gigl_loader.remote.service import DistServer
 
 __all__ = [
     "DistServer",
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DistServer": "graph_store.service",
-    "RemoteReceivingChannel": "channel.remote",
-    "StorageProcess": "graph_store.server",
-    "async_request_server": "graph_store.client",
-    "init_compute_process": "graph_store.client",
-    "init_storage_process": "graph_store.server",
-    "request_server": "graph_store.client",
-    "shutdown_compute_process": "graph_store.client",
+    "DistServer": "remote.service",
+    "RemoteReceivingChannel": "remote.channel",
+    "StorageProcess": "remote.server",
+    "async_request_server": "remote.client",
+    "init_compute_process": "remote.client",
+    "init_storage_process": "remote.server",
+    "request_server": "remote.client",
+    "shutdown_compute_process": "remote.client",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw it would let every name pass

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from gigl_loader._ranks import gather_from_ranks, tell_ranks
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.ranks import gather_from_ranks, tell_ranks
 
 _CONTEXT_PORT = 29_591
 """Port of the process group that is started for a `DistributedContext`, on its main worker."""
@@ -66,6 +66,25 @@ def resolve_runtime(
         )
     rank, world_size = dist.get_rank(), dist.get_world_size()
     return from_addresses(rank, gather_from_ranks(own_address(), world_size))
+
+
+def runtime_or_alone(
+    context: DistributedContext | None = None,
+    local_process_rank: int | None = None,
+    local_process_world_size: int | None = None,
+) -> DistributedRuntimeInfo:
+    """Return what `resolve_runtime` finds; a job of one process needs no process group for it.
+
+    Without a group, ``WORLD_SIZE`` tells a job of one process from a rank that forgot to call
+    ``init_process_group``: torchrun sets it.
+
+    Raises:
+        UsageError: No process group, and ``WORLD_SIZE`` is above 1.
+        ConfigError: As `resolve_runtime`.
+    """
+    if context is None and not dist.is_initialized() and os.environ.get("WORLD_SIZE", "1") == "1":
+        return from_addresses(0, ["127.0.0.1"])
+    return resolve_runtime(context, local_process_rank, local_process_world_size)
 
 
 def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader._memory import Array
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
 from gigl_loader.dataset.view import PartitionView
+from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
     ATTRIBUTE,
     BATCH,

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gigl_loader._memory import Array, array_in, nbytes_of
 from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ProtocolError
+from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
 
 NEIGHBORS, ROWS = 1, 2
