@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gigl_loader._memory import storage_dtype
+from gigl_loader.memory.segments import storage_dtype
 
 _NODES_READ, _EDGES_READ = ("x", "y", "num_nodes"), ("edge_index", "edge_attr")
 """What the dataset reads for itself, of nodes and of edges."""
