@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
     EdgeDir,
     EdgeType,
@@ -194,6 +195,17 @@ class RemoteDistDataset:
     def fetch_node_types(self) -> list[NodeType] | None:
         """Return all node types; None for a homogeneous graph."""
         return cast("list[NodeType] | None", self._ask(0, "get_node_types"))
+
+    @property
+    def num_classes(self) -> int | dict[NodeType, int]:
+        """Classes of the node labels, as `DistDataset.num_classes` gives them; 0 without labels.
+
+        Types whose number the servers do not know are left out.
+        """
+        schema = self.fetch_schema()
+        if schema.edge_types is not None:
+            return dict(schema.num_classes)
+        return schema.num_classes.get(DEFAULT_HOMOGENEOUS_NODE_TYPE, 0)
 
     def fetch_num_nodes(self) -> dict[NodeType, int]:
         """Return how many nodes of each type there are over all servers."""

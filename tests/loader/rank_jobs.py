@@ -79,7 +79,10 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
 
 def check(graph: TinyGraph, edge_dir: str, how: dict, batch) -> None:
     typed = {"input_type": "user"} if graph.is_heterogeneous else {}
-    seeds = (batch["user"] if typed else batch).batch
+    store = batch["user"] if typed else batch
+    seeds = store.batch
+    assert "train_mask" in store
+    assert all("edge_age" in store for store in batch.edge_stores)
     check_batch(batch, graph, seeds=seeds, edge_dir=edge_dir, with_weight=True, **how, **typed)
 
 

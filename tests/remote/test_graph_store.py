@@ -185,6 +185,7 @@ def test_batches_equal_those_of_one_machine(tmp_path, monkeypatch, servers, clie
             for one, other in zip(found, expected, strict=True):
                 assert one.keys() == other.keys()
                 assert all(_equal(one[name], other[name]) for name in one)
+                assert {"train_mask", "node_time", "edge_age", "edge_weight"} <= one.keys()
 
 
 def _equal(one, other):
