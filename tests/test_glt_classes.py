@@ -413,7 +413,7 @@ ring = torch.arange(8)
 data = Data(x=ring.view(-1, 1).float(), edge_index=torch.stack([ring, (ring + 1) % 8]))
 dataset = DistDataset.from_pyg(data)
 assert isinstance(dataset, _glt.DistDataset) and isinstance(dataset, _glt.Dataset)
-with DistNeighborLoader(dataset, [1], batch_size=4, process_start_gap_seconds=None) as loader:
+with DistNeighborLoader(dataset, [1], batch_size=4) as loader:
     assert isinstance(loader, BaseDistLoader) and isinstance(loader, _glt.DistLoader)
     for batch in loader:
         assert batch.x.view(-1).tolist() == batch.n_id.tolist()
