@@ -18,6 +18,6 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Source", "notes_style")]
 html_static_path = ["_static"]
-html_css_files = ["wrap.css"]  # code is set to 120 columns; pages are narrower
+html_css_files = ["wrap.css"]  # code is wider than the theme expects
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
