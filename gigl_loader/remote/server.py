@@ -8,9 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
-from gigl_loader._glt import _set_server_context
+from gigl_loader._glt import Dataset, _set_server_context
 from gigl_loader.dataset.held import check_enough
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
@@ -96,7 +95,7 @@ class StorageProcess:
 def init_storage_process(
     storage_rank: int,
     cluster_info: GraphStoreInfo,
-    dataset: Any,
+    dataset: Dataset,
     *,
     num_jobs: int | None = 1,
     token: str | None = None,

@@ -15,7 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput, SamplingConfig
+from gigl_loader._glt import (
+    Dataset,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+)
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -78,7 +83,7 @@ class DistServer:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset,
         server_rank: int = 0,
         num_servers: int = 1,
         host: str = "127.0.0.1",
@@ -107,7 +112,7 @@ class DistServer:
         self,
         sampler_input: NodeSamplerInput,
         sampling_config: SamplingConfig,
-        worker_options: Any,
+        worker_options: RemoteDistSamplingWorkerOptions,
         sampler_options: SamplerOptions | None = None,
         *,
         request: ProducerRequest | None = None,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -58,7 +59,7 @@ class _Rules:
 
 
 def check_batch(
-    batch: Any,
+    batch: Data | HeteroData,
     graph: TinyGraph,
     *,
     seeds: Tensor,
@@ -104,7 +105,7 @@ def check_batch(
 
 def _check_hops(
     rules: _Rules,
-    batch: Any,
+    batch: Data | HeteroData,
     nodes: dict[NodeType, Any],
     num_neighbors: Mapping[EdgeType, Sequence[int]],
 ) -> None:
@@ -217,7 +218,7 @@ def _check_edge_ids(
         _must(store.edge_weight.tolist() == weights, "weight of another edge", name)
 
 
-def batch_tensors(batch: Any) -> dict[str, Any]:
+def batch_tensors(batch: Data | HeteroData) -> dict[str, Any]:
     """Return all that a batch holds, by a name that says where: for comparing batches."""
     found: dict[str, Any] = {}
     for store in batch.stores:

@@ -10,7 +10,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from gigl_loader import GraphStoreInfo
+from torch import Tensor
+
+from gigl_loader import GraphStoreInfo, RemoteDistDataset
 from gigl_loader.graph_store import (
     init_compute_process,
     init_storage_process,
@@ -40,6 +42,12 @@ def info_of(servers: int, clients: int, **changes: Any) -> GraphStoreInfo:
         "rpc_master_port": free_port(), **ports, **changes,
     }  # fmt: skip
     return GraphStoreInfo(**values)
+
+
+def share_of_each_server(info: GraphStoreInfo, rank: int, size: int) -> dict[int, Tensor]:
+    """Return the ids of each server, each cut over all ranks: everybody asks every server."""
+    everything = RemoteDistDataset(info, rank).fetch_node_ids()
+    return {server: ids.tensor_split(size)[rank] for server, ids in everything.items()}
 
 
 def tiny_graph() -> TinyGraph:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.distributed as dist
-from store_cluster import compute, info_of, processes, serve
+from store_cluster import compute, info_of, processes, serve, share_of_each_server
 
 from gigl_loader import DistNeighborLoader, RemoteDistDataset
 from gigl_loader.errors import PeerTimeoutError, ServerDiedError
@@ -67,7 +67,7 @@ def _send(rank, pid, number, state=None):
 
 def _client(info, rank, folder):
     pids = [request_server(server, os.getpid) for server in range(2)]
-    nodes = RemoteDistDataset(info, rank).fetch_node_ids(rank, 2)
+    nodes = share_of_each_server(info, rank, 2)
     loader = _loader(info, rank, nodes)
     loader._remote_source.channel._timeout_s = TIMEOUT_S  # its workers are up
     iterator = iter(loader)
