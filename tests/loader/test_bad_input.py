@@ -251,7 +251,5 @@ def test_weights_that_only_one_partition_has() -> None:
 
 def test_a_partition_without_its_peers() -> None:
     alone = TinyGraph.random(20, 60).partitions(2)[1]
-    with pytest.raises(
-        ConfigError, match=r"no process loaded partitions \[0\] of 2"
-    ):
+    with pytest.raises(ConfigError, match=r"no process loaded partitions \[0\] of 2"):
         _make(alone)
