@@ -57,7 +57,11 @@ class PartitionOutput:
     """The same for edge ids; needed where there are edge features in several partitions."""
     partitioned_edge_index: GraphPartitionData | dict[EdgeType, GraphPartitionData] | None = None
     """Edges stored at the owner of the node that is expanded: the destination where the dataset's
-    ``edge_dir`` is ``"in"``, the source where it is ``"out"``."""
+    ``edge_dir`` is ``"in"``, the source where it is ``"out"``.
+
+    Label edge types may be among them, at the owner of their anchor: row 0 anchors, row 1 label
+    nodes, whatever the ``edge_dir``. Between two node types they may also come as GiGL turns them
+    for ``"in"``: the type's ends in the other order, and the rows too."""
     partitioned_node_features: (
         FeaturePartitionData | dict[NodeType, FeaturePartitionData] | None
     ) = None
