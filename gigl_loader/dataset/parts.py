@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.schema import EdgeType, NodeType, plain_edge_type
 
 _T = TypeVar("_T")
 
@@ -83,4 +83,6 @@ def by_type(value: _T | dict[Any, _T] | None, default_type: Any) -> dict[Any, _T
     """Return a field of `PartitionOutput` as a dict; a single value belongs to ``default_type``."""
     if value is None:
         return {}
-    return dict(value) if isinstance(value, dict) else {default_type: value}
+    if not isinstance(value, dict):
+        return {default_type: value}
+    return {plain_edge_type(k) if isinstance(k, tuple) else k: v for k, v in value.items()}

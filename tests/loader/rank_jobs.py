@@ -248,7 +248,7 @@ def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
 
 def a_peer_worker_is_stopped(rank: int, size: int) -> None:
     """Rank 1's worker is stopped: both ranks name it, not those that wait for it."""
-    with _big_loader(rank, size, timeout=4.0) as loader:
+    with _big_loader(rank, size, timeout=8.0) as loader:
         iterator = iter(loader)
         next(iterator)
         dist.barrier()
