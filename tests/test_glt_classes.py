@@ -467,7 +467,7 @@ dist.destroy_process_group()
 @pytest.mark.multiprocess
 def test_a_loader_needs_no_graphlearn_torch() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", TRAINING], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", TRAINING], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[0, 1, 2, 3, 7]\n[3, 4, 5, 6, 7]\n"
