@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.shares import WHOLE, Share
 from gigl_loader.memory.leases import Place
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import EpochOptions
@@ -212,10 +213,8 @@ class NodeIdsRequest:
     split: str | None = None
     """``"train"``, ``"val"``, ``"test"``; None: all nodes."""
     node_type: NodeType | None = None
-    rank: int = 0
-    """Which share of the ids..."""
-    world_size: int = 1
-    """...of how many; they are cut contiguously."""
+    share: Share = WHOLE
+    """Which part of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +224,7 @@ class ABLPRequest:
     split: str | None = None
     anchor_node_type: NodeType | None = None
     supervision_edge_type: EdgeType | None = None
-    rank: int = 0
-    world_size: int = 1
+    share: Share = WHOLE
 
 
 @dataclass(frozen=True)
