@@ -438,6 +438,8 @@ class News:
     jobs_served: int = 0
     lost: str | None = None
     """Which storage server was lost, in words; None: all are well."""
+    refused: str | None = None
+    """Why the process does not become part of the next job."""
 
 
 # --- storage servers agree ------------------------------------------------------------------------

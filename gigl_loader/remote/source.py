@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import logging
-import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -28,9 +28,10 @@ from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
-from gigl_loader.remote.requests import ProducerRequest, share_of_batches
-from gigl_loader.remote.rpc import result_of
+from gigl_loader.remote.cluster import result_of
+from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.remote.service import DistServer
+from gigl_loader.remote.shared import share_of_batches
 from gigl_loader.workers.schedule import num_batches
 
 _log = logging.getLogger(__name__)
@@ -151,12 +152,13 @@ class RemoteSource:
     ) -> dict[int, int] | Exception:
         """Send the create call to every server, all at once; return producer ids or an error."""
         limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
+        request_id = secrets.token_hex(16)
         try:
             answers = {
                 server: call_server(
                     server, create, self._input, self._config, self._options,
-                    self._sampler_options,
-                    request=self._request(server, tuple(ranks), epoch_options),
+                    self._sampler_options, timeout_s=limit,
+                    request=self._request(server, tuple(ranks), epoch_options, request_id),
                 )
                 for server in self._servers
             }  # fmt: skip
@@ -189,12 +191,16 @@ class RemoteSource:
         """
         wait(answers.values(), timeout_s)
         pings = {
-            server: call_server(server, os.getpid)
+            server: call_server(server, DistServer.ping, timeout_s=_PING_S)
             for server, answer in answers.items()
             if not answer.done()
         }
         wait(pings.values(), _PING_S)
-        silent = [self._cluster.link(server) for server, ping in pings.items() if not ping.done()]
+        silent = [
+            self._cluster.link(server)
+            for server, ping in pings.items()
+            if not ping.done() or isinstance(ping.exception(), PeerTimeoutError)
+        ]
         if not silent:
             return None
         names = " and ".join(link.name for link in silent)
@@ -206,17 +212,20 @@ class RemoteSource:
     def _end_late_one(self, server: int, answer: "Future[int]") -> None:
         """End a producer that came up after this process gave it up."""
         if answer.exception() is None:
-            link = self._cluster.link(server)
-            link.call(DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
+            call_server(
+                server, DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0
+            )
 
     def _request(
-        self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions
-    ) -> ProducerRequest:
+        self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions,
+        request_id: str = "",
+    ) -> ProducerRequest:  # fmt: skip
         return ProducerRequest(
             epoch_options=epoch_options,
-            stripe=self._active.index(server) if server in self._active else None,
-            num_stripes=max(1, len(self._active)),
+            shard=self._active.index(server) if server in self._active else None,
+            num_shards=max(1, len(self._active)),
             client_ranks=ranks,
+            request_id=request_id,
         )
 
     def _adopt(
@@ -245,11 +254,11 @@ class RemoteSource:
         )
 
     def _own_share(self, ranks: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Return ``(place among the active servers, batch)``, ascending by batch."""
+        """Return ``(position among the active servers, batch)``, ascending by batch."""
         total = num_batches(self.num_seeds, self._config.batch_size, self._config.drop_last)
         share = [
-            (place, batch)
-            for place, server in enumerate(self._active)
+            (position, batch)
+            for position, server in enumerate(self._active)
             for batch in share_of_batches(
                 total, self._request(server, ranks, self.epoch_options), self._consumer
             )
@@ -334,13 +343,11 @@ class RemoteSource:
         answers = []
         for server, producer in producers.items():
             with contextlib.suppress(GiglLoaderError):
-                link = self._cluster.link(server)
                 if consumer is None:
-                    answer = link.call(DistServer.destroy_sampling_producer, producer, **how)
+                    function, args = DistServer.destroy_sampling_producer, (producer,)
                 else:
-                    answer = link.call(
-                        DistServer.release_sampling_producer, producer, consumer, **how
-                    )
+                    function, args = DistServer.release_sampling_producer, (producer, consumer)
+                answer = call_server(server, function, *args, timeout_s=limit, **how)
                 answers.append((server, answer))
         for server, answer in answers:
             try:
