@@ -314,7 +314,7 @@ def gather_inputs(
         PeerError: Another rank gave up, or is gone.
     """
     told = (given or b"", None if error is None else str(error))
-    everyone = gather_from_ranks(told, runtime.world_size)
+    everyone = gather_from_ranks(told, runtime.world_size, tuple[bytes, str | None])
     for rank, (_, why) in enumerate(everyone):
         if error is None and why is not None:
             raise PeerError(f"rank {rank} could not build its loader: {why}")
