@@ -266,7 +266,7 @@ def _sample(seconds: float, num_workers: int, held: "Footprint") -> Iterator[Fin
     began = time.perf_counter()
     with DistNeighborLoader(
         DistDataset.from_pyg(data), [10, 5], num_workers=num_workers, batch_size=512, shuffle=True,
-        process_start_gap_seconds=None, timeout=60.0,
+        timeout=60.0,
     ) as loader:  # fmt: skip
         yield Finding("workers", f"{num_workers} ready after {time.perf_counter() - began:.1f} s")
         held.look(os.getpid(), itself=False)

@@ -5,7 +5,8 @@ workers, the attributes of GLT's class show the same tensors to code written for
 for another process (``torch.multiprocessing``) carries file descriptors in place of the data.
 """
 
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -14,11 +15,11 @@ from gigl_loader import _glt
 from gigl_loader.dataset import _attributes, _disk
 from gigl_loader.dataset._books import read_node_books
 from gigl_loader.dataset._build import expand_rows, owned_ids
-from gigl_loader.dataset._checks import check_edge_dir, check_partitions
+from gigl_loader.dataset._checks import check_count, check_edge_dir, check_partitions
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
 from gigl_loader.dataset._pyg import Cutter, Supervision, read_pyg
-from gigl_loader.dataset.parts import PartitionOutput
+from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -26,6 +27,7 @@ from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
     FeatureInfo,
+    FilePath,
     NodeType,
     is_label_edge_type,
     message_passing_to_negative_label,
@@ -35,6 +37,9 @@ from gigl_loader.dataset.view import Book, PartitionView
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 
 ByNodeType = Tensor | dict[NodeType, Tensor]
+
+if TYPE_CHECKING:  # sampling workers read this module and do without it
+    from torch_geometric.data import Data, HeteroData
 
 
 class DistDataset(_glt.DistDataset):
@@ -63,6 +68,7 @@ class DistDataset(_glt.DistDataset):
         super().__init__(num_partitions=world_size, partition_idx=rank, edge_dir=edge_dir)
         self._view: PartitionView | None = None
         self._schema: DatasetSchema | None = None
+        self._max_labels: int | None = None
 
     # --- ways in ----------------------------------------------------------------------------------
 
@@ -89,10 +95,10 @@ class DistDataset(_glt.DistDataset):
     @classmethod
     def from_pyg(
         cls,
-        data: Any,
+        data: "Data | HeteroData",
         *,
         edge_dir: EdgeDir = "in",
-        partition_book: Any = None,
+        partition_book: PartitionBook | Mapping[NodeType, PartitionBook] | None = None,
         partition_idx: int = 0,
         num_partitions: int | None = None,
         supervision: Supervision | None = None,
@@ -133,11 +139,11 @@ class DistDataset(_glt.DistDataset):
     @classmethod
     def load(  # type: ignore[override, unused-ignore]
         cls,
-        root: Any,
+        root: FilePath,
         partition_idx: int,
         *,
         edge_dir: EdgeDir | None = None,
-        whole_node_label_file: Any = None,
+        whole_node_label_file: FilePath | dict[NodeType, FilePath] | None = None,
     ) -> "DistDataset":
         """Return a partition that `partition_graph`, or one of GLT's partitioners, wrote.
 
@@ -157,7 +163,7 @@ class DistDataset(_glt.DistDataset):
         return cls._of(_disk.read_partition(root, partition_idx, edge_dir, whole_node_label_file))
 
     @classmethod
-    def wrap(cls, dataset: Any) -> "DistDataset":
+    def wrap(cls, dataset: _glt.Dataset) -> "DistDataset":
         """Return a plain GLT dataset as one of ours; nothing is copied where the order allows.
 
         Neighbours must ascend by (id, edge id) within a row; an adjacency in another order is
@@ -186,12 +192,18 @@ class DistDataset(_glt.DistDataset):
 
     @classmethod
     def _restore(
-        cls, view: PartitionView | None, splits: dict[str, dict[NodeType, Tensor]], *empty: Any
+        cls,
+        view: PartitionView | None,
+        splits: dict[str, dict[NodeType, Tensor]],
+        max_labels: int | None = None,
+        *empty: Any,
     ) -> "DistDataset":
         if view is None:
-            return cls(*empty)
-        dataset = cls(view.partition_idx, view.num_partitions, view.edge_dir)
-        dataset._fill(view, splits)
+            dataset = cls(*empty)
+        else:
+            dataset = cls(view.partition_idx, view.num_partitions, view.edge_dir)
+            dataset._fill(view, splits)
+        dataset._max_labels = max_labels
         return dataset
 
     def _fill(self, view: PartitionView, splits: dict[str, dict[NodeType, Tensor]]) -> None:
@@ -200,17 +212,18 @@ class DistDataset(_glt.DistDataset):
 
     # --- to other processes -----------------------------------------------------------------------
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Any, ...]:
         splits = _attributes.read_splits(self)
         empty = (self.partition_idx, self.num_partitions, self.edge_dir)
-        return (type(self)._restore, (self._view, splits, *empty))
+        return (type(self)._restore, (self._view, splits, self._max_labels, *empty))
 
-    def share_ipc(self) -> Any:
+    def share_ipc(self) -> tuple[Any, ...]:
         """Return what `from_ipc_handle` takes; as in GLT, for use with ``ForkingPickler``."""
-        return self.__reduce__()[1]
+        handle: tuple[Any, ...] = self.__reduce__()[1]
+        return handle
 
     @classmethod
-    def from_ipc_handle(cls, ipc_handle: Any) -> "DistDataset":
+    def from_ipc_handle(cls, ipc_handle: tuple[Any, ...]) -> "DistDataset":
         """Undo `share_ipc`."""
         return cls._restore(*ipc_handle)
 
@@ -300,6 +313,24 @@ class DistDataset(_glt.DistDataset):
     def edge_partition_book(self) -> Any:
         """The owner of each edge; None where there is one partition and nothing to look up."""
         return self.edge_pb
+
+    @property
+    def max_labels_per_anchor_node(self) -> int | None:
+        """Most positives, and most negatives, that an anchor is given; None (the default): all.
+
+        Where an anchor has more, it is given those with the lowest ids. Set it before loaders are
+        built, or storage servers started.
+
+        Raises:
+            ConfigError: Set to something else than None or a number above 0.
+        """
+        return self._max_labels
+
+    @max_labels_per_anchor_node.setter
+    def max_labels_per_anchor_node(self, value: int | None) -> None:
+        if value is not None:
+            check_count(value, "max_labels_per_anchor_node")
+        self._max_labels = value
 
     @property
     def label_edges(self) -> dict[EdgeType, Tensor]:

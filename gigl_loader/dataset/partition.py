@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,9 +26,12 @@ from gigl_loader.dataset._disk import (
 )
 from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._pyg import Cutter, Source, Supervision, read_pyg
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError, WrongTypeError
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
 
 METHODS = ("contiguous", "random", "metis")
 
@@ -36,9 +39,9 @@ _log = logging.getLogger(__name__)
 
 
 def partition_graph(
-    data: Any,
+    data: "Data | HeteroData",
     num_partitions: int,
-    root: Any,
+    root: FilePath,
     *,
     method: str = "contiguous",
     edge_dir: EdgeDir = "in",

@@ -1,5 +1,6 @@
 """What a dataset holds, without the data: types, feature widths, direction, label edge types."""
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -9,6 +10,7 @@ if TYPE_CHECKING:  # workers read this module and do without torch
 NodeType = str
 EdgeType = tuple[str, str, str]
 EdgeDir = Literal["in", "out"]
+FilePath = str | os.PathLike[str]
 
 DEFAULT_HOMOGENEOUS_NODE_TYPE: NodeType = "default_homogeneous_node_type"
 DEFAULT_HOMOGENEOUS_EDGE_TYPE: EdgeType = (
@@ -54,6 +56,12 @@ def message_passing_to_negative_label(edge_type: EdgeType) -> EdgeType:
     """Return the label edge type that carries the negatives of ``edge_type``."""
     src, relation, dst = edge_type
     return (src, relation + _NEGATIVE_SUFFIX, dst)
+
+
+def positive_label_to_message_passing(edge_type: EdgeType) -> EdgeType:
+    """Undo `message_passing_to_positive_label`."""
+    src, relation, dst = edge_type
+    return (src, relation.removesuffix(_POSITIVE_SUFFIX), dst)
 
 
 def is_label_edge_type(edge_type: EdgeType) -> bool:

@@ -15,8 +15,10 @@ import torch.distributed as dist
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader._glt import (
+    Dataset,
     DistLoader,
     MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
     get_context,
@@ -44,6 +46,7 @@ from gigl_loader.message import (
 )
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
 from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 
 logger = logging.getLogger(__name__)
@@ -87,14 +90,14 @@ class BaseDistLoader(DistLoader):
 
     def __init__(
         self,
-        dataset: Any,
-        sampler_input: Any,
+        dataset: Dataset | RemoteDistDataset,
+        sampler_input: NodeSamplerInput | list[NodeSamplerInput],
         dataset_schema: DatasetSchema,
-        worker_options: Any,
+        worker_options: MpDistSamplingWorkerOptions | RemoteDistSamplingWorkerOptions,
         sampling_config: SamplingConfig,
         device: torch.device,
         runtime: DistributedRuntimeInfo,
-        producer: Any = None,
+        producer: DistSamplingProducer | Callable[..., int] | None = None,
         sampler_options: SamplerOptions | None = None,
         process_start_gap_seconds: float | None = 60.0,
         max_concurrent_producer_inits: int | None = None,
@@ -103,7 +106,7 @@ class BaseDistLoader(DistLoader):
         epoch_options: EpochOptions | None = None,
         even_ranks: str | None = None,
         device_prefetch: int = 2,
-        sampler: Any = None,
+        sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
         self._shutdowned = True  # until something is there to shut down
         producer = _renamed(producer, sampler)
@@ -297,7 +300,7 @@ class BaseDistLoader(DistLoader):
     @staticmethod
     def create_graph_store_worker_options(
         *,
-        dataset: Any,
+        dataset: RemoteDistDataset,
         compute_rank: int,
         worker_key: str,
         num_workers: int,
@@ -406,6 +409,19 @@ class BaseDistLoader(DistLoader):
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank."""
         return self._steps
+
+    def __repr__(self) -> str:
+        """Name kind, deployment, seeds, batches, workers and the next epoch; raises nothing."""
+        kind = type(self).__name__
+        if not hasattr(self, "_steps"):
+            return f"{kind}(was not built)"
+        deployment = "graph store" if self._is_remote_worker else "colocated"
+        closed = ", shut down" if self._shutdowned else ""
+        return (
+            f"{kind}({deployment}, seeds={self._input_len}, batches={self._steps} of "
+            f"{self.batch_size}, workers={self.worker_options.num_workers}, epoch={self._epoch}"
+            f"{closed})"
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next ``iter`` is; without it, each is one more than the last."""

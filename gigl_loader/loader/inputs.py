@@ -9,6 +9,11 @@ from torch import Tensor
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, DatasetSchema, NodeType
 from gigl_loader.errors import ConfigError, WrongTypeError
 
+NodeInput = (
+    Tensor | tuple[NodeType, Tensor] | Mapping[int, Tensor] | tuple[NodeType, Mapping[int, Tensor]]
+)
+"""Seeds of a user: colocated the first two, by storage server the last two."""
+
 
 def check_seeds(seeds: Any, num_nodes: int, name: str = "input_nodes") -> Tensor:
     """Return ``seeds`` if they are ``[n]`` int64 ids on the CPU, each in ``[0, num_nodes)``.

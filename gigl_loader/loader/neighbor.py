@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gigl_loader._glt import NodeSamplerInput
+from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.errors import ConfigError
@@ -19,9 +19,10 @@ from gigl_loader.loader.assemble import (
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
-from gigl_loader.loader.inputs import check_servers, typed_by_server, typed_seeds
-from gigl_loader.loader.runtime import DistributedContext
+from gigl_loader.loader.inputs import NodeInput, check_servers, typed_by_server, typed_seeds
+from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.remote.dataset import RemoteDistDataset
 
 
 class DistNeighborLoader(BaseDistLoader):
@@ -49,8 +50,9 @@ class DistNeighborLoader(BaseDistLoader):
         worker_concurrency: Batches that a worker has under way.
         channel_size: Most shared memory of the batches under way: bytes, or a text as ``"4GB"``.
         prefetch_size: Graph store only: batches under way per server (default 4).
-        process_start_gap_seconds: Local rank ``i`` starts its workers ``i`` times this later. None:
-            as soon as the local rank before it is ready.
+        process_start_gap_seconds: None: a local rank starts its workers when the local rank before
+            it is ready, so that memory peaks do not add up. A number: local rank ``i`` starts them
+            ``i`` times this many seconds later.
         num_cpu_threads: Threads of torch operations of this process, on a CPU device (default 2).
         shuffle: Shuffle the seeds every epoch.
         drop_last: Leave an incomplete last batch out.
@@ -75,9 +77,9 @@ class DistNeighborLoader(BaseDistLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset | RemoteDistDataset,
         num_neighbors: NumNeighbors,
-        input_nodes: Any = None,
+        input_nodes: NodeInput | None = None,
         num_workers: int = 1,
         batch_size: int = 1,
         context: DistributedContext | None = None,
@@ -87,7 +89,7 @@ class DistNeighborLoader(BaseDistLoader):
         worker_concurrency: int = 4,
         channel_size: int | str = "4GB",
         prefetch_size: int | None = None,
-        process_start_gap_seconds: float | None = 60.0,
+        process_start_gap_seconds: float | None = None,
         num_cpu_threads: int | None = None,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -106,7 +108,7 @@ class DistNeighborLoader(BaseDistLoader):
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())
-        runtime = self.resolve_runtime(context, local_process_rank, local_process_world_size)
+        runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
                 name = f"{type(self).__name__} {next(self._counter)}"

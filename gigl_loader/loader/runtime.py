@@ -68,6 +68,25 @@ def resolve_runtime(
     return from_addresses(rank, gather_from_ranks(own_address(), world_size, str))
 
 
+def runtime_or_alone(
+    context: DistributedContext | None = None,
+    local_process_rank: int | None = None,
+    local_process_world_size: int | None = None,
+) -> DistributedRuntimeInfo:
+    """Return what `resolve_runtime` finds; a job of one process needs no process group for it.
+
+    Without a group, ``WORLD_SIZE`` tells a job of one process from a rank that forgot to call
+    ``init_process_group``: torchrun sets it.
+
+    Raises:
+        UsageError: No process group, and ``WORLD_SIZE`` is above 1.
+        ConfigError: As `resolve_runtime`.
+    """
+    if context is None and not dist.is_initialized() and os.environ.get("WORLD_SIZE", "1") == "1":
+        return from_addresses(0, ["127.0.0.1"])
+    return resolve_runtime(context, local_process_rank, local_process_world_size)
+
+
 def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
     """Return the runtime of ``rank``, given the address of every rank's machine.
 

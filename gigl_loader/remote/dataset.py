@@ -1,8 +1,9 @@
 """`RemoteDistDataset`: a handle on a graph that storage servers hold; and where those are."""
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -15,9 +16,14 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     FeatureInfo,
     NodeType,
+    message_passing_to_negative_label,
+    message_passing_to_positive_label,
+    positive_label_to_message_passing,
 )
+from gigl_loader.dataset.shares import Share, shares_of
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.ranks import tell_ranks
+from gigl_loader.transport.failures import Failure, describe, rebuild
 
 _SHARING_TIMEOUT_S = 600.0
 
@@ -91,15 +97,40 @@ def _node_rank(start: int, end: int, kind: str) -> int:
 
 @dataclass(frozen=True)
 class ABLPInputNodes:
-    """Anchors and their labels on one server."""
+    """Anchors and their labels on one server; field by field GiGL's class of this name."""
 
-    anchor_node_type: NodeType
     anchor_nodes: Tensor
     """``[num_anchors]`` int64, global ids."""
-    positive_labels: dict[EdgeType, Tensor]
-    """By label edge type ``[num_anchors, most]`` int64, global ids, padded with -1."""
-    negative_labels: dict[EdgeType, Tensor] | None
-    """As the positives; None: the graph has none."""
+    anchor_node_type: NodeType
+    labels: dict[EdgeType, tuple[Tensor, Tensor | None]]
+    """By supervision edge type: positives, and negatives or None, each ``[num_anchors, most]``
+    int64, global ids, padded with -1."""
+
+    @property
+    def positive_labels(self) -> dict[EdgeType, Tensor]:
+        """The positives, by positive label edge type."""
+        return {
+            message_passing_to_positive_label(edge_type): positives
+            for edge_type, (positives, _) in self.labels.items()
+        }
+
+    @property
+    def negative_labels(self) -> dict[EdgeType, Tensor] | None:
+        """The negatives, by negative label edge type; None: there are none."""
+        found = {
+            message_passing_to_negative_label(edge_type): negatives
+            for edge_type, (_, negatives) in self.labels.items()
+            if negatives is not None
+        }
+        return found or None
+
+    def cut(self, share: Share) -> "ABLPInputNodes":
+        """Return the share of the anchors, with their labels."""
+        labels = {
+            edge_type: (share.cut(positives), None if negatives is None else share.cut(negatives))
+            for edge_type, (positives, negatives) in self.labels.items()
+        }
+        return ABLPInputNodes(share.cut(self.anchor_nodes), self.anchor_node_type, labels)
 
 
 class RemoteDistDataset:
@@ -117,13 +148,14 @@ class RemoteDistDataset:
         self,
         cluster_info: GraphStoreInfo,
         local_rank: int,
-        mp_sharing_dict: Any = None,
-        mp_barrier: Any = None,
+        mp_sharing_dict: MutableMapping[str, Any] | None = None,
+        mp_barrier: threading.Barrier | None = None,
     ) -> None:
         if (mp_sharing_dict is None) != (mp_barrier is None):
             raise ConfigError("mp_sharing_dict and mp_barrier are given together, or neither is")
         self._cluster_info, self._local_rank = cluster_info, local_rank
-        self._sharing_dict, self._barrier = mp_sharing_dict, mp_barrier
+        self._sharing_dict: Any = mp_sharing_dict
+        self._barrier: Any = mp_barrier
         self._schema: DatasetSchema | None = None
 
     @property
@@ -185,34 +217,46 @@ class RemoteDistDataset:
         split: str | None = None,
         node_type: NodeType | None = None,
     ) -> dict[int, Tensor]:
-        """Return ``{server_rank: ids}``: each server's ids, cut contiguously over compute ranks.
+        """Return ``{server_rank: ids}``: the ids of the servers that a compute rank is given.
+
+        Whole servers are handed out contiguously, as in GiGL: of 4 servers, rank 0 of 2 has all
+        ids of servers 0 and 1, and none of the others. A server is cut only where counts do not
+        fit: of 3 servers, rank 0 of 2 has server 0 and the first half of server 1.
 
         Args:
-            rank: Whose share; None, with ``world_size``: everything.
+            rank: Whose share (a process, or in GiGL's scripts a machine); None, with
+                ``world_size``: everything.
             world_size: How many shares.
             split: ``"train"``, ``"val"`` or ``"test"``; None: all nodes.
             node_type: Required on a heterogeneous graph.
 
         Returns:
-            ``[n]`` int64 by server; in rank order the shares of a server concatenate to all of it.
+            ``[n]`` int64 by server, of every server, empty where the rank has no share of it; in
+            rank order the shares of a server concatenate to all of it.
 
         Raises:
             ConfigError: A share is out of range; the graph has no such split or type.
         """
         from gigl_loader.remote.requests import NodeIdsRequest
 
-        rank, world_size = _share(rank, world_size)
+        servers = range(self._cluster_info.num_storage_nodes)
+        shares = shares_of(len(servers), rank, world_size)
 
-        def ask(share: int, shares: int) -> dict[int, Tensor]:
-            request = NodeIdsRequest(
-                split=split, node_type=node_type, rank=share, world_size=shares
-            )
-            return cast("dict[int, Tensor]", self._ask_all("get_node_ids", request))
+        def ask(shares: dict[int, Share]) -> dict[int, Tensor]:
+            requests = {
+                server: NodeIdsRequest(split=split, node_type=node_type, share=share)
+                for server, share in shares.items()
+            }
+            return self._ask_all("get_node_ids", requests)
 
         if self._sharing_dict is None:
-            return ask(rank, world_size)
-        everything = self._once(("node_ids", split, node_type), lambda: ask(0, 1))
-        return {server: _cut(ids, rank, world_size) for server, ids in everything.items()}
+            found = ask(shares)
+        else:
+            everything = shares_of(len(servers), None, None)
+            whole = self._once(("node_ids", split, node_type), lambda: ask(everything))
+            found = {server: share.cut(whole[server]) for server, share in shares.items()}
+        nothing = next(iter(found.values())).new_empty(0)
+        return {server: found.get(server, nothing) for server in servers}
 
     def fetch_ablp_input(
         self,
@@ -222,7 +266,7 @@ class RemoteDistDataset:
         anchor_node_type: NodeType | None = None,
         supervision_edge_type: EdgeType | None = None,
     ) -> dict[int, ABLPInputNodes]:
-        """Return ``{server_rank: anchors with their labels}``, cut as `fetch_node_ids` cuts.
+        """Return ``{server_rank: anchors with their labels}``, handed out as by `fetch_node_ids`.
 
         Args:
             split: Of the anchors; None: all nodes.
@@ -236,22 +280,30 @@ class RemoteDistDataset:
         """
         from gigl_loader.remote.requests import ABLPRequest
 
-        rank, world_size = _share(rank, world_size)
+        servers = range(self._cluster_info.num_storage_nodes)
+        shares = shares_of(len(servers), rank, world_size)
 
-        def ask(share: int, shares: int) -> dict[int, Any]:
-            request = ABLPRequest(
-                split=split, anchor_node_type=anchor_node_type,
-                supervision_edge_type=supervision_edge_type, rank=share, world_size=shares,
-            )  # fmt: skip
-            return self._ask_all("get_ablp_input", request)
+        def ask(shares: dict[int, Share]) -> dict[int, Any]:
+            requests = {
+                server: ABLPRequest(
+                    split=split, anchor_node_type=anchor_node_type,
+                    supervision_edge_type=supervision_edge_type, share=share,
+                )
+                for server, share in shares.items()
+            }  # fmt: skip
+            return self._ask_all("get_ablp_input", requests)
 
         if self._sharing_dict is None:
-            return {
-                server: ABLPInputNodes(*found) for server, found in ask(rank, world_size).items()
+            found = {server: _nodes_of(answer) for server, answer in ask(shares).items()}
+        else:
+            key = ("ablp", split, anchor_node_type, supervision_edge_type)
+            everything = shares_of(len(servers), None, None)
+            whole = self._once(key, lambda: ask(everything))
+            found = {
+                server: _nodes_of(whole[server]).cut(share) for server, share in shares.items()
             }
-        key = ("ablp", split, anchor_node_type, supervision_edge_type)
-        everything = self._once(key, lambda: ask(0, 1))
-        return {server: _cut_ablp(found, rank, world_size) for server, found in everything.items()}
+        nothing = next(iter(found.values())).cut(Share(0, 0))
+        return {server: found.get(server, nothing) for server in servers}
 
     def fetch_free_ports_on_storage_cluster(self, num_ports: int) -> list[int]:
         """Return ports that are free on storage server 0, the same on all compute processes.
@@ -266,15 +318,15 @@ class RemoteDistDataset:
             raise UsageError(
                 "ports are agreed on over torch.distributed: init_compute_process first"
             )
-        ports: Any = None
+        ports: list[int] | Failure | None = None
         if dist.get_rank() == 0:
             try:
                 ports = self._ask(0, "get_free_ports", num_ports)
             except Exception as error:  # the others wait to be told
-                ports = error
-        ports = tell_ranks(ports, dist.get_world_size())
-        if isinstance(ports, Exception):
-            raise ports
+                ports = describe(error)
+        ports = tell_ranks(ports, dist.get_world_size(), list[int] | Failure | None)
+        if isinstance(ports, Failure):
+            raise rebuild(ports, "rank 0")
         return cast("list[int]", ports)
 
     # -- how ------------------------------------------------------------------------------------
@@ -285,14 +337,15 @@ class RemoteDistDataset:
 
         return request_server(server_rank, getattr(DistServer, name), *args)
 
-    def _ask_all(self, name: str, *args: Any) -> dict[int, Any]:
+    def _ask_all(self, name: str, requests: dict[int, Any]) -> dict[int, Any]:
         from gigl_loader.remote.client import call_server
         from gigl_loader.remote.rpc import CALL_TIMEOUT_S, result_of
         from gigl_loader.remote.service import DistServer
 
         function = getattr(DistServer, name)
-        servers = range(self._cluster_info.num_storage_nodes)
-        answers = {server: call_server(server, function, *args) for server in servers}
+        answers = {
+            server: call_server(server, function, request) for server, request in requests.items()
+        }
         deadline = time.monotonic() + CALL_TIMEOUT_S  # of all servers together
         found = {}
         for server, answer in answers.items():
@@ -326,32 +379,15 @@ class RemoteDistDataset:
         return cast("T", found)
 
 
-def _share(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise ConfigError(
-            f"rank and world_size are given together, or neither is: got {rank} and {world_size}"
-        )
-    if rank is None or world_size is None:
-        return 0, 1
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank must be in [0, {world_size}), got {rank}")
-    return rank, world_size
-
-
-def _cut(ids: Tensor, rank: int, world_size: int) -> Tensor:
-    return ids.tensor_split(world_size)[rank].contiguous()
-
-
-def _cut_ablp(found: Any, rank: int, world_size: int) -> ABLPInputNodes:
-    anchor_type, anchors, positives, negatives = found
-
-    def cut(labels: dict[EdgeType, Tensor]) -> dict[EdgeType, Tensor]:
-        return {name: _cut(table, rank, world_size) for name, table in labels.items()}
-
-    return ABLPInputNodes(
-        anchor_type, _cut(anchors, rank, world_size), cut(positives),
-        None if negatives is None else cut(negatives),
-    )  # fmt: skip
+def _nodes_of(answer: Any) -> ABLPInputNodes:
+    """Return what ``DistServer.get_ablp_input`` answered as users see it."""
+    anchor_type, anchors, positives, negatives = answer
+    labels = {}
+    for label_type, table in positives.items():
+        edge_type = positive_label_to_message_passing(label_type)
+        negative = (negatives or {}).get(message_passing_to_negative_label(edge_type))
+        labels[edge_type] = (table, negative)
+    return ABLPInputNodes(anchors, anchor_type, labels)
 
 
 def _shared(value: Any) -> Any:

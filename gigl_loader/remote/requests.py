@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.shares import WHOLE, Share
 from gigl_loader.options import EpochOptions
 
 
@@ -69,10 +70,8 @@ class NodeIdsRequest:
     split: str | None = None
     """``"train"``, ``"val"``, ``"test"``; None: all nodes."""
     node_type: NodeType | None = None
-    rank: int = 0
-    """Which share of the ids..."""
-    world_size: int = 1
-    """...of how many; they are cut contiguously."""
+    share: Share = WHOLE
+    """Which part of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,5 +81,4 @@ class ABLPRequest:
     split: str | None = None
     anchor_node_type: NodeType | None = None
     supervision_edge_type: EdgeType | None = None
-    rank: int = 0
-    world_size: int = 1
+    share: Share = WHOLE

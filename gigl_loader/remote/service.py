@@ -195,10 +195,11 @@ class DistServer:
             for name, adjacency in self.dataset.view().adjacency.items()
             if not is_label_edge_type(name)
         }
-        for asked, column in ((config.with_weight, "weights"), (config.with_edge, "edge_ids")):
-            missing = [name for name, one in walked.items() if getattr(one, column) is None]
-            if asked and missing:
-                raise ConfigError(f"edge types {missing} have no {column}, which were asked for")
+        if config.with_weight and all(one.weights is None for one in walked.values()):
+            raise ConfigError(f"edge types {list(walked)} have no weights, which were asked for")
+        missing = [name for name, one in walked.items() if one.edge_ids is None]
+        if config.with_edge and missing:
+            raise ConfigError(f"edge types {missing} have no edge_ids, which were asked for")
 
     def _adopt(self, slot: _Slot, shared: SharedProducer, client: Hashable) -> None:
         slot.shared = shared
@@ -445,7 +446,8 @@ class DistServer:
                     f"the graph has no {request.split!r} split: give it {request.split}_mask"
                 )
             ids = found
-        return _share(self._of_type(ids, request.node_type, "node"), request)
+        found = self._of_type(ids, request.node_type, "node")
+        return request.share.cut(found)
 
     def get_ablp_input(
         self, request: ABLPRequest
@@ -466,18 +468,16 @@ class DistServer:
                 f"of type {edge_type[0]!r}"
             )
         anchors = self.get_node_ids(
-            NodeIdsRequest(
-                split=request.split, node_type=anchor_type,
-                rank=request.rank, world_size=request.world_size,
-            )
-        )  # fmt: skip
+            NodeIdsRequest(split=request.split, node_type=anchor_type, share=request.share)
+        )
         positive = message_passing_to_positive_label(edge_type)
         negative = message_passing_to_negative_label(edge_type)
         adjacency = self.dataset.view().adjacency
         if positive not in adjacency:
             known = [name for name in adjacency if is_label_edge_type(name)]
             raise ConfigError(f"the graph has no labels {positive}; its label edge types: {known}")
-        labels = {name: padded_rows(adjacency[name], anchors) for name in (positive, negative)
+        most = self.dataset.max_labels_per_anchor_node
+        labels = {name: padded_rows(adjacency[name], anchors, most) for name in (positive, negative)
                   if name in adjacency}  # fmt: skip
         negatives = {negative: labels[negative]} if negative in labels else None
         return anchor_type, anchors, {positive: labels[positive]}, negatives
@@ -524,25 +524,23 @@ class DistServer:
         return ports
 
 
-def padded_rows(adjacency: Any, nodes: Tensor) -> Tensor:
-    """Return the neighbours of ``nodes`` as ``[len(nodes), most]`` int64, padded with -1."""
+def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tensor:
+    """Return the neighbours of ``nodes`` as ``[len(nodes), most]`` int64, padded with -1.
+
+    With ``limit``, these are the first ``limit`` of each.
+    """
     indptr = adjacency.indptr
     known = nodes < indptr.numel() - 1  # ids past the end have no edge
     rows = torch.where(known, nodes, 0)
     starts = indptr[rows]
     counts = torch.where(known, indptr[rows + 1] - starts, 0) if indptr.numel() > 1 else nodes * 0
+    counts = counts if limit is None else counts.clamp(max=limit)
     most = int(counts.max()) if counts.numel() else 0
     table = nodes.new_full((nodes.numel(), most), -1)
     places = torch.arange(most)
     filled = places < counts[:, None]
     table[filled] = adjacency.indices[(starts[:, None] + places)[filled]]
     return table
-
-
-def _share(ids: Tensor, request: NodeIdsRequest) -> Tensor:
-    if not 0 <= request.rank < request.world_size:
-        raise ConfigError(f"rank must be in [0, {request.world_size}), got {request.rank}")
-    return ids.tensor_split(request.world_size)[request.rank].contiguous()
 
 
 def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:

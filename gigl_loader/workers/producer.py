@@ -13,7 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput, SamplingConfig, get_context
+from gigl_loader._glt import (
+    Dataset,
+    MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    SamplingConfig,
+    get_context,
+)
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, PeerTimeoutError, SamplingError, UsageError
@@ -99,10 +105,10 @@ class DistSamplingProducer:
 
     def __init__(
         self,
-        data: Any,
+        data: Dataset,
         sampler_input: NodeSamplerInput,
         sampling_config: SamplingConfig,
-        worker_options: Any,
+        worker_options: MpDistSamplingWorkerOptions,
         channel: MessageMemory,
         sampler_options: SamplerOptions | None = None,
         *,

@@ -48,7 +48,7 @@ def _group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def _make(seeds: torch.Tensor | None = None, **how) -> DistNeighborLoader:
     seeds = torch.arange(60) if seeds is None else seeds
-    given = {"num_workers": 2, "batch_size": 2, "seed": 1, "process_start_gap_seconds": None}
+    given = {"num_workers": 2, "batch_size": 2, "seed": 1}
     return DistNeighborLoader(DATASET, [3, 2], seeds, **{**given, **how})
 
 
@@ -210,7 +210,7 @@ def test_no_shared_memory_left() -> None:
     big = TinyGraph.random(3000, 30_000)
     with _leaves_nothing() as seen, DistNeighborLoader(
         big.dataset(), [-1], torch.arange(3000), batch_size=3000,
-        worker_init_fn=faults.limit_memory, process_start_gap_seconds=None,
+        worker_init_fn=faults.limit_memory,
     ) as loader:  # fmt: skip
         seen.look(os.getpid())
         with _bounded(), pytest.raises(SamplingError, match="could not reserve") as caught:

@@ -19,7 +19,7 @@ def _expected(name: str, rank: int) -> list[dict]:
     graph, edge_dir, given, how = rank_jobs.CASES[name]
     with DistNeighborLoader(
         graph.dataset(edge_dir=edge_dir), input_nodes=rank_jobs.share(given, rank, 2),
-        process_start_gap_seconds=None, **rank_jobs.COMMON, **how,
+        **rank_jobs.COMMON, **how,
     ) as loader:  # fmt: skip
         found = []
         for epoch in (0, 3):

@@ -25,7 +25,7 @@ from gigl_loader.workers.pool import process_state
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
-HOW = {"batch_size": 2, "seed": 7, "process_start_gap_seconds": None, "timeout": 60.0}
+HOW = {"batch_size": 2, "seed": 7, "timeout": 60.0}
 NODE_TYPE = "default_homogeneous_node_type"
 
 
@@ -135,7 +135,7 @@ def _sharing(info, rank):
     return BaseDistLoader(
         remote, [NodeSamplerInput(nodes[server], NODE_TYPE) for server in nodes], schema, options,
         config, torch.device("cpu"), BaseDistLoader.resolve_runtime(),
-        DistServer.create_sampling_producer, WIDE, process_start_gap_seconds=None,
+        DistServer.create_sampling_producer, WIDE,
     )  # fmt: skip
 
 

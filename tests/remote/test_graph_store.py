@@ -42,7 +42,7 @@ from gigl_loader.testing import batch_tensors, check_same_batches, one_rank, wai
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
-HOW = {"batch_size": 4, "seed": 7, "process_start_gap_seconds": None, "timeout": 90.0}
+HOW = {"batch_size": 4, "seed": 7, "timeout": 90.0}
 
 
 def _loader(info, rank, nodes, **how):

@@ -106,7 +106,6 @@ def _client(info, rank: int, folder: Path) -> None:
         remote, [NodeSamplerInput(nodes[0], "default_homogeneous_node_type")], schema, options,
         BaseDistLoader.create_sampling_config([3, 2], schema, 1, seed=7), torch.device("cpu"),
         BaseDistLoader.resolve_runtime(), DistServer.create_sampling_producer,
-        process_start_gap_seconds=None,
     )  # fmt: skip
     if rank == 0:
         kept = list(loader)

@@ -7,6 +7,7 @@ import torch
 from store_cluster import tiny_graph
 
 from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
+from gigl_loader.dataset.shares import Share
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
@@ -144,10 +145,8 @@ def test_a_client_that_is_gone_frees_its_producers(server):
 
 def test_getters(server):
     assert server.get_node_ids().tolist() == list(range(60))
-    shares = [server.get_node_ids(NodeIdsRequest(rank=r, world_size=7)) for r in range(7)]
+    shares = [server.get_node_ids(NodeIdsRequest(share=Share(r, r + 1, 7))) for r in range(7)]
     assert torch.cat(shares).tolist() == list(range(60))
-    with pytest.raises(ConfigError, match="rank must be in"):
-        server.get_node_ids(NodeIdsRequest(rank=7, world_size=7))
     with pytest.raises(ConfigError, match="no node type"):
         server.get_node_ids(NodeIdsRequest(node_type="paper"))
     with pytest.raises(ConfigError, match="split must be"):

@@ -36,7 +36,7 @@ def _compute(info, rank, function, folder):
 
 
 def _loader(info, rank, nodes, **how):
-    how = {"batch_size": 1, "seed": 7, "process_start_gap_seconds": None, "timeout": 60.0, **how}
+    how = {"batch_size": 1, "seed": 7, "timeout": 60.0, **how}
     return DistNeighborLoader(RemoteDistDataset(info, rank), [3, 2], nodes, prefetch_size=1, **how)
 
 
