@@ -328,7 +328,7 @@ def gather_inputs(
         PeerError: Another rank gave up, or is gone.
     """
     told = (given or b"", None if error is None else str(error), weighted)
-    everyone = gather_from_ranks(told, runtime.world_size)
+    everyone = gather_from_ranks(told, runtime.world_size, _Told)
     for rank, (_, why, _) in enumerate(everyone):
         if error is None and why is not None:
             raise PeerError(f"rank {rank} could not build its loader: {why}")
@@ -344,6 +344,10 @@ def digest(tensors: list[torch.Tensor]) -> bytes:
         found.update(str(tuple(tensor.shape)).encode())
         found.update(tensor.contiguous().numpy().data)
     return found.digest()
+
+
+_Told = tuple[bytes, str | None, Weighted]
+"""Fingerprint of a rank's input, why it gives up, which of its edge types have weights."""
 
 
 def weighted_types(data: DistDataset) -> dict[EdgeType, bool]:

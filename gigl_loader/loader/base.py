@@ -390,7 +390,7 @@ class BaseDistLoader(DistLoader):
             return own
         if not dist.is_initialized():
             raise UsageError("even_ranks needs torch.distributed to be up")
-        counts: list[int] = gather_from_ranks(own, dist.get_world_size())
+        counts = gather_from_ranks(own, dist.get_world_size(), int)
         if self._even_ranks == "drop":
             return min(counts)
         if own == 0 and max(counts) > 0:

@@ -65,7 +65,7 @@ def resolve_runtime(
             "or start the script with torchrun"
         )
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    return from_addresses(rank, gather_from_ranks(own_address(), world_size))
+    return from_addresses(rank, gather_from_ranks(own_address(), world_size, str))
 
 
 def runtime_or_alone(
@@ -184,4 +184,4 @@ def free_port(host: str) -> int:
 def agree_on_port(runtime: DistributedRuntimeInfo) -> int:
     """Return a port that is free on the master, the same on every rank of the process group."""
     port = free_port(runtime.master_ip_address) if runtime.rank == 0 else 0
-    return int(tell_ranks(port, runtime.world_size))
+    return tell_ranks(port, runtime.world_size, int)

@@ -24,6 +24,7 @@ from gigl_loader.dataset.shares import Share, shares_of
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.options import DEFAULT_TIMEOUT_S
 from gigl_loader.ranks import tell_ranks
+from gigl_loader.transport.failures import Failure, describe, rebuild
 
 _SHARING_TIMEOUT_S = 600.0
 
@@ -322,15 +323,15 @@ class RemoteDistDataset:
             raise UsageError(
                 "ports are agreed on over torch.distributed: init_compute_process first"
             )
-        ports: Any = None
+        ports: list[int] | Failure | None = None
         if dist.get_rank() == 0:
             try:
                 ports = self._ask(0, "get_free_ports", num_ports)
             except Exception as error:  # the others wait to be told
-                ports = error
-        ports = tell_ranks(ports, dist.get_world_size())
-        if isinstance(ports, Exception):
-            raise ports
+                ports = describe(error)
+        ports = tell_ranks(ports, dist.get_world_size(), list[int] | Failure | None)
+        if isinstance(ports, Failure):
+            raise rebuild(ports, "rank 0")
         return cast("list[int]", ports)
 
     # -- how ------------------------------------------------------------------------------------

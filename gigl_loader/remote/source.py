@@ -26,6 +26,7 @@ from gigl_loader.errors import (
 from gigl_loader.message import Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
 from gigl_loader.remote.cluster import result_of
@@ -50,6 +51,15 @@ class _Offer:
     key: str
     digest: str
     options: EpochOptions
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came of creating producers, of the process that asked for them."""
+
+    producers: dict[int, int] | None
+    """Their ids by server."""
+    failure: Failure | None
 
 
 class RemoteSource:
@@ -130,7 +140,7 @@ class RemoteSource:
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
         offer = _Offer(key, _digest(self._input, self._config, self._active), self.epoch_options)
-        offers = gather_from_ranks(offer, world_size)
+        offers = gather_from_ranks(offer, world_size, _Offer)
         ranks = [one for one, other in enumerate(offers) if other.key == key]
         leader = ranks[0]
         differ = [one for one in ranks if offers[one].digest != offer.digest]
@@ -144,7 +154,12 @@ class RemoteSource:
         elif rank == leader:
             _wait_turn(leaders.index(rank), gap_s, max_concurrent)
             outcome = self._ask_servers(create, ranks, offers[leader].options)
-        outcomes = gather_from_ranks(outcome, world_size)
+        failure = describe(outcome) if isinstance(outcome, Exception) else None
+        told = _Outcome(outcome if failure is None else None, failure)
+        outcomes = [
+            one.producers if one.failure is None else rebuild(one.failure, f"rank {place}")
+            for place, one in enumerate(gather_from_ranks(told, world_size, _Outcome))
+        ]
         self._adopt(outcomes, leader, ranks, offers[leader].options)
 
     def _ask_servers(
