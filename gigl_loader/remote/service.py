@@ -204,9 +204,9 @@ class DistServer(PartitionAnswers):
         memory = ServerMemory(capacity)
         producer = DistSamplingProducer(
             self.dataset, sampler_input, config, options, memory, sampler_options,
-            epoch_options=request.epoch_options, **self._workers_meet(request),
+            epoch_options=request.epoch_options,
         )  # fmt: skip
-        producer.init()
+        producer.init()  # SHIM
         client = caller.get()
         job = client[0] if isinstance(client, tuple) else None
         clients: list[Hashable] = [(job, rank) for rank in request.client_ranks] or [client]
@@ -215,13 +215,12 @@ class DistServer(PartitionAnswers):
             key, producer, memory, request, clients, parse_size(options.buffer_size)
         )
 
-    def _workers_meet(self, request: ProducerRequest) -> dict[str, Any]:
-        """Return how the workers find those of the other servers, and who may ask them."""
-        timeout_s = request.epoch_options.timeout_s
+    def _rendezvous(self, request: ProducerRequest) -> Rendezvous | None:
+        """Return where this server's workers find those of the other servers."""
+        if self.meet is None:
+            return None
         place = request.request_id or secrets.token_hex(16)  # without one, nobody comes
-        meet = self.meet
-        rendezvous = None if meet is None else meet(place, timeout_s)
-        return {"rendezvous": rendezvous, "security": self._security}
+        return self.meet(place, request.epoch_options.timeout_s)
 
     def _check_columns(self, config: SamplingConfig) -> None:
         walked = {

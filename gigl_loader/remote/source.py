@@ -157,9 +157,10 @@ class RemoteSource:
         failure = describe(outcome) if isinstance(outcome, Exception) else None
         told = _Outcome(outcome if failure is None else None, failure)
         outcomes = [
-            one.producers if one.failure is None else rebuild(one.failure, f"rank {place}")
-            for place, one in enumerate(gather_from_ranks(told, world_size, _Outcome))
+            one.producers if one.failure is None else rebuild(one.failure, f"rank {number}")
+            for number, one in enumerate(gather_from_ranks(told, world_size, _Outcome))
         ]
+        outcomes[rank] = outcome  # with its own traceback
         self._adopt(outcomes, leader, ranks, offers[leader].options)
 
     def _ask_servers(

@@ -1,7 +1,6 @@
 """Storage and compute processes on this machine; a compute process runs one function of a test."""
 
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -19,14 +18,9 @@ from gigl_loader.graph_store import (
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import TinyGraph
 from gigl_loader.testing._forked import ForkedProcess
+from gigl_loader.transport import free_port
 
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return int(sock.getsockname()[1])
 
 
 def info_of(servers: int, clients: int, **changes: Any) -> GraphStoreInfo:
