@@ -109,15 +109,21 @@ def run_cluster(
         started.join(roles)
 
 
-def serve(info: GraphStoreInfo, rank: int, num_jobs: int | None = 1) -> None:
+SAMPLERS = ("store_cluster", "test_epochs")
+
+
+def serve(info: GraphStoreInfo, rank: int, num_jobs: int | None = 1, **how: Any) -> None:
     dataset = tiny_graph().partitions(info.num_storage_nodes)[rank]
-    with init_storage_process(rank, info, dataset, num_jobs=num_jobs) as server:
+    how = {"num_jobs": num_jobs, "allow_samplers": SAMPLERS, **how}
+    with init_storage_process(rank, info, dataset, **how) as server:
         server.wait()
 
 
-def compute(info: GraphStoreInfo, rank: int, function: Callable[..., None], *args: Any) -> None:
+def compute(
+    info: GraphStoreInfo, rank: int, function: Callable[..., None], *args: Any, **how: Any
+) -> None:
     os.environ["RANK"] = "0"  # of the only compute machine
-    init_compute_process(rank, info, "gloo", timeout_s=150.0)
+    init_compute_process(rank, info, "gloo", **{"timeout_s": 150.0, **how})
     try:
         function(info, rank, *args)
     finally:

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from store_cluster import (
     compute,
-    free_port,
     info_of,
     processes,
     run_cluster,
@@ -20,11 +19,13 @@ from store_cluster import (
 
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, RemoteDistDataset
 from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.dataset.shares import Share
 from gigl_loader.errors import (
     ConfigError,
     JoinRefusedError,
     PeerError,
     PeerTimeoutError,
+    RemoteError,
     SamplingError,
     ServerDiedError,
     UsageError,
@@ -38,7 +39,10 @@ from gigl_loader.graph_store import (
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
+from gigl_loader.remote.messages import NodeIdsRequest
+from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import batch_tensors, check_same_batches, one_rank, wait_until
+from gigl_loader.transport import free_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
@@ -84,11 +88,16 @@ def _fetches(info, rank):
     assert gathered[0] == gathered[-1]
 
     assert async_request_server(1, DistServer.get_edge_dir).wait() == "in"
-    assert request_server(0, os.getpid) != os.getpid()
-    with pytest.raises(PeerError, match=r"storage server 0(?s:.*FileNotFoundError.*traceback)"):
-        request_server(0, os.remove, "/nowhere")
+    assert request_server(0, DistServer.ping) != os.getpid()
+    with pytest.raises(RemoteError, match=r"storage server 0(?s:.*ZeroDivisionError.*traceback)"):
+        request_server(0, DistServer.get_node_ids, NodeIdsRequest(share=Share(0, 1, 0)))
+    for stranger in (os.remove, os.getpid, DistServer.close, NeighborSampler.sample):
+        with pytest.raises(ConfigError, match="a client may ask for these methods of DistServer"):
+            request_server(0, stranger, "/nowhere")
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'nodes'"):
+        request_server(0, DistServer.get_node_ids, nodes=3)
     with pytest.raises(ConfigError, match="server rank"):
-        request_server(2, os.getpid)
+        request_server(2, DistServer.ping)
     assert request_server(0, DistServer.status)["clients"] == [0, 1]
     dist.barrier()
     with pytest.raises(UsageError, match="has joined"):
@@ -306,7 +315,7 @@ def _exhaust_twice(loader):
 
 def _iterate_until_a_server_dies(info, rank, folder):
     nodes = RemoteDistDataset(info, rank).fetch_node_ids(rank, 2)
-    pid = request_server(1, os.getpid)
+    pid = request_server(1, DistServer.ping)
     loader = _loader(info, rank, nodes)
     list(loader)
     dist.barrier()
@@ -319,7 +328,7 @@ def _iterate_until_a_server_dies(info, rank, folder):
     loader.shutdown()
     loader.shutdown()
     with pytest.raises(ServerDiedError):
-        request_server(1, os.getpid)
+        request_server(1, DistServer.ping)
 
 
 def test_a_killed_server_is_an_error_on_every_client(tmp_path):

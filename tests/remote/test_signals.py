@@ -66,7 +66,7 @@ def _send(rank, pid, number, state=None):
 
 
 def _client(info, rank, folder):
-    pids = [request_server(server, os.getpid) for server in range(2)]
+    pids = [request_server(server, DistServer.ping) for server in range(2)]
     nodes = RemoteDistDataset(info, rank).fetch_node_ids(rank, 2)
     loader = _loader(info, rank, nodes)
     loader._remote_source.channel._timeout_s = TIMEOUT_S  # its workers are up
@@ -107,7 +107,7 @@ def _server_1_is_stopped(info, rank, nodes, loader, iterator):
     with _fails(PeerTimeoutError, r"the start of epoch 1 on storage server 1 took longer than 3 s"):
         iter(loader)
     with _fails(PeerTimeoutError, r"pid on storage server 1 took .* is stopped or overloaded"):
-        result_of(call_server(1, os.getpid), TIMEOUT_S, "pid on storage server 1")
+        result_of(call_server(1, DistServer.ping), TIMEOUT_S, "pid on storage server 1")
     with _soon():
         loader.shutdown()
     with _fails(PeerTimeoutError, rf"{name} did not start a producer within 5 s", 5.0):
