@@ -23,7 +23,8 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.memory import segments
-from gigl_loader.memory.leases import Mappings, Place, sees, tensors_over
+from gigl_loader.memory.leases import tensors_over
+from gigl_loader.memory.same_host import Mappings, Region, sees
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
@@ -296,7 +297,7 @@ class RemoteReceivingChannel(ChannelBase):
             self._changed.notify_all()
 
     def _message(
-        self, server: _Server, frame: wire.Frame, layout: Layout, place: Place | None
+        self, server: _Server, frame: wire.Frame, layout: Layout, place: Region | None
     ) -> SampleMessage:
         """Return the tensors of a batch, over what was received or where the server has it.
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gigl_loader.errors import ConfigError, ServerDiedError, UsageError
-from gigl_loader.memory.leases import Packed, Place
+from gigl_loader.memory.leases import Packed
+from gigl_loader.memory.same_host import Region
 from gigl_loader.remote import wire
 from gigl_loader.remote.rpc import CLIENT, SERVER, Hello, RemoteFailure, ServerLink, Welcome
 from gigl_loader.remote.service import DistServer, call_on_server, caller
@@ -187,7 +188,7 @@ class Session:
         about = (received.ticket, message.layout, received.stats, place)
         self._connection.send(wire.BATCH, number, (frame.body.round, about, finished), payload)
 
-    def _lend(self, number: int, message: Packed) -> Place | None:
+    def _lend(self, number: int, message: Packed) -> Region | None:
         with self._lending:
             if self._lent is None:
                 return None  # nobody is there to read it

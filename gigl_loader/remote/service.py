@@ -30,7 +30,8 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerTimeoutError, UsageError
-from gigl_loader.memory.leases import MemoryMark, Packed, Place, ServerMemory
+from gigl_loader.memory.leases import Packed, ServerMemory
+from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
 from gigl_loader.remote.requests import (
@@ -95,7 +96,7 @@ class DistServer:
         self._gone: set[Hashable] = set()
         self._closed = False
         self._reserved: deque[socket.socket] = deque()
-        self._mark = MemoryMark()
+        self._mark = HostMark()
         self.create_calls = 0
         """Create calls that this server has seen."""
         self.connections: Callable[[], dict[str, Any]] = dict
@@ -323,9 +324,9 @@ class DistServer:
         assert isinstance(received.message, Packed)
         return received.message.tensors(), finished
 
-    def memory_mark(self) -> tuple[Place, bytes]:
+    def memory_mark(self) -> Mark:
         """Return what a client needs to find out whether it can map this process's memory."""
-        return self._mark.show()
+        return self._mark.mark
 
     def describe_workers(self, producer_id: int) -> str:
         """Say what the workers of a producer are doing, for an error elsewhere."""

@@ -26,12 +26,12 @@ from gigl_loader.errors import (
 from gigl_loader.message import Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import gather_from_ranks
-from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
 from gigl_loader.remote.requests import ProducerRequest, share_of_batches
 from gigl_loader.remote.rpc import result_of
 from gigl_loader.remote.service import DistServer
+from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.workers.schedule import num_batches
 
 _log = logging.getLogger(__name__)
