@@ -4,9 +4,7 @@ To a client on the same machine only the place of a batch is sent: it maps the s
 maps the slots of its own workers in colocated mode, and says when it has dropped the batch.
 """
 
-import itertools
 import os
-import secrets
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,105 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from gigl_loader.memory import segments
+from gigl_loader.memory.same_host import Region, region_of
 from gigl_loader.memory.slots import Layout, Written
 from gigl_loader.memory.tensors import tensor_in
 from gigl_loader.message import SampleMessage
 
-_MARK = "gigl_loader.mark"
 _KEEP_FREE = 2
 """Free slots that a worker keeps beyond its concurrency."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Memory of this machine, as another process can find it."""
-
-    pid: int
-    fd: int
-    nbytes: int
-    serial: int = -1
-    """Tells it from memory that had the same descriptor before."""
-
-
-class MemoryMark:
-    """Tells whether another process sees this one's memory: on this machine, with the right to it.
-
-    A secret in anonymous memory; who can read it there can also map what lies beside it.
-    """
-
-    def __init__(self) -> None:
-        self._secret = secrets.token_bytes(32)
-        self._fd = segments.create_memfd(len(self._secret), _MARK)
-        os.pwrite(self._fd, self._secret, 0)
-
-    def show(self) -> tuple[Place, bytes]:
-        """Return where the secret lies, and the secret."""
-        return Place(os.getpid(), self._fd, len(self._secret)), self._secret
-
-    def close(self) -> None:
-        """Release the memory. Idempotent."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-def sees(shown: tuple[Place, bytes]) -> bool:
-    """Return whether this process can map the memory of the one whose `MemoryMark` it was shown."""
-    place, secret = shown
-    return segments.peek(place.pid, place.fd, place.nbytes, _MARK) == secret
-
-
-class Mappings:
-    """Memory of other processes that this one has mapped, kept for the next batch that lies there.
-
-    Args:
-        most_idle: Mappings to keep beyond those in use.
-    """
-
-    def __init__(self, most_idle: int = 16) -> None:
-        self._most_idle = most_idle
-        self._lock = threading.RLock()  # a batch may be dropped in the middle of anything
-        self._idle: dict[Place, int] = {}  # the address; longest idle first
-        self._closed = False
-
-    def lease(self, place: Place, on_drop: Callable[[], None]) -> Any:
-        """Return an object with the buffer protocol over memory of another process.
-
-        Args:
-            place: The memory; its owner keeps it until ``on_drop``.
-            on_drop: Called once nothing uses the object any more, by whichever thread drops it.
-
-        Raises:
-            OSError: It is not there any more, or cannot be mapped.
-        """
-        with self._lock:
-            address = self._idle.pop(place, None)
-        if address is None:
-            fd = segments.open_fd_of(place.pid, place.fd)
-            try:
-                address = segments.map_fd(fd, place.nbytes)
-            finally:
-                os.close(fd)
-        buffer = segments.buffer_at(address, place.nbytes)
-        weakref.finalize(buffer, self._drop, place, address, on_drop).atexit = False
-        return buffer
-
-    def _drop(self, place: Place, address: int, on_drop: Callable[[], None]) -> None:
-        with self._lock:
-            self._idle[place] = address
-            self._trim()
-        on_drop()
-
-    def _trim(self) -> None:
-        while len(self._idle) > (0 if self._closed else self._most_idle):
-            place = next(iter(self._idle))
-            segments.unmap(self._idle.pop(place), place.nbytes)
-
-    def close(self) -> None:
-        """Release what no tensor uses; the rest goes with its tensors. Idempotent."""
-        with self._lock:
-            self._closed = True
-            self._trim()
 
 
 class Packed(dict[str, Tensor]):
@@ -156,7 +62,6 @@ class _Slot:
     address: int
     nbytes: int
     fd: int
-    serial: int = field(default_factory=itertools.count().__next__)
 
     def release(self) -> None:
         segments.unmap(self.address, self.nbytes)
@@ -180,12 +85,12 @@ class Loan:
     def __init__(self, lock: Any, state: _Sender, number: int) -> None:
         self._lock, self._state, self._number = lock, state, number
 
-    def begin(self) -> Place:
+    def begin(self) -> Region:
         """Say where the message lies; until it is dropped it counts as with the client."""
         with self._lock:
             self._state.lent.add(self._number)
             slot = self._state.slots[self._number]
-        return Place(os.getpid(), slot.fd, slot.nbytes, slot.serial)
+        return region_of(slot.fd, slot.nbytes)
 
     def lose(self) -> None:
         """The client left without giving it back: it may go on reading, so nobody may write."""

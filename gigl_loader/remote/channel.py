@@ -20,7 +20,8 @@ from gigl_loader.errors import (
     ProtocolError,
     UsageError,
 )
-from gigl_loader.memory.leases import Mappings, payload_bytes, sees, tensors_over
+from gigl_loader.memory.leases import payload_bytes, tensors_over
+from gigl_loader.memory.same_host import Mappings, sees
 from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.buffers import BufferPool
@@ -306,17 +307,17 @@ class RemoteReceivingChannel(ChannelBase):
             if min((offset, *shape)) < 0:
                 raise ProtocolError(f"a tensor of shape {shape} at byte {offset} was sent")
         nbytes = payload_bytes(batch.layout)
-        if batch.place is None:
+        if batch.region is None:
             if nbytes == 0:
                 return tensors_over(b"", batch.layout)
             if batch.payload is None or batch.payload.nbytes < nbytes:
                 raise ProtocolError(f"a batch of {nbytes} bytes came without all of them")
             return tensors_over(batch.payload, batch.layout)
-        if batch.place.nbytes < nbytes:
-            raise ProtocolError(f"a batch of {nbytes} bytes lies in {batch.place.nbytes}")
+        if batch.region.nbytes < nbytes:
+            raise ProtocolError(f"a batch of {nbytes} bytes lies in {batch.region.nbytes}")
         lease, released = batch.lease, server.released
         try:
-            buffer = self._mappings.lease(batch.place, lambda: released.append(lease))
+            buffer = self._mappings.lease(batch.region, lambda: released.append(lease))
         except OSError as error:
             released.append(lease)
             raise _unreadable(server, error) from error

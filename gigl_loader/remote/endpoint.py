@@ -307,8 +307,8 @@ class Endpoint:
         assert isinstance(message, Packed)
         about = (received.ticket, received.stats, message.layout)
         if request.same_host:
-            lease, place = self._leases.lend(peer.session, request, message)
-            return FetchAnswer(BatchMessage(*about, place=place, lease=lease), finished)
+            lease, region = self._leases.lend(peer.session, request, message)
+            return FetchAnswer(BatchMessage(*about, region=region, lease=lease), finished)
         payload = np.frombuffer(message.payload, np.uint8)  # keeps the slot until it was sent
         return FetchAnswer(BatchMessage(*about, payload=payload), finished)
 

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gigl_loader.memory.leases import Packed, Place
+from gigl_loader.memory.leases import Packed
+from gigl_loader.memory.same_host import Region
 from gigl_loader.remote.messages import FetchRequest
 
 
@@ -23,7 +24,7 @@ class Leases:
         self._numbers = itertools.count(1)
         self._by_session: dict[str, dict[int, _Lease]] = {}
 
-    def lend(self, session: str, request: FetchRequest, message: Packed) -> tuple[int, Place]:
+    def lend(self, session: str, request: FetchRequest, message: Packed) -> tuple[int, Region]:
         """Return the number of a new lease, and where the batch lies."""
         with self._lock:
             number = next(self._numbers)

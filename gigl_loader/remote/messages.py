@@ -15,7 +15,7 @@ import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.shares import WHOLE, Share
-from gigl_loader.memory.leases import Place
+from gigl_loader.memory import same_host
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import values
@@ -128,7 +128,7 @@ class FetchRequest:
 
 @dataclass(frozen=True)
 class BatchMessage:
-    """One batch: in ``payload``, or at ``place`` in the server's memory."""
+    """One batch: in ``payload``, or in a ``region`` of the server's memory."""
 
     ticket: BatchTicket
     stats: dict[str, Any]
@@ -136,9 +136,9 @@ class BatchMessage:
     """(key, dtype, shape, offset in bytes) of each tensor."""
     payload: np.ndarray | None = None  # type: ignore[type-arg]
     """``[nbytes]`` uint8, the memory of all tensors."""
-    place: Place | None = None
+    region: same_host.Region | None = None
     lease: int = -1
-    """Names the batch at ``place`` when it is given back."""
+    """Names the batch in ``region`` when it is given back."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class Status(Answer):
 
 @dataclass(frozen=True)
 class Mark(Answer):
-    value: tuple[Place, bytes]
+    value: same_host.Mark
 
 
 @dataclass(frozen=True)

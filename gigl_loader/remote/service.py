@@ -15,7 +15,8 @@ from typing import Any
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerTimeoutError, UsageError
-from gigl_loader.memory.leases import MemoryMark, Packed, Place, ServerMemory
+from gigl_loader.memory.leases import Packed, ServerMemory
+from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import (
     CustomSamplerOptions,
@@ -95,7 +96,7 @@ class DistServer(PartitionAnswers):
         self._gone: set[Hashable] = set()
         self._closed = False
         self._by_request: OrderedDict[str, _Slot] = OrderedDict()
-        self._mark = MemoryMark()
+        self._mark = HostMark()
         self.create_calls = 0
         """Create calls that this server has seen."""
         self.connections: Callable[[], dict[str, Any]] = dict
@@ -199,14 +200,20 @@ class DistServer(PartitionAnswers):
         self, number: int, sampler_input: NodeSamplerInput, config: SamplingConfig, options: Any,
         sampler_options: SamplerOptions | None, request: ProducerRequest,
     ) -> SharedProducer:  # fmt: skip
-        self._check_columns(config)
-        capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
-        memory = ServerMemory(capacity)
-        producer = DistSamplingProducer(
-            self.dataset, sampler_input, config, options, memory, sampler_options,
-            epoch_options=request.epoch_options,
-        )  # fmt: skip
-        producer.init()  # SHIM
+        rendezvous = self._rendezvous(request)
+        try:
+            self._check_columns(config)
+            capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
+            memory = ServerMemory(capacity)
+            producer = DistSamplingProducer(
+                self.dataset, sampler_input, config, options, memory, sampler_options,
+                epoch_options=request.epoch_options,
+            )  # fmt: skip
+        except BaseException as error:  # the other servers wait for this one
+            if rendezvous is not None:
+                rendezvous.fail(f"{type(error).__name__}: {error}")
+            raise
+        producer.init(rendezvous, self._security)
         client = caller.get()
         job = client[0] if isinstance(client, tuple) else None
         clients: list[Hashable] = [(job, rank) for rank in request.client_ranks] or [client]
@@ -363,9 +370,9 @@ class DistServer(PartitionAnswers):
         assert isinstance(received.message, Packed)
         return received.message.tensors(), finished
 
-    def memory_mark(self) -> tuple[Place, bytes]:
+    def memory_mark(self) -> Mark:
         """Return what a client needs to find out whether it can map this process's memory."""
-        return self._mark.show()
+        return self._mark.mark
 
     def describe_workers(self, producer_id: int) -> str:
         """Say what the workers of a producer are doing, for an error elsewhere."""

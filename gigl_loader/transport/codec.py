@@ -39,7 +39,7 @@ _DTYPES = tuple(  # the position in this list is the code on the wire: append on
     )
 )
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-_ARRAY_EXTENSION = 1  # msgpack's application type for "array number n of this message"
+ARRAY_EXTENSION = 1  # msgpack's application type for "array number n of this message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def encode(value: object, method: str = "") -> tuple[bytes, list[Array]]:
         if not isinstance(item, np.ndarray):
             raise TypeError(f"a {type(item).__name__} cannot travel")
         arrays.append(_sendable(item))
-        return msgspec.msgpack.Ext(_ARRAY_EXTENSION, (len(arrays) - 1).to_bytes(4, "little"))
+        return msgspec.msgpack.Ext(ARRAY_EXTENSION, (len(arrays) - 1).to_bytes(4, "little"))
 
     try:
         body = msgspec.msgpack.encode(value, enc_hook=beside)
@@ -135,7 +135,7 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
 
     def named(code: int, data: memoryview) -> Array:
         position = int.from_bytes(data, "little")
-        if code != _ARRAY_EXTENSION or position not in missing:
+        if code != ARRAY_EXTENSION or position not in missing:
             raise ValueError(f"array {position} was not sent, or is named twice")
         missing.discard(position)
         return arrays[position]

@@ -20,7 +20,7 @@ from typing import Any
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.memory import segments
 from gigl_loader.workers import pipe
-from gigl_loader.workers import setup as kinds
+from gigl_loader.workers import messages
 from gigl_loader.workers.setup import WorkerSetup
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class WorkerPool:
                     f"{self.describe(late)}; raise `timeout` if this machine is that slow"
                 )
             for event in self._collect(min(left, 1.0)):
-                if event.message[0] != kinds.READY:
+                if event.message[0] != messages.READY:
                     raise SamplingError(
                         f"start of sampling worker {event.worker}", *event.message[1:3]
                     )
@@ -217,16 +217,16 @@ class WorkerPool:
     def _file(self, worker: _Worker | None, message: tuple[Any, ...], fds: list[int]) -> None:
         if worker is None:
             self._on_supervisor(message)
-        elif message[0] == kinds.READY:
+        elif message[0] == messages.READY:
             worker.ready, worker.address = True, message[1]
         else:
             self._events.append(Event(worker.number, message, tuple(fds)))
 
     def _on_supervisor(self, message: tuple[Any, ...]) -> None:
-        if message[0] == kinds.READY:
+        if message[0] == messages.READY:
             for number, pid in message[1].items():
                 self._workers[number].pid = pid
-        elif message[0] == kinds.EXITED:
+        elif message[0] == messages.EXITED:
             worker = self._workers[message[1]]
             worker.exited, worker.exitcode = True, message[3]
         else:
@@ -252,13 +252,12 @@ class WorkerPool:
 
     # -- stop -----------------------------------------------------------------------------------
 
-    def stop(self, linger_s: float, expected: list[str] | None = None) -> None:
+    def stop(self, linger_s: float) -> None:
         """End all workers; idempotent, and never raises.
 
         Args:
-            linger_s: They go on answering other partitions until the workers named in ``expected``
-                have said that they are done, or have asked nothing for this many seconds.
-            expected: Names of those workers.
+            linger_s: They go on answering other partitions until the workers that ask them have
+                said that they are done, or have asked nothing for this many seconds.
         """
         with self._ending:
             if self._stopped:
@@ -268,7 +267,7 @@ class WorkerPool:
         for worker in self._workers:
             with contextlib.suppress(OSError), self._sending:
                 worker.sock.settimeout(0.0 if linger_s <= 0 else _SEND_TIMEOUT_S)
-                pipe.send(worker.sock, (kinds.STOP, linger_s, expected or []))
+                pipe.send(worker.sock, (messages.STOP, linger_s))
         with self._reading:  # a reader sees _stopped within the second that it waits at most
             self._drop_events()
             if linger_s > 0:
@@ -291,7 +290,7 @@ class WorkerPool:
                 logger.info("the workers still answer other partitions whose loaders are at work")
             with contextlib.suppress(OSError):
                 self._read(1.0)
-            if any(event.message[0] == kinds.LINGERING for event in self._events):
+            if any(event.message[0] == messages.LINGERING for event in self._events):
                 heard = now
             self._drop_events()
 

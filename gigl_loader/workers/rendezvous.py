@@ -51,7 +51,7 @@ class Rendezvous(Protocol):
         """Make ``value`` this rank's value of ``key``.
 
         Raises:
-            PeerError: The place of the rendezvous is gone.
+            PeerError: Whoever keeps the values is gone.
             UsageError: The rendezvous is closed.
         """
         ...
@@ -61,7 +61,7 @@ class Rendezvous(Protocol):
 
         Raises:
             PeerTimeoutError: Some did not publish in time; it names them.
-            PeerError: A rank called `fail`, with its words; or the place is gone.
+            PeerError: A rank called `fail`, with its words; or whoever keeps the values is gone.
             UsageError: The rendezvous is closed.
         """
         ...
@@ -77,7 +77,7 @@ class Rendezvous(Protocol):
     def fail(self, words: str) -> None:
         """Tell all ranks that this one cannot go on: their waits raise, with ``words``.
 
-        Returns without an error where the place is gone already.
+        Returns without an error where whoever keeps the values is gone already.
         """
         ...
 

@@ -16,7 +16,7 @@ import sys
 
 from gigl_loader.sampler import _kernels
 from gigl_loader.workers import pipe, worker
-from gigl_loader.workers import setup as kinds
+from gigl_loader.workers import messages
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,7 +40,7 @@ def main() -> None:
         pids[pid] = number
     for sock in sockets:
         sock.close()
-    pipe.send(control, (kinds.READY, {number: pid for pid, number in pids.items()}))
+    pipe.send(control, (messages.READY, {number: pid for pid, number in pids.items()}))
     _Watch(control, pids).run(wake_read)
 
 
@@ -89,7 +89,7 @@ class _Watch:
             if number is not None:
                 code = os.waitstatus_to_exitcode(status)
                 try:
-                    pipe.send(self._control, (kinds.EXITED, number, pid, code))
+                    pipe.send(self._control, (messages.EXITED, number, pid, code))
                 except OSError:
                     _kill(self._pids)
                     return
