@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("gigl_loader.remote.command:serve_main", "serve a partition to compute processes"),
-    "status": ("gigl_loader.remote.command:status_main", "ask a storage server how it is"),
+    "status": ("gigl_loader.remote.status:main", "ask a storage server how it is"),
     "certs": ("gigl_loader.cli:certs", "make a folder of certificates, for trying"),
     "token": ("gigl_loader.cli:token", "print a fresh cluster token"),
     "diagnose": ("gigl_loader.diagnose:main", "say what this machine can do"),
@@ -29,8 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="gigl-loader",
         description="Distributed graph loaders: commands for the shell.",
         epilog="\n".join(
-            ["verbs:", *(f"  {verb:10} {what}" for verb, what in known.items())]
-            + ["example:", "  gigl-loader serve --help"]
+            [
+                "verbs:",
+                *(f"  {verb:10} {what}" for verb, what in known.items()),
+                "example:",
+                "  gigl-loader serve --help",
+            ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

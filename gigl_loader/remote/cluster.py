@@ -31,7 +31,8 @@ from gigl_loader.errors import (
     UsageError,
     WorkerDiedError,
 )
-from gigl_loader.remote.messages import CALLS, Join, News, Role, Watch
+from gigl_loader.remote.membership import Join, News, Role, Watch
+from gigl_loader.remote.messages import CALLS
 from gigl_loader.remote.patience import PATIENCE_S, Progress
 from gigl_loader.transport import Caller, End, Security
 
@@ -233,9 +234,7 @@ class ServerLink:
         ).start()
         return future
 
-    def _run_call(
-        self, name: str, request: Any, timeout_s: float, future: "Future[Any]"
-    ) -> None:
+    def _run_call(self, name: str, request: Any, timeout_s: float, future: "Future[Any]") -> None:
         try:
             with self._borrowed() as caller:
                 answer = caller.ask(name, request, CALLS[name].answer).wait(timeout_s)

@@ -1,24 +1,21 @@
-"""`gigl-loader serve` and `gigl-loader status`: a storage server from the command line."""
+"""`gigl-loader serve`: a storage server from the command line."""
 
 import argparse
-import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import GiglLoaderError
+from gigl_loader.remote import status
 from gigl_loader.remote.dataset import GraphStoreInfo
-from gigl_loader.remote.messages import NoArguments, Status
 from gigl_loader.remote.patience import PATIENCE_S
 from gigl_loader.remote.server import JOIN_TIMEOUT_S, init_storage_process
-from gigl_loader.transport import Caller, Security
+from gigl_loader.remote.status import add_security
 
 _log = logging.getLogger(__name__)
-_STATUS_TIMEOUT_S = 10.0
 
 _SERVE_EXAMPLE = """example, two machines:
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint STORAGE0:29500 \\
@@ -26,23 +23,13 @@ _SERVE_EXAMPLE = """example, two machines:
 one machine, for trying:
   gigl-loader serve --root /data/graph --port 29600
 """
-_STATUS_EXAMPLE = """example:
-  gigl-loader status STORAGE0:29600 --tls /etc/gigl
-The exit code is 0 where health is "serving", and 1 where it is not or nobody answers; with --live,
-0 wherever the server answers.
-"""
-
 
 def _parser(prog: str, what: str, example: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog, description=what, epilog=example,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    group = parser.add_argument_group("who may come in", "without these, the environment says it")
-    group.add_argument("--tls", metavar="DIR", help="folder with ca.pem, cert.pem and key.pem")
-    group.add_argument(
-        "--insecure", action="store_true", default=None, help="plain sockets, on a closed network"
-    )
+    add_security(parser)
     return parser
 
 
@@ -81,26 +68,6 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def parse_status(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = _parser("gigl-loader status", "Ask a storage server how it is.", _STATUS_EXAMPLE)
-    parser.add_argument("where", metavar="HOST:PORT", type=_host_and_port)
-    parser.add_argument(
-        "--timeout", type=float, default=_STATUS_TIMEOUT_S, help="for the answer, in seconds"
-    )
-    parser.add_argument(
-        "--live", action="store_true", help="exit with 0 wherever it answers: a liveness probe"
-    )
-    return parser.parse_args(argv)
-
-
-def _host_and_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise argparse.ArgumentTypeError(f"takes HOST:PORT, got {text!r}")
-    return host.strip("[]"), int(port)
-
-
 def serve(args: argparse.Namespace) -> int:
     """Load, serve, end; return how many jobs were served."""
     started = time.monotonic()
@@ -121,54 +88,18 @@ def serve(args: argparse.Namespace) -> int:
         return server.wait()
 
 
-def ask_status(
-    where: tuple[str, int], security: Security, timeout_s: float = _STATUS_TIMEOUT_S
-) -> dict[str, Any]:
-    """Return the status of the server at ``where``.
-
-    Raises:
-        PeerError: Nothing listens there, or it does not answer in time.
-        JoinRefusedError: It does not let this process in, or is another service.
-    """
-    deadline = time.monotonic() + timeout_s
-    with Caller(*where, security, "status", patience_s=0.0, what="storage server") as caller:
-        caller.connect(deadline)
-        reply = caller.ask("status", NoArguments(), Status)
-        return reply.wait(max(0.1, deadline - time.monotonic())).value
-
-
 def serve_main(argv: Sequence[str] | None = None) -> int:
     """Run ``gigl-loader serve``; return the exit code."""
-    return _run(lambda: _served(parse_serve(argv)))
-
-
-def _served(args: argparse.Namespace) -> int:
-    _log.info("served %d jobs", serve(args))
-    return 0
-
-
-def status_main(argv: Sequence[str] | None = None) -> int:
-    """Run ``gigl-loader status``; return the exit code."""
-    return _run(lambda: _shown(parse_status(argv)))
-
-
-def _shown(args: argparse.Namespace) -> int:
-    security = Security.resolve(args.tls, None, args.insecure)
-    status = ask_status(args.where, security, args.timeout)
-    print(json.dumps(status, indent=2, default=str))
-    return 0 if args.live or status["health"] == "serving" else 1
-
-
-def _run(command: Any) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    args = parse_serve(argv)
     try:
-        code: int = command()
+        _log.info("served %d jobs", serve(args))
     except GiglLoaderError as error:
         _log.error("%s: %s", type(error).__name__, error)
         return 1
-    return code
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,5 +107,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     if "--status" in given:
         given.remove("--status")
-        return status_main(given)
+        return status.main(given)
     return serve_main(given)

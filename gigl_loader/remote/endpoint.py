@@ -22,22 +22,15 @@ from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.leases import Leases
 from gigl_loader.remote.meeting import Board, ServerRendezvous
+from gigl_loader.remote.membership import Gather, Gathered, Join, Leave, News, Publish, Role, Watch
 from gigl_loader.remote.messages import (
     CALLS,
     BatchMessage,
     Call,
     FetchAnswer,
     FetchRequest,
-    Gather,
-    Gathered,
     GiveBack,
-    Join,
-    Leave,
-    News,
     Nothing,
-    Publish,
-    Role,
-    Watch,
 )
 from gigl_loader.remote.service import DistServer, caller
 from gigl_loader.remote.shared import Fetched

@@ -1,12 +1,13 @@
 """Who is here, and which job is served. No sockets, no threads, no clock of its own."""
 
+import contextlib
 from collections.abc import Iterable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, PeerError
-from gigl_loader.remote.messages import Join, News
+from gigl_loader.remote.membership import Join, News
 from gigl_loader.transport import End
 
 KILLED_GRACE_S = 1.0
@@ -65,10 +66,8 @@ class Member:
 
 
 def _answer(future: "Future[News]", news: News) -> None:
-    try:
+    with contextlib.suppress(InvalidStateError):  # cancelled: its connection is over
         future.set_result(news)
-    except InvalidStateError:  # cancelled: its connection is over
-        pass
 
 
 class Attendance:
@@ -76,9 +75,9 @@ class Attendance:
 
     ::
 
-        watch() -> here --goodbye--> left
-                    ^ \\--killed or silent--> missing --grace passed--> left
-                    \\-----watch() again---------/
+        watch() -> here --goodbye-------------------------------------> left
+                   here --killed or silent--> missing --grace passed--> left
+                   here <--watch() again----- missing
     """
 
     def __init__(self) -> None:

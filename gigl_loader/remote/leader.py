@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from gigl_loader.errors import GiglLoaderError
-from gigl_loader.remote.messages import Join, News, Watch
+from gigl_loader.remote.membership import Join, News, Watch
 from gigl_loader.transport import Caller, End, Security
 
 

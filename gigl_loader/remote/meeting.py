@@ -11,7 +11,8 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
-from gigl_loader.remote.messages import Gather, Gathered, Leave, Nothing, Publish
+from gigl_loader.remote.membership import Gather, Gathered, Leave, Publish
+from gigl_loader.remote.messages import Nothing
 from gigl_loader.transport import Caller
 
 _LEAVE_S = 1.0
@@ -98,10 +99,8 @@ class Board:
 
 
 def _answer(future: "Future[Gathered]", answer: Gathered) -> None:
-    try:
+    with contextlib.suppress(InvalidStateError):  # cancelled: who asked is gone, or asks again
         future.set_result(answer)
-    except InvalidStateError:  # cancelled: who asked is gone, or asks again
-        pass
 
 
 class ServerRendezvous:

@@ -8,7 +8,6 @@ that arrives can name code, but for a sampler's import path, which a server has 
 """
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, TypeVar
 
 import numpy as np
@@ -159,6 +158,8 @@ class GiveBack:
 
 @dataclass(frozen=True)
 class CreateProducer(Request):
+    """Arguments of `DistServer.create_sampling_producer`."""
+
     sampler_input: InputMessage
     sampling_config: SamplingConfigMessage
     worker_options: WorkerOptionsMessage
@@ -168,12 +169,16 @@ class CreateProducer(Request):
 
 @dataclass(frozen=True)
 class DestroyProducer(Request):
+    """Arguments of `DistServer.destroy_sampling_producer`."""
+
     producer_id: int
     linger_s: float
 
 
 @dataclass(frozen=True)
 class ReleaseProducer(Request):
+    """Arguments of `DistServer.release_sampling_producer`."""
+
     producer_id: int
     consumer: int
     linger_s: float
@@ -181,6 +186,8 @@ class ReleaseProducer(Request):
 
 @dataclass(frozen=True)
 class StartEpoch(Request):
+    """Arguments of `DistServer.start_new_epoch_sampling`."""
+
     producer_id: int
     epoch: int
     request: EpochRequest | None
@@ -188,18 +195,24 @@ class StartEpoch(Request):
 
 @dataclass(frozen=True)
 class CancelEpoch(Request):
+    """Arguments of `DistServer.cancel_epoch_sampling`."""
+
     producer_id: int
     request: EpochRequest
 
 
 @dataclass(frozen=True)
 class FetchOne(Request):
+    """Arguments of `DistServer.fetch_one_sampled_message`."""
+
     producer_id: int
     consumer: int
 
 
 @dataclass(frozen=True)
 class OfProducer(Request):
+    """Arguments of methods about one producer."""
+
     producer_id: int
 
 
@@ -229,31 +242,41 @@ class ABLPRequest:
 
 @dataclass(frozen=True)
 class NoArguments(Request):
-    pass
+    """Arguments of the methods without any."""
 
 
 @dataclass(frozen=True)
 class OfNodeType(Request):
+    """Arguments of methods about one node type."""
+
     node_type: NodeType | None
 
 
 @dataclass(frozen=True)
 class OfEdgeType(Request):
+    """Arguments of methods about one edge type."""
+
     edge_type: EdgeType | None
 
 
 @dataclass(frozen=True)
 class GetNodeIds(Request):
+    """Arguments of `DistServer.get_node_ids`."""
+
     request: NodeIdsRequest | None
 
 
 @dataclass(frozen=True)
 class GetABLPInput(Request):
+    """Arguments of `DistServer.get_ablp_input`."""
+
     request: ABLPRequest
 
 
 @dataclass(frozen=True)
 class GetFreePorts(Request):
+    """Arguments of `DistServer.get_free_ports`."""
+
     num_ports: int
 
 
@@ -262,66 +285,92 @@ class GetFreePorts(Request):
 
 @dataclass(frozen=True)
 class Nothing(Answer):
+    """Nothing: it was done."""
+
     value: None = None
 
 
 @dataclass(frozen=True)
 class Number(Answer):
+    """A number: an id."""
+
     value: int
 
 
 @dataclass(frozen=True)
 class Numbers(Answer):
+    """Several numbers."""
+
     value: list[int]
 
 
 @dataclass(frozen=True)
 class Text(Answer):
+    """A text."""
+
     value: str
 
 
 @dataclass(frozen=True)
 class Status(Answer):
+    """The server's state, as plain values."""
+
     value: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Mark(Answer):
+    """Where the server's mark lies, and what it says."""
+
     value: same_host.Mark
 
 
 @dataclass(frozen=True)
 class Sampled(Answer):
+    """A batch, or None; and whether the epoch is over."""
+
     value: tuple[dict[str, TensorMessage] | None, bool]
 
 
 @dataclass(frozen=True)
 class Schema(Answer):
+    """What the graph holds."""
+
     value: SchemaMessage
 
 
 @dataclass(frozen=True)
 class NodeCounts(Answer):
+    """Nodes by type."""
+
     value: dict[NodeType, int]
 
 
 @dataclass(frozen=True)
 class EdgeTypes(Answer):
+    """Edge types; None for a homogeneous graph."""
+
     value: list[EdgeType] | None
 
 
 @dataclass(frozen=True)
 class NodeTypes(Answer):
+    """Node types; None for a homogeneous graph."""
+
     value: list[NodeType] | None
 
 
 @dataclass(frozen=True)
 class Ids(Answer):
+    """``[n]`` int64, global ids."""
+
     value: TensorMessage
 
 
 @dataclass(frozen=True)
 class ABLPInput(Answer):
+    """Type of the anchors, anchors, and positives and negatives by label edge type."""
+
     value: tuple[
         NodeType,
         TensorMessage,
@@ -332,6 +381,8 @@ class ABLPInput(Answer):
 
 @dataclass(frozen=True)
 class FeatureInfos(Answer):
+    """Width and type of features."""
+
     value: FeatureInfosMessage
 
     @classmethod
@@ -342,6 +393,8 @@ class FeatureInfos(Answer):
 
 @dataclass(frozen=True)
 class BookAnswer(Answer):
+    """A partition book."""
+
     value: BookMessage
 
     @classmethod
@@ -383,100 +436,3 @@ CALLS: dict[str, Call] = {
     "get_free_ports": Call(GetFreePorts, Numbers),
 }
 """Every method of `DistServer` that may be asked over the network."""
-
-
-# --- who is there ---------------------------------------------------------------------------------
-
-
-class Role(str, Enum):
-    """What a process is to a storage server."""
-
-    CLIENT = "compute process"
-    SERVER = "storage server"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Join:
-    """Who asks to be let in."""
-
-    role: Role
-    rank: int
-    num_servers: int
-    """How many storage servers this side counts."""
-    world_size: int = 0
-    """Compute processes of the job; the first one to come says it for all."""
-    job: int | None = None
-    """Which job the client belongs to; None: to be told by server 0."""
-    address: tuple[str, int] | None = None
-    """Where a storage server listens."""
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Asks what there is to know, once it is something new. Under way as long as a process is here.
-
-    It doubles as presence: where it ends, the process has left, was killed, or is out of reach.
-    """
-
-    join: Join
-    seen: int
-    """`News.number` of the last answer; 0: there was none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class News:
-    """The state of the cluster, as far as it concerns one process."""
-
-    number: int = 0
-    """Counts the changes."""
-    job: int | None = None
-    """The job that the process belongs to, once all of it are here."""
-    addresses: tuple[tuple[str, int], ...] = ()
-    """Of all storage servers, once the job runs."""
-    status: str = ""
-    """For people: who is waited for."""
-    jobs_served: int = 0
-    lost: str | None = None
-    """Which storage server was lost, in words; None: all are well."""
-    refused: str | None = None
-    """Why the process does not become part of the next job."""
-
-
-# --- storage servers agree ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Publish:
-    """One server's value of a key, at a place where the servers meet."""
-
-    place: str
-    rank: int
-    key: str
-    value: bytes
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Asks for the values of a key; answered once all are there."""
-
-    place: str
-    key: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """What each of the ranks published, in their order; or the failure of one of them."""
-
-    values: tuple[bytes, ...] = ()
-    failure: str | None = None
-
-
-@dataclass(frozen=True)
-class Leave:
-    """One server is done at a place, because all is well or, with ``failure``, because it is not."""
-
-    place: str
-    rank: int
-    failure: str | None = None
-

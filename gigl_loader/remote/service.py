@@ -169,9 +169,7 @@ class DistServer(PartitionAnswers):
                 "init_storage_process(allow_samplers=[...]); nothing was started"
             )
 
-    def _slot_of(
-        self, client: Hashable, key: str | None, request_id: str
-    ) -> tuple[_Slot, bool]:
+    def _slot_of(self, client: Hashable, key: str | None, request_id: str) -> tuple[_Slot, bool]:
         """Return the slot of a request, and whether it is for the caller to fill it."""
         with self._lock:
             self._check_open()

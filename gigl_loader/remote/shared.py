@@ -33,7 +33,7 @@ class _Consumer:
 
     client: Hashable
     generation: int = _NONE
-    """Generation of the epoch under way; `_NONE`: none was started, `_BROKEN`: it was broken off."""
+    """Generation of the epoch under way; `_NONE`: none yet, `_BROKEN`: it was broken off."""
     epoch: int = 0
     batches: Sequence[int] = ()
     """What the epoch consists of, in order."""
@@ -330,7 +330,9 @@ def _answer(answers: Sequence[tuple["Future[Fetched]", Fetched | GiglLoaderError
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
-        except InvalidStateError:  # cancelled: its connection is over, and the position is asked for
+        except (
+            InvalidStateError
+        ):  # cancelled: its connection is over, and the position is asked for
             pass  # again on the next one
 
 

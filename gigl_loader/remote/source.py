@@ -26,13 +26,14 @@ from gigl_loader.errors import (
 from gigl_loader.message import Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import gather_from_ranks
-from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
 from gigl_loader.remote.cluster import result_of
 from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.shared import share_of_batches
+from gigl_loader.transport.failures import Failure, describe, rebuild
+from gigl_loader.workers.producer import LINGER_S
 from gigl_loader.workers.schedule import num_batches
 
 _log = logging.getLogger(__name__)
@@ -228,9 +229,7 @@ class RemoteSource:
     def _end_late_one(self, server: int, answer: "Future[int]") -> None:
         """End a producer that came up after this process gave it up."""
         if answer.exception() is None:
-            call_server(
-                server, DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0
-            )
+            call_server(server, DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
 
     def _request(
         self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions,
@@ -353,17 +352,22 @@ class RemoteSource:
 
     def _release(self, producers: dict[int, int], consumer: int | None = None) -> None:
         """Release this process's share of producers; None: end them."""
-        how = {"linger_s": 0.0} if self._broken else {}
+        how = {"linger_s": 0.0 if self._broken else LINGER_S}
         limit = _RELEASE_BROKEN_S if self._broken else _RELEASE_S
         deadline = time.monotonic() + limit  # of all servers together
         answers = []
         for server, producer in producers.items():
             with contextlib.suppress(GiglLoaderError):
+                link = self._cluster.link(server)
                 if consumer is None:
-                    function, args = DistServer.destroy_sampling_producer, (producer,)
+                    answer = link.call(
+                        "destroy_sampling_producer", limit, producer_id=producer, **how
+                    )
                 else:
-                    function, args = DistServer.release_sampling_producer, (producer, consumer)
-                answer = call_server(server, function, *args, timeout_s=limit, **how)
+                    answer = link.call(
+                        "release_sampling_producer", limit, producer_id=producer, consumer=consumer,
+                        **how,
+                    )  # fmt: skip
                 answers.append((server, answer))
         for server, answer in answers:
             try:

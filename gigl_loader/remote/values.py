@@ -45,7 +45,9 @@ def dtype_of(name: str) -> torch.dtype:
     """
     found: torch.dtype | None = _DTYPES.get(name)
     if found is None:
-        raise ProtocolError(f"a tensor of type {name!r} came: those that travel are {list(_DTYPES)}")
+        raise ProtocolError(
+            f"a tensor of type {name!r} came: those that travel are {list(_DTYPES)}"
+        )
     return found
 
 
@@ -61,7 +63,9 @@ class TensorMessage:
         """Return ``tensor`` as it travels."""
         name = dtype_name(tensor.dtype)
         if name not in _DTYPES:
-            raise ConfigError(f"a tensor of {tensor.dtype} cannot be sent: it may be {list(_DTYPES)}")
+            raise ConfigError(
+                f"a tensor of {tensor.dtype} cannot be sent: it may be {list(_DTYPES)}"
+            )
         return cls(name, as_array(tensor.cpu()))
 
     @property

@@ -245,7 +245,7 @@ def _one_key(info, rank, folder):
     with pytest.raises(ConfigError, match="another input"):
         _shared(info, rank, {s: ids[rank:] for s, ids in nodes.items()}, "not the same")
     bad = {
-        "sampler_options": CustomSamplerOptions("no.such.Sampler"),
+        "sampler_options": CustomSamplerOptions("store_cluster.NoSuchSampler"),
         "epoch_options": EpochOptions(seed=1, timeout_s=90.0),
     }
     with pytest.raises(PeerError, match="storage server"):  # their workers cannot build it

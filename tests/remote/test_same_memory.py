@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.memory.channel import field_of
-from gigl_loader.memory.leases import Mappings, MemoryMark, ServerMemory, sees, tensors_over
+from gigl_loader.memory.leases import ServerMemory, tensors_over
+from gigl_loader.memory.same_host import HostMark, Mappings, sees
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.testing import batch_tensors, wait_until
 
@@ -28,14 +30,14 @@ def _write(writer: SlotWriter, memory: ServerMemory, value: float):
 
 
 def test_a_mark_is_seen_by_who_can_map_it() -> None:
-    mark, other = MemoryMark(), MemoryMark()
-    place, secret = mark.show()
-    assert sees((place, secret))
-    assert not sees((place, other.show()[1]))
-    assert not sees((type(place)(2**22 + 1, place.fd, place.nbytes), secret))
-    mark.close()
-    mark.close()
-    assert not sees((place, secret))
+    own, other = HostMark(), HostMark()
+    mark = own.mark
+    assert sees(mark)
+    assert not sees(replace(mark, secret=other.mark.secret))
+    assert not sees(replace(mark, region=replace(mark.region, pid=2**22 + 1)))
+    own.close()
+    own.close()
+    assert not sees(mark)
     other.close()
 
 
@@ -109,7 +111,7 @@ def _client(info, rank: int, folder: Path) -> None:
     )  # fmt: skip
     if rank == 0:
         kept = list(loader)
-        assert loader._channel._servers[0].same_memory, "this test is about that"
+        assert loader._channel._servers[0].same_host, "this test is about that"
         copies = [{k: _copy(v) for k, v in batch_tensors(b).items()} for b in kept]
         loader.shutdown()
         globals()["_kept"] = (kept, copies, folder)

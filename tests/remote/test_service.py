@@ -57,9 +57,7 @@ def test_shares_cover_all_batches_once(total):
     shares = [
         share_of_batches(
             total,
-            ProducerRequest(
-                epoch_options=options, shard=shard, num_shards=2, client_ranks=ranks
-            ),
+            ProducerRequest(epoch_options=options, shard=shard, num_shards=2, client_ranks=ranks),
             consumer,
         )
         for shard in range(2)

@@ -13,9 +13,9 @@ from store_cluster import HOST, info_of, tiny_graph
 
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote import client, patience
+from gigl_loader.remote import client, patience, status
 from gigl_loader.remote.cluster import Cluster
-from gigl_loader.remote.command import parse_serve, parse_status
+from gigl_loader.remote.command import parse_serve
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import Security, free_port
@@ -55,7 +55,8 @@ def test_a_server_that_does_not_answer(caplog):
         _join(port, 1.0)
     assert re.fullmatch(
         rf"storage server 0 at 127\.0\.0\.1:{port} did not come up within 1 s "
-        r"\(last: \[Errno 111\] Connection refused\): see its log, check address, port and firewall",
+        r"\(last: \[Errno 111\] Connection refused\): see its log, check address, port and "
+        r"firewall",
         str(caught.value),
     )
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -78,7 +79,9 @@ def test_a_server_that_waits_for_others(caplog):
         )
         name = f"storage server 0 at 127.0.0.1:{port}"
         assert str(caught.value) == f"{name} did not let this process in within 1 s: {missing}"
-        lines = [record.getMessage() for record in caplog.records if " has waited " in record.message]
+        lines = [
+            record.getMessage() for record in caplog.records if " has waited " in record.message
+        ]
         assert lines[0] == (
             f"compute process 1 has waited 0 s for {name} to let it in ({missing}); it gives up "
             "after 1 s"
@@ -113,10 +116,10 @@ def test_another_service_says_what_it_answered():
 
 def test_whom_to_ask_for_its_status(capsys):
     with pytest.raises(SystemExit):
-        parse_status(["storage0"])
+        status.parse(["storage0"])
     assert "HOST:PORT, got 'storage0'" in capsys.readouterr().err
-    assert parse_status(["storage0:1"]).where == ("storage0", 1)
-    assert parse_status(["[::1]:1"]).where == ("::1", 1)
+    assert status.parse(["storage0:1"]).where == ("storage0", 1)
+    assert status.parse(["[::1]:1"]).where == ("::1", 1)
     with pytest.raises(SystemExit):
         parse_serve([])
     assert "--root" in capsys.readouterr().err
