@@ -137,7 +137,7 @@ class StoreRendezvous:
         report, nap = start + _REPORT_EVERY_S, _SHORTEST_NAP_S
         while True:
             found, missing = self._ask(lambda: self._look(key, wanted), f"gather {key!r}")
-            if not missing:
+            if found is not None:
                 return found
             now = time.monotonic()
             if now - start >= self._timeout_s:
@@ -187,8 +187,8 @@ class StoreRendezvous:
         self._store.delete_key(_FAILED)
         self._store.delete_key(_LEFT)
 
-    def _look(self, key: str, ranks: list[int]) -> tuple[list[bytes], list[int]]:
-        """Return the values, or the ranks that have not published theirs.
+    def _look(self, key: str, ranks: list[int]) -> tuple[list[bytes] | None, list[int]]:
+        """Return the values; or None, and the ranks that have not published theirs so far.
 
         Raises:
             PeerError: A rank failed. What is there is taken all the same: that rank may have failed
@@ -203,7 +203,7 @@ class StoreRendezvous:
                 f"rank {rank} failed while rank {self.rank} waited for {key!r} of other ranks: "
                 f"{words}"
             )
-        return [], [
+        return None, [
             rank for rank, name in zip(ranks, names, strict=True) if not self._store.check([name])
         ]
 
