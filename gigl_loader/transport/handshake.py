@@ -36,6 +36,7 @@ from gigl_loader.transport.stream import (
 )
 
 NONCE_BYTES = 32
+_MAX_BYTES = 4096  # of a frame before the other side is known
 _TLS_HANDSHAKE = 0x16  # the first byte of a ClientHello
 _SAME_TOKEN = f"set {TOKEN_VARIABLE} to one value on all machines"
 
@@ -152,7 +153,7 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
 
 
 def _expect(stream: Stream, kind: Kind) -> Steps:
-    frame: Frame = yield from read_frame(stream, 0)
+    frame: Frame = yield from read_frame(stream, 0, max_header_bytes=_MAX_BYTES)
     if frame.kind in (Kind.REFUSED, Kind.BYE):
         goodbye = decode(frame.body, [], Goodbye)
         raise JoinRefusedError(goodbye.words, goodbye.end)
