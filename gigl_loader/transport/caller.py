@@ -44,6 +44,7 @@ from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import (
     SILENCE_S,
+    TICK_S,
     Frame,
     Kind,
     Steps,
@@ -408,7 +409,7 @@ class Caller:
             self._give_up(End.SILENT, f"nothing was heard for {silent_s:.1f} s")
         elif silent_s > self._silence_s:
             link.lose()
-        elif silent_s > min(SUSPECT_S, self._silence_s / 2):
+        elif silent_s > max(1.5 * TICK_S, min(SUSPECT_S, self._silence_s / 2)):
             self._try(self._attempt_until(deadline))
 
     def _silent_s(self, link: _Link | None) -> float:

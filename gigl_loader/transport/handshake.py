@@ -13,6 +13,7 @@ refused. A plain caller knocks, so that a TLS listener can tell it in plain word
 whatever else listens on the port answers to a knock with something that can be shown.
 """
 
+import contextlib
 import hmac
 import os
 import socket
@@ -95,7 +96,7 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
         stream.end(farewell(Kind.BYE, End.REFUSED_VERSION, str(error)))
         raise JoinRefusedError(str(error), End.REFUSED_VERSION) from error
     except ProtocolError as error:
-        raise JoinRefusedError(f"another service is there: {error}", End.REFUSED_SERVICE) from error
+        raise _other_service(stream) from error
 
 
 def _join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
@@ -196,13 +197,20 @@ def _tls_refusal(stream: Stream, error: ssl.SSLError, who: str) -> JoinRefusedEr
         text = f"{who} does not speak TLS and this side does: start both with the same settings"
         return JoinRefusedError(text, End.REFUSED_MODE)
     if opening and not 0x14 <= opening[0] <= 0x17:  # record types of TLS
-        text = f"another service is there: it answered with {opening[:40]!r}"
-        return JoinRefusedError(text, End.REFUSED_SERVICE)
+        return _other_service(stream)
     if "alert" in reason:
         text = f"{who} refused this side's certificate: {reason}"
     else:
         text = f"the certificate of {who} is not accepted here: {reason}"
     return JoinRefusedError(text, End.REFUSED_CERTIFICATE)
+
+
+def _other_service(stream: Stream) -> JoinRefusedError:
+    opening = stream.first_bytes
+    with contextlib.suppress(OSError):  # what else is here by now
+        opening += stream.sock.recv(40)
+    text = f"another service is there: it answered with {opening[:40]!r}"
+    return JoinRefusedError(text, End.REFUSED_SERVICE)
 
 
 def drain_refused(stream: Stream) -> Steps:
