@@ -227,8 +227,10 @@ class MemoryReply(Generic[T]):
                 self.fail(rebuild(decode(body, arrays, Failure), self._caller.what))
                 return
             if self._into is not None and specs:
-                for target, array in zip(arrays := self._into(specs), arrays, strict=True):
+                targets = self._into(specs)
+                for target, array in zip(targets, arrays, strict=True):
                     target[...] = array
+                arrays = targets
             self._value, self.done = decode(body, arrays, self._expected), True
         except Exception as error:
             self.fail(error)
