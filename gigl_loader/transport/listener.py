@@ -422,7 +422,10 @@ class _Door:
                 if not self._closed:
                     self._no_descriptor(error)
                 return
-            self._open(sock, str(source[0]))
+            try:
+                self._open(sock, str(source[0]))
+            except OSError:  # it is gone already
+                sock.close()
 
     def _no_descriptor(self, error: OSError) -> None:
         self._count(End.REFUSED_BUSY, "a caller", str(error))
