@@ -24,10 +24,10 @@ SECURITY = Security.local("waiting")
 
 
 @contextlib.contextmanager
-def _server_0(num_servers, port=0, **how):
+def _server_0(num_servers, port=0, security=SECURITY, **how):
     """Storage server 0 of ``num_servers``, the others of which never come."""
     server = DistServer(tiny_graph().partitions(num_servers)[0], 0, num_servers)
-    endpoint = Endpoint(server, HOST, port, SECURITY, **{"num_jobs": 1, **how})
+    endpoint = Endpoint(server, HOST, port, security, **{"num_jobs": 1, **how})
     endpoint.start()
     try:
         yield endpoint
@@ -60,7 +60,7 @@ def test_a_server_that_does_not_answer(caplog):
         str(caught.value),
     )
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert 2 <= len(lines) <= 5
+    assert 1 <= len(lines) <= 5
     assert lines[0] == (
         f"compute process 1 has waited 0 s for storage server 0 at 127.0.0.1:{port}; it gives up "
         "after 1 s"
@@ -150,9 +150,10 @@ def test_compute_processes_that_do_not_meet(monkeypatch):
     monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", "waiting")
     monkeypatch.setattr(client, "_set_client_context", lambda *_: None)  # GLT's is per process
     info = info_of(1, 2)
-    with _server_0(num_servers=1, port=info.rpc_master_port):
+    security = Security.resolve()
+    with _server_0(num_servers=1, port=info.rpc_master_port, security=security):
         thread = threading.Thread(
-            target=lambda: _join(info.rpc_master_port, 30.0, num_servers=1).close()
+            target=lambda: _join(info.rpc_master_port, 30.0, 1, security=security).close()
         )
         thread.start()
         with pytest.raises(PeerTimeoutError, match=r"compute process 0 did not meet the others at"):
