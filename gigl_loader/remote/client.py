@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from gigl_loader._gloo import interface_towards
 from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.ranks import end_group
 from gigl_loader.remote.cluster import CALL_TIMEOUT_S, Cluster, result_of
+from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.messages import CALLS
 from gigl_loader.remote.patience import PATIENCE_S, check_patience
 from gigl_loader.remote.service import DistServer
@@ -36,7 +38,7 @@ _owns_group = False
 
 def init_compute_process(
     local_rank: int,
-    cluster_info: Any,
+    cluster_info: GraphStoreInfo,
     compute_world_backend: str | None = None,
     *,
     tls_dir: str | None = None,
@@ -91,14 +93,15 @@ def init_compute_process(
     try:
         _set_client_context(num_servers, world_size, rank, "gigl_loader_clients")
         if not has_group:
-            _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
+            with interface_towards(cluster_info.compute_cluster_master_ip):
+                _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
     except BaseException:
         cluster.close()
         raise
     _cluster, _owns_group = cluster, not has_group
 
 
-def compute_rank(local_rank: int, cluster_info: Any) -> int:
+def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
     """Return the rank of this process among all compute processes.
 
     ``RANK`` is the machine's, where one process per machine was started and started the others

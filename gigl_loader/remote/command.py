@@ -24,6 +24,7 @@ one machine, for trying:
   gigl-loader serve --root /data/graph --port 29600
 """
 
+
 def _parser(prog: str, what: str, example: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog, description=what, epilog=example,

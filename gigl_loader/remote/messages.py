@@ -108,7 +108,7 @@ class EpochRequest:
     consumer: int = 0
     generation: int = 0
     """The consumer's count of its epochs, broken-off ones too; its fetches carry it."""
-    batches: np.ndarray | None = None  # type: ignore[type-arg]
+    batches: np.ndarray | None = None
     """``[n]`` int64, indices over the whole input, in the order wanted; None: the whole share."""
 
 
@@ -133,7 +133,7 @@ class BatchMessage:
     stats: dict[str, Any]
     layout: list[tuple[str, str, tuple[int, ...], int]]
     """(key, dtype, shape, offset in bytes) of each tensor."""
-    payload: np.ndarray | None = None  # type: ignore[type-arg]
+    payload: np.ndarray | None = None
     """``[nbytes]`` uint8, the memory of all tensors."""
     region: same_host.Region | None = None
     lease: int = -1

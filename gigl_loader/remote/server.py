@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
 
-from gigl_loader._glt import _set_server_context
+from gigl_loader._glt import Dataset, _set_server_context
+from gigl_loader.dataset.held import check_enough
+from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.endpoint import Endpoint
@@ -104,7 +105,7 @@ class StorageProcess:
 def init_storage_process(
     storage_rank: int,
     cluster_info: GraphStoreInfo,
-    dataset: Any,
+    dataset: Dataset,
     *,
     num_jobs: int | None = 1,
     tls_dir: str | None = None,
@@ -147,8 +148,8 @@ def init_storage_process(
             reached is given up; give all processes the same.
 
     Raises:
-        ConfigError: A figure is out of range, the address cannot be listened on, or nothing says
-            who may come in.
+        ConfigError: A figure is out of range, the address cannot be listened on, the servers are
+            fewer than the partitions, or nothing says who may come in.
         JoinRefusedError: Server 0 does not let this one in, or is another service.
         PeerTimeoutError: Server 0 did not come up.
     """
@@ -159,10 +160,12 @@ def init_storage_process(
         raise ConfigError(f"num_jobs must be at least 1, or None: until told, got {num_jobs}")
     check_patience(patience_s)
     security = Security.resolve(tls_dir, token, insecure)
+    held = DistDataset.wrap(dataset)
+    check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")
     master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
     own = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
     server = DistServer(
-        dataset, storage_rank, num_servers, own, security=security.for_workers(),
+        held, storage_rank, num_servers, own, security=security.for_workers(),
         allow_samplers=allow_samplers,
     )  # fmt: skip
     name = f"storage server {storage_rank}"

@@ -12,7 +12,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from gigl_loader._glt import NodeSamplerInput, SamplingConfig
+from gigl_loader._glt import (
+    Dataset,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+)
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerTimeoutError, UsageError
 from gigl_loader.memory.leases import Packed, ServerMemory
@@ -73,7 +78,7 @@ class DistServer(PartitionAnswers):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset,
         server_rank: int = 0,
         num_servers: int = 1,
         host: str = "127.0.0.1",
@@ -108,7 +113,7 @@ class DistServer(PartitionAnswers):
         self,
         sampler_input: NodeSamplerInput,
         sampling_config: SamplingConfig,
-        worker_options: Any,
+        worker_options: RemoteDistSamplingWorkerOptions,
         sampler_options: SamplerOptions | None = None,
         *,
         request: ProducerRequest | None = None,

@@ -1,4 +1,4 @@
-"""`gigl-loader status`: asks a storage server how it is. Without torch, since probes are frequent."""
+"""`gigl-loader status`: asks a storage server how it is. Probes are frequent: it needs no torch."""
 
 import argparse
 import json

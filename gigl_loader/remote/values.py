@@ -56,7 +56,7 @@ class TensorMessage:
     """A tensor: its bits as an array, and torch's name of its type."""
 
     dtype: str
-    array: np.ndarray  # type: ignore[type-arg]
+    array: np.ndarray
 
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorMessage":

@@ -25,8 +25,13 @@ from gigl_loader.sampler.questions import (
     RowsRequest,
 )
 
-_KINDS = ("node_features", "node_labels", "edge_features")
-"""Attributes of a `PartitionView` that hold rows; what a request names is looked up nowhere else."""
+_KINDS = (
+    "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
+)  # fmt: skip
+"""Attributes of a `PartitionView` that hold rows; nothing else is looked up by name."""
+_ATTRIBUTES = ("node_attributes", "edge_attributes")
+_Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
+"""Of a matrix: its type; of an attribute, type and name."""
 
 
 class Scratch:
@@ -99,7 +104,7 @@ class LocalStore:
             kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
         return positions, rows[2]
 
-    def rows(self, kind: str, name: NodeType | EdgeType) -> Rows[Array]:
+    def rows(self, kind: str, name: _Name) -> Rows[Array]:
         """Return the matrix ``kind`` (``node_features``...) of a type."""
         rows: Rows[Array] = getattr(self._view, kind)[name]
         return rows
@@ -128,9 +133,12 @@ class LocalStore:
         """
         _check_ids(request.ids)
         matrices = getattr(self._view, request.kind) if request.kind in _KINDS else {}
-        if request.name not in matrices:
-            raise ProtocolError(f"{request.kind!r} of {request.name!r} were asked for, none are")
-        rows = matrices[request.name]
+        name: Any = request.name
+        if request.attribute is not None:
+            name = (request.name, request.attribute)
+        if name not in matrices:
+            raise ProtocolError(f"{request.kind!r} of {name!r} were asked for, none are")
+        rows = matrices[name]
         shape = (request.ids.size, *rows.values.shape[1:])
         out = self._scratch.matrix("answer", rows.dtype, shape)
         gather_rows([(rows.values, rows.locate(request.ids), None)], out)
@@ -206,13 +214,14 @@ class GraphStore:
         return Drawn(counts, neighbors, edge_ids)
 
     def fetch(
-        self, kind: str, name: NodeType | EdgeType, ids: Array, split: Split | None = None
+        self, kind: str, name: _Name, ids: Array, split: Split | None = None
     ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
         """Ask for rows; they are on their way when this returns.
 
         Args:
-            kind: ``node_features``, ``node_labels`` or ``edge_features``.
-            name: The type.
+            kind: ``node_features``, ``node_labels``, ``edge_features``, ``node_attributes`` or
+                ``edge_attributes``.
+            name: The type; of an attribute, (type, name).
             ids: ``[n]`` int64, global ids.
             split: From `split` for the same ids; None: all of them are here.
 
@@ -244,7 +253,7 @@ class GraphStore:
         return rows.dtype, shape, write
 
     def _ask_rows(
-        self, kind: str, name: NodeType | EdgeType, split: Split, ids: Array, like: Rows[Array]
+        self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array]
     ) -> dict[int, Pending[RowsAnswer]]:
         asked = {}
         for partition, at in split.items():
@@ -252,7 +261,9 @@ class GraphStore:
                 shape = (at.size, *like.values.shape[1:])
                 # named work memory: the answer lands in pages that are mapped already
                 room = self._scratch.matrix(f"{kind} {name} of {partition}", like.dtype, shape)
-                request = RowsRequest(kind, name, ids.take(at))
+                of: Any = name[0] if kind in _ATTRIBUTES else name
+                attribute = str(name[1]) if kind in _ATTRIBUTES else None
+                request = RowsRequest(kind, of, ids.take(at), attribute)
                 asked[partition] = self._others().rows(partition, request, room)
         return asked
 

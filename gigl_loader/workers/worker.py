@@ -29,7 +29,6 @@ import numpy as np
 
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.same_host import Offer, read_offers
-
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.message import BatchTicket

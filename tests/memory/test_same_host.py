@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gigl_loader.workers.same_host import ShownPartition, ShownPlace, read_partitions
 
 from gigl_loader.memory import segments
 from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
 from gigl_loader.testing._forked import ForkedProcess
 from gigl_loader.workers import same_host
-from gigl_loader.workers.same_host import ShownPartition, ShownPlace, read_partitions
 
 TOKEN = b"of this job"
 

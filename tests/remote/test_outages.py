@@ -91,14 +91,13 @@ def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
 
 
 def test_a_client_that_is_cut_off_without_a_goodbye_is_freed_at_once():
-    with storage() as (endpoint,), Relay(endpoint.address) as relay:
-        with joined(relay.address) as link:
-            create(link)
-            assert len(endpoint.server.status()["producers"]) == 1
-            began = time.monotonic()
-            relay.close()  # as when its process was killed: nobody comes back
-            wait_until(lambda: endpoint.server.status()["producers"] == {}, "it is freed", 30)
-            assert KILLED_GRACE_S <= time.monotonic() - began < 10.0
+    with storage() as (endpoint,), Relay(endpoint.address) as relay, joined(relay.address) as link:
+        create(link)
+        assert len(endpoint.server.status()["producers"]) == 1
+        began = time.monotonic()
+        relay.close()  # as when its process was killed: nobody comes back
+        wait_until(lambda: endpoint.server.status()["producers"] == {}, "it is freed", 30)
+        assert KILLED_GRACE_S <= time.monotonic() - began < 10.0
 
 
 def test_what_is_asked_again_happens_once():
@@ -115,9 +114,7 @@ def test_what_is_asked_again_happens_once():
         caller = link.links[0].dial()
 
         def fetch(position, generation=1):
-            request = FetchRequest(
-                producer_id=producer, generation=generation, position=position
-            )
+            request = FetchRequest(producer_id=producer, generation=generation, position=position)
             return caller.ask("fetch", request, FetchAnswer).wait(30)
 
         seeds = [fetch(position).batch.ticket.batch for position in range(4)]
@@ -133,12 +130,8 @@ def test_what_is_asked_again_happens_once():
         release = {"producer_id": producer, "consumer": 0, "linger_s": 0.0}
         for _ in range(3):
             call("release_sampling_producer", **release).result(30)
-        with pytest.raises(UsageError, match=r"storage server 0 at .*was destroyed"):
-            fetch_error = link.links[0].named
-            try:
-                fetch(6)
-            except UsageError as error:
-                raise fetch_error(error) from error
+        with pytest.raises(UsageError, match="was destroyed"):
+            fetch(6)
         with pytest.raises(UsageError, match="never existed"):
             call("release_sampling_producer", **{**release, "producer_id": 99}).result(30)
 
