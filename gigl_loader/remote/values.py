@@ -31,7 +31,8 @@ _DTYPES = {
     name: getattr(torch, name)
     for name in (
         *("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "bool"),
-        *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
+        *("bfloat16", "float16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
     )
     if hasattr(torch, name)
 }
@@ -75,6 +76,8 @@ class TensorMessage:
         found = torch.from_numpy(self.array)
         if found.element_size() != dtype.itemsize:
             raise ProtocolError(f"a tensor of {dtype} came as an array of {self.array.dtype}")
+        if found.numel() == 0:  # no strides to reinterpret
+            return torch.empty(found.shape, dtype=dtype)
         return found if found.dtype == dtype else found.view(dtype)
 
 
@@ -204,6 +207,9 @@ class SchemaMessage:
     node_feature_info: FeatureInfosMessage
     edge_feature_info: FeatureInfosMessage
     edge_dir: EdgeDir
+    node_attributes: dict[NodeType, tuple[str, ...]]
+    edge_attributes: dict[EdgeType, tuple[str, ...]]
+    num_classes: dict[NodeType, int]
 
     @property
     def result(self) -> DatasetSchema:
