@@ -156,7 +156,7 @@ class Session:
         with self._lending:
             lost, self._lent = self._lent, None
         for message in (lost or {}).values():
-            message.loan.lose()
+            message.lease.poison()
         args = (self, error)
         threading.Thread(target=self._endpoint.left, args=args, daemon=True).start()
 
@@ -193,7 +193,7 @@ class Session:
             if self._lent is None:
                 return None  # nobody is there to read it
             self._lent[number] = message
-        return message.loan.begin()
+        return message.lease.lend()
 
     def _call(self, context: Any, frame: Frame) -> None:
         try:

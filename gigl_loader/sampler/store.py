@@ -26,7 +26,7 @@ from gigl_loader.sampler.questions import (
 )
 
 _KINDS = ("node_features", "node_labels", "edge_features")
-"""Attributes of a `PartitionView` that hold rows; what a request names is looked up nowhere else."""
+"""Attributes of a `PartitionView` that hold rows: all that a request may name."""
 
 
 class Scratch:

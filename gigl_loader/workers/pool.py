@@ -19,8 +19,7 @@ from typing import Any
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.memory import segments
-from gigl_loader.workers import pipe
-from gigl_loader.workers import messages
+from gigl_loader.workers import messages, pipe
 from gigl_loader.workers.setup import WorkerSetup
 
 logger = logging.getLogger(__name__)

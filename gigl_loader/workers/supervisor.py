@@ -15,8 +15,7 @@ import socket
 import sys
 
 from gigl_loader.sampler import _kernels
-from gigl_loader.workers import pipe, worker
-from gigl_loader.workers import messages
+from gigl_loader.workers import messages, pipe, worker
 
 _PR_SET_PDEATHSIG = 1
 

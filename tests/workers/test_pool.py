@@ -6,8 +6,7 @@ import signal
 import pytest
 
 from gigl_loader.errors import UsageError, WorkerDiedError
-from gigl_loader.workers import pipe
-from gigl_loader.workers import messages
+from gigl_loader.workers import messages, pipe
 from gigl_loader.workers.pool import WorkerPool, _Worker
 
 
