@@ -245,6 +245,8 @@ def read_offer(offer: Offer, kind: type[T]) -> T:
             fds.append(open_region(region))
         mapped = segments.PartMapper(fds)
         arrays = [mapped.array(part) for part in found.parts]
+    except (TypeError, ValueError, IndexError) as error:
+        raise ProtocolError(f"an offer describes arrays that are not there: {error}") from error
     finally:
         segments.close_fds(fds)
     return decode(msgspec.Raw(found.body), arrays, kind)

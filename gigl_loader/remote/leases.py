@@ -29,7 +29,7 @@ class Leases:
         with self._lock:
             number = next(self._numbers)
             self._by_session.setdefault(session, {})[number] = _Lease(message, request)
-        return number, message.loan.begin()
+        return number, message.lease.lend()
 
     def give_back(self, session: str, numbers: Iterable[int]) -> None:
         """End leases: their memory is free to be written again. Unknown ones are ignored."""
@@ -58,7 +58,7 @@ class Leases:
     @staticmethod
     def _lose(leases: Iterable[_Lease]) -> None:
         for lease in leases:
-            lease.message.loan.lose()
+            lease.message.lease.poison()
 
 
 def _follows(one: FetchRequest, other: FetchRequest) -> bool:

@@ -23,6 +23,7 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
+    JoinRefusedError,
     PeerError,
     PeerLostError,
     PeerTimeoutError,
@@ -204,6 +205,7 @@ class Answer(Generic[T]):
 
         Raises:
             PeerTimeoutError: It did not come in time.
+            JoinRefusedError: The other worker belongs to another job.
             PeerError: The other worker is gone, or raised.
         """
         try:
@@ -213,6 +215,8 @@ class Answer(Generic[T]):
                 f"{self._who} did not answer for {self._timeout_s:g} s: it is stopped, overloaded "
                 "or cut off; look at that process, or raise the timeout"
             ) from error
+        except JoinRefusedError:
+            raise
         except PeerLostError as error:
             if error.end == End.SILENT:
                 raise PeerTimeoutError(

@@ -150,17 +150,13 @@ class DistSamplingProducer:
 
     # -- start ----------------------------------------------------------------------------------
 
-    def init(
-        self, rendezvous: Rendezvous | None = None, security: Security | None = None
-    ) -> None:
+    def init(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
         """Start the workers and connect them with those of the other partitions; see `join`."""
         self.join(rendezvous, security)
         self.start()
         self.connect()
 
-    def join(
-        self, rendezvous: Rendezvous | None = None, security: Security | None = None
-    ) -> None:
+    def join(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
         """Meet the others that sample the same, and agree on how their workers will talk.
 
         Args:

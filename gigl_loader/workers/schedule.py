@@ -69,12 +69,13 @@ class Stream(Generic[T]):
         return self._taken in self._arrived if self.in_order else bool(self._arrived)
 
     def next_ticket(self) -> tuple[BatchTicket, int] | None:
-        """Return the next batch to start and its position, or None: at the limit, or all started."""
+        """Return the next batch to start and its position; None: at the limit, or all started."""
         if self._started == len(self._batches) or self.in_flight >= self.limit:
             return None
         position = self._started
         self._started += 1
-        return BatchTicket(self.number, self.generation, self.epoch, self._batches[position]), position
+        batch = self._batches[position]
+        return BatchTicket(self.number, self.generation, self.epoch, batch), position
 
     def arrived(self, ticket: BatchTicket, position: int, item: T) -> bool:
         """File a finished batch; False: it belongs to an epoch that was broken off."""

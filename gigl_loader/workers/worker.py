@@ -238,7 +238,9 @@ class Worker:
         extra = {name: column[input_id] for name, column in source.extra.items()}
         return SampleRequest(ticket, source.seeds[input_id], input_id, extra)
 
-    def _sample(self, sampler: Sampler, request: SampleRequest, position: int, idle_s: float) -> None:
+    def _sample(
+        self, sampler: Sampler, request: SampleRequest, position: int, idle_s: float
+    ) -> None:
         started = time.perf_counter()
         fields = [_as_field(field) for field in sampler.sample(request)]
         sampled = time.perf_counter()

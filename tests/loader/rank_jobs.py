@@ -299,7 +299,7 @@ def ranks_of_two_machines(rank: int, size: int, folder: Path) -> None:
     """Each rank has an address of its own: refused while open to strangers; then token and TLS."""
     agreement.address_towards = lambda host: f"127.0.0.{rank + 1}"  # type: ignore[assignment]
     set_security()
-    with pytest.raises(ConfigError, match="gigl-loader certs.*gigl-loader token.*INSECURE") as at:
+    with pytest.raises(ConfigError, match=r"gigl-loader certs.*gigl-loader token.*INSECURE") as at:
         _big_loader(rank, size)
     assert f"127.0.0.{rank + 1}" in str(at.value)
     assert not Footprint.below(os.getpid()).pids, "nothing was started"
