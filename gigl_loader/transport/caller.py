@@ -26,7 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from gigl_loader.errors import (
     GiglLoaderError,
@@ -34,13 +34,12 @@ from gigl_loader.errors import (
     PeerLostError,
     PeerTimeoutError,
     ProtocolError,
-    UsageError,
 )
 from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import Array, ArraySpec, decode, empty_arrays
 from gigl_loader.transport.ends import End
-from gigl_loader.transport.failures import Failure, rebuild
 from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
+from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import (
     SILENCE_S,
@@ -63,61 +62,6 @@ _HANDSHAKE_S = 3.0
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
 _FRUITLESS = 5  # connections in a row that were admitted and then lost before anything was heard
 _SLICE_S = 0.25
-
-Into = Callable[[list[ArraySpec]], "list[Array]"]
-
-
-class Reply(Generic[T]):
-    """The answer to one question, now or later."""
-
-    def __init__(
-        self, caller: "Caller", method: str, views: list[memoryview], expected: type[T], into: Any
-    ) -> None:
-        self.method, self.views, self.into = method, views, into
-        self.into_error: Exception | None = None
-        self._caller, self._expected = caller, expected
-        self.done = False
-        """Whether the answer, or an error, is here."""
-        self._value: Any = None
-        self._error: BaseException | None = None
-
-    def wait(self, timeout_s: float | None = None) -> T:
-        """Return the answer.
-
-        Args:
-            timeout_s: How long to wait, in seconds; None: as long as the peer lives. After a
-                `PeerTimeoutError` one may wait again.
-
-        Raises:
-            PeerTimeoutError: It did not come in time; the peer lives.
-            PeerLostError: The peer is gone, silent or has said goodbye; ``end`` tells which.
-            ProtocolError: One side sent what the other does not understand.
-            RemoteError: The method raised, or any error of gigl_loader that it raised.
-        """
-        self._caller.wait_for(self, timeout_s)
-        if self._error is not None:
-            raise self._error
-        value: T = self._value
-        return value
-
-    def take(self, frame: Frame, where: str) -> None:
-        """Keep the answer in ``frame``."""
-        try:
-            if frame.kind is Kind.ERROR:
-                self._error = rebuild(decode(frame.body, frame.arrays, Failure), where)
-            else:
-                self._value = decode(frame.body, frame.arrays, self._expected)
-        except ProtocolError as error:
-            self._error = error
-        self._finish()
-
-    def fail(self, error: BaseException) -> None:
-        """End it with ``error``."""
-        self._error = error
-        self._finish()
-
-    def _finish(self) -> None:
-        self.views, self.into, self.done = [], None, True  # the question's arrays are free again
 
 
 class _Link:
@@ -352,16 +296,10 @@ class Caller:
         return None
 
     def _room(self, specs: list[ArraySpec]) -> list[Array]:
-        """Return the memory for the arrays of the next answer: the asker's, where it gave some."""
+        """Return the memory for the arrays of the next answer."""
         with self._state:
             reply = self._unanswered[0] if self._unanswered else None
-        if reply is None or reply.into is None or not specs:
-            return empty_arrays(specs)
-        try:
-            return _checked(reply.into(specs), specs)
-        except Exception as error:  # the asker's own: only its answer fails
-            reply.into_error = error
-            return empty_arrays(specs)
+        return empty_arrays(specs) if reply is None else reply.room(specs)
 
     def _take(self, link: _Link, frame: Frame) -> None:
         link.heard_anything, self._fruitless = True, 0
@@ -375,10 +313,7 @@ class Caller:
         if reply is None or frame.kind not in (Kind.ANSWER, Kind.ERROR):
             self._break_off(link, ProtocolError(f"{frame.kind.name} came from {self.what} unasked"))
             return
-        if reply.into_error is not None:
-            reply.fail(reply.into_error)
-        else:
-            reply.take(frame, self.what)
+        reply.take(frame, self.what)
         with self._state:
             self._state.notify_all()
 
@@ -607,13 +542,6 @@ class Caller:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _checked(arrays: list[Array], specs: list[ArraySpec]) -> list[Array]:
-    found = [(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays]
-    if found != [(spec.dtype, spec.shape, True) for spec in specs]:
-        raise UsageError(f"into() returned {found} for arrays of {specs}")
-    return arrays
 
 
 def _again(error: GiglLoaderError) -> GiglLoaderError:

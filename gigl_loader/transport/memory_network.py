@@ -23,11 +23,11 @@ from gigl_loader.errors import (
     PeerTimeoutError,
     ProtocolError,
 )
-from gigl_loader.transport.caller import Into
 from gigl_loader.transport.codec import Array, decode, encode, read_header
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.transport.listener import Lent, Method, Peer
+from gigl_loader.transport.reply import Into
 from gigl_loader.transport.security import Security
 
 T = TypeVar("T")
