@@ -15,8 +15,9 @@ from gigl_loader.remote.membership import Gather, Gathered, Leave, Publish
 from gigl_loader.remote.messages import Nothing
 from gigl_loader.transport import Caller
 
-_LEAVE_S = 1.0
-"""Longest wait for server 0 when leaving: it may have ended already, in good order."""
+_LEAVE_S = 5.0
+"""Longest wait for server 0 when leaving. One that has ended is known at once; one that is
+overloaded should still hear of a failure, for which the other servers wait."""
 _ANSWER_S = 10.0
 """Longest wait for server 0 to take a value, which it does at once."""
 

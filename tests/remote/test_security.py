@@ -132,6 +132,7 @@ def test_a_server_imports_what_it_has_leave_for():
 
 
 def _end(endpoints, end, words):
+    wait_until(lambda: endpoints[0].status()["servers"] == [1], "server 1 is known")
     endpoints[0].close(end, words)
     return endpoints[1]
 
@@ -169,7 +170,8 @@ def test_servers_that_fail_together_say_so_at_once():
             create(cluster, "bad", sampler_options=bad)
         for endpoint in endpoints:
             wait_until(lambda e=endpoint: e.server.status()["producers"] == {}, "nothing is left")
-        assert endpoints[0]._board._places == {}
+        board = endpoints[0]._board
+        wait_until(lambda: board._places == {}, "and nothing of where they met")
 
 
 def test_one_job_after_another_and_two_at_once():
