@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 _MAX_TRACEBACK = 60_000
 _LINGER_STEP_S = 1.0
 """How often a worker that only answers tells its trainer that it is alive."""
+_LANES = 2
+"""Connections to each other partition: one answer is received while the next is made. More cost
+threads and wake-ups over there, and measure no faster."""
 _BYE_S = 5.0
 """Longest wait, when ending, for goodbyes to workers that need not be asked."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -170,7 +173,7 @@ class Worker:
         spared = {p: whom for p, whom in assignment.asked.items() if p in nearby}
         self._num_asked = len(asked)
         if asked:
-            lanes = self._setup.concurrency
+            lanes = min(_LANES, self._setup.concurrency)
             self._asking = Asking(asked, access, name, timeout_s, lanes)
             self._aside(self._asking.connect)
         if spared:
