@@ -179,6 +179,7 @@ def network() -> Iterator[Finding]:
     for host in dict.fromkeys((address, "127.0.0.1")):
         yield _connects(host)
     yield _master()
+    yield _gloo()
     try:
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     except (OSError, ValueError):
@@ -196,6 +197,24 @@ def _connects(host: str) -> Finding:
     except OSError as error:
         return Finding("connect", f"to {host}: {error}; is a firewall in the way?", bad=True)
     return Finding("connect", f"to {host}: a port can be opened and reached")
+
+
+def _gloo() -> Finding:
+    """Report whether gloo would have other machines connect to themselves."""
+    from gigl_loader._gloo import VARIABLE, interface_needed
+
+    host = socket.gethostname()
+    if VARIABLE in os.environ:
+        return Finding("gloo", f"listens on {os.environ[VARIABLE]} ({VARIABLE})")
+    name = interface_needed(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    if name is None:
+        return Finding("gloo", f"listens where the name of this host, {host!r}, leads")
+    return Finding(
+        "gloo",
+        f"the name of this host, {host!r}, leads to a loopback address: other machines would "
+        f"connect to themselves; export {VARIABLE}={name}",
+        bad=True,
+    )
 
 
 def _master() -> Finding:

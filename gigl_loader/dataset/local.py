@@ -33,7 +33,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
-from gigl_loader.dataset.view import Book, PartitionView
+from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 
 ByNodeType = Tensor | dict[NodeType, Tensor]
@@ -106,9 +106,11 @@ class DistDataset(_glt.DistDataset):
         """Return a PyG graph in memory as a dataset, whole or the named partition's share.
 
         Read are ``x``, ``edge_index``, ``edge_attr``, ``edge_weight`` (or ``weights``), ``y`` with
-        all columns, ``num_nodes``, and ``train_mask``, ``val_mask``, ``test_mask``. Edge ids are
-        positions in ``edge_index``. Edge types of a `HeteroData` with the label suffixes become
-        label edges.
+        all columns, ``num_nodes``, and ``train_mask``, ``val_mask``, ``test_mask``, which also
+        become the split ids. Every other tensor or array with a row per node or edge, by PyG's
+        rules, is carried into the batches under its name, and so are masks and weights. A warning
+        names what cannot be carried. Edge ids are positions in ``edge_index``. Edge types of a
+        `HeteroData` with the label suffixes become label edges.
 
         Args:
             data: A `Data` or `HeteroData`, with all nodes and edges.
@@ -303,6 +305,34 @@ class DistDataset(_glt.DistDataset):
     def edge_feature_info(self) -> FeatureInfo | dict[EdgeType, FeatureInfo] | None:
         """Width and dtype of the edge features; None where there are none."""
         return self.schema.edge_feature_info
+
+    @property
+    def num_classes(self) -> int | dict[NodeType, int]:
+        """Classes of the node labels over all partitions, as PyG counts them; 0 without labels.
+
+        One past the highest label; of labels with several columns, the columns. On a typed dataset
+        a dict by the types that have labels.
+
+        Raises:
+            UsageError: Only this partition's labels are known here.
+        """
+        view = self.view()
+        counts = {t: self._count_classes(t, rows) for t, rows in view.node_labels.items()}
+        return counts if self.is_typed else counts.get(DEFAULT_HOMOGENEOUS_NODE_TYPE, 0)
+
+    def _count_classes(self, node_type: NodeType, rows: Rows) -> int:
+        known = self.view().num_classes.get(node_type)
+        if known is not None:
+            return known
+        if rows.whole:  # floating point: PyG counts distinct values
+            distinct: Tensor = torch.unique(rows.values)
+            return distinct.numel()
+        raise UsageError(
+            f"this dataset holds the labels of partition {self.partition_idx} of "
+            f"{self.num_partitions} alone and does not know those of the others: all_reduce the "
+            "highest label over the ranks, or write the directory with partition_graph, which "
+            "keeps the number"
+        )
 
     @property
     def node_partition_book(self) -> Any:

@@ -1,7 +1,7 @@
 """What a dataset holds, without the data: types, feature widths, direction, label edge types."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # workers read this module and do without torch
@@ -44,6 +44,23 @@ class DatasetSchema:
     edge_feature_info: FeatureInfo | dict[EdgeType, FeatureInfo] | None
     edge_dir: EdgeDir
     """``"in"``: a node is expanded along its incoming edges; ``"out"``: along its outgoing ones."""
+    node_attributes: "dict[NodeType, tuple[str, ...]]" = field(default_factory=dict)
+    """By type, the further attributes of nodes that batches have (``train_mask``, ``time``...); a
+    homogeneous graph is of the default types."""
+    edge_attributes: "dict[EdgeType, tuple[str, ...]]" = field(default_factory=dict)
+    """The same of edges (``edge_weight``...)."""
+    num_classes: "dict[NodeType, int]" = field(default_factory=dict)
+    """By type, the classes of its labels over all partitions, where that is known."""
+
+
+def plain_edge_type(edge_type: EdgeType) -> EdgeType:
+    """Return ``edge_type`` as a tuple.
+
+    Users may name types by a named tuple (GiGL's ``EdgeType`` is one), which equals the tuple; but
+    its class would have to be imported wherever it is sent: to workers, servers, files.
+    """
+    src, relation, dst = edge_type
+    return (src, relation, dst)
 
 
 def message_passing_to_positive_label(edge_type: EdgeType) -> EdgeType:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         request_server,
         shutdown_compute_process,
     )
+    from gigl_loader.remote.dataset import GraphStoreInfo as GraphStoreInfo
+    from gigl_loader.remote.dataset import RemoteDistDataset as RemoteDistDataset
     from gigl_loader.remote.server import StorageProcess, init_storage_process
     from gigl_loader.remote.service import DistServer
 
@@ -40,5 +42,8 @@ _MODULES = {
     "shutdown_compute_process": "remote.client",
 }
 
+_ALIASES = ("GraphStoreInfo", "RemoteDistDataset")
+"""Names of ``gigl_loader`` that scripts written for GiGL import from its ``graph_store``."""
+
 if not TYPE_CHECKING:  # a type checker that saw it would let every name pass
-    __getattr__, __dir__ = lazy_names(__name__, _MODULES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES, _ALIASES)

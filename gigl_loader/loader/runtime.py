@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from gigl_loader._gloo import interface_towards
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.ranks import gather_from_ranks, tell_ranks
 
@@ -128,13 +129,14 @@ def _from_context(
     world_size = context.global_world_size * local_world_size
     started = not dist.is_initialized()
     if started:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{context.main_worker_ip_address}:{_CONTEXT_PORT}",
-            rank=rank,
-            world_size=world_size,
-            timeout=_GROUP_TIMEOUT,
-        )
+        with interface_towards(context.main_worker_ip_address):
+            dist.init_process_group(
+                "gloo",
+                init_method=f"tcp://{context.main_worker_ip_address}:{_CONTEXT_PORT}",
+                rank=rank,
+                world_size=world_size,
+                timeout=_GROUP_TIMEOUT,
+            )
     return DistributedRuntimeInfo(
         node_world_size=context.global_world_size,
         node_rank=context.global_rank,

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from gigl_loader._gloo import interface_towards
 from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.ranks import end_group
 from gigl_loader.remote import wire
+from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.rpc import CALL_TIMEOUT_S, Cluster, result_of
 
 _log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ _owns_group = False
 
 def init_compute_process(
     local_rank: int,
-    cluster_info: Any,
+    cluster_info: GraphStoreInfo,
     compute_world_backend: str | None = None,
     *,
     token: str | None = None,
@@ -75,14 +77,15 @@ def init_compute_process(
     )  # fmt: skip
     try:
         _set_client_context(num_servers, world_size, rank, "gigl_loader_clients")
-        _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
+        with interface_towards(cluster_info.compute_cluster_master_ip):
+            _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
     except BaseException:
         cluster.close()
         raise
     _cluster, _owns_group = cluster, True
 
 
-def compute_rank(local_rank: int, cluster_info: Any) -> int:
+def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
     """Return the rank of this process among all compute processes.
 
     ``RANK`` is the machine's, where one process per machine was started and started the others

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
     EdgeDir,
     EdgeType,
@@ -18,6 +19,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
+    plain_edge_type,
     positive_label_to_message_passing,
 )
 from gigl_loader.dataset.shares import Share, shares_of
@@ -196,6 +198,17 @@ class RemoteDistDataset:
         """Return all node types; None for a homogeneous graph."""
         return cast("list[NodeType] | None", self._ask(0, "get_node_types"))
 
+    @property
+    def num_classes(self) -> int | dict[NodeType, int]:
+        """Classes of the node labels, as `DistDataset.num_classes` gives them; 0 without labels.
+
+        Types whose number the servers do not know are left out.
+        """
+        schema = self.fetch_schema()
+        if schema.edge_types is not None:
+            return dict(schema.num_classes)
+        return schema.num_classes.get(DEFAULT_HOMOGENEOUS_NODE_TYPE, 0)
+
     def fetch_num_nodes(self) -> dict[NodeType, int]:
         """Return how many nodes of each type there are over all servers."""
         return cast("dict[NodeType, int]", self._ask(0, "get_num_nodes"))
@@ -282,6 +295,8 @@ class RemoteDistDataset:
 
         servers = range(self._cluster_info.num_storage_nodes)
         shares = shares_of(len(servers), rank, world_size)
+        if supervision_edge_type is not None:
+            supervision_edge_type = plain_edge_type(supervision_edge_type)
 
         def ask(shares: dict[int, Share]) -> dict[int, Any]:
             requests = {

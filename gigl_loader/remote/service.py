@@ -15,7 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput, SamplingConfig
+from gigl_loader._glt import (
+    Dataset,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+)
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -79,7 +84,7 @@ class DistServer:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset,
         server_rank: int = 0,
         num_servers: int = 1,
         host: str = "127.0.0.1",
@@ -108,7 +113,7 @@ class DistServer:
         self,
         sampler_input: NodeSamplerInput,
         sampling_config: SamplingConfig,
-        worker_options: Any,
+        worker_options: RemoteDistSamplingWorkerOptions,
         sampler_options: SamplerOptions | None = None,
         *,
         request: ProducerRequest | None = None,
@@ -429,7 +434,10 @@ class DistServer:
 
     def get_edge_partition_book(self, edge_type: EdgeType | None = None) -> Any:
         """Return the owner of each edge of a type; None where no edge is looked up."""
-        return self._of_type(self.dataset.edge_partition_book, edge_type, "edge")
+        books = self.dataset.edge_partition_book
+        if books is None:
+            books = dict.fromkeys(self.dataset.schema.edge_types or ()) or None
+        return self._of_type(books, edge_type, "edge")
 
     def get_node_ids(self, request: NodeIdsRequest | None = None) -> Tensor:
         """Return ``[n]`` int64: the ids of nodes that this server owns, ascending.

@@ -53,10 +53,13 @@ class RowsRequest:
     """Asks for rows of one matrix; a `RowsAnswer` answers."""
 
     kind: str
-    """``node_features``, ``node_labels`` or ``edge_features``."""
+    """``node_features``, ``node_labels``, ``edge_features``, ``node_attributes`` or
+    ``edge_attributes``."""
     name: NodeType | EdgeType
     ids: Array
     """``[num_ids]`` int64, global ids that the partition owns."""
+    attribute: str | None = None
+    """Of ``node_attributes`` and ``edge_attributes``, which one."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ machine does not have while it reads the rest, and puts the answers back in the 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,8 +25,12 @@ from gigl_loader.sampler.questions import (
     RowsRequest,
 )
 
-_KINDS = ("node_features", "node_labels", "edge_features")
+_KINDS = (
+    "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
+)  # fmt: skip
 """Attributes of a `PartitionView` that hold rows: all that a request may name."""
+_Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
+"""Of a matrix: its type; of an attribute, type and name."""
 
 
 class Scratch:
@@ -99,7 +103,7 @@ class LocalStore:
             kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
         return positions, rows[2]
 
-    def rows(self, kind: str, name: NodeType | EdgeType) -> Rows[Array]:
+    def rows(self, kind: str, name: _Name) -> Rows[Array]:
         """Return the matrix ``kind`` (``node_features``...) of a type."""
         rows: Rows[Array] = getattr(self._view, kind)[name]
         return rows
@@ -128,9 +132,11 @@ class LocalStore:
         """
         _check_ids(request.ids)
         matrices = getattr(self._view, request.kind) if request.kind in _KINDS else {}
-        if request.name not in matrices:
-            raise ProtocolError(f"{request.kind!r} of {request.name!r} were asked for, none are")
-        rows = matrices[request.name]
+        attribute = request.attribute
+        name = request.name if attribute is None else (request.name, attribute)
+        if name not in matrices:
+            raise ProtocolError(f"{request.kind!r} of {name!r} were asked for, none are")
+        rows = matrices[name]
         shape = (request.ids.size, *rows.values.shape[1:])
         out = self._scratch.matrix("answer", rows.dtype, shape)
         gather_rows([(rows.values, rows.locate(request.ids), None)], out)
@@ -206,13 +212,14 @@ class GraphStore:
         return Drawn(counts, neighbors, edge_ids)
 
     def fetch(
-        self, kind: str, name: NodeType | EdgeType, ids: Array, split: Split | None = None
+        self, kind: str, name: _Name, ids: Array, split: Split | None = None
     ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
         """Ask for rows; they are on their way when this returns.
 
         Args:
-            kind: ``node_features``, ``node_labels`` or ``edge_features``.
-            name: The type.
+            kind: ``node_features``, ``node_labels``, ``edge_features``, ``node_attributes`` or
+                ``edge_attributes``.
+            name: The type; of an attribute, (type, name).
             ids: ``[n]`` int64, global ids.
             split: From `split` for the same ids; None: all of them are here.
 
@@ -244,7 +251,7 @@ class GraphStore:
         return rows.dtype, shape, write
 
     def _ask_rows(
-        self, kind: str, name: NodeType | EdgeType, split: Split, ids: Array, like: Rows[Array]
+        self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array]
     ) -> dict[int, Pending[RowsAnswer]]:
         asked = {}
         for partition, at in split.items():
@@ -252,9 +259,16 @@ class GraphStore:
                 shape = (at.size, *like.values.shape[1:])
                 # named work memory: the answer lands in pages that are mapped already
                 room = self._scratch.matrix(f"{kind} {name} of {partition}", like.dtype, shape)
-                request = RowsRequest(kind, name, ids.take(at))
+                request = _rows_request(kind, name, ids.take(at))
                 asked[partition] = self._others().rows(partition, request, room)
         return asked
+
+
+def _rows_request(kind: str, name: _Name, ids: Array) -> RowsRequest:
+    if kind.endswith("_attributes"):
+        graph_type, attribute = cast("tuple[NodeType | EdgeType, str]", name)
+        return RowsRequest(kind, graph_type, ids, attribute)
+    return RowsRequest(kind, cast("NodeType | EdgeType", name), ids)
 
 
 def _check_ids(ids: Array) -> None:

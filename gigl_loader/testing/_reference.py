@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -58,10 +59,10 @@ class _Rules:
 
 
 def check_batch(
-    batch: Any,
+    batch: Data | HeteroData,
     graph: TinyGraph,
     *,
-    seeds: Tensor,
+    seeds: Tensor | Mapping[NodeType, Tensor],
     num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
     edge_dir: EdgeDir = "in",
     input_type: NodeType = DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -79,7 +80,8 @@ def check_batch(
     Args:
         batch: A `Data` or `HeteroData` from a loader.
         graph: What was sampled; the dataset must be made of it.
-        seeds: ``[n]`` int64, the seeds of this batch.
+        seeds: ``[n]`` int64, the seeds of this batch; or by node type those that come first, of a
+            batch that is not seeded by nodes.
         num_neighbors: As given to the loader; edge types that a dict leaves out are not sampled.
         edge_dir: As given to the dataset.
         input_type: Node type of the seeds.
@@ -95,16 +97,19 @@ def check_batch(
     rules = _Rules(graph, edge_dir, replace, with_weight, hops)
     _must(hasattr(batch, "node_types") == graph.is_heterogeneous, "kind of batch", type(batch))
     stores = {name: batch[name] if graph.is_heterogeneous else batch for name in graph.num_nodes}
+    roots = seeds if isinstance(seeds, Mapping) else {input_type: seeds}
     if graph.is_heterogeneous:
         _must(set(batch.node_types) == set(graph.num_nodes), "node types", batch.node_types)
     for name, store in stores.items():
-        _check_nodes(rules, name, store, seeds if name == input_type else None)
+        if not isinstance(seeds, Mapping) and name == input_type:
+            _check_seeds(name, store, seeds)
+        _check_nodes(rules, name, store, roots.get(name, torch.empty(0, dtype=torch.int64)))
     _check_hops(rules, batch, stores, num_neighbors)
 
 
 def _check_hops(
     rules: _Rules,
-    batch: Any,
+    batch: Data | HeteroData,
     nodes: dict[NodeType, Any],
     num_neighbors: Mapping[EdgeType, Sequence[int]],
 ) -> None:
@@ -137,16 +142,18 @@ def _edge_store(batch: Any, rules: _Rules, edge_type: EdgeType) -> Any:
     return batch[name]
 
 
-def _check_nodes(rules: _Rules, name: NodeType, store: Any, seeds: Tensor | None) -> None:
+def _check_seeds(name: NodeType, store: Any, seeds: Tensor) -> None:
+    _must(store.batch.tolist() == seeds.tolist(), "batch is not the seeds", store.batch, seeds)
+    _must(store.batch_size == seeds.numel(), "batch_size", name, store.batch_size)
+
+
+def _check_nodes(rules: _Rules, name: NodeType, store: Any, seeds: Tensor) -> None:
     ids = store.n_id.tolist()
     _must(store.node.tolist() == ids, "node is not n_id", name)
-    first = 0 if seeds is None else seeds.numel()
+    first = seeds.numel()
     _must(len(store.num_sampled_nodes) == rules.hops + 1, "hops of nodes", name)
     _must(store.num_sampled_nodes[0] == first, "nodes of hop 0", name, store.num_sampled_nodes)
-    if seeds is not None:
-        _must(store.batch.tolist() == seeds.tolist(), "batch is not the seeds", store.batch, seeds)
-        _must(ids[:first] == seeds.tolist(), "seeds do not come first", ids[:first], seeds)
-        _must(store.batch_size == first, "batch_size", store.batch_size, first)
+    _must(ids[:first] == seeds.tolist(), "seeds do not come first", ids[:first], seeds)
     repeated = [
         i for i, count in Counter(ids[first:] + list(set(ids[:first]))).items() if count > 1
     ]
@@ -155,6 +162,10 @@ def _check_nodes(rules: _Rules, name: NodeType, store: Any, seeds: Tensor | None
     _must(store.x.shape == (len(ids), 2), "shape of x", name, store.x.shape)
     _must(store.x.dtype == torch.float32, "dtype of x", name, store.x.dtype)
     _must(store.x.tolist() == features, "features of another node", name)
+    if "node_time" in store or "train_mask" in store:
+        time, mask = rules.graph.node_attributes(store.n_id)
+        _must(_same(store.node_time, time), "node_time of another node", name)
+        _must(_same(store.train_mask, mask), "train_mask of another node", name)
     if "y" in store:
         _must(store.y.shape == (len(ids), 3), "shape of y", name, store.y.shape)
         _must(store.y.tolist() == labels, "labels of another node", name)
@@ -206,9 +217,14 @@ def _check_edge_ids(
     if "edge_attr" in store:
         rows = store.edge_attr[slice(*span)].tolist()
         _must(rows == rules.graph.edge_rows(name, edge_ids), "features of another edge", name)
+    if "edge_age" in store:
+        ages = rules.graph.edge_ages(store.e_id)
+        _must(_same(store.edge_age, ages), "edge_age of another edge", name)
+        weights = [rules.graph.weight(edge_id) for edge_id in store.e_id.tolist()]
+        _must(store.edge_weight.tolist() == weights, "weight of another edge", name)
 
 
-def batch_tensors(batch: Any) -> dict[str, Any]:
+def batch_tensors(batch: Data | HeteroData) -> dict[str, Any]:
     """Return all that a batch holds, by a name that says where: for comparing batches."""
     found: dict[str, Any] = {}
     for store in batch.stores:

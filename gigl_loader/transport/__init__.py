@@ -10,18 +10,22 @@ from gigl_loader.transport.addresses import (
     is_loopback,
     refuse_loopback_name,
 )
-from gigl_loader.transport.caller import Caller, Reply
+from gigl_loader.transport.caller import Caller
 from gigl_loader.transport.codec import ArraySpec
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.listener import Lent, Listener, Method, Peer
+from gigl_loader.transport.memory_network import Clock, MemoryNetwork
+from gigl_loader.transport.reply import Reply
 from gigl_loader.transport.security import Mode, Security
 
 __all__ = [
     "ArraySpec",
     "Caller",
+    "Clock",
     "End",
     "Lent",
     "Listener",
+    "MemoryNetwork",
     "Method",
     "Mode",
     "Peer",

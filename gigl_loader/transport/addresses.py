@@ -2,10 +2,12 @@
 
 import ipaddress
 import socket
+from typing import Any
 
 from gigl_loader.errors import ConfigError
 
-Address = tuple[str, int]
+Address = tuple[Any, ...]
+"""As `socket` takes it: host and port, for IPv6 also flow and scope."""
 
 
 def resolve(host: str, port: int) -> list[tuple[int, Address]]:
@@ -18,14 +20,14 @@ def resolve(host: str, port: int) -> list[tuple[int, Address]]:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host {host!r} has no address: {error}") from error
-    return [(family, (str(address[0]), int(address[1]))) for family, *_, address in found]
+    return [(int(family), address) for family, *_, address in found]
 
 
 def is_loopback(host: str) -> bool:
     """Tell whether ``host``, a name or an address, is reached from its own machine only."""
     return all(
-        ipaddress.ip_address(address.partition("%")[0]).is_loopback
-        for _, (address, _) in resolve(host, 0)
+        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+        for _, address in resolve(host, 0)
     )
 
 
@@ -37,11 +39,10 @@ def refuse_loopback_name(host: str) -> None:
     Raises:
         ConfigError: It does; the address is named.
     """
-    addresses = [address for _, (address, _) in resolve(host, 0)]
     if is_loopback(host):
         raise ConfigError(
-            f"{host!r} resolves to {addresses[0]} on this machine, which no other machine can "
-            "reach: give its address on the network, or correct /etc/hosts"
+            f"{host!r} resolves to {resolve(host, 0)[0][1][0]} on this machine, which no other "
+            "machine can reach: give its address on the network, or correct /etc/hosts"
         )
 
 

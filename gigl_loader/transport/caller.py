@@ -17,6 +17,7 @@ is silent for ``patience_s``         gives up
 Only the silence of a peer that owes an answer counts: it would say each second that it lives.
 """
 
+import errno
 import os
 import secrets
 import select
@@ -25,7 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from gigl_loader.errors import (
     GiglLoaderError,
@@ -37,11 +38,12 @@ from gigl_loader.errors import (
 from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import Array, ArraySpec, decode, empty_arrays
 from gigl_loader.transport.ends import End
-from gigl_loader.transport.failures import Failure, rebuild
 from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
+from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import (
     SILENCE_S,
+    TICK_S,
     Frame,
     Kind,
     Steps,
@@ -60,60 +62,6 @@ _HANDSHAKE_S = 3.0
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
 _FRUITLESS = 5  # connections in a row that were admitted and then lost before anything was heard
 _SLICE_S = 0.25
-
-Into = Callable[[list[ArraySpec]], "list[Array]"]
-
-
-class Reply(Generic[T]):
-    """The answer to one question, now or later."""
-
-    def __init__(
-        self, caller: "Caller", method: str, views: list[memoryview], expected: type[T], into: Any
-    ) -> None:
-        self.method, self.views, self.into = method, views, into
-        self._caller, self._expected = caller, expected
-        self.done = False
-        """Whether the answer, or an error, is here."""
-        self._value: Any = None
-        self._error: BaseException | None = None
-
-    def wait(self, timeout_s: float | None = None) -> T:
-        """Return the answer.
-
-        Args:
-            timeout_s: How long to wait, in seconds; None: as long as the peer lives. After a
-                `PeerTimeoutError` one may wait again.
-
-        Raises:
-            PeerTimeoutError: It did not come in time; the peer lives.
-            PeerLostError: The peer is gone, silent or has said goodbye; ``end`` tells which.
-            ProtocolError: One side sent what the other does not understand.
-            RemoteError: The method raised, or any error of gigl_loader that it raised.
-        """
-        self._caller.wait_for(self, timeout_s)
-        if self._error is not None:
-            raise self._error
-        value: T = self._value
-        return value
-
-    def take(self, frame: Frame, where: str) -> None:
-        """Keep the answer in ``frame``."""
-        try:
-            if frame.kind is Kind.ERROR:
-                self._error = rebuild(decode(frame.body, frame.arrays, Failure), where)
-            else:
-                self._value = decode(frame.body, frame.arrays, self._expected)
-        except ProtocolError as error:
-            self._error = error
-        self._finish()
-
-    def fail(self, error: BaseException) -> None:
-        """End it with ``error``."""
-        self._error = error
-        self._finish()
-
-    def _finish(self) -> None:
-        self.views, self.into, self.done = [], None, True  # the question's arrays are free again
 
 
 class _Link:
@@ -163,7 +111,8 @@ class Caller:
         max_answer_bytes: int = 64 << 30,
     ) -> None:
         self._target, self._security, self._name = (address, port), security, name
-        self._limit_s = max(patience_s, silence_s) if patience_s else silence_s
+        self._patience_s, self._silence_s = patience_s, silence_s
+        self._addresses: list[tuple[int, addresses.Address]] = []
         self._max_answer_bytes = max_answer_bytes
         self.what = f"{what} at {address}:{port}"
         self.session = session or secrets.token_hex(16)
@@ -221,6 +170,7 @@ class Caller:
             else:
                 self._check_size(link, reply)
                 self._send(link, reply)
+        self._release_if_closed()
         return reply
 
     def _try_to_connect(self) -> None:
@@ -266,7 +216,7 @@ class Caller:
         finally:
             if mine and not role:
                 self._leave_role()
-        if not ready and self._silent_s(link) > self._limit_s:
+        if not ready and self._silent_s(link) > self._silence_s:
             raise OSError("the peer takes no bytes and is silent")
 
     # --- waiting ------------------------------------------------------------------------------
@@ -286,6 +236,7 @@ class Caller:
                     self._read_until(reply, deadline)
                 finally:
                     self._leave_role()
+                    self._release_if_closed()
             if not reply.done and time.monotonic() >= deadline:
                 raise PeerTimeoutError(
                     f"{self.what} did not answer {reply.method!r} within {timeout_s:.1f} s; it is "
@@ -322,31 +273,33 @@ class Caller:
     def _read(self, link: _Link) -> bool:
         """Take what came; True if that was a whole frame. Has the role."""
         try:
-            if link.steps is None:
-                link.steps = read_frame(link.stream, self._max_answer_bytes, self._room)
-            next(link.steps)
-            return False
-        except StopIteration as done:
-            link.steps = None
-            self._take(link, done.value)
-            return True
+            frame = self._next_frame(link)
+            if frame is not None:
+                self._take(link, frame)
+            return frame is not None
         except (EOFError, OSError):
             link.lose()
         except ProtocolError as error:
             self._break_off(link, error)
         return False
 
+    def _next_frame(self, link: _Link) -> Frame | None:
+        """Return a frame, or None where more bytes have to come; a later call goes on."""
+        if link.steps is None:
+            link.steps = read_frame(link.stream, self._max_answer_bytes, self._room)
+        try:
+            next(link.steps)
+        except StopIteration as done:
+            link.steps = None
+            frame: Frame = done.value
+            return frame
+        return None
+
     def _room(self, specs: list[ArraySpec]) -> list[Array]:
-        """Return the memory for the arrays of the next answer: the asker's, where it gave some."""
+        """Return the memory for the arrays of the next answer."""
         with self._state:
-            into = self._unanswered[0].into if self._unanswered else None
-        if into is None or not specs:
-            return empty_arrays(specs)
-        arrays: list[Array] = into(specs)
-        found = [(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays]
-        if found != [(spec.dtype, spec.shape, True) for spec in specs]:
-            raise ProtocolError(f"into() returned {found} for arrays of {specs}")
-        return arrays
+            reply = self._unanswered[0] if self._unanswered else None
+        return empty_arrays(specs) if reply is None else reply.room(specs)
 
     def _take(self, link: _Link, frame: Frame) -> None:
         link.heard_anything, self._fruitless = True, 0
@@ -387,10 +340,12 @@ class Caller:
             link.lose()
             return
         silent_s = self._silent_s(link)
-        if silent_s > self._limit_s + _GRACE_S:
+        if silent_s > self._patience_s + _GRACE_S:
             self._give_up(End.SILENT, f"nothing was heard for {silent_s:.1f} s")
-        elif silent_s > SUSPECT_S:
-            self._try_beside(deadline)
+        elif silent_s > self._silence_s:
+            link.lose()
+        elif silent_s > max(1.5 * TICK_S, min(SUSPECT_S, self._silence_s / 2)):
+            self._try(self._attempt_until(deadline))
 
     def _silent_s(self, link: _Link | None) -> float:
         if link is not None:
@@ -455,7 +410,9 @@ class Caller:
             GiglLoaderError: Never: refused, or no such host.
         """
         error: Exception | None = None
-        for family, address in addresses.resolve(*self._target):
+        # once: in an outage the name server is out of reach too
+        self._addresses = self._addresses or addresses.resolve(*self._target)
+        for family, address in self._addresses:
             stream = Stream(socket.socket(family, socket.SOCK_STREAM))
             try:
                 return self._join(stream, address, deadline)
@@ -467,28 +424,30 @@ class Caller:
                 error = reason
         raise error or OSError("no address")
 
-    def _join(self, stream: Stream, address: Any, deadline: float) -> _Link:
+    def _join(self, stream: Stream, address: addresses.Address, deadline: float) -> _Link:
+        latest = max(deadline, time.monotonic() + _HANDSHAKE_S)
+
         def patience() -> float:
-            left = deadline - time.monotonic()
+            # one that has begun to greet is alive, so the machine is busy: it gets the whole time
+            left = (latest if stream.first_bytes else deadline) - time.monotonic()
             if self._closed is not None:
                 raise _again(self._closed)
             if left <= 0:
                 raise TimeoutError("it did not answer the handshake")
             return min(left, _SLICE_S)
 
-        stream.sock.connect_ex(address)
-        while not stream.wait(select.POLLOUT, patience()):
-            pass
-        number = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        number = stream.sock.connect_ex(address)
+        while number == errno.EINPROGRESS:
+            if stream.wait(select.POLLOUT, patience()):
+                number = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
             raise OSError(number, os.strerror(number))
         steps = join(stream, self._security, self._name, self.session, self._lane)
         try:
             return _Link(stream, drive(steps, stream, patience))
         except JoinRefusedError as error:
-            raise JoinRefusedError(
-                f"{self.what} refused {self._name}: {error}", error.end
-            ) from error
+            text = f"{self.what} and {self._name} do not let each other in: {error}"
+            raise JoinRefusedError(text, error.end) from error
 
     def _adopt(self, link: _Link) -> None:
         """Use ``link`` from here on and ask again what is unanswered. Has ``_sending``."""
@@ -502,10 +461,10 @@ class Caller:
             if not reply.done and not link.broken:
                 self._send(link, reply, role=True)
 
-    def _try_beside(self, deadline: float) -> None:
-        """Try one fresh connection beside a silent one; the first that is admitted counts."""
-        until = min(deadline, time.monotonic() + _DIAL_S, self._heard + self._limit_s + _GRACE_S)
-        self._try(until)
+    def _attempt_until(self, deadline: float) -> float:
+        """Return when one attempt to connect has to be over."""
+        given_up = self._heard + self._patience_s + _GRACE_S
+        return max(time.monotonic() + 0.05, min(deadline, time.monotonic() + _DIAL_S, given_up))
 
     def _try(self, until: float) -> None:
         started = time.monotonic()
@@ -533,11 +492,10 @@ class Caller:
         silent_s = self._silent_s(former)
         if self._fruitless > _FRUITLESS:
             self._give_up(End.GONE, "it lets this side in and then drops the connection")
-        elif silent_s > self._limit_s + _GRACE_S:
+        elif silent_s > self._patience_s + _GRACE_S:
             self._give_up(End.SILENT, f"it could not be reached for {silent_s:.1f} s")
         else:
-            left = self._heard + self._limit_s + _GRACE_S - time.monotonic()
-            self._try(min(deadline, time.monotonic() + max(0.05, min(left, 2 * _DIAL_S))))
+            self._try(self._attempt_until(deadline))
 
     def _give_up(self, end: End, why: str) -> None:
         self._fail_all(PeerLostError(f"{self.what} is lost ({end.value}): {why}", end))
@@ -566,13 +524,18 @@ class Caller:
             link.stream.end(farewell(Kind.BYE, end, words or f"{self._name} is done"))
             link.broken = True
         self._fail_all(self._closed)
-        if self._take_role():
-            try:
-                if link is not None and self._sending.acquire(blocking=False):
-                    link.stream.close()
-                    self._sending.release()
-            finally:
-                self._leave_role()
+        self._release_if_closed()
+
+    def _release_if_closed(self) -> None:
+        """Release the descriptor, once nobody is in a call on it: the last one to leave does."""
+        if self._closed is None or not self._take_role():
+            return
+        try:
+            if self._link is not None and self._sending.acquire(blocking=False):
+                self._link.stream.close()
+                self._sending.release()
+        finally:
+            self._leave_role()
 
     def __enter__(self) -> "Caller":
         return self

@@ -3,8 +3,8 @@
 What travels is a frozen dataclass: its fields are numbers, texts, bytes, enums, None, tuples,
 lists, dicts (also with tuples of texts as keys), further dataclasses, and arrays anywhere among
 these. An array leaves its number in the header, and its bytes follow the header, so that they are
-never copied into it. The receiver decodes strictly into the type that it expects: a field too many, one
-too few, or one of another type is a `ProtocolError`. Nothing that arrives can name code to run.
+never copied into it. The receiver decodes strictly into the type that it expects: a field too many,
+one too few, or one of another type is a `ProtocolError`. Nothing that arrives names code to run.
 
 Arrays travel in the machine's own byte order: all machines of a cluster are little-endian.
 """

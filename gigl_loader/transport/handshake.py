@@ -13,6 +13,7 @@ refused. A plain caller knocks, so that a TLS listener can tell it in plain word
 whatever else listens on the port answers to a knock with something that can be shown.
 """
 
+import contextlib
 import hmac
 import os
 import socket
@@ -36,6 +37,7 @@ from gigl_loader.transport.stream import (
 )
 
 NONCE_BYTES = 32
+_MAX_BYTES = 4096  # of a frame before the other side is known
 _TLS_HANDSHAKE = 0x16  # the first byte of a ClientHello
 _SAME_TOKEN = f"set {TOKEN_VARIABLE} to one value on all machines"
 
@@ -94,7 +96,7 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
         stream.end(farewell(Kind.BYE, End.REFUSED_VERSION, str(error)))
         raise JoinRefusedError(str(error), End.REFUSED_VERSION) from error
     except ProtocolError as error:
-        raise JoinRefusedError(f"another service is there: {error}", End.REFUSED_SERVICE) from error
+        raise _other_service(stream) from error
 
 
 def _join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
@@ -152,7 +154,7 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
 
 
 def _expect(stream: Stream, kind: Kind) -> Steps:
-    frame: Frame = yield from read_frame(stream, 0)
+    frame: Frame = yield from read_frame(stream, 0, max_header_bytes=_MAX_BYTES)
     if frame.kind in (Kind.REFUSED, Kind.BYE):
         goodbye = decode(frame.body, [], Goodbye)
         raise JoinRefusedError(goodbye.words, goodbye.end)
@@ -195,13 +197,20 @@ def _tls_refusal(stream: Stream, error: ssl.SSLError, who: str) -> JoinRefusedEr
         text = f"{who} does not speak TLS and this side does: start both with the same settings"
         return JoinRefusedError(text, End.REFUSED_MODE)
     if opening and not 0x14 <= opening[0] <= 0x17:  # record types of TLS
-        text = f"another service is there: it answered with {opening[:40]!r}"
-        return JoinRefusedError(text, End.REFUSED_SERVICE)
+        return _other_service(stream)
     if "alert" in reason:
         text = f"{who} refused this side's certificate: {reason}"
     else:
         text = f"the certificate of {who} is not accepted here: {reason}"
     return JoinRefusedError(text, End.REFUSED_CERTIFICATE)
+
+
+def _other_service(stream: Stream) -> JoinRefusedError:
+    opening = stream.first_bytes
+    with contextlib.suppress(OSError):  # what else is here by now
+        opening += stream.sock.recv(40)
+    text = f"another service is there: it answered with {opening[:40]!r}"
+    return JoinRefusedError(text, End.REFUSED_SERVICE)
 
 
 def drain_refused(stream: Stream) -> Steps:

@@ -18,6 +18,7 @@ of his own. Whoever plays the listener gets a proof to guess tokens against: hen
 import dataclasses
 import hashlib
 import hmac
+import logging
 import os
 import ssl
 import threading
@@ -136,18 +137,27 @@ class Security:
         Raises:
             ConfigError: The certificates cannot be read.
         """
-        if self.mode is Mode.CERTIFICATES:
-            stamps = tuple(path.stat().st_mtime_ns for path in _files(self.tls_dir))
-            key: _Key = (self.tls_dir, server, stamps)
-        else:
-            key = (self._own_certificate() if server else b"", server, ())
+        key = (self.tls_dir or (self._own_certificate() if server else b""), server)
         with _lock:
-            if key not in _contexts:
+            stamps, known = self._stamps(), _contexts.get(key)
+            if known is not None and known[0] == stamps:
+                return known[1]
+            try:
                 fresh = self._folder_context(server) if self.tls_dir else self._own_context(server)
-                for old in [k for k in _contexts if k[:2] == key[:2]]:
-                    del _contexts[old]
-                _contexts[key] = fresh
-            return _contexts[key]
+            except ConfigError as error:
+                if known is None:
+                    raise
+                _log.warning("renewed certificates are not used, the former ones are: %s", error)
+                fresh = known[1]
+            _contexts[key] = stamps, fresh
+            return fresh
+
+    def _stamps(self) -> tuple[int, ...]:
+        """Return when the files changed last."""
+        try:
+            return tuple(file.stat().st_mtime_ns for file in _files(self.tls_dir))
+        except (OSError, ConfigError):
+            return ()
 
     def certificate(self) -> bytes:
         """Return this listener's certificate (DER) that proofs are bound to."""
@@ -182,9 +192,10 @@ class Security:
         return self.throwaway or certs.throwaway()
 
 
-_Key = tuple[object, bool, tuple[int, ...]]  # where from, which side, when the files changed
+_log = logging.getLogger(__name__)
 _lock = threading.Lock()
-_contexts: dict[_Key, ssl.SSLContext] = {}
+_contexts: dict[tuple[object, bool], tuple[tuple[int, ...], ssl.SSLContext]] = {}
+"""By where the certificate is from and which side; with when the files had changed last."""
 
 
 def _bare_context(server: bool) -> ssl.SSLContext:

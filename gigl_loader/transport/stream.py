@@ -48,7 +48,7 @@ TICK_S = 1.0
 _HEAD = struct.Struct("<4sBBxxIIQ")  # magic, version, kind, bytes of header, arrays, their bytes
 _IOVECS = 512  # per system call; the kernel takes 1024
 _CHUNK = 256 << 10  # TLS: socket reads and writes of this size, not one per 16 KiB record
-_VANISH_CHECK_S = 2.0
+_STRANGERS_CHUNK = 16 << 10  # until TLS is up, so that thousands of strangers take no memory
 _TCP_INFO = struct.Struct("<8B14I")  # the head of Linux's struct tcp_info
 
 Room = Callable[[list[ArraySpec]], list[Array]]
@@ -233,7 +233,7 @@ class Stream:
     def _feed(self) -> bool:
         """Move what came to the TLS engine; False where nothing did."""
         try:
-            data = self.sock.recv(_CHUNK)
+            data = self.sock.recv(_CHUNK if self._tls else _STRANGERS_CHUNK)
         except BlockingIOError:
             return False
         self._note(len(data))
@@ -357,6 +357,7 @@ def read_frame(
     max_bytes: int,
     room: Room = empty_arrays,
     on_head: Callable[[], None] = lambda: None,
+    max_header_bytes: int = MAX_HEADER_BYTES,
 ) -> Steps:
     """Read one frame; the generator returns a `Frame`.
 
@@ -365,6 +366,7 @@ def read_frame(
         max_bytes: The most that its arrays may hold together.
         room: Returns the memory for the arrays, contiguous and as large as announced.
         on_head: Called once the first bytes are here.
+        max_header_bytes: The most that its header may hold.
 
     Raises:
         ProtocolError: What came is no frame, or too large; nothing was allocated.
@@ -378,10 +380,10 @@ def read_frame(
     _, _, kind, header_bytes, count, total = _HEAD.unpack(head)
     if kind not in Kind.__members__.values() or count > MAX_ARRAYS:
         raise ProtocolError(f"a frame of kind {kind} with {count} arrays was announced")
-    if header_bytes > MAX_HEADER_BYTES or total > max_bytes:
+    if header_bytes > max_header_bytes or total > max_bytes:
         raise ProtocolError(
             f"a frame with a header of {header_bytes} bytes and arrays of {total} bytes was "
-            f"announced; at most {MAX_HEADER_BYTES} and {max_bytes} are taken"
+            f"announced; at most {max_header_bytes} and {max_bytes} are taken"
         )
     header = bytearray(header_bytes)
     yield from stream.fill([memoryview(header)])

@@ -81,7 +81,10 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
 
 def check(graph: TinyGraph, edge_dir: str, how: dict, batch) -> None:
     typed = {"input_type": "user"} if graph.is_heterogeneous else {}
-    seeds = (batch["user"] if typed else batch).batch
+    store = batch["user"] if typed else batch
+    seeds = store.batch
+    assert "train_mask" in store
+    assert all("edge_age" in store for store in batch.edge_stores)
     check_batch(batch, graph, seeds=seeds, edge_dir=edge_dir, with_weight=True, **how, **typed)
 
 
@@ -103,6 +106,12 @@ def even_steps(rank: int, size: int) -> None:
 
 
 def an_input_that_is_empty_on_one_rank(rank: int, size: int) -> None:
+    for same in (0, 1):  # before anything is started, on all ranks alike
+        with pytest.raises(ConfigError, match=rf"no process loaded partitions \[{1 - same}\] of 2"):
+            DistNeighborLoader(GRAPH.partitions(2)[same], [2], torch.arange(4))
+    uneven = GRAPH.dataset() if rank else GRAPH.partitions(2)[0]
+    with pytest.raises(ConfigError, match=r"different numbers of partitions: \{0: 2, 1: 1"):
+        DistNeighborLoader(uneven, [2], torch.arange(4))
     with DistNeighborLoader(GRAPH.partitions(size)[rank], [2], torch.arange(1), seed=1) as loader:
         assert len(loader) == 1 - rank
         assert [batch.batch.tolist() for batch in loader] == [[0]] * (1 - rank)
@@ -243,7 +252,7 @@ def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
 
 def a_peer_worker_is_stopped(rank: int, size: int) -> None:
     """Rank 1's worker is stopped: both ranks name it, not those that wait for it."""
-    with _big_loader(rank, size, timeout=4.0) as loader:
+    with _big_loader(rank, size, timeout=8.0) as loader:
         iterator = iter(loader)
         next(iterator)
         dist.barrier()

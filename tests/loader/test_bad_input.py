@@ -67,9 +67,9 @@ def _make(dataset, num_neighbors=(2, 2), seeds=None, **how):
         (torch.tensor([1.0]), "int64.*float32"),
         (torch.tensor([1], dtype=torch.int32), "int64.*int32"),
         (torch.tensor([[1, 2]]), r"\[n\] int64, got \[1, 2\]"),
-        (torch.ones(20, dtype=torch.bool), "boolean mask.*nonzero"),
+        (torch.ones(19, dtype=torch.bool), "mask of shape"),
         (torch.empty(3, dtype=torch.int64, device="meta"), "on the CPU.*meta"),
-        ([1, 2], "tensor of node ids, got list"),
+        (object(), "node ids, as a tensor, an array or a list, or a mask, got object"),
         (("no_such", torch.arange(2)), "'no_such'"),
         ({0: torch.arange(2)}, "graph store"),
     ],
@@ -247,3 +247,9 @@ def test_weights_that_only_one_partition_has() -> None:
     with pytest.raises(ConfigError, match=r"weights on ranks \[0\] and none on ranks \[1\]"):
         _check_same_weights(types)
     _check_same_weights([types[0], types[0], {}, None])
+
+
+def test_a_partition_without_its_peers() -> None:
+    alone = TinyGraph.random(20, 60).partitions(2)[1]
+    with pytest.raises(ConfigError, match=r"no process loaded partitions \[0\] of 2"):
+        _make(alone)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from store_cluster import compute, info_of, processes, serve, tiny_graph
+from store_cluster import compute, info_of, processes, serve, share_of_each_server, tiny_graph
 
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, RemoteDistDataset
 from gigl_loader._glt import NodeSamplerInput
@@ -52,7 +52,7 @@ def _seeds(batches):
 
 def _client(info, rank, folder):
     """Two loaders serve all cases: one with a key of each rank's own, one that both share."""
-    nodes = RemoteDistDataset(info, rank).fetch_node_ids(rank, 2)
+    nodes = share_of_each_server(info, rank, 2)
     own = torch.cat(list(nodes.values())).tolist()
     with DistNeighborLoader(
         RemoteDistDataset(info, rank), [3, 2], nodes, prefetch_size=2, worker_concurrency=3, **HOW
@@ -112,7 +112,7 @@ def _check_state(server, folder):
         assert one["failed"] is None
         assert one["queued_bytes"] >= 3 * 100  # three messages, each of some tensors
         (pid,) = one["worker_pids"]
-        assert process_state(pid) in ("sleeping", "running")
+        assert process_state(pid) not in ("gone", "dead")
         assert pid in Footprint.below(found["pid"]).pids
     queued = sum(one["queued_bytes"] for one in producers.values())
     line = (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.distributed as dist
-from store_cluster import compute, info_of, processes, serve
+from store_cluster import compute, info_of, processes, serve, share_of_each_server
 
 from gigl_loader import DistNeighborLoader, RemoteDistDataset
 from gigl_loader.errors import PeerTimeoutError, ServerDiedError
@@ -24,7 +24,7 @@ from gigl_loader.workers.pool import process_state
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
 
 TIMEOUT_S = 3.0
-AT_MOST_S = 10.0
+AT_MOST_S = 30.0
 """Beyond the timeout."""
 
 
@@ -67,7 +67,7 @@ def _send(rank, pid, number, state=None):
 
 def _client(info, rank, folder):
     pids = [request_server(server, os.getpid) for server in range(2)]
-    nodes = RemoteDistDataset(info, rank).fetch_node_ids(rank, 2)
+    nodes = share_of_each_server(info, rank, 2)
     loader = _loader(info, rank, nodes)
     loader._remote_source.channel._timeout_s = TIMEOUT_S  # its workers are up
     iterator = iter(loader)
@@ -110,8 +110,8 @@ def _server_1_is_stopped(info, rank, nodes, loader, iterator):
         result_of(call_server(1, os.getpid), TIMEOUT_S, "pid on storage server 1")
     with _soon():
         loader.shutdown()
-    with _fails(PeerTimeoutError, rf"{name} did not start a producer within 5 s", 5.0):
-        _loader(info, rank, nodes, timeout=5.0)
+    with _fails(PeerTimeoutError, rf"{name} did not start a producer within 8 s", 8.0):
+        _loader(info, rank, nodes, timeout=8.0)
 
 
 def _servers_are_told_to_end(rank, pids, loader, iterator):

@@ -69,7 +69,7 @@ def test_the_secret_depends_on_nonce_and_token(monkeypatch) -> None:
 
 def test_a_partition_alone_is_refused() -> None:
     """It would be sampled as if it were the whole graph, without a word."""
-    with pytest.raises(ConfigError, match=r"partition 1 of 2, and this process is alone"):
+    with pytest.raises(ConfigError, match=r"no process loaded partitions \[0\] of 2"):
         Agreement(VIEWS[1], None, Security(), "127.0.0.1")
     whole = Agreement(TinyGraph.random(9, 20).dataset().view(), None, Security(), "127.0.0.1")
     assert whole.access() is None
@@ -86,5 +86,5 @@ def test_workers_by_partition() -> None:
         "rank 0 worker 0", "rank 0 worker 1", "rank 2 worker 0", "rank 2 worker 1",
     ]  # fmt: skip
     assert [(worker.host, worker.port) for worker in found[1]] == [("a", 1), ("a", 2)]
-    with pytest.raises(ConfigError, match=r"no rank loaded partitions \[1, 2\] of 3"):
+    with pytest.raises(ConfigError, match=r"no process loaded partitions \[1, 2\] of 3"):
         _by_partition([member], 3)
