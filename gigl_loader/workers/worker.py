@@ -178,9 +178,13 @@ class Worker:
             self._aside(self._asking.connect)
         if spared:
             others = Asking(spared, access, name, timeout_s, 1)
-            self._aside(lambda: (others.connect(), others.close()))
+            self._aside(others.connect, others.close)
 
-    def _aside(self, work: Callable[[], Any]) -> None:
+    def _aside(self, *steps: Callable[[], None]) -> None:
+        def work() -> None:
+            for step in steps:
+                step()
+
         thread = threading.Thread(target=work, daemon=True)
         self._connecting.append(thread)
         thread.start()
