@@ -17,7 +17,6 @@ import os
 import pickle
 import queue
 import signal
-import socket
 import sys
 import threading
 import time
@@ -78,7 +77,7 @@ def load_sampler(setup: WorkerSetup[Array], plugins: Plugins, peers: Peers | Non
 class Worker:
     """The state of one sampling process."""
 
-    def __init__(self, sock: socket.socket, number: int) -> None:
+    def __init__(self, sock: pipe.Socket, number: int) -> None:
         self._sock, self._number = sock, number
         self._setup: WorkerSetup[Array] = pipe.receive_object(sock)
         self._plugins = Plugins()
@@ -288,7 +287,7 @@ def _as_field(field: Field | tuple[str, Any]) -> Field:
     return field if isinstance(field, Field) else Field.of(*field)
 
 
-def main(sock: socket.socket, number: int) -> None:
+def main(sock: pipe.Socket, number: int) -> None:
     """Be worker ``number`` on ``sock``; the entry point of the forked process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
