@@ -18,6 +18,7 @@ from gigl_loader.dataset._build import expand_rows, owned_ids
 from gigl_loader.dataset._checks import check_count, check_edge_dir, check_partitions
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
+from gigl_loader.dataset._progress import showing
 from gigl_loader.dataset._pyg import Cutter, Supervision, read_pyg
 from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
@@ -145,6 +146,7 @@ class DistDataset(_glt.DistDataset):
         partition_idx: int,
         *,
         edge_dir: EdgeDir | None = None,
+        progress: bool = False,
         whole_node_label_file: FilePath | dict[NodeType, FilePath] | None = None,
     ) -> "DistDataset":
         """Return a partition that `partition_graph`, or one of GLT's partitioners, wrote.
@@ -154,15 +156,21 @@ class DistDataset(_glt.DistDataset):
             partition_idx: The partition to read.
             edge_dir: None: as the directory says, or, where GLT wrote it, as its edges show
                 (assigned by destination: ``"in"``; by source: ``"out"``; if both fit: ``"in"``).
+            progress: Show a bar that moves as files are read (log lines where ``tqdm`` is not
+                installed).
             whole_node_label_file: As GLT's ``load`` takes it: a file with the labels of all nodes,
                 or a dict of files by node type.
 
         Raises:
-            ConfigError: A file is missing or damaged, or the edges do not fit ``edge_dir``.
+            ConfigError: ``root`` does not exist, a file is missing or damaged, or the edges do not
+                fit ``edge_dir``.
         """
         if edge_dir is not None:
             check_edge_dir(edge_dir)
-        return cls._of(_disk.read_partition(root, partition_idx, edge_dir, whole_node_label_file))
+        total = _disk.bytes_to_read(root, partition_idx) if progress else 0
+        with showing(f"load partition {partition_idx}", total, shown=progress):
+            pieces = _disk.read_partition(root, partition_idx, edge_dir, whole_node_label_file)
+            return cls._of(pieces)
 
     @classmethod
     def wrap(cls, dataset: _glt.Dataset) -> "DistDataset":

@@ -59,7 +59,7 @@ class RowsRequest:
     ids: Array
     """``[num_ids]`` int64, global ids that the partition owns."""
     attribute: str | None = None
-    """Name of the attribute; None: the matrix is no attribute."""
+    """Of ``node_attributes`` and ``edge_attributes``, which one."""
 
 
 @dataclass(frozen=True)

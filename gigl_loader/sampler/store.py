@@ -6,7 +6,7 @@ machine does not have while it reads the rest, and puts the answers back in the 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,8 +28,7 @@ from gigl_loader.sampler.questions import (
 _KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
 )  # fmt: skip
-"""Attributes of a `PartitionView` that hold rows; nothing else is looked up by name."""
-_ATTRIBUTES = ("node_attributes", "edge_attributes")
+"""Attributes of a `PartitionView` that hold rows: all that a request may name."""
 _Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
 """Of a matrix: its type; of an attribute, type and name."""
 
@@ -133,9 +132,8 @@ class LocalStore:
         """
         _check_ids(request.ids)
         matrices = getattr(self._view, request.kind) if request.kind in _KINDS else {}
-        name: Any = request.name
-        if request.attribute is not None:
-            name = (request.name, request.attribute)
+        attribute = request.attribute
+        name = request.name if attribute is None else (request.name, attribute)
         if name not in matrices:
             raise ProtocolError(f"{request.kind!r} of {name!r} were asked for, none are")
         rows = matrices[name]
@@ -261,11 +259,16 @@ class GraphStore:
                 shape = (at.size, *like.values.shape[1:])
                 # named work memory: the answer lands in pages that are mapped already
                 room = self._scratch.matrix(f"{kind} {name} of {partition}", like.dtype, shape)
-                of: Any = name[0] if kind in _ATTRIBUTES else name
-                attribute = str(name[1]) if kind in _ATTRIBUTES else None
-                request = RowsRequest(kind, of, ids.take(at), attribute)
+                request = _rows_request(kind, name, ids.take(at))
                 asked[partition] = self._others().rows(partition, request, room)
         return asked
+
+
+def _rows_request(kind: str, name: _Name, ids: Array) -> RowsRequest:
+    if kind.endswith("_attributes"):
+        graph_type, attribute = cast("tuple[NodeType | EdgeType, str]", name)
+        return RowsRequest(kind, graph_type, ids, attribute)
+    return RowsRequest(kind, cast("NodeType | EdgeType", name), ids)
 
 
 def _check_ids(ids: Array) -> None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from gigl_loader._glt import get_context
+from gigl_loader.dataset.held import check_enough, check_held
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError
 from gigl_loader.memory.same_host import Offer, Offered
 from gigl_loader.options import reads_same_memory
 from gigl_loader.transport import Mode, Security, address_towards
@@ -56,7 +57,7 @@ class Agreement:
             on the interface that leads there.
 
     Raises:
-        ConfigError: There are other partitions, and nobody to ask.
+        ConfigError: There are more partitions than processes to hold them.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Agreement:
         security: Security,
         towards: str,
     ) -> None:
-        check_peers(view, rendezvous)
+        num_holders = 1 if rendezvous is None else rendezvous.world_size
+        check_enough(view.num_partitions, view.partition_idx, num_holders, who=_holder())
         self._view, self._rendezvous = view, rendezvous
         self._security, self._towards = security, towards
         self._host = ""
@@ -171,17 +173,6 @@ class Agreement:
             self._offered.close()
 
 
-def check_peers(view: PartitionView, rendezvous: Rendezvous | None) -> None:
-    """Raise `ConfigError` where a partition would be sampled as if it were the whole graph."""
-    if view.num_partitions > 1 and rendezvous is None:
-        raise ConfigError(
-            f"the dataset is partition {view.partition_idx} of {view.num_partitions}, and this "
-            "process is alone: what the other partitions own could not be sampled; start one "
-            "process per partition (torchrun, or init_process_group with that world size), or "
-            "load the graph as one partition"
-        )
-
-
 def _by_partition(
     members: list[_Member], num_partitions: int
 ) -> dict[int, tuple[WorkerAddress, ...]]:
@@ -193,10 +184,12 @@ def _by_partition(
             for number, port in enumerate(member.ports)
         )
         found[member.partition] = found.get(member.partition, ()) + workers
-    missing = set(range(num_partitions)) - set(found)
-    if missing:
-        raise ConfigError(
-            f"no rank loaded partitions {sorted(missing)} of {num_partitions}: start at least one "
-            "process per partition, each with its own partition_idx"
-        )
+    check_held(num_partitions, found, who=_holder())
     return found
+
+
+def _holder() -> str:
+    """Return what holds a partition here, for errors."""
+    context = get_context()
+    is_server = context is not None and context.is_server()
+    return "storage server" if is_server else "process"

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import selectors
-import socket
 import subprocess
 import sys
 import threading
@@ -39,7 +38,7 @@ _live_pools: "weakref.WeakSet[WorkerPool]" = weakref.WeakSet()
 @dataclass
 class _Worker:
     number: int
-    sock: socket.socket
+    sock: pipe.Socket
     pid: int = -1
     ready: bool = False
     address: tuple[str, int] | None = None
@@ -69,7 +68,7 @@ class WorkerPool:
     def __init__(self, num_workers: int) -> None:
         self._workers: list[_Worker] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._control: pipe.Socket | None = None
         self._selector = selectors.DefaultSelector()
         self._events: deque[Event] = deque()
         self._reading = threading.RLock()  # one thread at a time waits for the workers
@@ -202,7 +201,7 @@ class WorkerPool:
         for key, _ in self._selector.select(timeout_s):
             worker: _Worker | None = key.data
             sock = key.fileobj
-            assert isinstance(sock, socket.socket)
+            assert isinstance(sock, pipe.Socket)
             got = pipe.receive(sock)
             if got is None:
                 self._selector.unregister(sock)

@@ -15,9 +15,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
 from gigl_loader.ranks import tell_ranks
@@ -100,7 +101,7 @@ def meet_ranks(timeout_s: float) -> "StoreRendezvous | None":
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     name = tell_ranks(secrets.token_hex(8), dist.get_world_size(), str)
-    store = dist.PrefixStore(f"gigl_loader/{name}", dist.distributed_c10d._get_default_store())
+    store = PrefixStore(f"gigl_loader/{name}", _get_default_store())
     return StoreRendezvous(store, dist.get_rank(), dist.get_world_size(), timeout_s)
 
 
@@ -117,7 +118,7 @@ class StoreRendezvous:
         timeout_s: Longest wait of each `gather` and `wait_for`.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
         self.rank, self.world_size = rank, world_size
         self._store, self._timeout_s = store, timeout_s
         self._keys: set[str] = set()
@@ -127,7 +128,7 @@ class StoreRendezvous:
     def publish(self, key: str, value: bytes) -> None:
         """Make ``value`` this rank's value of ``key``; see `Rendezvous.publish`."""
         self._keys.add(key)
-        self._ask(lambda: self._store.set(_of(key, self.rank), value), f"publish {key!r}")
+        self._ask(lambda: _set(self._store, _of(key, self.rank), value), f"publish {key!r}")
 
     def gather(self, key: str, ranks: Iterable[int]) -> list[bytes]:
         """Return what each of ``ranks`` published under ``key``; see `Rendezvous.gather`."""
@@ -165,7 +166,7 @@ class StoreRendezvous:
 
         def tell() -> None:
             if not self._store.check([_FAILED]):
-                self._store.set(_FAILED, text)
+                _set(self._store, _FAILED, text)
 
         with contextlib.suppress(PeerError, UsageError):
             self._ask(tell, "tell of a failure")
@@ -267,6 +268,10 @@ class _Calls:
     def _run(self) -> None:
         while (call := self._queue.get()) is not None:
             call()
+
+
+def _set(store: Store, key: str, value: bytes) -> None:
+    store.set(key, cast("str", value))  # takes bytes as they are; only its stub says str
 
 
 def _of(key: str, rank: int) -> str:

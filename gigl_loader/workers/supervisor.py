@@ -11,7 +11,6 @@ import gc
 import os
 import select
 import signal
-import socket
 import sys
 
 from gigl_loader.sampler import _kernels
@@ -22,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Read descriptors from the command line: the control socket, then one per worker."""
-    control, *sockets = [socket.socket(fileno=int(fd)) for fd in sys.argv[1:]]
+    control, *sockets = [pipe.Socket(fileno=int(fd)) for fd in sys.argv[1:]]
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
@@ -43,7 +42,7 @@ def main() -> None:
     _Watch(control, pids).run(wake_read)
 
 
-def _become_worker(number: int, sock: socket.socket, others: list[socket.socket]) -> None:
+def _become_worker(number: int, sock: pipe.Socket, others: list[pipe.Socket]) -> None:
     code = 1
     try:
         parent = os.getppid()
@@ -62,7 +61,7 @@ def _become_worker(number: int, sock: socket.socket, others: list[socket.socket]
 class _Watch:
     """Reports how workers end, and ends them when the trainer is gone."""
 
-    def __init__(self, control: socket.socket, pids: dict[int, int]) -> None:
+    def __init__(self, control: pipe.Socket, pids: dict[int, int]) -> None:
         self._control, self._pids = control, pids
 
     def run(self, wake: int) -> None:

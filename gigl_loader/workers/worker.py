@@ -17,7 +17,6 @@ import os
 import pickle
 import queue
 import signal
-import socket
 import sys
 import threading
 import time
@@ -44,6 +43,9 @@ logger = logging.getLogger(__name__)
 _MAX_TRACEBACK = 60_000
 _LINGER_STEP_S = 1.0
 """How often a worker that only answers tells its trainer that it is alive."""
+_LANES = 2
+"""Connections to each other partition: one answer is received while the next is made. More cost
+threads and wake-ups over there, and measure no faster."""
 _BYE_S = 5.0
 """Longest wait, when ending, for goodbyes to workers that need not be asked."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -75,7 +77,7 @@ def load_sampler(setup: WorkerSetup[Array], plugins: Plugins, peers: Peers | Non
 class Worker:
     """The state of one sampling process."""
 
-    def __init__(self, sock: socket.socket, number: int) -> None:
+    def __init__(self, sock: pipe.Socket, number: int) -> None:
         self._sock, self._number = sock, number
         self._setup: WorkerSetup[Array] = pipe.receive_object(sock)
         self._plugins = Plugins()
@@ -170,14 +172,18 @@ class Worker:
         spared = {p: whom for p, whom in assignment.asked.items() if p in nearby}
         self._num_asked = len(asked)
         if asked:
-            lanes = self._setup.concurrency
+            lanes = min(_LANES, self._setup.concurrency)
             self._asking = Asking(asked, access, name, timeout_s, lanes)
             self._aside(self._asking.connect)
         if spared:
             others = Asking(spared, access, name, timeout_s, 1)
-            self._aside(lambda: (others.connect(), others.close()))
+            self._aside(others.connect, others.close)
 
-    def _aside(self, work: Callable[[], Any]) -> None:
+    def _aside(self, *steps: Callable[[], None]) -> None:
+        def work() -> None:
+            for step in steps:
+                step()
+
         thread = threading.Thread(target=work, daemon=True)
         self._connecting.append(thread)
         thread.start()
@@ -281,7 +287,7 @@ def _as_field(field: Field | tuple[str, Any]) -> Field:
     return field if isinstance(field, Field) else Field.of(*field)
 
 
-def main(sock: socket.socket, number: int) -> None:
+def main(sock: pipe.Socket, number: int) -> None:
     """Be worker ``number`` on ``sock``; the entry point of the forked process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

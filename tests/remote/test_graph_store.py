@@ -45,7 +45,7 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import batch_tensors, check_same_batches, one_rank, wait_until
 from gigl_loader.transport import free_port
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.multiprocess
 
 HOW = {"batch_size": 4, "seed": 7, "timeout": 90.0}
 
