@@ -325,8 +325,10 @@ def report(sections: dict[str, Callable[[], Iterator[Finding]]]) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m gigl_loader.diagnose",
+        prog="gigl-loader diagnose",
         description="Report what this machine offers to a loader, and try one.",
+        epilog="example:\n  gigl-loader diagnose --seconds 5",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the trial")
     parser.add_argument("--workers", type=int, default=2, help="sampling processes of the trial")

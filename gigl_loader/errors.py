@@ -11,7 +11,9 @@
     |   +-- SamplingError             a sampler raised; carries the remote traceback
     |   +-- PeerTimeoutError          no progress before the deadline
     |   +-- ServerDiedError           a storage server, or the way to it, is gone
-    |   +-- JoinRefusedError          a peer did not know the cluster token
+    |   +-- PeerLostError             a connection is over and could not be replaced
+    |   +-- RemoteError               what a peer was asked to do raised an error there
+    |   +-- JoinRefusedError          one side of a connection did not let the other in
     +-- ResourceError (OSError)       this machine is out of disk, or of files it may open
     +-- NativeLibraryError (RuntimeError)  a function of GLT's native library was called without it
     +-- ProtocolError (RuntimeError)  a message broke the wire contract: a bug in gigl_loader
@@ -83,8 +85,34 @@ class ServerDiedError(PeerError):
     """A storage server ended, or can no longer be reached."""
 
 
-class JoinRefusedError(PeerError):
-    """The other side of a connection did not prove that it knows the cluster token."""
+class PeerLostError(PeerError):
+    """A connection is over and could not be replaced. ``end`` tells why: see ``transport.End``."""
+
+    def __init__(self, text: str, end: str = "gone") -> None:
+        super().__init__(text, end)
+        self.end = end
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class RemoteError(PeerError):
+    """What a peer was asked to do raised an error there, of a class that is not gigl_loader's."""
+
+    def __init__(self, where: str, cause: str, remote_traceback: str = "") -> None:
+        super().__init__(where, cause, remote_traceback)
+        self.where, self.cause, self.remote_traceback = where, cause, remote_traceback
+
+    def __str__(self) -> str:
+        tail = f"\n--- traceback of {self.where} ---\n{self.remote_traceback}"
+        return f"{self.where} failed: {self.cause}" + (tail if self.remote_traceback else "")
+
+
+class JoinRefusedError(PeerLostError):
+    """One side of a connection did not let the other in; ``end`` tells why."""
+
+    def __init__(self, text: str, end: str = "refused: token") -> None:
+        super().__init__(text, end)
 
 
 class ResourceError(GiglLoaderError, OSError):

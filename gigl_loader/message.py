@@ -85,7 +85,7 @@ class BatchTicket:
 
     stream: int
     """Consumer of a producer; 0 where there is one."""
-    round: int
+    generation: int
     """Counts the starts of this stream's epochs, broken-off ones too."""
     epoch: int
     batch: int

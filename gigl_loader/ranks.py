@@ -3,17 +3,23 @@
 The group's own errors say neither what was going on nor what to do; a rank that is gone is the
 common cause. Waits last as long as the group's ``timeout`` (an argument of
 ``init_process_group``) allows; the end of a process on the other side ends them at once.
+
+Values travel as msgpack, not by torch's ``*_object`` collectives: those unpickle what arrives.
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from gigl_loader.errors import PeerError
 
+T = TypeVar("T")
 _MOMENT_S = 0.05
 
 
@@ -22,38 +28,76 @@ def end_group() -> None:
 
     Up to torch 2.6 at least, gloo's group holds the interpreter's lock while it waits for its own
     threads, and one that still wants the lock, to drop the tensors of the last collective, never
-    gets it: `all_gather_object` and then `destroy_process_group` hangs. So they get a moment first.
+    gets it: a collective and then `destroy_process_group` hangs. So they get a moment first.
     """
     threading.Event().wait(_MOMENT_S)
     dist.destroy_process_group()
 
 
-def gather_from_ranks(value: Any, world_size: int) -> list[Any]:
+def gather_from_ranks(value: T, world_size: int, kind: Any) -> list[T]:
     """Return ``value`` of every rank, by rank. All ranks have to call it.
+
+    Args:
+        value: A dataclass, or None, numbers, texts, bytes, tuples, lists and dicts of these.
+        world_size: Number of ranks.
+        kind: Type of the value, such as ``tuple[bytes, str | None]``; the same on all ranks.
 
     Raises:
         PeerError: The process group broke.
     """
     if world_size == 1:
         return [value]
-    found: list[Any] = [None] * world_size
+    data = msgspec.msgpack.encode(value)
     with _named_failures():
-        dist.all_gather_object(found, value)
-    return found
+        device = _device()
+        own_size = torch.tensor([len(data)], device=device)
+        sizes = [torch.zeros_like(own_size) for _ in range(world_size)]
+        dist.all_gather(sizes, own_size)
+        most = max(int(size) for size in sizes)  # a gathering wants equal lengths
+        own = _padded(data, most).to(device)
+        found = [torch.empty_like(own) for _ in range(world_size)]
+        dist.all_gather(found, own)
+    return [_decoded(one, int(size), kind) for one, size in zip(found, sizes, strict=True)]
 
 
-def tell_ranks(value: Any, world_size: int) -> Any:
+def tell_ranks(value: T, world_size: int, kind: Any) -> T:
     """Return rank 0's ``value``, on all ranks. All ranks have to call it.
+
+    Args:
+        value: As for `gather_from_ranks`; of rank 0 only it counts.
+        world_size: Number of ranks.
+        kind: Type of the value.
 
     Raises:
         PeerError: The process group broke.
     """
     if world_size == 1:
         return value
-    found = [value]
+    data = msgspec.msgpack.encode(value)
     with _named_failures():
-        dist.broadcast_object_list(found, src=0)
-    return found[0]
+        device = _device()
+        size = torch.tensor([len(data)], device=device)
+        dist.broadcast(size, src=0)
+        most = int(size)
+        told = _padded(data[:most], most).to(device)
+        dist.broadcast(told, src=0)
+    found: T = _decoded(told, most, kind)
+    return found
+
+
+def _device() -> torch.device:
+    """Return where tensors of the group's collectives lie: NCCL alone takes none of the CPU."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _padded(data: bytes, size: int) -> Tensor:
+    return torch.frombuffer(bytearray(data.ljust(max(size, 1), b"\0")), dtype=torch.uint8)
+
+
+def _decoded(found: Tensor, size: int, kind: Any) -> Any:
+    return msgspec.msgpack.decode(found[:size].cpu().numpy().tobytes(), type=kind)
 
 
 @contextmanager

@@ -79,8 +79,7 @@ def get_free_ports_from_node(num_ports: int, node_rank: int) -> list[int]:
     """
     _check_rank(node_rank)
     ports = get_free_ports(num_ports) if dist.get_rank() == node_rank else []
-    found: list[int] = gather_from_ranks(ports, dist.get_world_size())[node_rank]
-    return found
+    return gather_from_ranks(ports, dist.get_world_size(), list[int])[node_rank]
 
 
 def get_internal_ip_from_master_node() -> str:
@@ -110,7 +109,7 @@ def get_internal_ip_from_all_ranks() -> list[str]:
         UsageError: No process group.
     """
     _check_rank(0)
-    return gather_from_ranks(own_address(), dist.get_world_size())
+    return gather_from_ranks(own_address(), dist.get_world_size(), str)
 
 
 def _check_rank(rank: int) -> None:

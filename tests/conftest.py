@@ -1,3 +1,6 @@
+import os
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
@@ -28,3 +31,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if any(item.get_closest_marker("multiprocess") for item in session.items):
         start_fork_server("pytest")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """With GIGL_LOADER_TEST_TLS=1, let all processes of all tests speak TLS with certificates."""
+    if os.environ.get("GIGL_LOADER_TEST_TLS") != "1":
+        yield
+        return
+    from gigl_loader.transport import certs
+    from gigl_loader.transport.security import TLS_DIR_VARIABLE
+
+    folder = certs.make_folder(tmp_path_factory.mktemp("certificates"), ["127.0.0.1", "localhost"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TLS_DIR_VARIABLE, str(folder))
+        yield

@@ -32,6 +32,7 @@ DOWNWARD = {
 
 ONLY_IMPORTERS = {
     "graphlearn_torch": {"_glt.py"},
+    "cryptography": {"transport/certs.py"},
     "torch.distributed.rpc": {
         "remote/rpc.py",
         "_glt.py",  # loads it before GLT does, so that it does not meet the stand-ins
@@ -119,7 +120,7 @@ def test_device_needs_torch_and_pyg_only(file: Path) -> None:
 
 @pytest.mark.parametrize("folder", [one for one in ORDER if (PACKAGE / one).is_dir()])
 def test_sub_packages_hold_a_docstring_only(folder: str) -> None:
-    if folder in ("graph_store", "testing"):  # these two are public, so they name what they offer
+    if folder in ("graph_store", "testing", "transport"):  # these name what they offer
         return
     body = ast.parse((PACKAGE / folder / "__init__.py").read_text()).body
     assert len(body) == 1

@@ -37,7 +37,7 @@ def start(command: list[str], **environment: str) -> subprocess.Popen[bytes]:
 def start_server(rank: int, root: str, port: int) -> subprocess.Popen[bytes]:
     return start(
         [
-            "-m", "gigl_loader.graph_store.serve", f"--root={root}", f"--rank={rank}",
+            "-m", "gigl_loader", "serve", f"--root={root}", f"--rank={rank}",
             f"--num-servers={SERVERS}", f"--master-addr={HOST}", f"--port={port}",
         ]
     )  # fmt: skip

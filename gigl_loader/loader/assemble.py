@@ -338,7 +338,7 @@ def gather_inputs(
         PeerError: Another rank gave up, or is gone.
     """
     told = (given or b"", None if error is None else str(error), weighted, partition)
-    everyone = gather_from_ranks(told, runtime.world_size)
+    everyone = gather_from_ranks(told, runtime.world_size, _Told)
     for rank, (_, why, _, _) in enumerate(everyone):
         if error is None and why is not None:
             raise PeerError(f"rank {rank} could not build its loader: {why}")
@@ -367,6 +367,11 @@ def digest(tensors: list[torch.Tensor]) -> bytes:
         found.update(str(tuple(tensor.shape)).encode())
         found.update(tensor.contiguous().numpy().data)
     return found.digest()
+
+
+_Told = tuple[bytes, str | None, Weighted, tuple[int, int] | None]
+"""Fingerprint of a rank's input, why it gives up, which of its edge types have weights, how many
+partitions there are and which it has."""
 
 
 def weighted_types(data: DistDataset) -> dict[EdgeType, bool]:

@@ -48,6 +48,7 @@ from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
 from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
+from gigl_loader.workers.rendezvous import meet_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -358,7 +359,8 @@ class BaseDistLoader(DistLoader):
         self.data_partition_idx = getattr(self.data, "partition_idx", 0)
         self._input_len = len(self.input_data)
         stagger = Stagger(self._runtime.local_rank, self._runtime.local_world_size, gap_s)
-        producer.join(extra_s=stagger.total_s)
+        # the last rank may come that much later
+        producer.join(meet_ranks(producer.epoch_options.timeout_s + stagger.total_s))
         stagger.wait(producer)
         producer.start()
         producer.announce("started")
@@ -391,7 +393,7 @@ class BaseDistLoader(DistLoader):
             return own
         if not dist.is_initialized():
             raise UsageError("even_ranks needs torch.distributed to be up")
-        counts: list[int] = gather_from_ranks(own, dist.get_world_size())
+        counts = gather_from_ranks(own, dist.get_world_size(), int)
         if self._even_ranks == "drop":
             return min(counts)
         if own == 0 and max(counts) > 0:

@@ -2,24 +2,38 @@
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.device.prefetch import NOT_READY, CopyAhead, NotReady
+from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady
 from gigl_loader.errors import UsageError
-from gigl_loader.loader.epoch import Progress
+from gigl_loader.loader.epoch import LoaderStats, Progress, Source
 from gigl_loader.message import Received, SampleMessage
 
-if TYPE_CHECKING:
-    from gigl_loader.loader.base import BaseDistLoader
+
+class EpochOwner(Protocol):
+    """What an iterator needs of its loader."""
+
+    _source: Source
+    _engine: CopyEngine | None
+    _device_prefetch: int
+    _num_expected: int
+    _num_recv: int
+    _stats: LoaderStats
+    _recorders: list[Callable[[dict[str, Any]], None]]
+
+    def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
+        """Turn a message that is on the device into a batch."""
+        ...
 
 
 class EpochIterator:
     """One pass. Its loader refers to it weakly: dropping it, as `break` does, ends it."""
 
-    def __init__(self, loader: "BaseDistLoader", places: list[int], progress: Progress) -> None:
+    def __init__(self, loader: EpochOwner, places: list[int], progress: Progress) -> None:
         self._loader = loader
         self._progress = progress
         self._left = len(places)

@@ -1,7 +1,7 @@
 """Where this process stands among the others."""
 
+import contextlib
 import os
-import socket
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from gigl_loader._gloo import interface_towards
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.ranks import gather_from_ranks, tell_ranks
+from gigl_loader.transport import address_towards, free_port
 
 _CONTEXT_PORT = 29_591
 """Port of the process group that is started for a `DistributedContext`, on its main worker."""
@@ -66,7 +67,7 @@ def resolve_runtime(
             "or start the script with torchrun"
         )
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    return from_addresses(rank, gather_from_ranks(own_address(), world_size))
+    return from_addresses(rank, gather_from_ranks(own_address(), world_size, str))
 
 
 def runtime_or_alone(
@@ -158,32 +159,12 @@ def own_address() -> str:
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     address = address_towards(master)
     if address.startswith("127.") and master != "localhost" and not master.startswith("127."):
-        address = address_towards("192.0.2.1")  # a documentation address; nothing is sent
+        with contextlib.suppress(ConfigError):  # no default route: one machine, most likely
+            address = address_towards("192.0.2.1")  # a documentation address; nothing is sent
     return address
-
-
-def address_towards(host: str) -> str:
-    """Return the address of the interface that leads to ``host``; sends nothing.
-
-    Raises:
-        ConfigError: ``host`` cannot be resolved or reached.
-    """
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(f"no way from this machine to {host!r}: {error}") from error
-
-
-def free_port(host: str) -> int:
-    """Return a port that is free on ``host``, an address of this machine, right now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
 
 
 def agree_on_port(runtime: DistributedRuntimeInfo) -> int:
     """Return a port that is free on the master, the same on every rank of the process group."""
     port = free_port(runtime.master_ip_address) if runtime.rank == 0 else 0
-    return int(tell_ranks(port, runtime.world_size))
+    return tell_ranks(port, runtime.world_size, int)

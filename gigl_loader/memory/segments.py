@@ -193,14 +193,23 @@ class SharedPart:
     """Of the first byte."""
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, fds: list[int]) -> None:
-        super().__init__(io.BytesIO(data))
+class PartMapper:
+    """Maps parts of shared memory as arrays; each descriptor once.
+
+    Args:
+        fds: Of the shared memory; may be closed once all parts are mapped.
+    """
+
+    def __init__(self, fds: list[int]) -> None:
         self._fds = fds
         self._mapped: dict[int, Any] = {}
 
-    def persistent_load(self, pid: Any) -> Array:
-        part: SharedPart = pid
+    def array(self, part: SharedPart) -> Array:
+        """Return ``part`` as an array, which keeps its memory mapped.
+
+        Raises:
+            SharedMemoryError: It cannot be mapped, or is smaller than was said.
+        """
         if part.index is None:
             return np.empty(part.shape, storage_dtype(part.dtype))
         if part.index not in self._mapped:
@@ -213,8 +222,20 @@ class _Unpickler(pickle.Unpickler):
         return array_in(self._mapped[part.index], part.dtype, part.shape, part.offset)
 
 
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, fds: list[int]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._parts = PartMapper(fds)
+
+    def persistent_load(self, pid: Any) -> Array:
+        part: SharedPart = pid
+        return self._parts.array(part)
+
+
 def loads(data: bytes, fds: list[int]) -> Any:
     """Undo `gigl_loader.memory.tensors.dumps`, but that tensors come back as arrays.
+
+    Only for bytes of this process or of the one that started it: pickle runs what it is told to.
 
     The descriptors stay the caller's to close.
     """

@@ -10,8 +10,10 @@ from gigl_loader.memory import segments
 from gigl_loader.message import Field
 
 _SPARE = 1.2
-"""A new slot is this much larger than its first message: batches vary a little."""
+"""A new slot is this much larger than its first message: batches vary a little, and one that does
+not fit costs a new slot with all its page faults."""
 _PAGE = 64 * 1024
+"""Sizes of slots are multiples of this many bytes."""
 
 Layout = list[tuple[str, str, tuple[int, ...], int]]
 """(key, name of the dtype, shape, offset in bytes) of each tensor of a message."""
@@ -63,9 +65,9 @@ class SlotWriter:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # several sampling threads write
         self._free: dict[int, Slot] = {}
-        self._lent: dict[int, Slot] = {}
+        self._leased: dict[int, Slot] = {}  # written, and not handed back yet
         self._next = 0
 
     def write(self, fields: Sequence[Field]) -> Written:
@@ -82,7 +84,7 @@ class SlotWriter:
             if fd is not None:
                 os.close(fd)
             with self._lock:
-                del self._lent[slot.number]
+                del self._leased[slot.number]
                 if fd is None:  # the trainer knows it; a new one is just dropped
                     self._free[slot.number] = slot
                 else:
@@ -96,7 +98,7 @@ class SlotWriter:
             if fitting:
                 slot = min(fitting, key=lambda slot: slot.nbytes)
                 del self._free[slot.number]
-                self._lent[slot.number] = slot
+                self._leased[slot.number] = slot
                 return slot, None, ()
             retired = tuple(self._free)
             self.retire(retired)
@@ -108,14 +110,14 @@ class SlotWriter:
                 os.close(fd)
                 raise
             self._next += 1
-            self._lent[slot.number] = slot
+            self._leased[slot.number] = slot
             return slot, fd, retired
 
     def give_back(self, free: Sequence[int], retired: Sequence[int]) -> None:
         """Take slots back from the trainer: to be used again, or to be given up."""
         with self._lock:
             for number in (*free, *retired):
-                self._free[number] = self._lent.pop(number)
+                self._free[number] = self._leased.pop(number)
             self.retire(retired)
 
     def retire(self, numbers: Sequence[int]) -> None:

@@ -80,16 +80,23 @@ def map_shared_tensor(fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+class SharedTensors:
+    """Tensors of one object in shared memory; those of one storage share a descriptor."""
+
+    def __init__(self) -> None:
         self.fds: list[int] = []
         self.tensors: list[Tensor] = []
+        """Own the descriptors, which are open as long as these are kept."""
         self._index: dict[int, tuple[int, int]] = {}  # storage address -> (index in fds, bytes)
 
-    def persistent_id(self, obj: Any) -> Any:
+    def part_of(self, obj: Any) -> SharedPart:
+        """Return where a tensor lies; it is copied to shared memory unless it is there already.
+
+        Raises:
+            TypeError: ``obj`` is no tensor.
+        """
         if not isinstance(obj, Tensor):
-            return None
+            raise TypeError(f"a {type(obj).__name__} cannot be shared")
         shape, dtype = tuple(obj.shape), dtype_name(obj.dtype)
         if obj.numel() == 0:
             return SharedPart(None, 0, dtype, shape, 0)
@@ -106,21 +113,24 @@ class _Pickler(pickle.Pickler):
         return SharedPart(index, nbytes, dtype, shape, offset)
 
 
-def describe(obj: Any) -> tuple[bytes, list[int], list[Tensor]]:
-    """Pickle ``obj``; its tensors become descriptors.
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.shared = SharedTensors()
 
-    `gigl_loader.memory.segments.loads` undoes it, in a process that has the same descriptors.
+    def persistent_id(self, obj: Any) -> Any:
+        return self.shared.part_of(obj) if isinstance(obj, Tensor) else None
+
+
+def dumps(obj: Any) -> tuple[bytes, list[int]]:
+    """Pickle ``obj`` for a process that this one started; its tensors become descriptors.
+
+    `gigl_loader.memory.segments.loads` undoes it.
 
     Returns:
-        (pickle, descriptors, the tensors that own them: they are open as long as those are kept)
+        (pickle, descriptors); the caller sends the descriptors along, then closes them.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(obj)
-    return file.getvalue(), pickler.fds, pickler.tensors
-
-
-def dumps(obj: Any) -> tuple[bytes, list[int]]:
-    """As `describe`, with descriptors that the caller sends along, then closes."""
-    data, fds, _tensors = describe(obj)
-    return data, [os.dup(fd) for fd in fds]
+    return file.getvalue(), [os.dup(fd) for fd in pickler.shared.fds]

@@ -1,18 +1,16 @@
 """Batches from storage servers: asked for ahead, put in order, watched."""
 
 import contextlib
+import queue
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from gigl_loader._glt import ChannelBase
 from gigl_loader.errors import (
@@ -22,93 +20,62 @@ from gigl_loader.errors import (
     ProtocolError,
     UsageError,
 )
-from gigl_loader.memory import segments
-from gigl_loader.memory.leases import Mappings, Place, sees, tensors_over
-from gigl_loader.memory.slots import Layout
+from gigl_loader.memory.leases import payload_bytes, tensors_over
+from gigl_loader.memory.same_host import Mappings, sees
 from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
-from gigl_loader.remote import wire
+from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.requests import EpochRequest, FetchRequest
-from gigl_loader.remote.rpc import Cluster, ServerLink, result_of
-from gigl_loader.remote.service import DistServer
+from gigl_loader.remote.cluster import Cluster, result_of
+from gigl_loader.remote.messages import (
+    BatchMessage,
+    EpochRequest,
+    FetchAnswer,
+    FetchRequest,
+    GiveBack,
+    Nothing,
+)
+from gigl_loader.remote.values import dtype_of
+from gigl_loader.transport import Caller, Reply
 
-_GRAIN = 1 << 16
 _DESCRIBE_S = 2.0
 """How long stalled servers may take to say what their workers do."""
-_MOST_SPARE = 8
-"""Buffers kept for the next batch beyond those in use."""
+_GIVE_BACK_S = 1.0
 
-
-class BufferPool:
-    """Memory for batches: lent to the tensors of one, taken back when the last of them is gone.
-
-    Fresh memory costs a page fault per page, and pinning it costs more; so it is kept.
-    """
-
-    def __init__(self, pin_memory: bool) -> None:
-        self._pin = pin_memory
-        self._free: list[Tensor] = []
-        self._lock = threading.RLock()  # a batch may be dropped in the middle of `take`
-
-    def take(self, nbytes: int) -> Tensor:
-        """Return at least ``nbytes`` bytes."""
-        with self._lock:
-            fitting = [one for one in self._free if one.numel() >= nbytes]
-            if fitting:
-                best = min(fitting, key=Tensor.numel)
-                self._free = [one for one in self._free if one is not best]
-                return best
-            self._free = self._free[-_MOST_SPARE:]
-        size = -(-nbytes * 5 // 4 // _GRAIN) * _GRAIN
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
-
-    def lease(self, buffer: Tensor) -> Any:
-        """Return an object with the buffer protocol; ``buffer`` comes back when it is gone."""
-        lease = segments.buffer_at(buffer.data_ptr(), buffer.numel())
-        weakref.finalize(lease, self._give_back, buffer).atexit = False
-        return lease
-
-    def _give_back(self, buffer: Tensor) -> None:
-        with self._lock:
-            if len(self._free) < _MOST_SPARE:
-                self._free.append(buffer)
+_Fetch = tuple["Reply[FetchAnswer]", int]
+"""A fetch under way, and the generation that it is of."""
 
 
 @dataclass
 class _Server:
-    """One server's part of the epoch."""
+    """One server's part of the epoch, and the connection that its batches come on.
+
+    Replies are filed by a thread of their own, in the order in which they were asked for.
+    """
 
     rank: int
     producer_id: int
-    places: dict[int, deque[int]] = field(default_factory=dict)
-    """By batch: its places in the epoch's order, more than one where it repeats."""
-    to_ask: int = 0
-    """Batches that were not asked for."""
+    positions: dict[int, deque[int]] = field(default_factory=dict)
+    """By batch: its positions in the epoch's order, more than one where it repeats."""
+    total: int = 0
+    """Batches of the epoch that this server samples for this process."""
     asked: int = 0
+    """Batches that were asked for: the position of the next fetch."""
+    under_way: int = 0
     """Fetches under way."""
     ended: bool = True
     """Whether the server has said that the epoch is over."""
-    same_memory: bool | None = None
+    same_host: bool | None = None
     """Whether its batches can be read where they lie; None: not asked yet."""
-
-
-class _Fetch:
-    """One fetch under way: a `gigl_loader.remote.rpc.Pending`."""
-
-    def __init__(self, channel: "RemoteReceivingChannel", server: _Server, round_: int) -> None:
-        self._channel, self._server, self._round = channel, server, round_
-
-    def allocate(self, nbytes: int) -> tuple[memoryview, Any]:
-        buffer = self._channel.pool.take(nbytes)
-        lease = self._channel.pool.lease(buffer)
-        return memoryview(lease).cast("B")[:nbytes], lease
-
-    def done(self, frame: wire.Frame) -> None:
-        self._channel.arrived(self._server, self._round, frame)
-
-    def fail(self, error: Exception) -> None:
-        self._channel.failed(self._round, error)
+    asking: threading.Lock = field(default_factory=threading.Lock)
+    """Held while fetches are asked, so that they are filed in that order."""
+    caller: Caller | None = None
+    fetches: "queue.SimpleQueue[_Fetch | None]" = field(default_factory=queue.SimpleQueue)
+    released: deque[int] = field(default_factory=deque)
+    """Leases of batches that were dropped here; appended to by finalizers, which may not lock."""
+    giver: Caller | None = None
+    """Connection that leases are given back on: the other one's answers may be long in coming."""
+    given_back: "Reply[Nothing] | None" = None
 
 
 class RemoteReceivingChannel(ChannelBase):
@@ -116,11 +83,14 @@ class RemoteReceivingChannel(ChannelBase):
 
     ::
 
-        next() <-- in order <-- arrived <-- server 0: up to prefetch_size asked for or unread
-                                        <-- server 1: the same
+        next() <-- in order <-- arrived <-- thread <-- server 0: up to prefetch_size asked or unread
+                                        <-- thread <-- server 1: the same
+
+    A fetch names its position in the server's part of the epoch, so that it can be asked again
+    after a lost connection.
 
     Args:
-        server_ranks: Servers that sample, in the order of their stripes.
+        server_ranks: Servers that sample, in the order of their shards.
         producer_ids: On each of them.
         prefetch_size: Batches per server that are asked for and not handed out.
         consumer: This process's number among those that share the producers.
@@ -150,12 +120,13 @@ class RemoteReceivingChannel(ChannelBase):
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
         self._timeout_s = timeout_s
         self._pin = pin_memory
-        self.pool = BufferPool(pin_memory)
+        self._pool = BufferPool(pin_memory)
         self._mappings = Mappings()
         self._changed = threading.Condition()
-        self._round = 0
+        self._generation = 0
         self._epoch = -1
-        self._places: list[_Server] = []
+        self._order: list[_Server] = []
+        """By position in the epoch: who samples the batch."""
         self._arrived: dict[int, Received] = {}
         self._taken = 0
         self._error: Exception | None = None
@@ -169,7 +140,7 @@ class RemoteReceivingChannel(ChannelBase):
 
         Args:
             epoch: Which.
-            batches: ``(place among the servers, batch)``, in the order of the epoch.
+            batches: ``(position among the servers, batch)``, in the order of the epoch.
 
         Raises:
             PeerError: A server or worker failed, or a server did not answer in time. The others
@@ -180,22 +151,22 @@ class RemoteReceivingChannel(ChannelBase):
             self._reset()
             self._epoch = epoch
             by_server: list[list[int]] = [[] for _ in self._servers]
-            for place, (number, batch) in enumerate(batches):
+            for position, (number, batch) in enumerate(batches):
                 server = self._servers[number]
-                self._places.append(server)
-                server.places.setdefault(batch, deque()).append(place)
+                self._order.append(server)
+                server.positions.setdefault(batch, deque()).append(position)
                 by_server[number].append(batch)
             for server, wanted in zip(self._servers, by_server, strict=True):
-                server.to_ask, server.ended = len(wanted), not wanted
-            round_ = self._round
+                server.total, server.ended = len(wanted), not wanted
+            generation = self._generation
         deadline = time.monotonic() + self._timeout_s  # of all servers together
-        self._look_for_same_memory(deadline)
+        self._look_for_same_host(deadline)
         answers = [
             self._call(
-                server, DistServer.start_new_epoch_sampling, server.producer_id, epoch,
+                server, "start_new_epoch_sampling", producer_id=server.producer_id, epoch=epoch,
                 request=EpochRequest(
-                    consumer=self._consumer, round=round_,
-                    batches=torch.tensor(wanted, dtype=torch.int64),
+                    consumer=self._consumer, generation=generation,
+                    batches=np.array(wanted, dtype=np.int64),
                 ),
             )
             for server, wanted in zip(self._servers, by_server, strict=True)
@@ -212,119 +183,172 @@ class RemoteReceivingChannel(ChannelBase):
         for server in self._servers:
             self._ask(server)
 
-    def _look_for_same_memory(self, deadline: float) -> None:
+    def _look_for_same_host(self, deadline: float) -> None:
         """Find out, once, whose batches need not travel. Page-locked memory is this side's own."""
         wanted = not self._pin and reads_same_memory()
         asked = [
-            (server, self._call(server, DistServer.memory_mark) if wanted else None)
+            (server, self._call(server, "memory_mark") if wanted else None)
             for server in self._servers
-            if server.same_memory is None
+            if server.same_host is None
         ]
         for server, answer in asked:
             what = f"the way to the memory of storage server {server.rank}"
             left = deadline - time.monotonic()
-            server.same_memory = answer is not None and sees(
+            server.same_host = answer is not None and sees(
                 result_of(answer, left, what, self._timeout_s)
             )
 
     def _reset(self) -> None:
-        self._round += 1
+        self._generation += 1
         self._arrived.clear()
-        self._places = []
+        self._order = []
         self._taken, self._error = 0, None
         for server in self._servers:
-            server.places = {}
-            server.to_ask = server.asked = 0
+            server.positions = {}
+            server.total = server.asked = server.under_way = 0
             server.ended = True
 
     def cancel(self) -> None:
         """Break the epoch off; the servers stop sampling for it."""
         with self._changed:
-            round_, running = self._round, [s for s in self._servers if not s.ended]
+            generation, running = self._generation, [s for s in self._servers if not s.ended]
             self._reset()
             self._changed.notify_all()
         for server in running:
-            request = EpochRequest(consumer=self._consumer, round=round_)
+            request = EpochRequest(consumer=self._consumer, generation=generation)
             with contextlib.suppress(GiglLoaderError):  # a dead server samples nothing
-                self._call(server, DistServer.cancel_epoch_sampling, server.producer_id, request)
+                self._call(
+                    server, "cancel_epoch_sampling", producer_id=server.producer_id, request=request
+                )
 
-    def _call(
-        self, server: _Server, function: Callable[..., Any], *args: Any, **keywords: Any
-    ) -> "Future[Any]":
-        return self._cluster.link(server.rank).call(function, *args, **keywords)
+    def _call(self, server: _Server, name: str, **arguments: Any) -> "Future[Any]":
+        found: Future[Any] = self._cluster.link(server.rank).call(name, **arguments)
+        return found
 
     def _ask(self, server: _Server) -> None:
         """Ask for as many batches as may be on their way."""
-        with self._changed:
-            unread = sum(self._places[place] is server for place in self._arrived)
-            count = min(server.to_ask, self._prefetch - server.asked - unread)
-            server.to_ask -= max(count, 0)
-            server.asked += max(count, 0)
-            round_ = self._round
-        request = FetchRequest(
-            producer_id=server.producer_id, consumer=self._consumer, round=round_,
-            same_memory=bool(server.same_memory),
-        )  # fmt: skip
-        link: ServerLink = self._cluster.link(server.rank)
-        for _ in range(count):
-            link.request(wire.FETCH, request, _Fetch(self, server, round_))
+        with server.asking:
+            with self._changed:
+                unread = sum(self._order[position] is server for position in self._arrived)
+                ahead = self._prefetch - server.under_way - unread
+                count = max(0, min(server.total - server.asked, ahead))
+                first, generation = server.asked, self._generation
+                server.asked += count
+                server.under_way += count
+            for position in range(first, first + count):
+                request = FetchRequest(
+                    producer_id=server.producer_id, consumer=self._consumer,
+                    generation=generation, position=position, same_host=bool(server.same_host),
+                )  # fmt: skip
+                try:
+                    caller = self._caller_of(server)
+                    reply = caller.ask("fetch", request, FetchAnswer, into=self._pool.room)
+                except GiglLoaderError as error:
+                    self._failed(generation, self._cluster.link(server.rank).named(error))
+                    return
+                server.fetches.put((reply, generation))
 
-    # -- called by the links --------------------------------------------------------------------
+    def _caller_of(self, server: _Server) -> Caller:
+        if server.caller is None:
+            link = self._cluster.link(server.rank)
+            server.caller = link.dial()
+            threading.Thread(
+                target=self._file_all, args=(server,), name=f"batches of {link.name}", daemon=True
+            ).start()
+        return server.caller
 
-    def arrived(self, server: _Server, round_: int, frame: wire.Frame) -> None:
-        """File an answer; one of a broken-off epoch is dropped."""
-        _, about, finished = frame.body
-        message: SampleMessage = {}
-        if about is not None:
+    # -- filing: one thread for each server -----------------------------------------------------
+
+    def _file_all(self, server: _Server) -> None:
+        link = self._cluster.link(server.rank)
+        while (fetch := server.fetches.get()) is not None:
+            reply, generation = fetch
             try:
-                message = self._message(server, frame, about[1], about[3])
-            except OSError as error:
-                self.failed(round_, _unreadable(server, error))
-                return
+                self._arrive(server, generation, reply.wait())
+            except GiglLoaderError as error:
+                self._failed(generation, link.named(error))
+            except Exception as error:  # the loop must not wait for a thread that has ended
+                self._failed(generation, PeerError(f"{link.name}: {type(error).__name__}: {error}"))
+            del reply, fetch  # before the next wait: they keep the batch
+            self._give_back(server)
+
+    def _arrive(self, server: _Server, generation: int, answer: FetchAnswer) -> None:
+        """File an answer; one of a broken-off epoch is dropped."""
+        batch = answer.batch
+        message = {} if batch is None else self._message(server, batch)
         with self._changed:
-            if round_ != self._round:
+            if generation != self._generation:
                 return
-            server.asked -= 1
+            server.under_way -= 1
             self._last_arrival = time.monotonic()
-            server.ended = server.ended or finished
-            if about is not None:
-                ticket, _, stats, _ = about
-                place = server.places[ticket.batch].popleft()
-                stats["worker"] = (server.rank, stats.get("worker", 0))
-                self._arrived[place] = Received(ticket, message, stats)
-            self._check_complete(server, about is not None)
+            server.ended = server.ended or answer.finished
+            if batch is not None:
+                waiting = server.positions.get(batch.ticket.batch)
+                if not waiting:
+                    raise ProtocolError(
+                        f"storage server {server.rank} sent batch {batch.ticket.batch} of epoch "
+                        f"{self._epoch}, which was not asked for"
+                    )
+                batch.stats["worker"] = (server.rank, batch.stats.get("worker", 0))
+                received = Received(batch.ticket, message, batch.stats)
+                self._arrived[waiting.popleft()] = received
+            self._check_complete(server, batch is not None)
             self._changed.notify_all()
 
-    def _message(
-        self, server: _Server, frame: wire.Frame, layout: Layout, place: Place | None
-    ) -> SampleMessage:
+    def _message(self, server: _Server, batch: BatchMessage) -> SampleMessage:
         """Return the tensors of a batch, over what was received or where the server has it.
 
         Raises:
-            OSError: The server's memory cannot be mapped.
+            PeerError: The server's memory cannot be mapped.
+            ProtocolError: The tensors do not lie within what was received.
         """
-        if place is None:
-            return tensors_over(frame.payload, layout) if frame.payload is not None else {}
-        link: ServerLink = self._cluster.link(server.rank)
+        for _, dtype, shape, offset in batch.layout:
+            dtype_of(dtype)
+            if min((offset, *shape)) < 0:
+                raise ProtocolError(f"a tensor of shape {shape} at byte {offset} was sent")
+        nbytes = payload_bytes(batch.layout)
+        if batch.region is None:
+            if nbytes == 0:
+                return tensors_over(b"", batch.layout)
+            if batch.payload is None or batch.payload.nbytes < nbytes:
+                raise ProtocolError(f"a batch of {nbytes} bytes came without all of them")
+            return tensors_over(batch.payload, batch.layout)
+        if batch.region.nbytes < nbytes:
+            raise ProtocolError(f"a batch of {nbytes} bytes lies in {batch.region.nbytes}")
+        lease, released = batch.lease, server.released
         try:
-            buffer = self._mappings.lease(place, partial(link.give_back, frame.request))
-        except OSError:
-            link.give_back(frame.request)
-            raise
-        return tensors_over(buffer, layout)
+            buffer = self._mappings.lease(batch.region, lambda: released.append(lease))
+        except OSError as error:
+            released.append(lease)
+            raise _unreadable(server, error) from error
+        return tensors_over(buffer, batch.layout)
+
+    def _give_back(self, server: _Server) -> None:
+        """Tell the server which of its batches nothing here reads any more."""
+        if not server.released:
+            return
+        leases = []
+        while server.released:
+            leases.append(server.released.popleft())
+        with contextlib.suppress(GiglLoaderError):  # a dead server writes nothing over
+            if server.giver is None:
+                server.giver = self._cluster.link(server.rank).dial()
+            if server.given_back is not None:
+                server.given_back.wait(_GIVE_BACK_S)
+            server.given_back = server.giver.ask("give_back", GiveBack(tuple(leases)), Nothing)
 
     def _check_complete(self, server: _Server, has_batch: bool) -> None:
-        left = sum(len(places) for places in server.places.values())
+        left = sum(len(positions) for positions in server.positions.values())
         if (server.ended and left) or (not has_batch and not server.ended):
             self._error = ProtocolError(
                 f"storage server {server.rank} ended epoch {self._epoch} with {left} batches "
                 "to come"
             )
 
-    def failed(self, round_: int, error: Exception) -> None:
+    def _failed(self, generation: int, error: Exception) -> None:
         """Let the next wait raise ``error``."""
         with self._changed:
-            if round_ == self._round and self._error is None:
+            if generation == self._generation and self._error is None:
                 self._error = error
                 self._changed.notify_all()
 
@@ -343,16 +367,16 @@ class RemoteReceivingChannel(ChannelBase):
         with self._changed:
             while True:
                 self._check_open()
-                place = self._ready_place()
-                if place is not None:
-                    received: Received | None = self._arrived.pop(place)
+                position = self._ready_position()
+                if position is not None:
+                    received: Received | None = self._arrived.pop(position)
                     self._taken += 1
-                    server = self._places[place]
+                    server = self._order[position]
                     break
                 if self._error is not None:
                     raise self._error
                 self._cluster.raise_if_broken()
-                if self._taken == len(self._places) and all(s.ended for s in self._servers):
+                if self._taken == len(self._order) and all(s.ended for s in self._servers):
                     return None
                 quiet = time.monotonic() - max(self._last_arrival, started)
                 if quiet >= limit:
@@ -364,16 +388,16 @@ class RemoteReceivingChannel(ChannelBase):
         self._ask(server)
         return received
 
-    def _ready_place(self) -> int | None:
+    def _ready_position(self) -> int | None:
         if not self._in_order:
             return next(iter(self._arrived), None)
         return self._taken if self._taken in self._arrived else None
 
     def _stalled(self, limit: float) -> PeerTimeoutError:
         asked = [
-            (server, self._call(server, DistServer.describe_workers, server.producer_id))
+            (server, self._call(server, "describe_workers", producer_id=server.producer_id))
             for server in self._servers
-            if server.asked
+            if server.under_way
         ]
         deadline = time.monotonic() + _DESCRIBE_S  # of all servers together
         texts = []
@@ -393,8 +417,8 @@ class RemoteReceivingChannel(ChannelBase):
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
         with self._changed:
-            ended = self._taken == len(self._places) and all(s.ended for s in self._servers)
-            return self._ready_place() is not None or self._error is not None or ended
+            ended = self._taken == len(self._order) and all(s.ended for s in self._servers)
+            return self._ready_position() is not None or self._error is not None or ended
 
     @property
     def queue_depth(self) -> int:
@@ -431,7 +455,16 @@ class RemoteReceivingChannel(ChannelBase):
             self._closed = True
             self._reset()
             self._changed.notify_all()
+        for server in self._servers:
+            self._hang_up(server)
         self._mappings.close()
+
+    def _hang_up(self, server: _Server) -> None:
+        link = self._cluster.link(server.rank)
+        server.fetches.put(None)
+        for caller in (server.caller, server.giver):
+            if caller is not None:
+                link.hang_up(caller)
 
 
 def _unreadable(server: _Server, error: OSError) -> PeerError:

@@ -1,5 +1,6 @@
 """A compute process's way into the graph store: join, ask, leave."""
 
+import inspect
 import logging
 import os
 import time
@@ -15,9 +16,12 @@ from gigl_loader._gloo import interface_towards
 from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.ranks import end_group
-from gigl_loader.remote import wire
+from gigl_loader.remote.cluster import CALL_TIMEOUT_S, Cluster, result_of
 from gigl_loader.remote.dataset import GraphStoreInfo
-from gigl_loader.remote.rpc import CALL_TIMEOUT_S, Cluster, result_of
+from gigl_loader.remote.messages import CALLS
+from gigl_loader.remote.patience import PATIENCE_S, check_patience
+from gigl_loader.remote.service import DistServer
+from gigl_loader.transport import Security
 
 _log = logging.getLogger(__name__)
 
@@ -37,52 +41,64 @@ def init_compute_process(
     cluster_info: GraphStoreInfo,
     compute_world_backend: str | None = None,
     *,
+    tls_dir: str | None = None,
     token: str | None = None,
+    insecure: bool | None = None,
     timeout_s: float = JOIN_TIMEOUT_S,
+    patience_s: float = PATIENCE_S,
 ) -> None:
     """Join the storage cluster, then the process group of the compute processes.
 
-    Waits for servers that are still loading, and says so in the log. Call it once per process.
+    A process group that is up already is used as it is, with its rank and world size, and left up
+    at `shutdown_compute_process`. Waits for servers that are still loading, and says so in the log.
+    Call it once per process.
 
     Args:
-        local_rank: This process on its machine.
+        local_rank: This process on its machine; not looked at where a process group is up.
         cluster_info: A ``GraphStoreInfo``.
-        compute_world_backend: Of ``torch.distributed``; None: torch's default.
+        compute_world_backend: Backend of ``torch.distributed``; None: torch's default.
+        tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. None: the environment's
+            ``GIGL_LOADER_TLS_DIR``.
         token: The cluster's secret. None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``.
+        insecure: Plain sockets, as the servers were told. None: the environment's
+            ``GIGL_LOADER_INSECURE``.
         timeout_s: How long all of that may take.
+        patience_s: How long an outage of the network may last, in seconds, before a server that
+            cannot be reached is given up; as the servers were told.
 
     Raises:
-        UsageError: A process group is up already, or this process has joined.
-        JoinRefusedError: The token is wrong.
+        UsageError: This process has joined already.
+        JoinRefusedError: The servers do not let this process in; or another service is there.
         PeerTimeoutError: A server or another compute process did not come in time.
+        ConfigError: A value cannot work.
     """
     global _cluster, _owns_group
     if _cluster is not None:
         raise UsageError("this process has joined a graph store: call shutdown_compute_process()")
-    if dist.is_initialized():
-        raise UsageError(
-            "torch.distributed is up already: let init_compute_process start it, after it has "
-            "joined the storage cluster"
-        )
-    rank, world_size = (
-        compute_rank(local_rank, cluster_info),
-        cluster_info.compute_cluster_world_size,
-    )
+    check_patience(patience_s)
+    has_group = dist.is_initialized()
+    if has_group:
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    else:
+        rank = compute_rank(local_rank, cluster_info)
+        world_size = cluster_info.compute_cluster_world_size
     num_servers = cluster_info.num_storage_nodes
     deadline = time.monotonic() + timeout_s
     cluster = Cluster.join(
         cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
         rank=rank, world_size=world_size, num_servers=num_servers,
-        token=wire.cluster_token(token), timeout_s=timeout_s,
+        security=Security.resolve(tls_dir, token, insecure), timeout_s=timeout_s,
+        patience_s=patience_s,
     )  # fmt: skip
     try:
         _set_client_context(num_servers, world_size, rank, "gigl_loader_clients")
-        with interface_towards(cluster_info.compute_cluster_master_ip):
-            _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
+        if not has_group:
+            with interface_towards(cluster_info.compute_cluster_master_ip):
+                _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
     except BaseException:
         cluster.close()
         raise
-    _cluster, _owns_group = cluster, True
+    _cluster, _owns_group = cluster, not has_group
 
 
 def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
@@ -164,26 +180,65 @@ def current_cluster() -> Cluster:
     return _cluster
 
 
-def call_server(server_rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> "Future[T]":
-    """Let a server call ``func``; returns at once, with a future whose waits can have deadlines."""
-    return current_cluster().link(server_rank).call(func, *args, **kwargs)
+def call_server(
+    server_rank: int,
+    func: Callable[..., T],
+    *args: Any,
+    timeout_s: float = CALL_TIMEOUT_S,
+    **kwargs: Any,
+) -> "Future[T]":
+    """Let a server call a method of `DistServer`; returns at once, with a future.
+
+    Args:
+        server_rank: Which.
+        func: The method.
+        args: For it.
+        timeout_s: After that long the future fails.
+        kwargs: For it.
+    """
+    link = current_cluster().link(server_rank)
+    name, arguments = _named_call(func, args, kwargs)
+    found: Future[T] = link.call(name, timeout_s, **arguments)
+    return found
+
+
+def _named_call(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Return the name of a method in `CALLS`, and all its arguments by name.
+
+    Raises:
+        ConfigError: It is no such method; or these are not arguments for it.
+    """
+    name = getattr(func, "__name__", str(func))
+    method = getattr(DistServer, name, None)
+    if name not in CALLS or method is not func:
+        raise ConfigError(
+            f"storage servers do not call {getattr(func, '__qualname__', name)}: a client may ask "
+            f"for these methods of DistServer: {', '.join(CALLS)}"
+        )
+    try:
+        bound = inspect.signature(func).bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"DistServer.{name}: {error}") from error
+    bound.apply_defaults()
+    return name, dict(list(bound.arguments.items())[1:])  # without self
 
 
 def async_request_server(
     server_rank: int, func: Callable[..., T], *args: Any, **kwargs: Any
 ) -> "torch.futures.Future[T]":
-    """Let a storage server call ``func``, which returns at once.
+    """Let a storage server call a method of `DistServer`; returns at once.
 
     Args:
         server_rank: Which.
-        func: A method of `DistServer`, called on the server's own, or any function that the server
-            can import.
-        args: For it; tensors travel without being pickled.
+        func: A method of `DistServer`, out of a fixed table; servers call nothing else.
+        args: For it.
         kwargs: For it.
 
     Raises:
         UsageError: This process has not joined.
-        ConfigError: There is no such server.
+        ConfigError: There is no such server, or servers do not call ``func``.
     """
     answer: torch.futures.Future[T] = torch.futures.Future()
 
@@ -204,7 +259,7 @@ def request_server(server_rank: int, func: Callable[..., T], *args: Any, **kwarg
     Raises:
         PeerTimeoutError: It took longer than ten minutes.
         ServerDiedError: The server is gone.
-        Exception: What ``func`` raised there.
+        PeerError: ``func`` raised there; errors of gigl_loader keep their class.
     """
     what = f"{getattr(func, '__name__', func)} on storage server {server_rank}"
     return result_of(call_server(server_rank, func, *args, **kwargs), CALL_TIMEOUT_S, what)
@@ -221,8 +276,7 @@ def worker_options(
     prefetch_size: int,
 ) -> RemoteDistSamplingWorkerOptions:
     """Return GLT's options: see ``BaseDistLoader.create_graph_store_worker_options``."""
-    info = dataset.cluster_info
-    world_size = info.compute_cluster_world_size
+    info, world_size = dataset.cluster_info, current_cluster().world_size
     if not 0 <= compute_rank < world_size:
         raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
     ports = dataset.fetch_free_ports_on_storage_cluster(world_size)

@@ -1,60 +1,72 @@
-"""A storage server from the command line.
-
-::
-
-    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29500 --rdzv-backend c10d \
-        -m gigl_loader.graph_store.serve --root /data/graph --port 29600
-    python -m gigl_loader.graph_store.serve --status HOST:29600
-"""
+"""`gigl-loader serve`: a storage server from the command line."""
 
 import argparse
-import json
 import logging
 import os
-import re
+import sys
 import time
+from collections.abc import Sequence
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import GiglLoaderError
-from gigl_loader.remote import wire
+from gigl_loader.remote import status
 from gigl_loader.remote.dataset import GraphStoreInfo
-from gigl_loader.remote.rpc import OBSERVER, Hello, ServerLink, result_of
+from gigl_loader.remote.patience import PATIENCE_S
 from gigl_loader.remote.server import JOIN_TIMEOUT_S, init_storage_process
-from gigl_loader.remote.service import DistServer
+from gigl_loader.remote.status import add_security
 
 _log = logging.getLogger(__name__)
-_STATUS_TIMEOUT_S = 20.0
+
+_SERVE_EXAMPLE = """example, two machines:
+  torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint STORAGE0:29500 \\
+      -m gigl_loader serve --root /data/graph --master-addr STORAGE0 --port 29600 --tls /etc/gigl
+one machine, for trying:
+  gigl-loader serve --root /data/graph --port 29600
+"""
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def _parser(prog: str, what: str, example: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description=what, epilog=example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_security(parser)
+    return parser
+
+
+def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options; figures of the cluster come from torchrun's environment by default."""
     environ = os.environ
-    parser = argparse.ArgumentParser(
-        prog="python -m gigl_loader.graph_store.serve",
-        description="Serve one partition of a graph to compute processes.",
+    parser = _parser(
+        "gigl-loader serve", "Serve one partition of a graph to compute processes.", _SERVE_EXAMPLE
     )
-    parser.add_argument("--root", help="directory that partition_graph wrote")
+    parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
     parser.add_argument("--rank", type=int, default=int(environ.get("RANK", "0")))
     parser.add_argument("--num-servers", type=int, default=int(environ.get("WORLD_SIZE", "1")))
     parser.add_argument(
-        "--master-addr", default=environ.get("MASTER_ADDR", "127.0.0.1"), help="of server 0"
-    )
+        "--master-addr", default=environ.get("MASTER_ADDR", "127.0.0.1"),
+        help="address of server 0",
+    )  # fmt: skip
     parser.add_argument("--port", type=int, default=29600, help="where server 0 listens")
     parser.add_argument("--own-addr", help="address of this machine to listen on")
     parser.add_argument(
-        "--own-port", type=int, default=0, help="of the other servers; 0: any that is free"
+        "--own-port", type=int, default=0, help="port of the other servers; 0: any that is free"
     )
     parser.add_argument(
         "--jobs", type=int, default=1, help="compute jobs to serve; 0: until told to stop"
     )
-    parser.add_argument("--timeout", type=float, default=JOIN_TIMEOUT_S, help="to meet server 0, s")
-    parser.add_argument("--status", metavar="HOST:PORT", help="ask a running server, and end")
-    args = parser.parse_args(argv)
-    if args.root is None and args.status is None:
-        parser.error("--root is required (or --status, to ask a running server)")
-    if args.status is not None and not re.fullmatch(r".+:\d+", args.status):
-        parser.error(f"--status takes HOST:PORT, got {args.status!r}")
-    return args
+    parser.add_argument(
+        "--allow-samplers", metavar="PREFIX", action="append", default=[],
+        help="package, module or class that clients may name as a sampler; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=float, default=JOIN_TIMEOUT_S, help="to meet server 0, in seconds"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE_S,
+        help="how long an outage of the network may last, in seconds; the same on all processes",
+    )  # fmt: skip
+    return parser.parse_args(argv)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -70,44 +82,31 @@ def serve(args: argparse.Namespace) -> int:
         rpc_master_port=args.port, rpc_wait_port=0,
     )  # fmt: skip
     with init_storage_process(
-        args.rank, info, dataset, num_jobs=args.jobs or None, host=args.own_addr,
-        port=args.own_port, timeout_s=args.timeout,
+        args.rank, info, dataset, num_jobs=args.jobs or None, tls_dir=args.tls,
+        insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.own_addr,
+        port=args.own_port, timeout_s=args.timeout, patience_s=args.patience,
     ) as server:  # fmt: skip
         return server.wait()
 
 
-def ask_status(where: str) -> dict[str, object]:
-    """Return the status of the server at ``HOST:PORT``.
-
-    Raises:
-        PeerError: It does not answer, or the cluster token is wrong.
-    """
-    host, _, port = where.rpartition(":")
-    deadline = time.monotonic() + _STATUS_TIMEOUT_S
-    connection = wire.connect_patiently(
-        host, int(port), wire.cluster_token(None), "status", deadline=deadline, what="the server"
-    )
-    link = ServerLink(0, connection)
-    try:
-        hello = link.hello(Hello(role=OBSERVER, rank=0, num_servers=0))
-        result_of(hello, _STATUS_TIMEOUT_S, "hello")
-        return result_of(link.call(DistServer.status), _STATUS_TIMEOUT_S, "status")
-    finally:
-        link.close()
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run; return the exit code."""
+def serve_main(argv: Sequence[str] | None = None) -> int:
+    """Run ``gigl-loader serve``; return the exit code."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    args = parse_args(argv)
+    args = parse_serve(argv)
     try:
-        if args.status is not None:
-            print(json.dumps(ask_status(args.status), indent=2, default=str))
-        else:
-            _log.info("served %d jobs", serve(args))
+        _log.info("served %d jobs", serve(args))
     except GiglLoaderError as error:
         _log.error("%s: %s", type(error).__name__, error)
         return 1
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``python -m gigl_loader.graph_store.serve``, which also asks with ``--status``."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if "--status" in given:
+        given.remove("--status")
+        return status.main(given)
+    return serve_main(given)

@@ -24,7 +24,9 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.shares import Share, shares_of
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
+from gigl_loader.options import DEFAULT_TIMEOUT_S
 from gigl_loader.ranks import tell_ranks
+from gigl_loader.transport.failures import Failure, describe, rebuild
 
 _SHARING_TIMEOUT_S = 600.0
 
@@ -143,6 +145,7 @@ class RemoteDistDataset:
         mp_sharing_dict: A ``Manager().dict()`` that the processes of this machine share. With it,
             local rank 0 fetches ids and labels, and the others map the same memory.
         mp_barrier: A barrier of these processes. All of them have to make the same fetches.
+        timeout_s: How long each ``fetch_*`` may take, in seconds.
     """
 
     def __init__(
@@ -151,6 +154,8 @@ class RemoteDistDataset:
         local_rank: int,
         mp_sharing_dict: MutableMapping[str, Any] | None = None,
         mp_barrier: threading.Barrier | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         if (mp_sharing_dict is None) != (mp_barrier is None):
             raise ConfigError("mp_sharing_dict and mp_barrier are given together, or neither is")
@@ -158,6 +163,7 @@ class RemoteDistDataset:
         self._sharing_dict: Any = mp_sharing_dict
         self._barrier: Any = mp_barrier
         self._schema: DatasetSchema | None = None
+        self._timeout_s = timeout_s
 
     @property
     def cluster_info(self) -> GraphStoreInfo:
@@ -249,7 +255,7 @@ class RemoteDistDataset:
         Raises:
             ConfigError: A share is out of range; the graph has no such split or type.
         """
-        from gigl_loader.remote.requests import NodeIdsRequest
+        from gigl_loader.remote.messages import NodeIdsRequest
 
         servers = range(self._cluster_info.num_storage_nodes)
         shares = shares_of(len(servers), rank, world_size)
@@ -290,7 +296,7 @@ class RemoteDistDataset:
         Raises:
             ConfigError: The graph has no such split, type or labels.
         """
-        from gigl_loader.remote.requests import ABLPRequest
+        from gigl_loader.remote.messages import ABLPRequest
 
         servers = range(self._cluster_info.num_storage_nodes)
         shares = shares_of(len(servers), rank, world_size)
@@ -332,39 +338,43 @@ class RemoteDistDataset:
             raise UsageError(
                 "ports are agreed on over torch.distributed: init_compute_process first"
             )
-        ports: Any = None
+        ports: list[int] | Failure | None = None
         if dist.get_rank() == 0:
             try:
                 ports = self._ask(0, "get_free_ports", num_ports)
             except Exception as error:  # the others wait to be told
-                ports = error
-        ports = tell_ranks(ports, dist.get_world_size())
-        if isinstance(ports, Exception):
-            raise ports
+                ports = describe(error)
+        ports = tell_ranks(ports, dist.get_world_size(), list[int] | Failure | None)
+        if isinstance(ports, Failure):
+            raise rebuild(ports, "rank 0")
         return cast("list[int]", ports)
 
     # -- how ------------------------------------------------------------------------------------
 
     def _ask(self, server_rank: int, name: str, *args: Any) -> Any:
-        from gigl_loader.remote.client import request_server
+        from gigl_loader.remote.client import call_server
+        from gigl_loader.remote.cluster import result_of
         from gigl_loader.remote.service import DistServer
 
-        return request_server(server_rank, getattr(DistServer, name), *args)
+        limit, function = self._timeout_s, getattr(DistServer, name)
+        answer = call_server(server_rank, function, *args, timeout_s=limit)
+        return result_of(answer, limit, f"{name} on storage server {server_rank}")
 
     def _ask_all(self, name: str, requests: dict[int, Any]) -> dict[int, Any]:
         from gigl_loader.remote.client import call_server
-        from gigl_loader.remote.rpc import CALL_TIMEOUT_S, result_of
+        from gigl_loader.remote.cluster import result_of
         from gigl_loader.remote.service import DistServer
 
-        function = getattr(DistServer, name)
+        function, limit = getattr(DistServer, name), self._timeout_s
         answers = {
-            server: call_server(server, function, request) for server, request in requests.items()
+            server: call_server(server, function, request, timeout_s=limit)
+            for server, request in requests.items()
         }
-        deadline = time.monotonic() + CALL_TIMEOUT_S  # of all servers together
+        deadline = time.monotonic() + limit  # of all servers together
         found = {}
         for server, answer in answers.items():
             what = f"{name} on storage server {server}"
-            found[server] = result_of(answer, deadline - time.monotonic(), what, CALL_TIMEOUT_S)
+            found[server] = result_of(answer, deadline - time.monotonic(), what, limit)
         return found
 
     def _once(self, key: tuple[Any, ...], fetch: Callable[[], T]) -> T:

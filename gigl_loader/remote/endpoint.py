@@ -1,216 +1,49 @@
-"""The server's side of the wire: who is connected, which job is served, and what they ask."""
+"""The server's side of the network: who is here, which job is served, and what they ask."""
 
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextvars import copy_context
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from typing import Any
 
-from gigl_loader.errors import ConfigError, ServerDiedError, UsageError
-from gigl_loader.memory.leases import Packed, Place
-from gigl_loader.remote import wire
-from gigl_loader.remote.rpc import CLIENT, SERVER, Hello, RemoteFailure, ServerLink, Welcome
-from gigl_loader.remote.service import DistServer, call_on_server, caller
+import numpy as np
+
+from gigl_loader.errors import (
+    ConfigError,
+    PeerError,
+    PeerLostError,
+    ServerDiedError,
+)
+from gigl_loader.memory.leases import Packed
+from gigl_loader.remote.jobs import Attendance, JobBook, Member
+from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.leases import Leases
+from gigl_loader.remote.meeting import Board, ServerRendezvous
+from gigl_loader.remote.membership import Gather, Gathered, Join, Leave, News, Publish, Role, Watch
+from gigl_loader.remote.messages import (
+    CALLS,
+    BatchMessage,
+    Call,
+    FetchAnswer,
+    FetchRequest,
+    GiveBack,
+    Nothing,
+)
+from gigl_loader.remote.service import DistServer, caller
 from gigl_loader.remote.shared import Fetched
-from gigl_loader.remote.wire import Connection, Frame
+from gigl_loader.transport import End, Listener, Method, Peer, Security
 
 _log = logging.getLogger(__name__)
 
-_TICK_S = 5.0
+_TICK_S = 0.25
 _HEALTH_EVERY_S = 60.0
 _GRACE_S = 30.0
 """How long clients may take to leave after a server was lost."""
-
-
-@dataclass
-class JobBook:
-    """Which clients are here, job after job; on server 0 only. No sockets, no clock.
-
-    ::
-
-        gathering: clients join ---all are here---> running: clients leave ---all left---> next job
-    """
-
-    job: int = 0
-    world_size: int | None = None
-    running: bool = False
-    present: dict[int, Any] = field(default_factory=dict)
-    """By rank, whatever stands for the client."""
-    queued: list[tuple[Hello, Any]] = field(default_factory=list)
-    """Clients of the next job, come while this one runs."""
-
-    def join(self, hello: Hello, client: Any) -> None:
-        """Take a client in, or put it in the queue.
-
-        Raises:
-            ConfigError: It counts other compute processes than the others do, or its rank is taken.
-        """
-        if self.running:
-            self.queued.append((hello, client))
-            return
-        if not 0 <= hello.rank < hello.world_size:
-            raise ConfigError(f"compute rank {hello.rank} is not in [0, {hello.world_size})")
-        if self.present and hello.world_size != self.world_size:
-            raise ConfigError(
-                f"compute process {hello.rank} says that the job has {hello.world_size} processes, "
-                f"the others say {self.world_size}: give all the same GraphStoreInfo"
-            )
-        if hello.rank in self.present:
-            raise ConfigError(
-                f"two processes joined as compute rank {hello.rank}: check RANK and local_rank"
-            )
-        self.world_size = hello.world_size
-        self.present[hello.rank] = client
-
-    @property
-    def complete(self) -> bool:
-        """Whether all clients of the job are here."""
-        return len(self.present) == self.world_size
-
-    def leave(self, client: Any) -> bool:
-        """Let a client go; return whether the job is over."""
-        self.queued = [(hello, one) for hello, one in self.queued if one is not client]
-        self.present = {rank: one for rank, one in self.present.items() if one is not client}
-        if not self.running or self.present:
-            return False
-        self.job, self.running, self.world_size = self.job + 1, False, None
-        return True
-
-    def take_queued(self) -> list[tuple[Hello, Any]]:
-        """Return the clients that came while the last job ran."""
-        queued, self.queued = self.queued, []
-        return queued
-
-
-class Session:
-    """One connection to this server."""
-
-    def __init__(self, endpoint: "Endpoint", connection: Connection, name: str) -> None:
-        self._endpoint, self._connection, self.name = endpoint, connection, name
-        self.hello: Hello | None = None
-        self.hello_request = 0
-        self.job: int | None = None
-        self.said_bye = False
-        self._lending = threading.Lock()
-        self._lent: dict[int, Packed] | None = {}
-        """Batches that the client reads where they lie, by request; None: the client is gone."""
-        connection.start(self)
-
-    @property
-    def client(self) -> tuple[int | None, int]:
-        """(job, compute rank), which owns producers."""
-        assert self.hello is not None
-        return self.job, self.hello.rank
-
-    def welcome(self, welcome: Welcome) -> None:
-        """Let the other side begin."""
-        self.job = welcome.job
-        self._connection.send(wire.REPLY, self.hello_request, welcome)
-
-    def refuse(self, error: Exception) -> None:
-        """Tell the other side why it cannot begin."""
-        self._connection.send(wire.ERROR, self.hello_request, RemoteFailure.of(error))
-
-    def note(self, text: Any) -> None:
-        """Say something that is no answer."""
-        self._connection.send(wire.NOTE, 0, text)
-
-    def say_goodbye(self, reason: str) -> None:
-        """Tell the other side that this server ends; never waits."""
-        self._connection.send(wire.BYE, 0, reason)
-
-    def close(self) -> None:
-        """End the connection."""
-        self._connection.close()
-
-    # -- called by the connection ---------------------------------------------------------------
-
-    def allocate(self, request: int, nbytes: int) -> tuple[memoryview, Any]:
-        """Refuse: clients send no batches."""
-        raise ValueError(f"{self.name} sent a batch to a server")
-
-    def on_frame(self, frame: Frame) -> None:
-        """Serve a request; never waits."""
-        if frame.kind == wire.FETCH:
-            self._fetch(frame)
-        elif frame.kind == wire.CALL:
-            context = copy_context()
-            args = (context, frame)
-            threading.Thread(target=self._call, args=args, name=self.name, daemon=True).start()
-        elif frame.kind == wire.HELLO:
-            self.hello, self.hello_request = frame.body, frame.request
-            self._endpoint.joined(self)
-        elif frame.kind == wire.GIVE_BACK:
-            with self._lending:
-                given_back = None if self._lent is None else self._lent.pop(frame.request, None)
-            del given_back  # not under the lock: the slot is free from here on
-        elif frame.kind == wire.BYE:
-            self.said_bye = True
-
-    def on_close(self, error: BaseException | None) -> None:
-        """Let the endpoint know, from a thread that may wait."""
-        with self._lending:
-            lost, self._lent = self._lent, None
-        for message in (lost or {}).values():
-            message.loan.lose()
-        args = (self, error)
-        threading.Thread(target=self._endpoint.left, args=args, daemon=True).start()
-
-    def _fetch(self, frame: Frame) -> None:
-        try:
-            future = self._endpoint.server.fetch(frame.body)
-        except Exception as error:
-            self._fail(frame, error)
-            return
-        future.add_done_callback(lambda done: self._send_fetched(frame, done))
-
-    def _send_fetched(self, frame: Frame, future: "Future[Fetched]") -> None:
-        error = future.exception()
-        if error is not None:
-            self._fail(frame, error)
-            return
-        received, finished = future.result()
-        number = frame.request
-        if received is None:
-            self._connection.send(wire.REPLY, number, (frame.body.round, None, finished))
-            return
-        message = received.message
-        assert isinstance(message, Packed)
-        place = payload = None
-        if not frame.body.same_memory:
-            payload = message.payload
-        elif (place := self._lend(number, message)) is None:
-            return
-        about = (received.ticket, message.layout, received.stats, place)
-        self._connection.send(wire.BATCH, number, (frame.body.round, about, finished), payload)
-
-    def _lend(self, number: int, message: Packed) -> Place | None:
-        with self._lending:
-            if self._lent is None:
-                return None  # nobody is there to read it
-            self._lent[number] = message
-        return message.loan.begin()
-
-    def _call(self, context: Any, frame: Frame) -> None:
-        try:
-            answer = context.run(self._called, frame.body)
-            self._connection.send(wire.REPLY, frame.request, answer)
-        except BaseException as error:
-            self._fail(frame, error)
-
-    def _called(self, body: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]) -> Any:
-        if self.hello is not None and self.hello.role == CLIENT:
-            caller.set(self.client)
-        function, args, keywords = body
-        return call_on_server(self._endpoint.server, function, args, keywords)
-
-    def _fail(self, frame: Frame, error: BaseException) -> None:
-        if not self._endpoint.is_closing:  # else they fail for that reason
-            _log.warning("%s: a request failed: %s: %s", self.name, type(error).__name__, error)
-        self._connection.send(wire.ERROR, frame.request, RemoteFailure.of(error))
+_MOST_INPUT_BYTES = 16 << 30
+"""The largest input of one producer: 2 billion seeds. Memory is taken as its bytes arrive."""
 
 
 class Endpoint:
@@ -218,147 +51,263 @@ class Endpoint:
 
     Args:
         server: What is served.
-        sock: A listening socket.
-        token: The cluster's.
+        host: Address of this machine to listen on.
+        port: 0: any that is free.
+        security: Who may come in.
         num_jobs: Jobs to serve; None: until told to stop. Server 0's is what counts.
-        leader: On the other servers: the connection to server 0.
+        leader: On the other servers: how to reach server 0.
+        patience_s: How long an outage of the network may last before a process is given up.
     """
 
     def __init__(
-        self, server: DistServer, sock: Any, token: bytes, num_jobs: int | None,
-        leader: Connection | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        server: DistServer,
+        host: str,
+        port: int,
+        security: Security,
+        num_jobs: int | None = None,
+        leader: Leader | None = None,
+        patience_s: float = 10.0,
+    ) -> None:
         self.server = server
         self._num_jobs = num_jobs
         self._lock = threading.RLock()
-        self._sessions: set[Session] = set()
-        self._servers: dict[int, Session] = {}
+        self._attendance = Attendance()
         self._book = JobBook()
+        self._leases = Leases()
+        self._board = Board(server.num_servers)
+        self._connections = itertools.count(1)
         self._error: ServerDiedError | None = None
         self._error_time = 0.0
         self._stopping = False
+        self._leader = leader
         self.jobs_served = 0
         self.over = threading.Event()
         """Set when there is nothing left to serve."""
         server.connections = self.status
-        self.address: tuple[str, int] = sock.getsockname()[:2]
-        self._leader: ServerLink | None = None
-        self._listener = wire.Listener(sock, token, self._admit)  # from here on, clients come in
-        if leader is not None:
-            self._leader = _LeaderLink(self, leader)
-            hello = Hello(
-                role=SERVER, rank=server.server_rank, num_servers=server.num_servers,
-                address=self.address,
-            )  # fmt: skip
-            self._leader.hello(hello).add_done_callback(self._on_leader_answer)
+        if server.num_servers > 1:
+            server.meet = self._meet
+        self._listener = Listener(
+            host, port, security, self._table(), f"storage server {server.server_rank}",
+            on_peer=self._number, on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
+            silence_s=patience_s,
+        )  # fmt: skip
+        self.address = self._listener.address
+
+    def start(self) -> None:
+        """Serve from now on."""
+        self._listener.start()
         threading.Thread(target=self._tick_all, name="health", daemon=True).start()
+        if self._leader is not None:
+            join = Join(
+                role=Role.SERVER, rank=self.server.server_rank,
+                num_servers=self.server.num_servers, address=self.address,
+            )  # fmt: skip
+            self._leader.watch(join, self._leader_says, self._leader_left)
 
-    def _on_leader_answer(self, answer: "Future[Welcome]") -> None:
-        error = answer.exception()
-        if error is not None and not self._stopping:
-            self.lose(str(error))
+    def _table(self) -> dict[str, Method]:
+        board = {
+            "publish": Method(Publish, Nothing, lambda request, _: self._board.publish(request)),
+            "gather": Method(Gather, Gathered, lambda request, _: self._board.gather(request)),
+            "leave": Method(Leave, Nothing, lambda request, _: self._board.leave(request)),
+        }
+        return {
+            "watch": Method(Watch, News, self._watch),
+            "fetch": Method(FetchRequest, FetchAnswer, self._fetch),
+            "give_back": Method(GiveBack, Nothing, self._give_back),
+            **(board if self.server.server_rank == 0 else {}),
+            **{
+                name: Method(call.request, call.answer, partial(self._call, name, call))
+                for name, call in CALLS.items()
+            },
+        }
 
-    # -- sessions -------------------------------------------------------------------------------
+    def _meet(self, place: str, timeout_s: float) -> ServerRendezvous:
+        """Return where this server agrees with the others about one producer."""
+        leader = self._leader
+        return ServerRendezvous(
+            place, self.server.server_rank, self.server.num_servers, timeout_s,
+            board=self._board if leader is None else None,
+            dial=None if leader is None else leader.dial,
+        )  # fmt: skip
 
-    def _admit(self, connection: Connection, name: str) -> None:
+    # -- who is here ----------------------------------------------------------------------------
+
+    def _number(self, peer: Peer) -> None:
+        peer.context["number"] = next(self._connections)
+
+    def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
         with self._lock:
-            if self._stopping:
-                connection.close()
-                return
-            self._sessions.add(Session(self, connection, f"{name} at {connection.name}"))
+            member = self._attendance.find(peer.session, request.seen)
+            if member is None:
+                member = self._enter(request.join, peer)
+            self._attendance.returned(member, peer)
+            return member.wait(request.seen)
 
-    def joined(self, session: Session) -> None:
-        """A connection said what it is."""
-        hello = session.hello
-        assert hello is not None
-        with self._lock:
-            try:
-                self._check(hello)
-                if hello.role == SERVER:
-                    self._servers[hello.rank] = session
-                    session.welcome(Welcome(job=self._book.job, addresses=()))
-                    _log.info("storage server %d joined from %s", hello.rank, hello.address)
-                elif hello.role == CLIENT and hello.job is None:
-                    self._book.join(hello, session)
-                else:
-                    session.welcome(Welcome(job=hello.job or 0, addresses=()))
-            except Exception as error:
-                _log.warning("%s cannot join: %s", session.name, error)
-                session.refuse(error)
-                return
-            self._begin_if_complete()
-            self._tell_waiting()
+    def _enter(self, join: Join, peer: Peer) -> Member:
+        name = f"{peer.name} at {peer.address}"
+        member = Member(peer.session, join, name, job=join.job)
+        try:
+            self._check(join)
+            if join.role is Role.CLIENT and join.job is None:
+                self._book.join(member)
+        except Exception as error:
+            _log.warning("%s cannot join: %s", name, error)
+            raise
+        self._attendance.came(member)
+        if join.role is Role.SERVER:
+            _log.info("storage server %d joined from %s", join.rank, join.address)
+        self._begin_if_complete()
+        self._tell_all()
+        return member
 
-    def _check(self, hello: Hello) -> None:
+    def _check(self, join: Join) -> None:
         if self._error is not None:
             raise self._error
-        servers = self.server.num_servers
-        if hello.num_servers not in (0, servers):
+        servers, own = self.server.num_servers, self.server.server_rank
+        if join.num_servers != servers:
             raise ConfigError(
-                f"{hello.role} {hello.rank} counts {hello.num_servers} storage servers, server "
-                f"{self.server.server_rank} counts {servers}: give all the same GraphStoreInfo"
+                f"{join.role.value} {join.rank} counts {join.num_servers} storage servers, server "
+                f"{own} counts {servers}: give all the same GraphStoreInfo"
             )
-        if hello.role == SERVER and hello.rank in self._servers:
-            raise ConfigError(f"two processes joined as storage server {hello.rank}: check RANK")
-        if hello.role == CLIENT and hello.job is None and self.server.server_rank != 0:
+        if join.role is Role.SERVER and join.rank in self._servers:
+            raise ConfigError(f"two processes joined as storage server {join.rank}: check RANK")
+        if join.role is Role.CLIENT and join.job is None and own != 0:
             raise ConfigError(
-                f"this is storage server {self.server.server_rank}; clients join at server 0: "
-                "check storage_cluster_master_ip and rpc_master_port"
+                f"this is storage server {own}; clients join at server 0: check "
+                "storage_cluster_master_ip and rpc_master_port"
             )
 
     @property
-    def _all_servers_here(self) -> bool:
-        return len(self._servers) == self.server.num_servers - 1
+    def _servers(self) -> dict[int, Member]:
+        """The other storage servers that are here, on server 0."""
+        members = self._attendance.members.values()
+        return {one.join.rank: one for one in members if one.join.role is Role.SERVER}
 
     def _begin_if_complete(self) -> None:
-        book = self._book
-        if book.running or not book.complete or not self._all_servers_here:
+        book, servers = self._book, self._servers
+        if book.running or not book.complete or len(servers) != self.server.num_servers - 1:
             return
         book.running = True
-        addresses = [self.address]
-        for rank in sorted(self._servers):
-            hello = self._servers[rank].hello
-            assert hello is not None
-            assert hello.address is not None
-            addresses.append(hello.address)
+        others = [servers[rank].join.address for rank in sorted(servers)]
+        addresses = (self.address, *(address for address in others if address is not None))
         _log.info("job %d begins with %d compute processes", book.job, len(book.present))
-        for session in book.present.values():
-            session.welcome(Welcome(job=book.job, addresses=tuple(addresses)))
+        for member in book.present.values():
+            member.job = book.job
+            member.tell(job=book.job, addresses=addresses)
 
-    def left(self, session: Session, error: BaseException | None) -> None:
-        """A connection is over: free what it held."""
+    def _tell_all(self) -> None:
+        """Tell each member what concerns it, if it is new."""
+        lost = None if self._error is None else str(self._error)
+        missing = set(range(1, self.server.num_servers)) - set(self._servers)
+        text = self._book.describe(missing)
+        waiting = self._book.waiting
+        for member in self._attendance.members.values():
+            status = text if member in waiting else ""
+            member.tell(status=status, jobs_served=self.jobs_served, lost=lost)
+
+    def _ended(self, peer: Peer, end: End) -> None:
         with self._lock:
-            self._sessions.discard(session)
-            hello = session.hello
-            if hello is None or self._stopping:
+            left = self._attendance.ended(peer, end, time.monotonic())
+        if left is not None:
+            self._left(left)
+
+    def _left(self, member: Member) -> None:
+        """Free what a member held that has left or is given up."""
+        with self._lock:
+            if not self._attendance.left(member) or self._stopping:
                 return
-            if hello.role == SERVER and self._servers.get(hello.rank) is session:
-                self.lose(f"storage server {hello.rank} at {hello.address} is gone ({error})")
-        if hello.role == CLIENT:
-            how = "left" if session.said_bye else f"is gone without goodbye ({error})"
-            _log.info("%s of job %s %s", session.name, session.job, how)
-            if session.job is not None:
-                self.server.client_gone(session.client)
-            if hello.job is None:
-                self._leave_job(session)
+            if member.join.role is Role.SERVER:
+                self.lose(
+                    f"storage server {member.join.rank} at {member.join.address} {member.why_gone}"
+                )
+        self._leases.lose(member.session)
+        if member.join.role is Role.CLIENT:
+            _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
+            if member.job is not None:
+                self.server.client_gone(member.client)
+            if member.join.job is None:
+                self._leave_job(member)
 
-    def _leave_job(self, session: Session) -> None:
+    def _leave_job(self, member: Member) -> None:
         with self._lock:
-            if not self._book.leave(session):
+            if not self._book.leave(member):
+                self._tell_all()
                 return
             self.jobs_served += 1
             _log.info("job %d is over", self._book.job - 1)
-            for server in self._servers.values():
-                server.note(f"over: job {self._book.job - 1}")
             if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
+                self._tell_all()
                 self.over.set()
                 return
-            for hello, client in self._book.take_queued():
+            for queued in self._book.take_queued():
                 try:
-                    self._book.join(hello, client)
+                    self._book.join(queued)
                 except ConfigError as error:
-                    client.refuse(error)
+                    _log.warning("%s cannot join: %s", queued.name, error)
+                    queued.tell(refused=str(error))
             self._begin_if_complete()
+            self._tell_all()
+
+    # -- what they ask --------------------------------------------------------------------------
+
+    def _client_of(self, peer: Peer) -> Member | None:
+        member = self._attendance.find(peer.session, 0)
+        return member if member is not None and member.join.role is Role.CLIENT else None
+
+    def _call(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
+        member = self._client_of(peer)
+        token = caller.set("observer" if member is None else member.client)
+        try:
+            return call.answer.of(getattr(self.server, name)(**request.arguments))
+        except PeerLostError as error:  # of another one than this server
+            raise PeerError(str(error)) from error
+        except Exception as error:
+            if not self._stopping:  # else they fail for that reason
+                _log.warning("%s: %s failed: %s: %s", peer.name, name, type(error).__name__, error)
+            raise
+        finally:
+            caller.reset(token)
+
+    def _fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
+        self._leases.lose_from(peer.session, request)
+        answer: Future[FetchAnswer] = Future()
+        found = self.server.fetch(request, peer.context["number"])
+        found.add_done_callback(partial(self._answer_fetch, request, peer, answer))
+        answer.add_done_callback(lambda done: found.cancel() if done.cancelled() else None)
+        return answer
+
+    def _answer_fetch(
+        self, request: FetchRequest, peer: Peer, answer: "Future[FetchAnswer]",
+        found: "Future[Fetched]",
+    ) -> None:  # fmt: skip
+        try:
+            if found.cancelled():
+                answer.cancel()
+            elif (error := found.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(self._packed(request, peer, *found.result()))
+        except InvalidStateError:  # cancelled: its connection is over
+            pass
+
+    def _packed(
+        self, request: FetchRequest, peer: Peer, received: Any, finished: bool
+    ) -> FetchAnswer:
+        if received is None:
+            return FetchAnswer(None, finished)
+        message = received.message
+        assert isinstance(message, Packed)
+        about = (received.ticket, received.stats, message.layout)
+        if request.same_host:
+            lease, region = self._leases.lend(peer.session, request, message)
+            return FetchAnswer(BatchMessage(*about, region=region, lease=lease), finished)
+        payload = np.frombuffer(message.payload, np.uint8)  # keeps the slot until it was sent
+        return FetchAnswer(BatchMessage(*about, payload=payload), finished)
+
+    def _give_back(self, request: GiveBack, peer: Peer) -> Nothing:
+        self._leases.give_back(peer.session, request.leases)
+        return Nothing()
 
     # -- health ---------------------------------------------------------------------------------
 
@@ -371,41 +320,33 @@ class Endpoint:
                 f"{why}: the graph is incomplete without it; start the storage cluster again"
             )
             self._error_time = time.monotonic()
-            others = list(self._servers.values())
+            self._tell_all()
+        self._board.fail_all(str(self._error))
         _log.error("%s", self._error)
-        for session in others:
-            session.note(f"lost: {why}")
 
     def _tick_all(self) -> None:
         report = time.monotonic() + _HEALTH_EVERY_S
-        while not self.over.wait(_TICK_S if self._error is None else 0.5):
-            with self._lock:
-                self._tell_waiting()
-                clients = [s for s in self._sessions if s.hello and s.hello.role == CLIENT]
-                if self._error is not None and (
-                    not clients or time.monotonic() - self._error_time > _GRACE_S
-                ):
-                    self.over.set()
-            if time.monotonic() >= report:
-                report += _HEALTH_EVERY_S
-                try:
+        while not self.over.wait(_TICK_S):
+            now = time.monotonic()
+            try:
+                self._tick(now)
+                if now >= report:
+                    report += _HEALTH_EVERY_S
                     self._log_health()
-                except Exception:  # this thread also ends a server that has lost another
-                    _log.exception("cannot tell the state of this server")
+            except Exception:  # this thread also frees what lost clients had
+                _log.exception("cannot tell the state of this server")
 
-    def _tell_waiting(self) -> None:
-        book = self._book
-        if book.running:
-            text = f"job {book.job} is still served; {len(book.present)} of its clients are here"
-            waiting = [client for _, client in book.queued]
-        else:
-            missing = sorted(set(range(1, self.server.num_servers)) - set(self._servers))
-            text = f"{len(book.present)} of {book.world_size} compute processes are here"
-            if missing:
-                text += f"; storage servers {missing} have not loaded their partitions yet"
-            waiting = list(book.present.values())
-        for session in waiting:
-            session.note(text)
+    def _tick(self, now: float) -> None:
+        with self._lock:
+            overdue = self._attendance.overdue(now)
+            clients = [
+                one for one in self._attendance.members.values() if one.join.role is Role.CLIENT
+            ]
+            lost = self._error is not None
+            if lost and (not clients or now - self._error_time > _GRACE_S):
+                self.over.set()
+        for member in overdue:  # in threads: their workers may take long to end
+            threading.Thread(target=self._left, args=(member,), daemon=True).start()
 
     def _log_health(self) -> None:
         status = self.server.status()
@@ -421,9 +362,10 @@ class Endpoint:
     def status(self) -> dict[str, Any]:
         """Return who is connected, as plain values."""
         with self._lock:
-            hellos = [session.hello for session in self._sessions if session.hello is not None]
+            members = self._attendance.members.values()
+            clients = sorted(one.join.rank for one in members if one.join.role is Role.CLIENT)
             return {
-                "clients": sorted(hello.rank for hello in hellos if hello.role == CLIENT),
+                "clients": clients,
                 "servers": sorted(self._servers),
                 "job": self._book.job,
                 "jobs_served": self.jobs_served,
@@ -432,42 +374,42 @@ class Endpoint:
 
     # -- end ------------------------------------------------------------------------------------
 
-    def leader_says(self, text: str) -> None:
-        """Hear from server 0."""
-        if text.startswith("over: "):
-            self.jobs_served += 1
-        if text.startswith("lost: "):
-            self.lose(text[len("lost: ") :])
+    def _leader_says(self, news: News) -> None:
+        self.jobs_served = news.jobs_served
+        if news.lost is not None:
+            self.lose(news.lost)
 
-    def leader_left(self, error: Exception) -> None:
-        """Hear that server 0 has ended: as told, or not."""
-        if "shut down" in str(error):
+    def _leader_left(self, error: Exception) -> None:
+        """Server 0 has ended: in good order, or not."""
+        if isinstance(error, PeerLostError) and error.end == End.SHUTDOWN:
             self.over.set()
         else:
-            self.lose(str(error))
+            self.lose(f"storage server 0 is gone: {error}")
 
-    def close(self, reason: str = "it was shut down") -> None:
-        """End: say so to all, then end producers, then connections. Idempotent.
+    def close(self, end: End = End.SHUTDOWN, words: str = "it was shut down") -> None:
+        """End: say so to all, then end the producers. Idempotent.
 
         Goodbyes come first, so that clients hear why, and not that their producer is gone.
+
+        Args:
+            end: What decides on the other side: it ends in good order after ``SHUTDOWN``.
+            words: For people.
         """
         with self._lock:
             if self._stopping:
                 return
             self._stopping = True
-            sessions = list(self._sessions)
+            sessions = list(self._attendance.members)
         self.over.set()
-        self._listener.close()
-        for session in sessions:
-            session.say_goodbye(reason)
+        self._listener.close(end, words)
         self.server.close()
-        threads = [threading.Thread(target=session.close, daemon=True) for session in sessions]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(5.0)
+        self._lose_all(sessions)
         if self._leader is not None:
             self._leader.close()
+
+    def _lose_all(self, sessions: Sequence[str]) -> None:
+        for session in sessions:
+            self._leases.lose(session)
 
     @property
     def is_closing(self) -> bool:
@@ -478,20 +420,3 @@ class Endpoint:
     def error(self) -> ServerDiedError | None:
         """Why serving ended early."""
         return self._error
-
-
-class _LeaderLink(ServerLink):
-    """A storage server's link to server 0."""
-
-    def __init__(self, endpoint: Endpoint, connection: Connection) -> None:
-        self._endpoint = endpoint
-        super().__init__(0, connection)
-
-    def on_frame(self, frame: Frame) -> None:
-        super().on_frame(frame)
-        if frame.kind == wire.NOTE:
-            self._endpoint.leader_says(str(frame.body))
-
-    def on_close(self, error: BaseException | None) -> None:
-        super().on_close(error)
-        self._endpoint.leader_left(self.error or UsageError("closed"))

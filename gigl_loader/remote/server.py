@@ -1,22 +1,24 @@
 """A storage server's process: load, meet the others, serve, end."""
 
 import contextlib
+import ipaddress
 import logging
 import signal
-import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from gigl_loader._glt import Dataset, _set_server_context
 from gigl_loader.dataset.held import check_enough
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote import wire
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.endpoint import Endpoint
+from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.patience import PATIENCE_S, Progress, check_patience
 from gigl_loader.remote.service import DistServer, warm_up
+from gigl_loader.transport import End, Security, address_towards, refuse_loopback_name
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +56,10 @@ class StorageProcess:
                     return self._endpoint.jobs_served
             error = self._endpoint.error
             failed = error is not None and not self._told
-            self.close("another storage server was lost" if failed else "it was shut down")
+            if failed:
+                self.close("it lost another storage server", End.LOST_PEER)
+            else:
+                self.close()
         if failed and error is not None:
             raise error
         return self._endpoint.jobs_served
@@ -64,9 +69,14 @@ class StorageProcess:
         self._told = True
         self._endpoint.over.set()
 
-    def close(self, reason: str = "it was shut down") -> None:
-        """End now. Idempotent."""
-        self._endpoint.close(reason)
+    def close(self, reason: str = "it was shut down", end: End = End.SHUTDOWN) -> None:
+        """End now. Idempotent.
+
+        Args:
+            reason: For people.
+            end: What it means to the other servers: after ``SHUTDOWN`` they end in good order.
+        """
+        self._endpoint.close(end, reason)
 
     def __enter__(self) -> "StorageProcess":
         return self
@@ -98,10 +108,14 @@ def init_storage_process(
     dataset: Dataset,
     *,
     num_jobs: int | None = 1,
+    tls_dir: str | None = None,
     token: str | None = None,
+    insecure: bool | None = None,
+    allow_samplers: Sequence[str] = (),
     host: str | None = None,
     port: int | None = None,
     timeout_s: float = JOIN_TIMEOUT_S,
+    patience_s: float = PATIENCE_S,
 ) -> StorageProcess:
     """Serve a partition to compute processes; returns once this server is known to the others.
 
@@ -110,21 +124,33 @@ def init_storage_process(
         with init_storage_process(rank, info, DistDataset.load(root, rank)) as server:
             server.wait()
 
+    Who may come in is said by ``tls_dir``, ``token`` or ``insecure``, or by the environment; beyond
+    loopback one of them is needed. It holds for this server's sampling workers as well.
+
     Args:
         storage_rank: This server, in ``[0, num_storage_nodes)``.
-        cluster_info: The cluster. Server 0 listens on ``rpc_master_port``.
+        cluster_info: The cluster. Server 0 listens on ``rpc_master_port``. How many compute
+            processes there are is not looked at: the first one of a job says it.
         dataset: The partition: ``DistDataset``, ours or GLT's.
         num_jobs: Compute jobs to serve, one after another; None: until told to stop.
+        tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. None: the environment's
+            ``GIGL_LOADER_TLS_DIR``.
         token: The cluster's secret. None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``.
+        insecure: Plain sockets, for closed networks. None: the environment's
+            ``GIGL_LOADER_INSECURE``.
+        allow_samplers: Packages, modules or classes that clients may name as samplers, besides
+            those of gigl_loader.
         host: Address of this machine to listen on. None: on server 0 the storage master's, on
             others that of the interface which leads there.
         port: Port of the other servers; None: any that is free.
         timeout_s: How long to wait for server 0.
+        patience_s: How long an outage of the network may last, in seconds, before who cannot be
+            reached is given up; give all processes the same.
 
     Raises:
-        ConfigError: A figure is out of range, the address cannot be listened on, or the servers
-            are fewer than the partitions.
-        JoinRefusedError: The tokens differ.
+        ConfigError: A figure is out of range, the address cannot be listened on, the servers are
+            fewer than the partitions, or nothing says who may come in.
+        JoinRefusedError: Server 0 does not let this one in, or is another service.
         PeerTimeoutError: Server 0 did not come up.
     """
     num_servers = cluster_info.num_storage_nodes
@@ -132,32 +158,36 @@ def init_storage_process(
         raise ConfigError(f"storage_rank must be in [0, {num_servers}), got {storage_rank}")
     if num_jobs is not None and num_jobs < 1:
         raise ConfigError(f"num_jobs must be at least 1, or None: until told, got {num_jobs}")
+    check_patience(patience_s)
+    security = Security.resolve(tls_dir, token, insecure)
     held = DistDataset.wrap(dataset)
     check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")
-    secret = wire.cluster_token(token)
     master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
-    own = host or (_resolved(master) if storage_rank == 0 else wire.address_towards(master))
-    if not own.startswith("127.") and secret == wire.cluster_token(""):
-        _log.warning(
-            "storage server %d listens on %s without a cluster token: whoever reaches it can run "
-            "code here; set GIGL_LOADER_CLUSTER_TOKEN on all processes",
-            *(storage_rank, own),
-        )
-    sock = wire.listen(own, master_port if storage_rank == 0 else port or 0)
+    own = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
+    server = DistServer(
+        held, storage_rank, num_servers, own, security=security.for_workers(),
+        allow_samplers=allow_samplers,
+    )  # fmt: skip
+    name = f"storage server {storage_rank}"
     leader = None
+    if storage_rank > 0:
+        leader = Leader(master, master_port, security, name, patience_s)
+    endpoint = Endpoint(
+        server, own, master_port if storage_rank == 0 else port or 0, security, num_jobs, leader,
+        patience_s,
+    )  # fmt: skip
     try:
         warm_up()
         _set_server_context(num_servers, storage_rank, "gigl_loader_servers", 1)
-        server = DistServer(held, storage_rank, num_servers, host=own)
-        if storage_rank > 0:
-            leader = wire.connect_patiently(
-                master, master_port, secret, f"storage server {storage_rank}",
-                deadline=time.monotonic() + timeout_s, what="storage server 0",
-            )  # fmt: skip
+        if leader is not None:
+            progress = Progress(name, deadline := time.monotonic() + timeout_s)
+            leader.caller.connect_patiently(
+                deadline, lambda why: progress.say(f"storage server 0 at {master}:{master_port}")
+            )
     except BaseException:
-        sock.close()
+        endpoint.close()
         raise
-    endpoint = Endpoint(server, sock, secret, num_jobs, leader)
+    endpoint.start()
     _log.info(
         "storage server %d of %d serves partition %d on %s:%d",
         *(storage_rank, num_servers, server.dataset.partition_idx, *endpoint.address),
@@ -165,13 +195,15 @@ def init_storage_process(
     return StorageProcess(server, endpoint)
 
 
-def _resolved(host: str) -> str:
-    """Return the address that ``host`` stands for.
+def _master_address(host: str) -> str:
+    """Return where server 0 listens: at the address that the others know it by.
 
     Raises:
-        ConfigError: It stands for none.
+        ConfigError: It is a name that means only this machine here, and more to others; or none.
     """
     try:
-        return socket.gethostbyname(host)
-    except OSError as error:
-        raise ConfigError(f"the storage master {host!r} has no address: {error}") from error
+        ipaddress.ip_address(host)
+    except ValueError:
+        if host != "localhost":
+            refuse_loopback_name(host)
+    return host

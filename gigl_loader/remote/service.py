@@ -2,18 +2,15 @@
 
 import logging
 import os
-import socket
+import secrets
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from gigl_loader._glt import (
     Dataset,
@@ -21,40 +18,33 @@ from gigl_loader._glt import (
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
 )
-from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import (
-    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
-    DEFAULT_HOMOGENEOUS_NODE_TYPE,
-    DatasetSchema,
-    EdgeDir,
-    EdgeType,
-    FeatureInfo,
-    NodeType,
-    is_label_edge_type,
-    message_passing_to_negative_label,
-    message_passing_to_positive_label,
-)
+from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerTimeoutError, UsageError
-from gigl_loader.memory.leases import MemoryMark, Packed, Place, ServerMemory
+from gigl_loader.memory.leases import Packed, ServerMemory
+from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
-from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
-from gigl_loader.remote.requests import (
-    ABLPRequest,
-    EpochRequest,
-    FetchRequest,
-    NodeIdsRequest,
-    ProducerRequest,
+from gigl_loader.options import (
+    CustomSamplerOptions,
+    EpochOptions,
+    SamplerOptions,
+    parse_size,
 )
+from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.remote.shared import Fetched, SharedProducer
 from gigl_loader.sampler._kernels import load as load_kernels
+from gigl_loader.transport import Security, free_port
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer, seed_or_drawn
+from gigl_loader.workers.rendezvous import Rendezvous
 
 _log = logging.getLogger(__name__)
 
 caller: ContextVar[Hashable] = ContextVar("caller", default="this process")
 """The client that the request being served came from."""
 
-_RESERVED_PORTS = 64
+_OWN_SAMPLERS = "gigl_loader.sampler"
+_MOST_REQUESTS = 4096
+"""Create requests that are remembered, in case they are asked again."""
 _END_S = 60.0
 """The most that a closing server waits for a producer's workers to end."""
 
@@ -69,16 +59,21 @@ class _Slot:
     error: BaseException | None = None
 
 
-class DistServer:
+class DistServer(PartitionAnswers):
     """One storage server: a partition, and the producers that sample it for compute processes.
 
-    Methods are thread-safe, and are called by clients through `request_server`.
+    Methods are thread-safe, and are called by clients through `request_server`: those in
+    `gigl_loader.remote.messages.CALLS`.
 
     Args:
         dataset: The partition.
         server_rank: This server among the storage servers.
         num_servers: How many there are.
         host: The address of this machine, on which ports are looked for.
+        security: Who may ask the sampling workers.
+        allow_samplers: Packages, modules or classes that clients may name as samplers.
+        meet: Returns a rendezvous with the other servers, given a name for it and a timeout in
+            seconds. None: this server is alone.
     """
 
     def __init__(
@@ -87,9 +82,15 @@ class DistServer:
         server_rank: int = 0,
         num_servers: int = 1,
         host: str = "127.0.0.1",
+        *,
+        security: Security | None = None,
+        allow_samplers: Sequence[str] = (),
+        meet: Callable[[str, float], Rendezvous] | None = None,
     ) -> None:
-        self.dataset = DistDataset.wrap(dataset)
+        super().__init__(dataset)
         self.server_rank, self.num_servers = server_rank, num_servers
+        self._security, self.meet = security or Security.local(), meet
+        self._allowed = (_OWN_SAMPLERS, *allow_samplers)
         self._host = host
         self._started = time.time()
         self._lock = threading.Lock()
@@ -99,8 +100,8 @@ class DistServer:
         self._destroyed: set[int] = set()
         self._gone: set[Hashable] = set()
         self._closed = False
-        self._reserved: deque[socket.socket] = deque()
-        self._mark = MemoryMark()
+        self._by_request: OrderedDict[str, _Slot] = OrderedDict()
+        self._mark = HostMark()
         self.create_calls = 0
         """Create calls that this server has seen."""
         self.connections: Callable[[], dict[str, Any]] = dict
@@ -136,7 +137,8 @@ class DistServer:
             drawn = EpochOptions(seed=seed_or_drawn(sampling_config.seed))
             request = ProducerRequest(epoch_options=drawn)
         client = caller.get()
-        slot, is_first = self._slot_of(client, worker_options.worker_key)
+        self._check_sampler(sampler_options)
+        slot, is_first = self._slot_of(client, worker_options.worker_key, request.request_id)
         if not is_first:
             slot.ready.wait(3 * request.epoch_options.timeout_s)
             if slot.error is not None:
@@ -160,32 +162,61 @@ class DistServer:
             slot.ready.set()  # last: who waits for it looks at the slot next
         return slot.id
 
-    def _slot_of(self, client: Hashable, key: str | None) -> tuple[_Slot, bool]:
+    def _check_sampler(self, options: SamplerOptions | None) -> None:
+        """Refuse to import a class that this server was not started with leave for."""
+        if not isinstance(options, CustomSamplerOptions):
+            return
+        path = options.class_path
+        if not any(path == one or path.startswith(f"{one}.") for one in self._allowed):
+            raise ConfigError(
+                f"storage server {self.server_rank} has no leave to import the sampler {path!r}: "
+                f"start it with --allow-samplers {path.rpartition('.')[0]}, or "
+                "init_storage_process(allow_samplers=[...]); nothing was started"
+            )
+
+    def _slot_of(self, client: Hashable, key: str | None, request_id: str) -> tuple[_Slot, bool]:
+        """Return the slot of a request, and whether it is for the caller to fill it."""
         with self._lock:
             self._check_open()
+            if request_id in self._by_request:  # asked again after a lost connection
+                return self._by_request[request_id], False
             self.create_calls += 1
             job = client[0] if isinstance(client, tuple) else None
             known = self._by_key.get((job, key)) if key is not None else None
+            slot = _Slot(self._next_id) if known is None else self._slots[known]
+            if request_id:
+                self._remember(request_id, slot)
             if known is not None:
-                return self._slots[known], False
-            slot = self._slots[self._next_id] = _Slot(self._next_id)
+                return slot, False
+            self._slots[slot.id] = slot
             self._next_id += 1
             if key is not None:
                 self._by_key[job, key] = slot.id
             return slot, True
 
+    def _remember(self, request_id: str, slot: _Slot) -> None:
+        self._by_request[request_id] = slot
+        while len(self._by_request) > _MOST_REQUESTS:
+            self._by_request.popitem(last=False)
+
     def _start(
         self, number: int, sampler_input: NodeSamplerInput, config: SamplingConfig, options: Any,
         sampler_options: SamplerOptions | None, request: ProducerRequest,
     ) -> SharedProducer:  # fmt: skip
-        self._check_columns(config)
-        capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
-        memory = ServerMemory(capacity)
-        producer = DistSamplingProducer(
-            self.dataset, sampler_input, config, options, memory, sampler_options,
-            epoch_options=request.epoch_options,
-        )  # fmt: skip
-        producer.init()
+        rendezvous = self._rendezvous(request)
+        try:
+            self._check_columns(config)
+            capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
+            memory = ServerMemory(capacity)
+            producer = DistSamplingProducer(
+                self.dataset, sampler_input, config, options, memory, sampler_options,
+                epoch_options=request.epoch_options,
+            )  # fmt: skip
+        except BaseException as error:  # the other servers wait for this one
+            if rendezvous is not None:
+                rendezvous.fail(f"{type(error).__name__}: {error}")
+            raise
+        producer.init(rendezvous, self._security)
         client = caller.get()
         job = client[0] if isinstance(client, tuple) else None
         clients: list[Hashable] = [(job, rank) for rank in request.client_ranks] or [client]
@@ -193,6 +224,13 @@ class DistServer:
         return SharedProducer(
             key, producer, memory, request, clients, parse_size(options.buffer_size)
         )
+
+    def _rendezvous(self, request: ProducerRequest) -> Rendezvous | None:
+        """Return where this server's workers find those of the other servers."""
+        if self.meet is None:
+            return None
+        place = request.request_id or secrets.token_hex(16)  # without one, nobody comes
+        return self.meet(place, request.epoch_options.timeout_s)
 
     def _check_columns(self, config: SamplingConfig) -> None:
         walked = {
@@ -251,16 +289,18 @@ class DistServer:
     def release_sampling_producer(
         self, producer_id: int, consumer: int = 0, *, linger_s: float = LINGER_S
     ) -> None:
-        """Let a consumer go; the producer ends with the last one.
+        """Let a consumer go; the producer ends with the last one. Idempotent.
 
         Args:
             producer_id: From `create_sampling_producer`.
-            consumer: Its number.
+            consumer: Number of the consumer.
             linger_s: How long the workers may go on answering those of other servers.
 
         Raises:
-            UsageError: There is no such producer, or consumer.
+            UsageError: There never was such a producer, or consumer.
         """
+        if producer_id in self._destroyed:
+            return
         if self._shared(producer_id).release(consumer):
             self._end(producer_id, linger_s)
 
@@ -280,7 +320,7 @@ class DistServer:
         Args:
             producer_id: From `create_sampling_producer`.
             epoch: With the seed it decides the shuffle and every draw.
-            request: Consumer, round and batches. None: of consumer 0, all of this server's.
+            request: Consumer, generation and batches. None: of consumer 0, all of this server's.
 
         Raises:
             UsageError: There is no such producer.
@@ -296,14 +336,18 @@ class DistServer:
         """
         self._shared(producer_id).cancel_epoch(request)
 
-    def fetch(self, request: FetchRequest) -> "Future[Fetched]":
+    def fetch(self, request: FetchRequest, attempt: int = 0) -> "Future[Fetched]":
         """Return a batch of a consumer, as soon as there is one. Never waits.
+
+        Args:
+            request: Which batch.
+            attempt: Number of the connection that it came on.
 
         Raises:
             UsageError: There is no such producer.
             PeerError: A worker died or raised.
         """
-        return self._shared(request.producer_id).fetch(request.consumer, request.round)
+        return self._shared(request.producer_id).fetch(request, attempt)
 
     def fetch_one_sampled_message(
         self, producer_id: int, *, consumer: int = 0
@@ -317,7 +361,8 @@ class DistServer:
         shared = self._shared(producer_id)
         limit = shared.producer.epoch_options.timeout_s
         try:
-            received, finished = shared.fetch(consumer, None).result(limit)
+            request = FetchRequest(producer_id=producer_id, consumer=consumer)
+            received, finished = shared.fetch(request).result(limit)
         except TimeoutError as error:
             raise PeerTimeoutError(
                 f"storage server {self.server_rank}: no batch within {limit:.0f} s: "
@@ -328,9 +373,9 @@ class DistServer:
         assert isinstance(received.message, Packed)
         return received.message.tensors(), finished
 
-    def memory_mark(self) -> tuple[Place, bytes]:
+    def memory_mark(self) -> Mark:
         """Return what a client needs to find out whether it can map this process's memory."""
-        return self._mark.show()
+        return self._mark.mark
 
     def describe_workers(self, producer_id: int) -> str:
         """Say what the workers of a producer are doing, for an error elsewhere."""
@@ -364,8 +409,6 @@ class DistServer:
             self._closed = True
             ids = [slot.id for slot in self._slots.values() if slot.shared is not None]
         _at_once(self._end, [(number, 0.0) for number in ids])
-        while self._reserved:
-            self._reserved.popleft().close()
         self._mark.close()
 
     def _check_open(self) -> None:
@@ -399,156 +442,13 @@ class DistServer:
             **connections,
         }
 
-    def get_schema(self) -> DatasetSchema:
-        """Return types, feature widths and direction."""
-        return self.dataset.schema
-
-    def get_num_nodes(self) -> dict[NodeType, int]:
-        """Return how many nodes of each type there are over all servers."""
-        return dict(self.dataset.view().num_nodes)
-
-    def get_node_feature_info(self) -> FeatureInfo | dict[NodeType, FeatureInfo] | None:
-        """Return width and dtype of the node features."""
-        return self.dataset.node_feature_info
-
-    def get_edge_feature_info(self) -> FeatureInfo | dict[EdgeType, FeatureInfo] | None:
-        """Return width and dtype of the edge features."""
-        return self.dataset.edge_feature_info
-
-    def get_edge_dir(self) -> EdgeDir:
-        """Return the direction in which nodes are expanded."""
-        return self.dataset.schema.edge_dir
-
-    def get_edge_types(self) -> list[EdgeType] | None:
-        """Return all edge types, label edge types included; None for a homogeneous graph."""
-        return self.dataset.schema.edge_types
-
-    def get_node_types(self) -> list[NodeType] | None:
-        """Return all node types; None for a homogeneous graph."""
-        return sorted(self.dataset.view().num_nodes) if self.dataset.is_typed else None
-
-    def get_node_partition_book(self, node_type: NodeType | None = None) -> Any:
-        """Return the owner of each node of a type."""
-        return self._of_type(self.dataset.node_partition_book, node_type, "node")
-
-    def get_edge_partition_book(self, edge_type: EdgeType | None = None) -> Any:
-        """Return the owner of each edge of a type; None where no edge is looked up."""
-        books = self.dataset.edge_partition_book
-        if books is None:
-            books = dict.fromkeys(self.dataset.schema.edge_types or ()) or None
-        return self._of_type(books, edge_type, "edge")
-
-    def get_node_ids(self, request: NodeIdsRequest | None = None) -> Tensor:
-        """Return ``[n]`` int64: the ids of nodes that this server owns, ascending.
-
-        Raises:
-            ConfigError: No such split or node type.
-        """
-        request = request or NodeIdsRequest()
-        if request.split is None:
-            ids = self.dataset.node_ids
-        else:
-            found = self.dataset.split_node_ids(request.split)
-            if found is None:
-                raise ConfigError(
-                    f"the graph has no {request.split!r} split: give it {request.split}_mask"
-                )
-            ids = found
-        found = self._of_type(ids, request.node_type, "node")
-        return request.share.cut(found)
-
-    def get_ablp_input(
-        self, request: ABLPRequest
-    ) -> tuple[NodeType, Tensor, dict[EdgeType, Tensor], dict[EdgeType, Tensor] | None]:
-        """Return (anchor type, anchors, positives, negatives) of this server.
-
-        Anchors are ``[n]`` int64. Labels are by label edge type ``[n, most]`` int64, padded with
-        -1; negatives are None where the graph has none.
-
-        Raises:
-            ConfigError: The graph has no such label edges.
-        """
-        edge_type = request.supervision_edge_type or self._only_supervision_type()
-        anchor_type = request.anchor_node_type or edge_type[0]
-        if anchor_type != edge_type[0]:
-            raise ConfigError(
-                f"anchors of type {anchor_type!r} have no labels of {edge_type}: its anchors are "
-                f"of type {edge_type[0]!r}"
-            )
-        anchors = self.get_node_ids(
-            NodeIdsRequest(split=request.split, node_type=anchor_type, share=request.share)
-        )
-        positive = message_passing_to_positive_label(edge_type)
-        negative = message_passing_to_negative_label(edge_type)
-        adjacency = self.dataset.view().adjacency
-        if positive not in adjacency:
-            known = [name for name in adjacency if is_label_edge_type(name)]
-            raise ConfigError(f"the graph has no labels {positive}; its label edge types: {known}")
-        most = self.dataset.max_labels_per_anchor_node
-        labels = {name: padded_rows(adjacency[name], anchors, most) for name in (positive, negative)
-                  if name in adjacency}  # fmt: skip
-        negatives = {negative: labels[negative]} if negative in labels else None
-        return anchor_type, anchors, {positive: labels[positive]}, negatives
-
-    def _only_supervision_type(self) -> EdgeType:
-        if self.dataset.schema.is_homogeneous_with_labeled_edge_type:
-            return DEFAULT_HOMOGENEOUS_EDGE_TYPE
-        raise ConfigError(
-            "supervision_edge_type must be given: the graph is not a homogeneous one with labels"
-        )
-
-    def _of_type(self, value: Any, name: Any, kind: str) -> Any:
-        if not isinstance(value, dict):
-            default = (
-                DEFAULT_HOMOGENEOUS_NODE_TYPE if kind == "node" else DEFAULT_HOMOGENEOUS_EDGE_TYPE
-            )
-            if name not in (None, default):
-                raise ConfigError(f"the graph is homogeneous: it has no {kind} type {name!r}")
-            return value
-        if name is None and self.dataset.schema.is_homogeneous_with_labeled_edge_type:
-            name = (
-                DEFAULT_HOMOGENEOUS_NODE_TYPE if kind == "node" else DEFAULT_HOMOGENEOUS_EDGE_TYPE
-            )
-        if name not in value:
-            raise ConfigError(f"{kind}_type must be one of {sorted(value)}, got {name!r}")
-        return value[name]
-
     def get_free_ports(self, num_ports: int) -> list[int]:
-        """Return ports that are free on this server, kept from other programs for a while.
+        """Return ports that are free on this server at this moment."""
+        return [free_port(self._host) for _ in range(num_ports)]
 
-        A socket that is bound and does not listen holds each port: the system then gives it to
-        nobody, and a rendezvous that reuses addresses may still listen there.
-        """
-        ports = []
-        with self._lock:
-            for _ in range(num_ports):
-                sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                sock.bind((self._host, 0))
-                ports.append(int(sock.getsockname()[1]))
-                self._reserved.append(sock)
-            while len(self._reserved) > max(_RESERVED_PORTS, 2 * num_ports):
-                self._reserved.popleft().close()
-        return ports
-
-
-def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tensor:
-    """Return the neighbours of ``nodes`` as ``[len(nodes), most]`` int64, padded with -1.
-
-    With ``limit``, these are the first ``limit`` of each.
-    """
-    indptr = adjacency.indptr
-    known = nodes < indptr.numel() - 1  # ids past the end have no edge
-    rows = torch.where(known, nodes, 0)
-    starts = indptr[rows]
-    counts = torch.where(known, indptr[rows + 1] - starts, 0) if indptr.numel() > 1 else nodes * 0
-    counts = counts if limit is None else counts.clamp(max=limit)
-    most = int(counts.max()) if counts.numel() else 0
-    table = nodes.new_full((nodes.numel(), most), -1)
-    places = torch.arange(most)
-    filled = places < counts[:, None]
-    table[filled] = adjacency.indices[(starts[:, None] + places)[filled]]
-    return table
+    def ping(self) -> int:
+        """Return this process's id: it lives, and answers."""
+        return os.getpid()
 
 
 def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
@@ -558,16 +458,6 @@ def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) ->
         thread.start()
     for thread in threads:
         thread.join(_END_S)
-
-
-def call_on_server(
-    server: DistServer, function: Callable[..., Any], args: Any, keywords: Any
-) -> Any:
-    """Call a method of ``server``'s class with it as ``self``, or any other function without it."""
-    name = getattr(function, "__name__", "")
-    if getattr(type(server), name, None) is function:
-        return function(server, *args, **keywords)
-    return function(*args, **keywords)
 
 
 def warm_up() -> None:

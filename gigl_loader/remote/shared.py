@@ -3,15 +3,15 @@
 import contextlib
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
-from gigl_loader.errors import GiglLoaderError, SamplingError, UsageError
+from gigl_loader.errors import GiglLoaderError, ProtocolError, SamplingError, UsageError
 from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import Received
-from gigl_loader.remote.requests import EpochRequest, ProducerRequest, share_of_batches
+from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.workers.producer import DistSamplingProducer
 
 _log = logging.getLogger(__name__)
@@ -32,14 +32,36 @@ class _Consumer:
     """One compute process's share of the producer."""
 
     client: Hashable
-    round: int = _NONE
-    """Of the epoch under way; `_NONE`: none was started, `_BROKEN`: it was broken off."""
-    left: int = 0
-    """Batches of the epoch that were not fetched."""
+    generation: int = _NONE
+    """Generation of the epoch under way; `_NONE`: none yet, `_BROKEN`: it was broken off."""
+    epoch: int = 0
+    batches: Sequence[int] = ()
+    """What the epoch consists of, in order."""
+    handed_out: list[int] = field(default_factory=list)
+    """Batches that were handed to whoever sends them, in that order."""
     waiting: deque["Future[Fetched]"] = field(default_factory=deque)
+    attempt: int = 0
+    """Number of the connection that the last fetch came on; older ones do not count any more."""
     error: GiglLoaderError | None = None
-    """Why the epoch cannot go on; it does where this is of the epoch before, see `_serve`."""
+    """Error that ends the epoch; one left over from the epoch before is ignored, see `_serve`."""
     released: bool = False
+
+    @property
+    def left(self) -> int:
+        """Batches of the epoch that were not handed out."""
+        return len(self.batches) - len(self.handed_out)
+
+    def put_back(self, position: int) -> list[int]:
+        """Take back what was handed out from ``position`` on; return all that is to come."""
+        lost, self.handed_out = self.handed_out[position:], self.handed_out[:position]
+        gone = Counter(self.handed_out + lost)
+        untouched = []
+        for batch in self.batches:  # a batch may stand in an epoch more than once
+            if gone[batch]:
+                gone[batch] -= 1
+            else:
+                untouched.append(batch)
+        return lost + untouched
 
 
 class SharedProducer:
@@ -79,6 +101,8 @@ class SharedProducer:
     def start_epoch(self, epoch: int, request: EpochRequest) -> None:
         """Begin a consumer's epoch; what is left of the one before is dropped.
 
+        Once for each generation, however often it is asked.
+
         Raises:
             PeerError: A worker is gone.
             UsageError: There is no such consumer.
@@ -86,6 +110,8 @@ class SharedProducer:
         with self._lock:
             consumer = self._get(request.consumer)
             self._check()
+            if consumer.generation == request.generation != 0:
+                return  # asked again after a lost connection
             batches: Sequence[int]
             if request.batches is None:
                 total = self.producer.num_batches
@@ -93,50 +119,87 @@ class SharedProducer:
             else:
                 batches = request.batches.tolist()
             stale = self._take_waiting(consumer)
-            consumer.round, consumer.error, consumer.left = request.round, None, len(batches)
+            consumer.generation, consumer.error = request.generation, None
+            consumer.epoch, consumer.batches, consumer.handed_out = epoch, batches, []
             try:
                 self.producer.start_epoch(epoch, batches, stream=request.consumer)
             finally:
                 _answer([(future, _STALE) for future in stale])
 
     def cancel_epoch(self, request: EpochRequest) -> None:
-        """Break a consumer's epoch off, if it is still the one of ``request.round``."""
+        """Break a consumer's epoch off, if it is still the one of ``request.generation``."""
         with self._lock:
             consumer = self._get(request.consumer)
-            if consumer.round != request.round:
+            if consumer.generation != request.generation:
                 return
-            consumer.round = _BROKEN
+            consumer.generation = _BROKEN
             self.producer.cancel_epoch(stream=request.consumer)
             _answer([(future, _STALE) for future in self._take_waiting(consumer)])
 
-    def fetch(self, number: int, round_number: int | None) -> "Future[Fetched]":
-        """Return the next batch of a consumer, as soon as there is one; never waits.
+    def fetch(self, request: FetchRequest, attempt: int = 0) -> "Future[Fetched]":
+        """Return a batch of a consumer, as soon as there is one; never waits.
+
+        A fetch of an earlier position than the next means that answers were lost: the consumer's
+        stream starts again there. Batches are functions of seed, epoch and index, so that sampling
+        them again gives the same bits.
 
         Args:
-            number: The consumer.
-            round_number: A fetch of another round than the one under way is answered with nothing.
-                None: of the one under way.
+            request: Which batch. One of another generation than the one under way gets nothing.
+            attempt: Number of the connection that it came on. An older one than the last is not
+                listened to any more.
         """
         future: Future[Fetched] = Future()
         with self._lock:
-            consumer = self._get(number)
+            consumer = self._get(request.consumer)
             self._check()
-            if consumer.round == _NONE:
+            if consumer.generation == _NONE:
                 raise UsageError(f"producer {self.key!r}: fetch before start_new_epoch_sampling")
-            if consumer.round == _BROKEN or round_number not in (None, consumer.round):
+            current = request.position is None or request.generation == consumer.generation
+            if consumer.generation == _BROKEN or not current or attempt < consumer.attempt:
                 future.set_result(_STALE)
                 return future
             if len(consumer.waiting) >= _MOST_WAITING:
                 raise UsageError(f"producer {self.key!r}: {_MOST_WAITING} fetches wait already")
+            if attempt > consumer.attempt:  # nobody reads what the former connection waits for
+                consumer.attempt = attempt
+                _answer([(one, _STALE) for one in self._take_waiting(consumer)])
+            if request.position is not None:
+                self._go_to(request.consumer, consumer, request.position)
             consumer.waiting.append(future)
-            done = self._serve(number, consumer)
+            done = self._serve(request.consumer, consumer)
         _answer(done)
         return future
 
+    def _go_to(self, number: int, consumer: _Consumer, position: int) -> None:
+        """Let the stream stand at ``position``: it does, unless answers were lost."""
+        if position > len(consumer.handed_out) + len(consumer.waiting):
+            raise ProtocolError(
+                f"producer {self.key!r}: consumer {number} asks for position {position}, but it "
+                f"had {len(consumer.handed_out)} batches of this epoch"
+            )
+        if position >= len(consumer.handed_out):
+            return
+        to_come = consumer.put_back(position)
+        _log.info(
+            "producer %r: answers to consumer %d were lost; its stream starts again at batch %d "
+            "of %d",
+            *(self.key, number, position, len(consumer.batches)),
+        )
+        if consumer.error is None:
+            self.producer.start_epoch(consumer.epoch, to_come, stream=number)
+
     def release(self, number: int) -> bool:
-        """Let a consumer go, its epoch broken off; return whether it was the last."""
+        """Let a consumer go, its epoch broken off; return whether it was the last. Idempotent.
+
+        Raises:
+            UsageError: There never was such a consumer.
+        """
         with self._lock:
-            consumer = self._get(number)
+            consumer = self._consumers.get(number)
+            if consumer is None:
+                raise UsageError(f"producer {self.key!r} has no consumer {number}")
+            if consumer.released:  # asked again after a lost connection
+                return False
             consumer.released = True
             with contextlib.suppress(GiglLoaderError):  # workers that are gone sample nothing
                 self.producer.cancel_epoch(stream=number)
@@ -172,18 +235,23 @@ class SharedProducer:
         """Take what has arrived for the fetches that wait.
 
         A batch that fails ends its epoch in the producer. So a failure counts where the producer
-        has ended an epoch of which batches are left; else it is one of an epoch that the client
-        broke off and followed with the next, before the failure was heard of here.
+        has ended an epoch of which batches are left; otherwise it is one of an epoch that the
+        client broke off and followed with the next before the failure was heard of here.
         """
         done: _Answers = []
         while consumer.waiting:
+            if consumer.waiting[0].cancelled():  # its connection is over
+                consumer.waiting.popleft()
+                continue
             received, is_over = self.producer.take(number)
             if received is None and consumer.left > 0:
                 if is_over and consumer.error is not None:
                     done += [(future, consumer.error) for future in self._take_waiting(consumer)]
                 break
-            consumer.left -= received is not None
-            done.append((consumer.waiting.popleft(), (received, consumer.left == 0)))
+            future = consumer.waiting.popleft()
+            if received is not None:
+                consumer.handed_out.append(received.ticket.batch)
+            done.append((future, (received, consumer.left == 0)))
         return done
 
     def _pump_all(self) -> None:
@@ -257,7 +325,19 @@ class SharedProducer:
 
 def _answer(answers: Sequence[tuple["Future[Fetched]", Fetched | GiglLoaderError]]) -> None:
     for future, answer in answers:
-        if isinstance(answer, GiglLoaderError):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
+        try:
+            if isinstance(answer, GiglLoaderError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+        except (
+            InvalidStateError
+        ):  # cancelled: its connection is over, and the position is asked for
+            pass  # again on the next one
+
+
+def share_of_batches(total: int, request: ProducerRequest, consumer: int) -> range:
+    """Return the batches that this server samples for one consumer, of ``total`` in an epoch."""
+    if request.shard is None:
+        return range(0)
+    return range(request.shard, total, request.num_shards)[consumer :: request.num_consumers]

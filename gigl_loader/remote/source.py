@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import logging
-import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -28,9 +28,12 @@ from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
-from gigl_loader.remote.requests import ProducerRequest, share_of_batches
-from gigl_loader.remote.rpc import result_of
+from gigl_loader.remote.cluster import result_of
+from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.remote.service import DistServer
+from gigl_loader.remote.shared import share_of_batches
+from gigl_loader.transport.failures import Failure, describe, rebuild
+from gigl_loader.workers.producer import LINGER_S
 from gigl_loader.workers.schedule import num_batches
 
 _log = logging.getLogger(__name__)
@@ -49,6 +52,15 @@ class _Offer:
     key: str
     digest: str
     options: EpochOptions
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came of creating producers, of the process that asked for them."""
+
+    producers: dict[int, int] | None
+    """Their ids by server."""
+    failure: Failure | None
 
 
 class RemoteSource:
@@ -129,7 +141,7 @@ class RemoteSource:
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
         offer = _Offer(key, _digest(self._input, self._config, self._active), self.epoch_options)
-        offers = gather_from_ranks(offer, world_size)
+        offers = gather_from_ranks(offer, world_size, _Offer)
         ranks = [one for one, other in enumerate(offers) if other.key == key]
         leader = ranks[0]
         differ = [one for one in ranks if offers[one].digest != offer.digest]
@@ -143,7 +155,13 @@ class RemoteSource:
         elif rank == leader:
             _wait_turn(leaders.index(rank), gap_s, max_concurrent)
             outcome = self._ask_servers(create, ranks, offers[leader].options)
-        outcomes = gather_from_ranks(outcome, world_size)
+        failure = describe(outcome) if isinstance(outcome, Exception) else None
+        told = _Outcome(outcome if failure is None else None, failure)
+        outcomes = [
+            one.producers if one.failure is None else rebuild(one.failure, f"rank {number}")
+            for number, one in enumerate(gather_from_ranks(told, world_size, _Outcome))
+        ]
+        outcomes[rank] = outcome  # with its own traceback
         self._adopt(outcomes, leader, ranks, offers[leader].options)
 
     def _ask_servers(
@@ -151,12 +169,13 @@ class RemoteSource:
     ) -> dict[int, int] | Exception:
         """Send the create call to every server, all at once; return producer ids or an error."""
         limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
+        request_id = secrets.token_hex(16)
         try:
             answers = {
                 server: call_server(
                     server, create, self._input, self._config, self._options,
-                    self._sampler_options,
-                    request=self._request(server, tuple(ranks), epoch_options),
+                    self._sampler_options, timeout_s=limit,
+                    request=self._request(server, tuple(ranks), epoch_options, request_id),
                 )
                 for server in self._servers
             }  # fmt: skip
@@ -189,12 +208,16 @@ class RemoteSource:
         """
         wait(answers.values(), timeout_s)
         pings = {
-            server: call_server(server, os.getpid)
+            server: call_server(server, DistServer.ping, timeout_s=_PING_S)
             for server, answer in answers.items()
             if not answer.done()
         }
         wait(pings.values(), _PING_S)
-        silent = [self._cluster.link(server) for server, ping in pings.items() if not ping.done()]
+        silent = [
+            self._cluster.link(server)
+            for server, ping in pings.items()
+            if not ping.done() or isinstance(ping.exception(), PeerTimeoutError)
+        ]
         if not silent:
             return None
         names = " and ".join(link.name for link in silent)
@@ -206,17 +229,18 @@ class RemoteSource:
     def _end_late_one(self, server: int, answer: "Future[int]") -> None:
         """End a producer that came up after this process gave it up."""
         if answer.exception() is None:
-            link = self._cluster.link(server)
-            link.call(DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
+            call_server(server, DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
 
     def _request(
-        self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions
-    ) -> ProducerRequest:
+        self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions,
+        request_id: str = "",
+    ) -> ProducerRequest:  # fmt: skip
         return ProducerRequest(
             epoch_options=epoch_options,
-            stripe=self._active.index(server) if server in self._active else None,
-            num_stripes=max(1, len(self._active)),
+            shard=self._active.index(server) if server in self._active else None,
+            num_shards=max(1, len(self._active)),
             client_ranks=ranks,
+            request_id=request_id,
         )
 
     def _adopt(
@@ -245,11 +269,11 @@ class RemoteSource:
         )
 
     def _own_share(self, ranks: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Return ``(place among the active servers, batch)``, ascending by batch."""
+        """Return ``(position among the active servers, batch)``, ascending by batch."""
         total = num_batches(self.num_seeds, self._config.batch_size, self._config.drop_last)
         share = [
-            (place, batch)
-            for place, server in enumerate(self._active)
+            (position, batch)
+            for position, server in enumerate(self._active)
             for batch in share_of_batches(
                 total, self._request(server, ranks, self.epoch_options), self._consumer
             )
@@ -328,7 +352,7 @@ class RemoteSource:
 
     def _release(self, producers: dict[int, int], consumer: int | None = None) -> None:
         """Release this process's share of producers; None: end them."""
-        how = {"linger_s": 0.0} if self._broken else {}
+        how = {"linger_s": 0.0 if self._broken else LINGER_S}
         limit = _RELEASE_BROKEN_S if self._broken else _RELEASE_S
         deadline = time.monotonic() + limit  # of all servers together
         answers = []
@@ -336,11 +360,14 @@ class RemoteSource:
             with contextlib.suppress(GiglLoaderError):
                 link = self._cluster.link(server)
                 if consumer is None:
-                    answer = link.call(DistServer.destroy_sampling_producer, producer, **how)
+                    answer = link.call(
+                        "destroy_sampling_producer", limit, producer_id=producer, **how
+                    )
                 else:
                     answer = link.call(
-                        DistServer.release_sampling_producer, producer, consumer, **how
-                    )
+                        "release_sampling_producer", limit, producer_id=producer, consumer=consumer,
+                        **how,
+                    )  # fmt: skip
                 answers.append((server, answer))
         for server, answer in answers:
             try:

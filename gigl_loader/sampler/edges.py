@@ -21,7 +21,7 @@ from gigl_loader.message import (
 )
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan, draw_key
-from gigl_loader.sampler.store import Draw, Peers
+from gigl_loader.sampler.questions import Draw, Peers
 
 BINARY, TRIPLET = "binary", "triplet"
 

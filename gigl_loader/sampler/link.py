@@ -17,7 +17,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
-from gigl_loader.sampler.store import Draw, Drawn, Peers
+from gigl_loader.sampler.questions import Draw, Drawn, Peers
 
 _LABEL_TYPES = {
     POSITIVE: message_passing_to_positive_label,

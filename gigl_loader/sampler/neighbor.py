@@ -27,7 +27,8 @@ from gigl_loader.message import (
 )
 from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan, draw_key
-from gigl_loader.sampler.store import Draw, Drawn, GraphStore, Peers, Split
+from gigl_loader.sampler.questions import Draw, Drawn, Peers
+from gigl_loader.sampler.store import GraphStore, Split
 
 
 class NodeLabels:

@@ -6,8 +6,7 @@ machine does not have while it reads the rest, and puts the answers back in the 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,67 +15,22 @@ from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
-
-NEIGHBORS, ROWS = 1, 2
-"""Operations between partitions."""
+from gigl_loader.sampler.questions import (
+    Draw,
+    Drawn,
+    DrawRequest,
+    Peers,
+    Pending,
+    RowsAnswer,
+    RowsRequest,
+)
 
 _KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
 )  # fmt: skip
+"""Attributes of a `PartitionView` that hold rows: all that a request may name."""
 _Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
 """Of a matrix: its type; of an attribute, type and name."""
-_REPLACE, _WEIGHT, _EDGE_IDS = 1, 2, 4
-_NOTHING: Array = np.empty(0, np.int64)
-
-
-class Call(Protocol):
-    """An answer under way."""
-
-    def wait(self) -> list[Array]:
-        """Return it, or raise what went wrong."""
-        ...
-
-
-class Peers(Protocol):
-    """The other partitions."""
-
-    def call(
-        self,
-        partition: int,
-        op: int,
-        args: tuple[int, ...],
-        arrays: list[Array],
-        out: list[Array] | None = None,
-    ) -> Call:
-        """Ask a worker of ``partition``; returns before the answer is there.
-
-        Array ``i`` of the answer may come to lie in ``out[i]``.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Draw:
-    """A question for neighbours; everything but the nodes."""
-
-    edge_type: EdgeType
-    fanout: int
-    key: int
-    replace: bool = False
-    with_weight: bool = False
-    with_edge: bool = False
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Neighbours of some nodes, row after row."""
-
-    counts: Array
-    """``[num_nodes]`` int64, neighbours of each."""
-    neighbors: Array
-    """``[counts.sum()]`` int64, global ids."""
-    edge_ids: Array | None
-    """The same length, int64; None where not asked for."""
 
 
 class Scratch:
@@ -113,7 +67,6 @@ class LocalStore:
     def __init__(self, view: PartitionView[Array], scratch: Scratch | None = None) -> None:
         self._view = view
         self._scratch = scratch or Scratch()
-        self._edge_types = sorted(view.adjacency)
 
     def draw(self, draw: Draw, nodes: Array) -> Drawn:
         """Draw neighbours of ``nodes`` (``[n]`` int64, global ids owned here)."""
@@ -155,25 +108,39 @@ class LocalStore:
         rows: Rows[Array] = getattr(self._view, kind)[name]
         return rows
 
-    def answer(self, op: int, args: tuple[int, ...], arrays: list[Array]) -> list[Array]:
-        """Answer another partition's question, as `GraphStore` packs it."""
-        if op == NEIGHBORS:
-            edge_type, fanout, flags, key = args
-            draw = Draw(
-                self._edge_types[edge_type], fanout, key, bool(flags & _REPLACE),
-                bool(flags & _WEIGHT), bool(flags & _EDGE_IDS),
-            )  # fmt: skip
-            drawn = self.draw(draw, arrays[0])
-            edge_ids = _NOTHING if drawn.edge_ids is None else drawn.edge_ids
-            return [drawn.counts, drawn.neighbors, edge_ids]
-        if op == ROWS:
-            kind = _KINDS[args[0]]
-            rows = self.rows(kind, sorted(getattr(self._view, kind))[args[1]])
-            shape = (arrays[0].size, *rows.values.shape[1:])
-            out = self._scratch.matrix("answer", rows.dtype, shape)
-            gather_rows([(rows.values, rows.locate(arrays[0]), None)], out)
-            return [out]  # sent before this thread is asked again
-        raise ProtocolError(f"unknown operation {op} between partitions")
+    def answer_draw(self, request: DrawRequest) -> Drawn:
+        """Answer another partition's question for neighbours.
+
+        Raises:
+            ProtocolError: It asks for what there is not.
+        """
+        _check_ids(request.nodes)
+        draw = request.draw
+        if draw.edge_type not in self._view.adjacency:
+            raise ProtocolError(f"neighbours by {draw.edge_type} were asked for, an unknown type")
+        if not (-1 <= draw.fanout < 1 << 31 and 0 <= draw.key < 1 << 64):
+            raise ProtocolError(f"fanout {draw.fanout} with key {draw.key} is out of range")
+        return self.draw(draw, request.nodes)
+
+    def answer_rows(self, request: RowsRequest) -> RowsAnswer:
+        """Answer another partition's question for rows.
+
+        The answer lies in this thread's scratch memory until the thread answers the next one.
+
+        Raises:
+            ProtocolError: It asks for what there is not.
+        """
+        _check_ids(request.ids)
+        matrices = getattr(self._view, request.kind) if request.kind in _KINDS else {}
+        attribute = request.attribute
+        name = request.name if attribute is None else (request.name, attribute)
+        if name not in matrices:
+            raise ProtocolError(f"{request.kind!r} of {name!r} were asked for, none are")
+        rows = matrices[name]
+        shape = (request.ids.size, *rows.values.shape[1:])
+        out = self._scratch.matrix("answer", rows.dtype, shape)
+        gather_rows([(rows.values, rows.locate(request.ids), None)], out)
+        return RowsAnswer(out)
 
 
 class GraphStore:
@@ -182,7 +149,6 @@ class GraphStore:
     def __init__(self, view: PartitionView[Array], peers: Peers | None) -> None:
         self._view = view
         self._peers = peers
-        self._edge_types = sorted(view.adjacency)
         self._scratch = Scratch()
         here = {view.partition_idx: view, **view.nearby}
         self._here = {p: LocalStore(part, self._scratch) for p, part in here.items()}
@@ -194,10 +160,12 @@ class GraphStore:
         split = self.split(self._view.node_books.get(self._row_type(draw.edge_type)), nodes)
         if split is None:
             return lambda: self._local.draw(draw, nodes)
-        flags = _REPLACE * draw.replace | _WEIGHT * draw.with_weight | _EDGE_IDS * draw.with_edge
-        args = (self._edge_types.index(draw.edge_type), draw.fanout, flags, draw.key)
-        calls = self._ask(NEIGHBORS, args, split, nodes)
-        return lambda: self._merge(draw, nodes, split, calls)
+        asked = {
+            p: self._others().draw(p, DrawRequest(draw, nodes.take(at)))
+            for p, at in split.items()
+            if p not in self._here
+        }
+        return lambda: self._merge(draw, nodes, split, asked)
 
     def _row_type(self, edge_type: EdgeType) -> NodeType:
         """Return the type of the nodes that edges are grouped by; of label edges, the anchors."""
@@ -216,24 +184,19 @@ class GraphStore:
         parts = np.split(order, np.cumsum(sizes)[:-1])
         return {p: part for p, part in enumerate(parts) if part.size}
 
-    def _ask(self, op: int, args: tuple[int, ...], split: Split, ids: Array) -> dict[int, Call]:
-        return {
-            p: self._others().call(p, op, args, [ids.take(at)])
-            for p, at in split.items()
-            if p not in self._here
-        }
-
     def _others(self) -> Peers:
         assert self._peers is not None, "what is not on this machine has peers to ask"
         return self._peers
 
-    def _merge(self, draw: Draw, nodes: Array, split: Split, calls: dict[int, Call]) -> Drawn:
+    def _merge(
+        self, draw: Draw, nodes: Array, split: Split, asked: dict[int, Pending[Drawn]]
+    ) -> Drawn:
         parts: dict[int, Drawn] = {}
-        for partition in self._here.keys() & split.keys():
+        for partition in self._here.keys() & split.keys():  # meanwhile the others answer
             parts[partition] = self._here[partition].draw(draw, nodes.take(split[partition]))
-        for partition, call in calls.items():
-            theirs = call.wait()
-            parts[partition] = Drawn(theirs[0], theirs[1], theirs[2] if draw.with_edge else None)
+        for partition, answer in asked.items():
+            parts[partition] = answer.wait()
+            _check_drawn(parts[partition], split[partition].size, draw.with_edge)
         counts = np.empty(nodes.size, np.int64)
         for partition, at in split.items():
             counts[at] = parts[partition].counts
@@ -272,14 +235,13 @@ class GraphStore:
                 shape,
                 lambda out: gather_rows([(values, rows.locate(ids), None)], out),
             )
-        args = (_KINDS.index(kind), sorted(getattr(self._view, kind)).index(name))
-        calls = self._ask_rows(args, split, ids, rows)
+        asked = self._ask_rows(kind, name, split, ids, rows)
 
         def write(out: Array) -> None:
             parts = []
             for partition, at in split.items():
-                if partition in calls:
-                    answer = calls[partition].wait()[0]
+                if partition in asked:
+                    answer = asked[partition].wait().values
                     parts.append((answer, np.arange(at.size), at))
                 else:
                     part = self._here[partition].rows(kind, name)
@@ -289,17 +251,47 @@ class GraphStore:
         return rows.dtype, shape, write
 
     def _ask_rows(
-        self, args: tuple[int, int], split: Split, ids: Array, like: Rows[Array]
-    ) -> dict[int, Call]:
-        calls = {}
+        self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array]
+    ) -> dict[int, Pending[RowsAnswer]]:
+        asked = {}
         for partition, at in split.items():
             if partition not in self._here:
-                name = f"{args} of {partition}"  # the answer lands in memory that is mapped already
-                room = self._scratch.matrix(name, like.dtype, (at.size, *like.values.shape[1:]))
-                calls[partition] = self._others().call(
-                    partition, ROWS, args, [ids.take(at)], [room]
-                )
-        return calls
+                shape = (at.size, *like.values.shape[1:])
+                # named work memory: the answer lands in pages that are mapped already
+                room = self._scratch.matrix(f"{kind} {name} of {partition}", like.dtype, shape)
+                request = _rows_request(kind, name, ids.take(at))
+                asked[partition] = self._others().rows(partition, request, room)
+        return asked
+
+
+def _rows_request(kind: str, name: _Name, ids: Array) -> RowsRequest:
+    if kind.endswith("_attributes"):
+        graph_type, attribute = cast("tuple[NodeType | EdgeType, str]", name)
+        return RowsRequest(kind, graph_type, ids, attribute)
+    return RowsRequest(kind, cast("NodeType | EdgeType", name), ids)
+
+
+def _check_ids(ids: Array) -> None:
+    """Make sure that the kernels, which trust their arguments, read ids."""
+    if ids.dtype != np.int64 or ids.ndim != 1:
+        raise ProtocolError(f"ids must be int64 in one row, came as {ids.dtype} {ids.shape}")
+
+
+def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
+    """Make sure that merging an answer writes nowhere else."""
+    counts, edge_ids = drawn.counts, drawn.edge_ids
+    found = [counts, drawn.neighbors] + ([] if edge_ids is None else [edge_ids])
+    fits = (
+        all(array.dtype == np.int64 and array.ndim == 1 for array in found)
+        and counts.size == num_nodes
+        and (num_nodes == 0 or counts.min() >= 0)
+        and all(array.size == counts.sum() for array in found[1:])
+        and (edge_ids is not None) == with_edge
+    )
+    if not fits:
+        raise ProtocolError(
+            f"neighbours of {num_nodes} nodes came as {[array.shape for array in found]}"
+        )
 
 
 def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) -> None:

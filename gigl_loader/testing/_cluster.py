@@ -2,7 +2,7 @@
 
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -104,6 +104,7 @@ def run_cluster(
     servers: int = 2,
     clients: int = 2,
     timeout_s: float = 200.0,
+    allow_samplers: Sequence[str] = (),
 ) -> None:
     """Call ``client(info, rank, *args)`` on each compute process of a cluster on this machine.
 
@@ -115,30 +116,49 @@ def run_cluster(
         servers: Storage servers.
         clients: Compute processes.
         timeout_s: Longest time without the end of a process.
+        allow_samplers: Packages, modules or classes of samplers that clients may name.
 
     Raises:
         AssertionError: A process failed, or does not end. None is left.
     """
     info = store_info(servers, clients)
     with running_processes(tmp_path) as started:
-        roles = [started.start(serve, info, rank, dataset) for rank in range(servers)]
+        roles = [
+            started.start(_serve_one_job, info, rank, dataset, tuple(allow_samplers))
+            for rank in range(servers)
+        ]
         roles += [started.start(compute, info, rank, client, *args) for rank in range(clients)]
         started.join(roles, timeout_s)
 
 
-def serve(
-    info: GraphStoreInfo, rank: int, dataset: MakePartition, num_jobs: int | None = 1
+def _serve_one_job(
+    info: GraphStoreInfo, rank: int, dataset: MakePartition, allow_samplers: tuple[str, ...]
 ) -> None:
-    """Be a storage server until its jobs have ended."""
+    serve(info, rank, dataset, allow_samplers=allow_samplers)
+
+
+def serve(
+    info: GraphStoreInfo,
+    rank: int,
+    dataset: MakePartition,
+    num_jobs: int | None = 1,
+    **how: Any,
+) -> None:
+    """Be a storage server until its jobs have ended; ``how`` is for `init_storage_process`."""
     partition = dataset(rank, info.num_storage_nodes)
-    with init_storage_process(rank, info, partition, num_jobs=num_jobs) as server:
+    with init_storage_process(rank, info, partition, num_jobs=num_jobs, **how) as server:
         server.wait()
 
 
-def compute(info: GraphStoreInfo, rank: int, client: Callable[..., None], *args: Any) -> None:
-    """Be a compute process for the time of ``client(info, rank, *args)``."""
+def compute(
+    info: GraphStoreInfo, rank: int, client: Callable[..., None], *args: Any, **how: Any
+) -> None:
+    """Be a compute process for the time of ``client(info, rank, *args)``.
+
+    ``how`` is for `init_compute_process`.
+    """
     os.environ["RANK"] = "0"  # of the only compute machine
-    init_compute_process(rank, info, "gloo", timeout_s=_JOIN_TIMEOUT_S)
+    init_compute_process(rank, info, "gloo", **{"timeout_s": _JOIN_TIMEOUT_S, **how})
     try:
         client(info, rank, *args)
     finally:

@@ -2,13 +2,16 @@
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import SampleMessage
 from gigl_loader.sampler.plan import Sampler, SampleRequest
+from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.store import LocalStore
 
 T = TypeVar("T")
@@ -23,12 +26,12 @@ def as_worker_gets(obj: T) -> Any:
         segments.close_fds(fds)
 
 
-class _Answered:
-    def __init__(self, arrays: list[Array]) -> None:
-        self._arrays = arrays
+class _Answered(Generic[T]):
+    def __init__(self, answer: T) -> None:
+        self._answer = answer
 
-    def wait(self) -> list[Array]:
-        return self._arrays
+    def wait(self) -> T:
+        return self._answer
 
 
 class InProcessPeers:
@@ -37,25 +40,23 @@ class InProcessPeers:
     Args:
         views: Of all partitions, in order, as a dataset has them.
 
-    ``asked`` lists the partition and the operation of every question.
+    ``asked`` lists the partition and the request of every question.
     """
 
     def __init__(self, views: Sequence[PartitionView]) -> None:
         self._stores = [LocalStore(as_worker_gets(view)) for view in views]
-        self.asked: list[tuple[int, int]] = []
+        self.asked: list[tuple[int, DrawRequest | RowsRequest]] = []
 
-    def call(
-        self,
-        partition: int,
-        op: int,
-        args: tuple[int, ...],
-        arrays: list[Array],
-        out: list[Array] | None = None,
-    ) -> _Answered:
-        """Answer a question for ``partition``."""
-        self.asked.append((partition, op))
-        answer = self._stores[partition].answer(op, args, arrays)
-        return _Answered([array.copy() for array in answer])  # a store answers from scratch
+    def draw(self, partition: int, request: DrawRequest) -> _Answered[Drawn]:
+        """Answer a question for neighbours."""
+        self.asked.append((partition, request))
+        return _Answered(self._stores[partition].answer_draw(request))
+
+    def rows(self, partition: int, request: RowsRequest, out: Array) -> _Answered[RowsAnswer]:
+        """Answer a question for rows, in ``out``."""
+        self.asked.append((partition, request))
+        np.copyto(out, self._stores[partition].answer_rows(request).values, casting="no")
+        return _Answered(RowsAnswer(out))
 
 
 def sample_message(sampler: Sampler, request: SampleRequest) -> SampleMessage:

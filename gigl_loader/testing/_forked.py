@@ -5,7 +5,12 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-PRELOADED = ("gigl_loader.graph_store", "gigl_loader.loader.link", "gigl_loader.testing")
+PRELOADED = (
+    "gigl_loader.remote.server",
+    "gigl_loader.remote.source",
+    "gigl_loader.loader.link",
+    "gigl_loader.testing",
+)
 """What a process has imported when it starts. Importing it starts no thread."""
 
 

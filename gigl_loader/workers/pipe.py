@@ -20,7 +20,11 @@ _MAX_FDS = 200
 """Descriptors in one datagram; Linux allows 253."""
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
+Socket = socket.socket
+"""One end; other modules need no more of sockets than this name."""
+
+
+def pair() -> tuple[Socket, Socket]:
     """Return the two connected ends."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 

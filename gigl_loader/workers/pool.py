@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import selectors
-import socket
 import subprocess
 import sys
 import threading
@@ -19,8 +18,7 @@ from typing import Any
 
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.memory import segments
-from gigl_loader.workers import pipe
-from gigl_loader.workers import setup as kinds
+from gigl_loader.workers import messages, pipe
 from gigl_loader.workers.setup import WorkerSetup
 
 logger = logging.getLogger(__name__)
@@ -40,7 +38,7 @@ _live_pools: "weakref.WeakSet[WorkerPool]" = weakref.WeakSet()
 @dataclass
 class _Worker:
     number: int
-    sock: socket.socket
+    sock: pipe.Socket
     pid: int = -1
     ready: bool = False
     address: tuple[str, int] | None = None
@@ -70,7 +68,7 @@ class WorkerPool:
     def __init__(self, num_workers: int) -> None:
         self._workers: list[_Worker] = []
         self._supervisor: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._control: pipe.Socket | None = None
         self._selector = selectors.DefaultSelector()
         self._events: deque[Event] = deque()
         self._reading = threading.RLock()  # one thread at a time waits for the workers
@@ -133,7 +131,7 @@ class WorkerPool:
                     f"{self.describe(late)}; raise `timeout` if this machine is that slow"
                 )
             for event in self._collect(min(left, 1.0)):
-                if event.message[0] != kinds.READY:
+                if event.message[0] != messages.READY:
                     raise SamplingError(
                         f"start of sampling worker {event.worker}", *event.message[1:3]
                     )
@@ -203,7 +201,7 @@ class WorkerPool:
         for key, _ in self._selector.select(timeout_s):
             worker: _Worker | None = key.data
             sock = key.fileobj
-            assert isinstance(sock, socket.socket)
+            assert isinstance(sock, pipe.Socket)
             got = pipe.receive(sock)
             if got is None:
                 self._selector.unregister(sock)
@@ -217,16 +215,16 @@ class WorkerPool:
     def _file(self, worker: _Worker | None, message: tuple[Any, ...], fds: list[int]) -> None:
         if worker is None:
             self._on_supervisor(message)
-        elif message[0] == kinds.READY:
+        elif message[0] == messages.READY:
             worker.ready, worker.address = True, message[1]
         else:
             self._events.append(Event(worker.number, message, tuple(fds)))
 
     def _on_supervisor(self, message: tuple[Any, ...]) -> None:
-        if message[0] == kinds.READY:
+        if message[0] == messages.READY:
             for number, pid in message[1].items():
                 self._workers[number].pid = pid
-        elif message[0] == kinds.EXITED:
+        elif message[0] == messages.EXITED:
             worker = self._workers[message[1]]
             worker.exited, worker.exitcode = True, message[3]
         else:
@@ -252,13 +250,12 @@ class WorkerPool:
 
     # -- stop -----------------------------------------------------------------------------------
 
-    def stop(self, linger_s: float, expected: list[str] | None = None) -> None:
+    def stop(self, linger_s: float) -> None:
         """End all workers; idempotent, and never raises.
 
         Args:
-            linger_s: They go on answering other partitions until the workers named in ``expected``
-                have said that they are done, or have asked nothing for this many seconds.
-            expected: Names of those workers.
+            linger_s: They go on answering other partitions until the workers that ask them have
+                said that they are done, or have asked nothing for this many seconds.
         """
         with self._ending:
             if self._stopped:
@@ -268,7 +265,7 @@ class WorkerPool:
         for worker in self._workers:
             with contextlib.suppress(OSError), self._sending:
                 worker.sock.settimeout(0.0 if linger_s <= 0 else _SEND_TIMEOUT_S)
-                pipe.send(worker.sock, (kinds.STOP, linger_s, expected or []))
+                pipe.send(worker.sock, (messages.STOP, linger_s))
         with self._reading:  # a reader sees _stopped within the second that it waits at most
             self._drop_events()
             if linger_s > 0:
@@ -291,7 +288,7 @@ class WorkerPool:
                 logger.info("the workers still answer other partitions whose loaders are at work")
             with contextlib.suppress(OSError):
                 self._read(1.0)
-            if any(event.message[0] == kinds.LINGERING for event in self._events):
+            if any(event.message[0] == messages.LINGERING for event in self._events):
                 heard = now
             self._drop_events()
 

@@ -36,9 +36,12 @@ from gigl_loader.options import (
     usable_cpus,
 )
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.workers import setup as kinds
-from gigl_loader.workers.meeting import Meeting, worker_name
+from gigl_loader.transport import Security
+from gigl_loader.workers import messages
+from gigl_loader.workers.agreement import Agreement
+from gigl_loader.workers.peers import Access, worker_name
 from gigl_loader.workers.pool import Event, WorkerPool
+from gigl_loader.workers.rendezvous import Rendezvous
 from gigl_loader.workers.schedule import FairQueue, Stream, num_batches
 from gigl_loader.workers.setup import Plugins, SeedInput, WorkerSetup
 
@@ -98,7 +101,8 @@ class DistSamplingProducer:
             ``extra``, a dict of tensors with one row per seed.
         sampling_config: What to sample.
         worker_options: GLT's options: ``num_workers``, ``worker_concurrency``, ``master_addr``,
-            ``master_port``, ``rpc_timeout``.
+            ``rpc_timeout``. Workers that others ask listen on the interface that leads to
+            ``master_addr``; ``master_port`` is not used.
         channel: Takes the messages; from ``BaseDistLoader.create_colocated_channel``.
         sampler_options: Another sampler than the k-hop neighbour sampler.
         epoch_options: Seed, order, deadline; by default the seed is drawn from torch's generator.
@@ -138,7 +142,8 @@ class DistSamplingProducer:
         self._queue: FairQueue[Received] = FairQueue()
         self._loads = [0] * self.num_workers
         self._lock = threading.RLock()
-        self._meeting = Meeting(view, worker_options)
+        self._agreement: Agreement | None = None
+        self._access: Access | None = None
         self._shut_down = False
         self._order: tuple[int, Tensor | None] = (-1, None)
         self._unfiled: list[Event] = []
@@ -147,26 +152,36 @@ class DistSamplingProducer:
 
     # -- start ----------------------------------------------------------------------------------
 
-    def init(self) -> None:
-        """Start the workers and connect them with those of the other partitions."""
-        self.join()
+    def init(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
+        """Start the workers and connect them with those of the other partitions; see `join`."""
+        self.join(rendezvous, security)
         self.start()
         self.connect()
 
-    def join(self, extra_s: float = 0.0) -> None:
-        """Meet the other ranks, where there are any, on the options' master address and port.
+    def join(self, rendezvous: Rendezvous | None = None, security: Security | None = None) -> None:
+        """Meet the others that sample the same, and agree on how their workers will talk.
 
         Args:
-            extra_s: Seconds beyond the timeout that the last rank may take to come.
+            rendezvous: Closed by this producer. None: this process is alone.
+            security: Who may ask this producer's workers; None: as the environment says.
 
         Raises:
-            PeerError: The port is taken, or the master does not answer.
+            ConfigError: The dataset is one of several partitions and this process is alone, or
+                workers would be open to strangers on other machines.
+            PeerError: Another rank failed, or did not come in time.
         """
-        self._meeting.join(self.epoch_options.timeout_s + extra_s)
+        self._agreement = Agreement(
+            self._view, rendezvous, security or Security.resolve(), self.worker_options.master_addr
+        )
+        try:
+            self._access = self._agreement.access()
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def announce(self, what: str) -> None:
         """Tell the other ranks that this one got so far."""
-        self._meeting.announce(what)
+        self._joined().announce(what)
 
     def wait_for_rank_before(self, what: str) -> None:
         """Wait until the rank before this one announced ``what``.
@@ -175,7 +190,7 @@ class DistSamplingProducer:
             PeerError: A rank failed, or did not come so far in time.
         """
         try:
-            self._meeting.wait_for_rank_before(what)
+            self._joined().wait_for_rank_before(what)
         except BaseException as error:
             self._fail(error)
             raise
@@ -187,8 +202,7 @@ class DistSamplingProducer:
             PeerError: A worker raised, died, or was not ready in time; none is left.
         """
         try:
-            setup = self._worker_setup(self._meeting.token())
-            self._pool.start(setup, self.epoch_options.timeout_s)
+            self._pool.start(self._worker_setup(), self.epoch_options.timeout_s)
         except BaseException as error:
             self._fail(error)
             raise
@@ -200,21 +214,28 @@ class DistSamplingProducer:
         Raises:
             PeerError: Another rank failed, or did not come up in time.
         """
+        agreement = self._joined()
         try:
-            peers = self._meeting.exchange(self._pool.addresses)
-            rank = get_context().rank if peers is not None else 0
-            nearby = self._meeting.nearby
+            plan = agreement.exchange(self._pool.addresses)
             for worker in range(self.num_workers):
-                self._pool.send(worker, (kinds.PEERS, peers, nearby, worker_name(rank, worker)))
+                name = worker_name(agreement.rank, worker)
+                whom = plan.assignments.get(name)
+                self._pool.send(worker, (messages.PEERS, name, whom, plan.offers))
         except BaseException as error:
             self._fail(error)
             raise
+        agreement.settle()
+
+    def _joined(self) -> Agreement:
+        if self._agreement is None:
+            raise UsageError("a producer has to `join` before it starts")
+        return self._agreement
 
     def _fail(self, error: BaseException) -> None:
-        self._meeting.fail(error)
+        self._joined().fail(error)
         self.shutdown(linger_s=0.0)
 
-    def _worker_setup(self, token: bytes) -> WorkerSetup:
+    def _worker_setup(self) -> WorkerSetup:
         return WorkerSetup(
             view=self._view,
             plan=self._plan,
@@ -222,8 +243,7 @@ class DistSamplingProducer:
             batch_size=self.sampling_config.batch_size,
             concurrency=self.worker_options.worker_concurrency,
             cpus=self._cpus_of_a_worker(),
-            peer_host=self._meeting.host,
-            token=token,
+            access=self._access,
             rpc_timeout_s=min(
                 self.worker_options.rpc_timeout, _PEER_SHARE * self.epoch_options.timeout_s
             ),
@@ -273,10 +293,10 @@ class DistSamplingProducer:
             self._check_usable()
             chosen = range(self.num_batches) if batches is None else batches
             state = self._queue.streams[stream]
-            round_number = state.start(epoch, chosen)
+            generation = state.start(epoch, chosen)
             order = self._order_of(epoch)
             for worker in range(self.num_workers):
-                message = (kinds.ROUND, stream, round_number, order is not None)
+                message = (messages.GENERATION, stream, generation, order is not None)
                 self._pool.send(worker, message, order)
             self._last_progress = time.monotonic()
             self._dispatch()
@@ -290,7 +310,7 @@ class DistSamplingProducer:
             if not state.finished:
                 state.cancel()
                 for worker in range(self.num_workers):
-                    self._pool.send(worker, (kinds.ROUND, stream, state.round, False))
+                    self._pool.send(worker, (messages.GENERATION, stream, state.generation, False))
 
     def _order_of(self, epoch: int) -> Tensor | None:
         if not self.sampling_config.shuffle:
@@ -305,10 +325,10 @@ class DistSamplingProducer:
             found = self._queue.next_ticket()
             if found is None:
                 return
-            ticket, place = found
+            ticket, position = found
             worker = min(range(self.num_workers), key=self._loads.__getitem__)
             free, retired = self.channel.returned(worker, self.worker_options.worker_concurrency)
-            self._pool.send(worker, (kinds.TASK, ticket, place, free, retired))
+            self._pool.send(worker, (messages.TASK, ticket, position, free, retired))
             self._loads[worker] += 1
 
     def _has_room(self) -> bool:
@@ -391,22 +411,22 @@ class DistSamplingProducer:
     def _file(self, event: Event, failed: list[tuple[int, SamplingError]]) -> None:
         kind, *rest = event.message
         self._last_progress = time.monotonic()
-        if kind == kinds.ERROR:
+        if kind == messages.ERROR:
             self._loads[event.worker] -= 1
             ticket, cause, text = rest
             stream = self._queue.streams.get(ticket.stream)
-            if stream is not None and stream.round == ticket.round:
+            if stream is not None and stream.generation == ticket.generation:
                 stream.cancel()
                 error = SamplingError(self._name_of(event.worker, ticket), cause, text)
                 failed.append((ticket.stream, error))
             return
-        if kind == kinds.STALE:
+        if kind == messages.STALE:
             self._loads[event.worker] -= 1
             return
-        if kind != kinds.BATCH:
+        if kind != messages.BATCH:
             raise SamplingError(f"sampling worker {event.worker}", *rest)
         self._loads[event.worker] -= 1
-        ticket, place, slot, nbytes, retired, layout, stats = rest
+        ticket, position, slot, nbytes, retired, layout, stats = rest
         fd = event.fds[0] if event.fds else None
         try:
             message = self.channel.open(event.worker, Written(slot, nbytes, fd, retired, layout))
@@ -415,7 +435,7 @@ class DistSamplingProducer:
         stream = self._queue.streams.get(ticket.stream)
         if stream is not None:
             stats.update(worker=event.worker, nbytes=nbytes)
-            stream.arrived(ticket, place, Received(ticket, message, stats))
+            stream.arrived(ticket, position, Received(ticket, message, stats))
 
     def _name_of(self, worker: int, ticket: BatchTicket) -> str:
         pid = self._pool.pids[worker]
@@ -456,7 +476,7 @@ class DistSamplingProducer:
         """
         with contextlib.suppress(PeerError):  # it comes again with the batch that is missing
             self._unfiled += self._pool.poll(0.0)
-        batches = [event for event in self._unfiled if event.message[0] == kinds.BATCH]
+        batches = [event for event in self._unfiled if event.message[0] == messages.BATCH]
         return self.queue_depth + len(batches)
 
     @property
@@ -483,9 +503,10 @@ class DistSamplingProducer:
         unfiled, self._unfiled = self._unfiled, []
         for event in unfiled:
             segments.close_fds(list(event.fds))
-        others = self._meeting.others
-        self._pool.stop(linger_s if others else 0.0, others)
-        self._meeting.close()
+        has_peers = self._agreement is not None and self._agreement.has_peers
+        self._pool.stop(linger_s if has_peers else 0.0)
+        if self._agreement is not None:
+            self._agreement.close()
         self.channel.close()
 
 

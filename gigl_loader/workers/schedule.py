@@ -22,22 +22,22 @@ class Stream(Generic[T]):
 
     def __init__(self, number: int, limit: int, in_order: bool = True) -> None:
         self.number, self.limit, self.in_order = number, limit, in_order
-        self.round = 0
+        self.generation = 0
         self.epoch = 0
         self._batches: Sequence[int] = ()
         self._started = 0
         self._taken = 0
-        self._arrived: dict[int, T] = {}  # by place in self._batches
+        self._arrived: dict[int, T] = {}  # by position in self._batches
 
     def start(self, epoch: int, batches: Sequence[int]) -> int:
-        """Begin an epoch over ``batches``, forget what the last one left; return the round."""
+        """Begin an epoch over ``batches``, forget what the last one left; return the generation."""
         self.cancel()
         self.epoch, self._batches = epoch, batches
-        return self.round
+        return self.generation
 
     def cancel(self) -> None:
         """Break the epoch off: nothing more is started, and what is under way will be stale."""
-        self.round += 1
+        self.generation += 1
         self._batches, self._started, self._taken = (), 0, 0
         self._arrived.clear()
 
@@ -69,24 +69,25 @@ class Stream(Generic[T]):
         return self._taken in self._arrived if self.in_order else bool(self._arrived)
 
     def next_ticket(self) -> tuple[BatchTicket, int] | None:
-        """Return the next batch to start and its place, or None: at the limit, or all started."""
+        """Return the next batch to start and its position; None: at the limit, or all started."""
         if self._started == len(self._batches) or self.in_flight >= self.limit:
             return None
-        place = self._started
+        position = self._started
         self._started += 1
-        return BatchTicket(self.number, self.round, self.epoch, self._batches[place]), place
+        batch = self._batches[position]
+        return BatchTicket(self.number, self.generation, self.epoch, batch), position
 
-    def arrived(self, ticket: BatchTicket, place: int, item: T) -> bool:
+    def arrived(self, ticket: BatchTicket, position: int, item: T) -> bool:
         """File a finished batch; False: it belongs to an epoch that was broken off."""
-        if ticket.round != self.round:
+        if ticket.generation != self.generation:
             return False
-        self._arrived[place] = item
+        self._arrived[position] = item
         return True
 
     def take(self) -> T | None:
         """Return the next batch, or None if it has not arrived."""
-        place = self._taken if self.in_order else next(iter(self._arrived), -1)
-        item = self._arrived.pop(place, None)
+        position = self._taken if self.in_order else next(iter(self._arrived), -1)
+        item = self._arrived.pop(position, None)
         if item is not None:
             self._taken += 1
         return item

@@ -1,11 +1,4 @@
-"""What a worker process is told when it starts, and the names of the messages that follow.
-
-::
-
-    trainer -> worker   SETUP (once), PEERS, ROUND, TASK, STOP
-    worker -> trainer   READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING
-    supervisor -> trainer  EXITED
-"""
+"""What a worker process is told when it starts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,10 +6,7 @@ from typing import Any, Generic
 
 from gigl_loader.dataset.view import A, PartitionView
 from gigl_loader.sampler.plan import SamplingPlan
-
-PEERS, ROUND, TASK, STOP = "peers", "round", "task", "stop"
-READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
-LINGERING, EXITED = "lingering", "exited"
+from gigl_loader.workers.peers import Access
 
 
 @dataclass(frozen=True)
@@ -55,11 +45,10 @@ class WorkerSetup(Generic[A]):
     """Batches under way at once, at most."""
     cpus: int
     """This worker's share of the CPUs, at least 1."""
-    peer_host: str | None
-    """Address to answer other partitions on; None: there are none."""
-    token: bytes
-    """Secret that peers prove to know."""
+    access: Access | None
+    """How to answer other partitions and ask them; None: there are none."""
     rpc_timeout_s: float
+    """Longest wait for the answer of another partition."""
     plugins: bytes
     """`Plugins`, pickled by themselves: they may hold tensors, for which the worker needs torch."""
     main_path: str | None = None

@@ -11,19 +11,17 @@ import gc
 import os
 import select
 import signal
-import socket
 import sys
 
 from gigl_loader.sampler import _kernels
-from gigl_loader.workers import pipe, worker
-from gigl_loader.workers import setup as kinds
+from gigl_loader.workers import messages, pipe, worker
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Read descriptors from the command line: the control socket, then one per worker."""
-    control, *sockets = [socket.socket(fileno=int(fd)) for fd in sys.argv[1:]]
+    control, *sockets = [pipe.Socket(fileno=int(fd)) for fd in sys.argv[1:]]
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
@@ -40,11 +38,11 @@ def main() -> None:
         pids[pid] = number
     for sock in sockets:
         sock.close()
-    pipe.send(control, (kinds.READY, {number: pid for pid, number in pids.items()}))
+    pipe.send(control, (messages.READY, {number: pid for pid, number in pids.items()}))
     _Watch(control, pids).run(wake_read)
 
 
-def _become_worker(number: int, sock: socket.socket, others: list[socket.socket]) -> None:
+def _become_worker(number: int, sock: pipe.Socket, others: list[pipe.Socket]) -> None:
     code = 1
     try:
         parent = os.getppid()
@@ -63,7 +61,7 @@ def _become_worker(number: int, sock: socket.socket, others: list[socket.socket]
 class _Watch:
     """Reports how workers end, and ends them when the trainer is gone."""
 
-    def __init__(self, control: socket.socket, pids: dict[int, int]) -> None:
+    def __init__(self, control: pipe.Socket, pids: dict[int, int]) -> None:
         self._control, self._pids = control, pids
 
     def run(self, wake: int) -> None:
@@ -89,7 +87,7 @@ class _Watch:
             if number is not None:
                 code = os.waitstatus_to_exitcode(status)
                 try:
-                    pipe.send(self._control, (kinds.EXITED, number, pid, code))
+                    pipe.send(self._control, (messages.EXITED, number, pid, code))
                 except OSError:
                     _kill(self._pids)
                     return

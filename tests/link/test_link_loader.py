@@ -11,6 +11,7 @@ from typing import NamedTuple, NoReturn
 import pytest
 import torch
 import torch.distributed as dist
+from gigl_loader.remote.requests import ABLPRequest
 from link_reference import (
     BUYS,
     KNOWS,
@@ -41,7 +42,6 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.negatives import zip_with_negatives
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.remote.requests import ABLPRequest
 from gigl_loader.testing import batch_tensors, run_ranks
 
 pytestmark = pytest.mark.multiprocess

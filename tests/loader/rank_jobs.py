@@ -4,7 +4,6 @@ import dataclasses
 import os
 import pickle
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,11 @@ from gigl_loader.testing import (
     check_batch,
     check_same_batches,
 )
-from gigl_loader.workers.meeting import Meeting
+from gigl_loader.transport import Security
+from gigl_loader.workers import agreement
+from gigl_loader.workers.agreement import Agreement, Plan
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
+from gigl_loader.workers.rendezvous import meet_ranks
 
 GRAPH = TinyGraph.random(60, 500)
 TYPED = TinyGraph.random(40, 300, heterogeneous=True)
@@ -150,17 +152,19 @@ def partitions_here_and_there(rank: int, size: int) -> None:
 
     So rank 0 reads one partition in memory and asks for one, in the same batch.
     """
-    exchange = Meeting.exchange
+    exchange = Agreement.exchange
 
-    def exchange_and_spoil(meeting: Meeting, workers: list) -> Any:
-        addresses = exchange(meeting, workers)
-        meeting.nearby = {
-            p: [place._replace(fd=0) for place in shown] for p, shown in meeting.nearby.items()
-        }
-        return addresses
+    def exchange_and_spoil(self: Agreement, workers: list) -> Plan:
+        plan = exchange(self, workers)
+        for offers in plan.offers.values():
+            for number, offer in enumerate(offers):
+                region = dataclasses.replace(offer.mark.region, fd=0)
+                mark = dataclasses.replace(offer.mark, region=region)
+                offers[number] = dataclasses.replace(offer, mark=mark)
+        return plan
 
     if rank == 1:
-        Meeting.exchange = exchange_and_spoil  # type: ignore[method-assign]
+        Agreement.exchange = exchange_and_spoil  # type: ignore[method-assign]
     os.environ[SAME_MEMORY_VARIABLE] = "0" if rank == 2 else "1"
     graph, edge_dir, given, how = CASES["typed"]
     found = []
@@ -291,38 +295,58 @@ def raise_at_start(number: int) -> None:
     raise PermissionError("not on this machine")
 
 
-def a_port_that_is_taken(rank: int, size: int) -> None:
-    found = [0]
-    with socket.socket() as taken:
-        if rank == 0:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            found = [taken.getsockname()[1]]
-        dist.broadcast_object_list(found, src=0)
-        producer = _producer(GRAPH.partitions(size)[rank], found[0], timeout_s=3.0)
-        with pytest.raises((ConfigError, PeerError), match=f":{found[0]}") as caught:
-            producer.init()
-        producer.shutdown()
-        if rank == 0:
-            assert f"port {found[0]} is taken" in str(caught.value)
-        dist.barrier()
+def ranks_of_two_machines(rank: int, size: int, folder: Path) -> None:
+    """Each rank has an address of its own: refused while open to strangers; then token and TLS."""
+    agreement.address_towards = lambda host: f"127.0.0.{rank + 1}"  # type: ignore[assignment]
+    set_security()
+    with pytest.raises(ConfigError, match=r"gigl-loader certs.*gigl-loader token.*INSECURE") as at:
+        _big_loader(rank, size)
+    assert f"127.0.0.{rank + 1}" in str(at.value)
+    assert not Footprint.below(os.getpid()).pids, "nothing was started"
+    dist.barrier()
+    set_security(token="too short")
+    with pytest.raises(ConfigError, match="can be guessed"):
+        _big_loader(rank, size)
+    dist.barrier()
+    graph, edge_dir, given, how = CASES["plain"]
+    for name, security in {
+        "insecure": {"insecure": "1"},
+        "token": {"token": "k9Jr4nQ2-sTgV7wXzB5cYd"},
+        "certificates": {"tls_dir": str(folder / "tls")},
+    }.items():
+        set_security(**security)
+        with DistNeighborLoader(
+            graph.partitions(size, edge_dir=edge_dir)[rank], input_nodes=given, num_workers=1,
+            process_start_gap_seconds=None, **COMMON, **how,
+        ) as loader:  # fmt: skip
+            found = [batch_tensors(batch) for batch in loader]
+            assert loader.stats()["partitions_over_tcp"] == size - 1
+        torch.save(found, folder / f"{name}{rank}.pt")
+    set_security()
+
+
+def set_security(**settings: str) -> None:
+    """Set the environment's security to these and nothing else."""
+    names = {
+        "token": "GIGL_LOADER_CLUSTER_TOKEN", "tls_dir": "GIGL_LOADER_TLS_DIR",
+        "insecure": "GIGL_LOADER_INSECURE",
+    }  # fmt: skip
+    for setting, name in names.items():
+        os.environ.pop(name, None)
+        if setting in settings:
+            os.environ[name] = settings[setting]
 
 
 def a_bind_that_fails(rank: int, size: int) -> None:
     """No interface of this machine has the address that workers are to answer on."""
-    found = [0]
-    if rank == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            found = [free.getsockname()[1]]
-    dist.broadcast_object_list(found, src=0)
-    producer = _producer(GRAPH.partitions(size)[rank], found[0], timeout_s=20.0, own="192.0.2.77")
-    with pytest.raises(PeerError, match=r"192\.0\.2\.77"):
-        producer.init()
+    agreement.address_towards = lambda host: f"192.0.2.{rank + 1}"  # type: ignore[assignment]
+    producer = _producer(GRAPH.partitions(size)[rank])
+    with pytest.raises(PeerError, match=r"192\.0\.2\."):
+        producer.init(meet_ranks(20.0), Security.resolve("", "", True))
     producer.shutdown()
 
 
-def _producer(dataset, port: int, timeout_s: float, own: str | None = None) -> DistSamplingProducer:
+def _producer(dataset: Any) -> DistSamplingProducer:
     rank, size = dist.get_rank(), dist.get_world_size()
     BaseDistLoader.initialize_colocated_sampling_worker(
         local_rank=rank, local_world_size=size, node_rank=0, node_world_size=1,
@@ -330,18 +354,14 @@ def _producer(dataset, port: int, timeout_s: float, own: str | None = None) -> D
     )  # fmt: skip
     options = BaseDistLoader.create_colocated_worker_options(
         dataset_num_partitions=size, num_workers=1, worker_concurrency=1,
-        master_ip_address="127.0.0.1", master_port=port, channel_size="1MB", pin_memory=False,
+        master_ip_address="127.0.0.1", master_port=1, channel_size="1MB", pin_memory=False,
     )  # fmt: skip
     config = BaseDistLoader.create_sampling_config([2], dataset.schema, 4, seed=1)
-    producer = DistSamplingProducer(
+    return DistSamplingProducer(
         dataset, NodeSamplerInput(torch.arange(8)), config, options,
         BaseDistLoader.create_colocated_channel(options),
-        epoch_options=EpochOptions(seed=1, timeout_s=timeout_s),
+        epoch_options=EpochOptions(seed=1, timeout_s=20.0),
     )  # fmt: skip
-    if own is not None:
-        setup = producer._worker_setup
-        producer._worker_setup = lambda *a: dataclasses.replace(setup(*a), peer_host=own)  # type: ignore[method-assign]
-    return producer
 
 
 def faults_that_leave_the_ranks_alive(rank: int, size: int, folder: Path) -> None:
@@ -350,7 +370,5 @@ def faults_that_leave_the_ranks_alive(rank: int, size: int, folder: Path) -> Non
     a_peer_worker_is_stopped(rank, size)
     dist.barrier()
     a_rank_that_cannot_start(rank, size)
-    dist.barrier()
-    a_port_that_is_taken(rank, size)
     dist.barrier()
     a_bind_that_fails(rank, size)

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ import torch
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.testing import batch_tensors, run_ranks
+from gigl_loader.transport.certs import make_folder
 
 pytestmark = pytest.mark.multiprocess
 
 
-def _expected(name: str, rank: int) -> list[dict]:
+def _expected(name: str, rank: int, epochs: Sequence[int] = (0, 3)) -> list[dict]:
     """Return the same epochs of one rank, sampled over one partition."""
     graph, edge_dir, given, how = rank_jobs.CASES[name]
     with DistNeighborLoader(
@@ -22,7 +24,7 @@ def _expected(name: str, rank: int) -> list[dict]:
         **rank_jobs.COMMON, **how,
     ) as loader:  # fmt: skip
         found = []
-        for epoch in (0, 3):
+        for epoch in epochs:
             loader.set_epoch(epoch)
             found += [batch_tensors(batch) for batch in loader]
         return found
@@ -34,16 +36,33 @@ def test_two_partitions_two_ranks(tmp_path: Path) -> None:
     run_ranks(
         rank_jobs.cases_without_faults, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=400.0
     )
-    for name in rank_jobs.CASES:
-        for rank, same_memory in itertools.product(range(2), "01"):
-            found = torch.load(tmp_path / f"{name}{rank}{same_memory}.pt", weights_only=False)
-            expected = _expected(name, rank)
-            assert len(found) == len(expected)
-            for one, other in zip(found, expected, strict=True):
-                assert one.keys() == other.keys()
-                for key, value in one.items():
-                    same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
-                    assert same(value, other[key]), (name, rank, key)
+    for name, rank in itertools.product(rank_jobs.CASES, range(2)):
+        expected = _expected(name, rank)
+        for same_memory in "01":
+            _check_same(tmp_path / f"{name}{rank}{same_memory}.pt", expected)
+
+
+@pytest.mark.usefixtures("group")
+def test_two_machines(tmp_path: Path) -> None:
+    """Workers that other machines reach: closed unless somebody opens them; the same bits then."""
+    make_folder(tmp_path / "tls", ["127.0.0.1"])
+    run_ranks(
+        rank_jobs.ranks_of_two_machines, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=220.0
+    )
+    for rank in range(2):
+        expected = _expected("plain", rank, epochs=(0,))
+        for name in ("insecure", "token", "certificates"):
+            _check_same(tmp_path / f"{name}{rank}.pt", expected)
+
+
+def _check_same(file: Path, expected: list[dict]) -> None:
+    found = torch.load(file, weights_only=False)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b
+            assert same(value, other[key]), (file.name, key)
 
 
 def test_some_partitions_in_memory_and_others_not(tmp_path: Path) -> None:
@@ -51,7 +70,7 @@ def test_some_partitions_in_memory_and_others_not(tmp_path: Path) -> None:
 
 
 def test_faults_of_other_ranks(tmp_path: Path) -> None:
-    """A peer's worker dies; a rank cannot start; the port is taken; no address to answer on."""
+    """A peer's worker dies, or is stopped; a rank cannot start; no address to answer on."""
     run_ranks(
         rank_jobs.faults_that_leave_the_ranks_alive, tmp_path, world_size=2, tmp_path=tmp_path,
         timeout_s=400.0,

@@ -103,7 +103,7 @@ def test_messages_that_grow_and_memory_that_is_given_up() -> None:
     channel.close()
     writer.retire(list(writer._free))
     assert _Pin.active == 0
-    assert _mappings() - before <= 2 * len(writer._lent)
+    assert _mappings() - before <= 2 * len(writer._leased)
 
 
 def test_kept_batches_cost_no_descriptors() -> None:
@@ -137,7 +137,7 @@ def test_a_failed_write_gives_its_slot_back() -> None:
     for _ in range(2):
         with pytest.raises(ArithmeticError):
             writer.write([Field("a", "float32", (9,), fail)])
-    assert not writer._lent
+    assert not writer._leased
     channel = ShmChannel(2, 1)
     assert torch.equal(_send(channel, writer, {"a": torch.ones(2)})["a"], torch.ones(2))
     gc.collect()

@@ -49,8 +49,11 @@ class FailingSampler(NeighborSampler):
         return super().sample(request)
 
 
-def serve(info: GraphStoreInfo, rank: int, num_jobs: int | None = 1) -> None:
-    serve_partition(info, rank, tiny_partition, num_jobs)
+SAMPLERS = ("store_cluster", "test_epochs")
+
+
+def serve(info: GraphStoreInfo, rank: int, num_jobs: int | None = 1, **how: Any) -> None:
+    serve_partition(info, rank, tiny_partition, num_jobs, **{"allow_samplers": SAMPLERS, **how})
 
 
 def run_cluster(
@@ -58,5 +61,11 @@ def run_cluster(
 ) -> None:
     """Call ``client(info, rank, *args)`` on each compute process; all must succeed."""
     testing.run_cluster(
-        client, *args, dataset=tiny_partition, tmp_path=folder, servers=servers, clients=clients
+        client,
+        *args,
+        dataset=tiny_partition,
+        tmp_path=folder,
+        servers=servers,
+        clients=clients,
+        allow_samplers=SAMPLERS,
     )

@@ -42,7 +42,7 @@ WIDE = CustomSamplerOptions("test_epochs.WideSampler")
 def _serve(info, rank, folder):
     """As `serve`, with a log that says every moment how the server is."""
     logging.basicConfig(filename=folder / f"server{rank}.log", level=logging.INFO)
-    endpoint._TICK_S = endpoint._HEALTH_EVERY_S = 0.2
+    endpoint._HEALTH_EVERY_S = 0.2
     serve(info, rank)
 
 
@@ -101,7 +101,8 @@ def _check_state(server, folder):
     assert 0 < found.pop("uptime_s") < 300
     assert found == {
         "health": "serving", "server_rank": server, "num_servers": 2,
-        "pid": request_server(server, os.getpid), "partition_idx": server, "num_partitions": 2,
+        "pid": request_server(server, DistServer.ping),
+        "partition_idx": server, "num_partitions": 2,
         "num_nodes": {NODE_TYPE: 60}, "create_calls": 2, "starting_producers": [],
         "clients": [0, 1], "servers": [1] if server == 0 else [], "job": 0, "jobs_served": 0,
         "lost": None,

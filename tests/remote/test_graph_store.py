@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from store_cluster import (
     compute,
-    free_port,
     info_of,
     processes,
     run_cluster,
@@ -21,11 +20,13 @@ from store_cluster import (
 
 from gigl_loader import CustomSamplerOptions, DistNeighborLoader, RemoteDistDataset
 from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.dataset.shares import Share
 from gigl_loader.errors import (
     ConfigError,
     JoinRefusedError,
     PeerError,
     PeerTimeoutError,
+    RemoteError,
     SamplingError,
     ServerDiedError,
     UsageError,
@@ -39,7 +40,10 @@ from gigl_loader.graph_store import (
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
+from gigl_loader.remote.messages import NodeIdsRequest
+from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import batch_tensors, check_same_batches, one_rank, wait_until
+from gigl_loader.transport import free_port
 
 pytestmark = pytest.mark.multiprocess
 
@@ -88,11 +92,16 @@ def _fetches(info, rank):
     assert gathered[0] == gathered[-1]
 
     assert async_request_server(1, DistServer.get_edge_dir).wait() == "in"
-    assert request_server(0, os.getpid) != os.getpid()
-    with pytest.raises(PeerError, match=r"storage server 0(?s:.*FileNotFoundError.*traceback)"):
-        request_server(0, os.remove, "/nowhere")
+    assert request_server(0, DistServer.ping) != os.getpid()
+    with pytest.raises(RemoteError, match=r"storage server 0(?s:.*ZeroDivisionError.*traceback)"):
+        request_server(0, DistServer.get_node_ids, NodeIdsRequest(share=Share(0, 1, 0)))
+    for stranger in (os.remove, os.getpid, DistServer.close, NeighborSampler.sample):
+        with pytest.raises(ConfigError, match="a client may ask for these methods of DistServer"):
+            request_server(0, stranger, "/nowhere")
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'nodes'"):
+        request_server(0, DistServer.get_node_ids, nodes=3)
     with pytest.raises(ConfigError, match="server rank"):
-        request_server(2, os.getpid)
+        request_server(2, DistServer.ping)
     assert request_server(0, DistServer.status)["clients"] == [0, 1]
     dist.barrier()
     with pytest.raises(UsageError, match="has joined"):
@@ -241,7 +250,7 @@ def _one_key(info, rank, folder):
     with pytest.raises(ConfigError, match="another input"):
         _shared(info, rank, {s: ids[rank:] for s, ids in nodes.items()}, "not the same")
     bad = {
-        "sampler_options": CustomSamplerOptions("no.such.Sampler"),
+        "sampler_options": CustomSamplerOptions("store_cluster.NoSuchSampler"),
         "epoch_options": EpochOptions(seed=1, timeout_s=90.0),
     }
     with pytest.raises(PeerError, match="storage server"):  # their workers cannot build it
@@ -311,7 +320,7 @@ def _exhaust_twice(loader):
 
 def _iterate_until_a_server_dies(info, rank, folder):
     nodes = share_of_each_server(info, rank, 2)
-    pid = request_server(1, os.getpid)
+    pid = request_server(1, DistServer.ping)
     loader = _loader(info, rank, nodes)
     list(loader)
     dist.barrier()
@@ -324,7 +333,7 @@ def _iterate_until_a_server_dies(info, rank, folder):
     loader.shutdown()
     loader.shutdown()
     with pytest.raises(ServerDiedError):
-        request_server(1, os.getpid)
+        request_server(1, DistServer.ping)
 
 
 def test_a_killed_server_is_an_error_on_every_client(tmp_path):
@@ -361,7 +370,7 @@ def _second_job(info, rank, folder):
 def _bad_token(info, rank):
     os.environ["RANK"] = "0"
     for token in ("wrong", None):
-        with pytest.raises(JoinRefusedError, match="GIGL_LOADER_CLUSTER_TOKEN"):
+        with pytest.raises(JoinRefusedError, match="compute process 0"):
             init_compute_process(rank, info, "gloo", token=token)
     assert not dist.is_initialized()
 

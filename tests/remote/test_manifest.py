@@ -1,6 +1,5 @@
 """The Kubernetes manifest says what the code understands, and its parts agree with each other."""
 
-import importlib
 import importlib.util
 import os
 import re
@@ -10,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.options import CLUSTER_TOKEN_VARIABLE
-from gigl_loader.remote.command import main, parse_args
+from gigl_loader.remote import status
+from gigl_loader.remote.command import parse_serve
+from gigl_loader.transport.security import TLS_DIR_VARIABLE
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which the dev extra installs")
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / "examples" / "graph_store" / "kubernetes.yaml"
+PROBES = ("readinessProbe", "livenessProbe")
 BY_OPERATOR = {"MASTER_ADDR": "storage-master-0", "MASTER_PORT": "23456", "RANK": "1"}
 """What the training operator sets in each pod, besides WORLD_SIZE."""
 
@@ -53,17 +54,29 @@ def _arguments(container: dict[str, Any], environment: dict[str, str]) -> list[s
 
 
 def _check_environment(container: dict[str, Any]) -> None:
-    """Each variable is the token or stands in an argument: nothing else would be read."""
+    """Each variable names the certificates or stands in a command: nothing else would be read."""
     names = {one["name"] for one in container["env"]}
-    used = set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))
-    assert CLUSTER_TOKEN_VARIABLE in names
-    assert names - used == {CLUSTER_TOKEN_VARIABLE}
+    probes = [container[name]["exec"]["command"] for name in PROBES if name in container]
+    said = " ".join([*container["args"], *(word for words in probes for word in words)])
+    used = set(re.findall(r"\$\(?(\w+)\)?", said))
+    assert names - used <= {TLS_DIR_VARIABLE}
 
 
-def _token(container: dict[str, Any]) -> dict[str, str]:
-    (found,) = [one for one in container["env"] if one["name"] == CLUSTER_TOKEN_VARIABLE]
-    source: dict[str, str] = found["valueFrom"]["secretKeyRef"]
-    return source
+def _certificates(pod: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return where the certificates are mounted, and the secret that they are from."""
+    (volume,) = [one["secret"] for one in pod["volumes"] if one["name"] == "certificates"]
+    (container,) = pod["containers"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "certificates"]
+    assert mount["readOnly"]
+    return mount["mountPath"], volume
+
+
+def _status_arguments(container: dict[str, Any], probe: str) -> Any:
+    shell, option, line = container[probe]["exec"]["command"]
+    assert (shell, option) == ("sh", "-c")
+    words = line.replace("$POD_IP", "10.0.0.7").split()
+    assert words[:2] == ["gigl-loader", "status"]
+    return status.parse(words[2:])
 
 
 def _train_arguments(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -93,18 +106,23 @@ def test_the_manifest_fits_the_code(parts: Any, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
 
     (container,) = _pod(storage)["containers"]
-    *launcher, module = container["command"]
-    assert launcher == ["python", "-m"]
-    assert importlib.import_module(module).main is main
+    assert container["command"] == ["gigl-loader", "serve"]
     _check_environment(container)
-    serve = parse_args(_arguments(container, dict(os.environ)))
+    serve = parse_serve(_arguments(container, dict(os.environ)))
     assert (serve.rank, serve.num_servers) == (1, servers)  # of the operator's environment
     assert serve.master_addr == BY_OPERATOR["MASTER_ADDR"]
     assert serve.own_addr == "pod_ip"
     assert Path(serve.root).is_relative_to(container["volumeMounts"][0]["mountPath"])
     mounts = {one["name"] for one in container["volumeMounts"]}
     assert mounts == {one["name"] for one in _pod(storage)["volumes"]}
+    folder, secret = _certificates(_pod(storage))
+    assert serve.tls == folder
+    for probe, live in zip(PROBES, (False, True), strict=True):
+        asked = _status_arguments(container, probe)
+        assert (asked.where, asked.tls, asked.live) == (("10.0.0.7", serve.port), folder, live)
+        assert asked.where[1] == serve.own_port, "every server listens there"
 
+    assert service["spec"]["publishNotReadyAddresses"], "servers meet before they are ready"
     assert service["spec"]["clusterIP"] == "None"  # headless: of one address only, all ports
     assert [one["port"] for one in service["spec"]["ports"]] == [serve.port]
     selector = service["spec"]["selector"]
@@ -125,8 +143,14 @@ def test_the_manifest_fits_the_code(parts: Any, monkeypatch: pytest.MonkeyPatch)
     assert where.group_port not in (int(BY_OPERATOR["MASTER_PORT"]), serve.port)
     assert int(train["spec"]["nprocPerNode"]) == container["resources"]["limits"]["nvidia.com/gpu"]
 
-    secret = _token(container)
-    assert secret == _token(_pod(storage)["containers"][0])
-    made = re.search(r"create secret generic (\S+) --from-literal=(\w+)=", MANIFEST.read_text())
+    assert _certificates(_pod(train)) == (folder, secret)
+    assert {one["name"]: one["value"] for one in container["env"]} == {TLS_DIR_VARIABLE: folder}
+    files = {one["path"] for one in secret["items"]}
+    assert files == {"ca.pem", "cert.pem", "key.pem"}
+    made = re.search(
+        r"create secret generic (\S+)((?:\s|\\|#|--from-file=\S+)*)", MANIFEST.read_text()
+    )
     assert made is not None
-    assert secret == {"name": made.group(1), "key": made.group(2)}
+    assert made.group(1) == secret["secretName"]
+    given = dict(re.findall(r"--from-file=([\w.]+)=certs/([\w.]+)", made.group(2)))
+    assert given == {one["key"]: one["path"] for one in secret["items"]}

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.memory.channel import field_of
-from gigl_loader.memory.leases import Mappings, MemoryMark, ServerMemory, sees, tensors_over
+from gigl_loader.memory.leases import ServerMemory, tensors_over
+from gigl_loader.memory.same_host import HostMark, Mappings, sees
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.testing import batch_tensors, wait_until
 
@@ -28,14 +30,13 @@ def _write(writer: SlotWriter, memory: ServerMemory, value: float):
 
 
 def test_a_mark_is_seen_by_who_can_map_it() -> None:
-    mark, other = MemoryMark(), MemoryMark()
-    place, secret = mark.show()
-    assert sees((place, secret))
-    assert not sees((place, other.show()[1]))
-    assert not sees((type(place)(2**22 + 1, place.fd, place.nbytes), secret))
+    mark, other = HostMark(), HostMark()
+    assert sees(mark.mark)
+    assert not sees(replace(mark.mark, secret=other.mark.secret))
+    assert not sees(replace(mark.mark, region=replace(mark.mark.region, pid=2**22 + 1)))
     mark.close()
     mark.close()
-    assert not sees((place, secret))
+    assert not sees(mark.mark)
     other.close()
 
 
@@ -43,7 +44,7 @@ def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lo
     writer, memory, mappings = SlotWriter(), ServerMemory(4), Mappings(most_idle=0)
     packed, dropped = _write(writer, memory, 1.0), []
     assert memory.leased_bytes > 0
-    place = packed.loan.begin()
+    place = packed.lease.lend()
     assert memory.leased_bytes == 0, "what a client reads is not queued any more"
     read = tensors_over(mappings.lease(place, lambda: dropped.append(1)), packed.layout)["x"]
     part = read[10:20]
@@ -56,14 +57,14 @@ def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lo
     assert memory.returned(0, 4) == ([0], [])
     writer.give_back([0], [])
     packed = _write(writer, memory, 2.0)
-    kept = tensors_over(mappings.lease(packed.loan.begin(), lambda: None), packed.layout)["x"]
-    packed.loan.lose()  # the client left, and still reads
+    kept = tensors_over(mappings.lease(packed.lease.lend(), lambda: None), packed.layout)["x"]
+    packed.lease.poison()  # the client left, and still reads
     del packed
     assert memory.returned(0, 4) == ([], [0]), "given up, not written again"
     writer.give_back([], [0])
     for value in range(3, 9):
         del_me = _write(writer, memory, float(value))
-        assert float(tensors_over(del_me._lease, del_me.layout)["x"][0]) == value
+        assert float(tensors_over(del_me.payload, del_me.layout)["x"][0]) == value
         del del_me
     assert torch.equal(kept, torch.full((1000,), 2.0))
     memory.close()
@@ -78,7 +79,7 @@ def test_mappings_are_used_again_and_the_longest_idle_go() -> None:
     stores = [(SlotWriter(), ServerMemory(4)) for _ in range(4)]
     packed = [_write(*store, float(i)) for i, store in enumerate(stores)]
     own = mapped() - before  # by the writers and by the server's side
-    places = [one.loan.begin() for one in packed]
+    places = [one.lease.lend() for one in packed]
     leases = [mappings.lease(place, lambda: None) for place in places]
     assert mapped() - before - own == 4
     addresses = [ctypes.addressof(lease) for lease in leases]
@@ -109,7 +110,7 @@ def _client(info, rank: int, folder: Path) -> None:
     )  # fmt: skip
     if rank == 0:
         kept = list(loader)
-        assert loader._channel._servers[0].same_memory, "this test is about that"
+        assert loader._channel._servers[0].same_host, "this test is about that"
         copies = [{k: _copy(v) for k, v in batch_tensors(b).items()} for b in kept]
         loader.shutdown()
         globals()["_kept"] = (kept, copies, folder)

@@ -12,13 +12,13 @@ from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.requests import (
+from gigl_loader.remote.messages import (
     EpochRequest,
     FetchRequest,
     NodeIdsRequest,
     ProducerRequest,
-    share_of_batches,
 )
+from gigl_loader.remote.shared import share_of_batches
 from gigl_loader.testing import TinyGraph
 
 pytestmark = pytest.mark.multiprocess
@@ -58,12 +58,10 @@ def test_shares_cover_all_batches_once(total):
     shares = [
         share_of_batches(
             total,
-            ProducerRequest(
-                epoch_options=options, stripe=stripe, num_stripes=2, client_ranks=ranks
-            ),
+            ProducerRequest(epoch_options=options, shard=shard, num_shards=2, client_ranks=ranks),
             consumer,
         )
-        for stripe in range(2)
+        for shard in range(2)
         for consumer in range(3)
     ]
     assert sorted(batch for share in shares for batch in share) == list(range(total))
@@ -113,7 +111,7 @@ def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
     )
     for consumer in range(2):
         server.start_new_epoch_sampling(
-            producer, 0, request=EpochRequest(consumer=consumer, round=1)
+            producer, 0, request=EpochRequest(consumer=consumer, generation=1)
         )
     fast = _drain(server, producer, consumer=1)  # while consumer 0 takes nothing
     slow = _drain(server, producer, consumer=0)
@@ -121,12 +119,12 @@ def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
     assert len(fast) == len(slow) == 30
 
     # a broken-off epoch: its fetches get nothing, the next epoch is whole
-    server.start_new_epoch_sampling(producer, 1, request=EpochRequest(consumer=0, round=2))
-    server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, round=2))
-    stale = server.fetch(FetchRequest(producer_id=producer, consumer=0, round=2))
+    server.start_new_epoch_sampling(producer, 1, request=EpochRequest(consumer=0, generation=2))
+    server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, generation=2))
+    stale = server.fetch(FetchRequest(producer_id=producer, consumer=0, generation=2))
     assert stale.result(5) == (None, False)
-    server.start_new_epoch_sampling(producer, 2, request=EpochRequest(consumer=0, round=3))
-    server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, round=2))  # late: ignored
+    server.start_new_epoch_sampling(producer, 2, request=EpochRequest(consumer=0, generation=3))
+    server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, generation=2))  # late: ignored
     assert sorted(_drain(server, producer)) == sorted(slow)
 
     server.release_sampling_producer(producer, 0)

@@ -12,7 +12,7 @@ from gigl_loader.graph_store import DistServer
 from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import BatchTicket, Received
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote.requests import EpochRequest, ProducerRequest
+from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.shared import SharedProducer
 from gigl_loader.testing import wait_until
 
@@ -73,27 +73,31 @@ def shared(producer):
     one.close()
 
 
+def _position(generation, position=None):
+    return FetchRequest(producer_id=0, generation=generation, position=position)
+
+
 def _received(batch):
     return Received(BatchTicket(0, 0, 0, batch), {}, {})
 
 
 def test_a_failure_goes_to_the_fetches_that_wait_and_to_those_after(shared, producer):
-    shared.start_epoch(0, EpochRequest(round=1))
-    waiting = shared.fetch(0, 1)
+    shared.start_epoch(0, EpochRequest(generation=1))
+    waiting = shared.fetch(_position(1))
     producer.events.put(producer.fail)
-    for future in (waiting, shared.fetch(0, 1)):
+    for future in (waiting, shared.fetch(_position(1))):
         with pytest.raises(SamplingError, match="no luck"):
             future.result(60)
 
 
 def test_a_failure_of_a_broken_off_epoch_does_not_reach_the_next(shared, producer):
     """The client starts its next epoch between the failure and the server's hearing of it."""
-    shared.start_epoch(0, EpochRequest(round=1))
+    shared.start_epoch(0, EpochRequest(generation=1))
     restarted = threading.Event()
 
     def fail_then_restart(failures):
         producer.fail(failures)
-        thread = threading.Thread(target=shared.start_epoch, args=(1, EpochRequest(round=2)))
+        thread = threading.Thread(target=shared.start_epoch, args=(1, EpochRequest(generation=2)))
         thread.start()
         thread.join()
         restarted.set()
@@ -101,7 +105,7 @@ def test_a_failure_of_a_broken_off_epoch_does_not_reach_the_next(shared, produce
     producer.events.put(fail_then_restart)
     assert restarted.wait(60)
     wait_until(lambda: shared._consumers[0].error is not None, "the failure was heard of")
-    future = shared.fetch(0, 2)
+    future = shared.fetch(_position(2))
     producer.events.put(lambda _: producer.arrived.append(_received(0)))
     assert future.result(60)[0].ticket.batch == 0
 

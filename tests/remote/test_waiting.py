@@ -3,46 +3,49 @@
 import contextlib
 import os
 import re
+import socket
 import threading
 import time
 
 import pytest
 import torch.distributed as dist
-from store_cluster import HOST, free_port, info_of, tiny_graph
+from store_cluster import HOST, info_of, tiny_graph
 
-from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError
+from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote import client, wire
-from gigl_loader.remote.command import parse_args
+from gigl_loader.remote import client, patience, status
+from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.command import parse_serve
 from gigl_loader.remote.endpoint import Endpoint
-from gigl_loader.remote.rpc import Cluster
 from gigl_loader.testing import wait_until
+from gigl_loader.transport import Security, free_port
 
-TOKEN = wire.cluster_token("waiting")
+SECURITY = Security.local("waiting")
 
 
 @contextlib.contextmanager
-def _server_0(num_servers, port=0):
+def _server_0(num_servers, port=0, security=SECURITY, **how):
     """Storage server 0 of ``num_servers``, the others of which never come."""
     server = DistServer(tiny_graph().partitions(num_servers)[0], 0, num_servers)
-    endpoint = Endpoint(server, wire.listen(HOST, port), TOKEN, num_jobs=1)
+    endpoint = Endpoint(server, HOST, port, security, **{"num_jobs": 1, **how})
+    endpoint.start()
     try:
         yield endpoint
     finally:
         endpoint.close()
 
 
-def _join(port, timeout_s, num_servers=2, rank=1, world_size=2):
+def _join(port, timeout_s, num_servers=2, rank=1, world_size=2, security=SECURITY):
     return Cluster.join(
-        HOST, port, rank=rank, world_size=world_size, num_servers=num_servers, token=TOKEN,
+        HOST, port, rank=rank, world_size=world_size, num_servers=num_servers, security=security,
         timeout_s=timeout_s,
     )  # fmt: skip
 
 
 @pytest.fixture
 def talkative(monkeypatch):
-    monkeypatch.setattr(wire, "_FIRST_REPORT_S", 0.2)
-    monkeypatch.setattr(wire, "_REPORT_EVERY_S", 0.2)
+    monkeypatch.setattr(patience, "_FIRST_REPORT_S", 0.2)
+    monkeypatch.setattr(patience, "_REPORT_EVERY_S", 0.2)
 
 
 @pytest.mark.usefixtures("talkative")
@@ -52,14 +55,14 @@ def test_a_server_that_does_not_answer(caplog):
         _join(port, 1.0)
     assert re.fullmatch(
         rf"storage server 0 at 127\.0\.0\.1:{port} did not come up within 1 s "
-        r"\(last: \[Errno 111\] Connection refused\): look at its log, check address and firewall, "
-        r"or raise the timeout",
+        r"\(last: \[Errno 111\] Connection refused\): see its log, check address, port and "
+        r"firewall",
         str(caught.value),
     )
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert 2 <= len(lines) <= 5
+    assert 1 <= len(lines) <= 5
     assert lines[0] == (
-        f"compute process 1 waits for storage server 0 at 127.0.0.1:{port} since 0 s; gives up "
+        f"compute process 1 has waited 0 s for storage server 0 at 127.0.0.1:{port}; it gives up "
         "after 1 s"
     )
 
@@ -74,11 +77,13 @@ def test_a_server_that_waits_for_others(caplog):
             "1 of 2 compute processes are here; storage servers [1] have not loaded their "
             "partitions yet"
         )
-        name = f"storage server 0 (127.0.0.1:{port})"
+        name = f"storage server 0 at 127.0.0.1:{port}"
         assert str(caught.value) == f"{name} did not let this process in within 1 s: {missing}"
-        lines = [record.getMessage() for record in caplog.records if " waits " in record.message]
+        lines = [
+            record.getMessage() for record in caplog.records if " has waited " in record.message
+        ]
         assert lines[0] == (
-            f"compute process 1 waits for {name} to let it in ({missing}) since 0 s; gives up "
+            f"compute process 1 has waited 0 s for {name} to let it in ({missing}); it gives up "
             "after 1 s"
         )
         assert 2 <= len(lines) <= 5
@@ -87,17 +92,37 @@ def test_a_server_that_waits_for_others(caplog):
 def test_a_server_that_accepts_and_says_nothing():
     """As one that is stopped does: the system accepts for it. No longer than the caller's limit."""
     with (
-        wire.listen(HOST, 0) as sock,
-        pytest.raises(PeerTimeoutError, match=r"within 1 s .last: it"),
+        socket.create_server((HOST, 0)) as sock,
+        pytest.raises(PeerTimeoutError, match=r"within 1 s .last: it did not answer"),
     ):
         _join(sock.getsockname()[1], 1.0)
 
 
+def test_another_service_says_what_it_answered():
+    """A port that somebody else listens on is no reason to wait."""
+
+    def serve(sock):
+        with sock.accept()[0] as connection:
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server((HOST, 0)) as sock:
+        thread = threading.Thread(target=serve, args=(sock,))
+        thread.start()
+        with pytest.raises(JoinRefusedError, match=r"another service .*HTTP/1"):
+            _join(sock.getsockname()[1], 20.0)
+        thread.join()
+
+
 def test_whom_to_ask_for_its_status(capsys):
     with pytest.raises(SystemExit):
-        parse_args(["--status", "storage0"])
-    assert "--status takes HOST:PORT, got 'storage0'" in capsys.readouterr().err
-    assert parse_args(["--status", "storage0:1"]).status == "storage0:1"
+        status.parse(["storage0"])
+    assert "HOST:PORT, got 'storage0'" in capsys.readouterr().err
+    assert status.parse(["storage0:1"]).where == ("storage0", 1)
+    assert status.parse(["[::1]:1"]).where == ("::1", 1)
+    with pytest.raises(SystemExit):
+        parse_serve([])
+    assert "--root" in capsys.readouterr().err
 
 
 def test_a_client_that_comes_in_while_the_server_is_made(monkeypatch):
@@ -126,7 +151,7 @@ def test_a_server_that_ends_while_clients_wait():
         thread = threading.Thread(target=join)
         thread.start()
         wait_until(lambda: endpoint.status()["clients"], "the client is there")
-        endpoint.close("it was shut down")
+        endpoint.close(words="it was shut down")
         thread.join(10)
         assert found
         assert "storage server 0" in found[0]
@@ -139,9 +164,10 @@ def test_compute_processes_that_do_not_meet(monkeypatch):
     monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", "waiting")
     monkeypatch.setattr(client, "_set_client_context", lambda *_: None)  # GLT's is per process
     info = info_of(1, 2)
-    with _server_0(num_servers=1, port=info.rpc_master_port):
+    security = Security.resolve()
+    with _server_0(num_servers=1, port=info.rpc_master_port, security=security):
         thread = threading.Thread(
-            target=lambda: _join(info.rpc_master_port, 30.0, num_servers=1).close()
+            target=lambda: _join(info.rpc_master_port, 30.0, 1, security=security).close()
         )
         thread.start()
         with pytest.raises(PeerTimeoutError, match=r"compute process 0 did not meet the others at"):
@@ -150,25 +176,48 @@ def test_compute_processes_that_do_not_meet(monkeypatch):
     assert not dist.is_initialized()
     with pytest.raises(Exception, match="not part of a graph store"):
         client.current_cluster()
-    with wire.listen(HOST, 0) as taken:
+    with socket.create_server((HOST, 0)) as taken:
         busy = info_of(1, 2, compute_cluster_master_port=taken.getsockname()[1])
         with pytest.raises(ConfigError, match="compute_cluster_master_port"):
             client._start_group(0, 2, busy, "gloo", time.monotonic() + 5)
 
 
-def test_a_link_that_was_closed_ignores_what_still_comes(caplog):
-    """The server answers a request while this side leaves: nothing to report."""
+def test_the_first_client_says_how_many_come():
+    """The servers were not told; a client that counts others is refused with both figures."""
+    with _server_0(num_servers=1, num_jobs=None) as endpoint:
+        port = endpoint.address[1]
+        first = []
+        thread = threading.Thread(
+            target=lambda: first.append(_join(port, 30.0, 1, rank=0, world_size=2))
+        )
+        thread.start()
+        wait_until(lambda: endpoint.status()["clients"] == [0], "the first client is there")
+        with pytest.raises(ConfigError, match="has 3 processes, the others say 2"):
+            _join(port, 10.0, 1, rank=1, world_size=3)
+        with pytest.raises(ConfigError, match="two processes joined as compute rank 0"):
+            _join(port, 10.0, 1, rank=0, world_size=2)
+        with pytest.raises(ConfigError, match="counts 2 storage servers, server 0 counts 1"):
+            _join(port, 10.0, 2, rank=1, world_size=2)
+        second = _join(port, 10.0, 1, rank=1, world_size=2)
+        thread.join(10)
+        assert (first[0].world_size, first[0].job, second.job) == (2, 0, 0)
+        third = []
+        thread = threading.Thread(target=lambda: third.append(_join(port, 30.0, 1, 0, 1)))
+        thread.start()  # of the next job, which may count others
+        first[0].close()
+        second.close()
+        thread.join(10)
+        assert third[0].job == 1
+        third[0].close()
+
+
+def test_a_link_that_was_closed_says_so(caplog):
     with _server_0(num_servers=1) as endpoint:
         cluster = _join(endpoint.address[1], 10.0, num_servers=1, rank=0, world_size=1)
-        link, held = cluster.links[0], threading.Event()
-        monitored = link._connection.close
-        link._connection.close = lambda: (held.wait(10), monitored())
-        answer = link.call(os.getpid)
-        late = threading.Thread(target=link.close)
-        late.start()  # the link is over, its reader still reads
-        wait_until(answer.done, "the call has failed, or was answered")
-        link._connection.send(wire.CALL, 10**6, (os.getpid, (), {}))
-        threading.Event().wait(0.3)
-        held.set()
-        late.join()
+        link = cluster.links[0]
+        assert link.call("ping").result(10) == os.getpid()
+        cluster.close()
+        cluster.close()
+        with pytest.raises(Exception, match="this process left the cluster"):
+            link.call("ping").result(10)
         assert not [record for record in caplog.records if record.exc_info]

@@ -14,7 +14,8 @@ from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ProtocolError
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.plan import SamplingPlan, draw_key
-from gigl_loader.sampler.store import Draw, GraphStore, LocalStore, gather_rows
+from gigl_loader.sampler.questions import Draw, Drawn, DrawRequest, RowsRequest
+from gigl_loader.sampler.store import GraphStore, LocalStore, gather_rows
 from gigl_loader.testing import InProcessPeers
 
 PLAN = SamplingPlan(input_type=NODE, fanouts={EDGE: (2, 2)}, seed=7)
@@ -337,9 +338,41 @@ def test_only_owners_are_asked() -> None:
     assert [partition for partition, _ in peers.asked] == [2]
 
 
-def test_an_unknown_operation() -> None:
-    with pytest.raises(ProtocolError, match="operation 77"):
-        LocalStore(_view(1)).answer(77, (), [])
+def test_questions_for_what_there_is_not() -> None:
+    """They come from another machine: none of them may read anything else, or end the worker."""
+    store, ids = LocalStore(_view(1)), np.arange(1)
+    draws = [
+        (Draw(("no", "such", "type"), 1, 1), ids, "unknown type"),
+        (Draw(EDGE, -2, 1), ids, "fanout -2"),
+        (Draw(EDGE, 1, -1), ids, "key -1"),
+        (Draw(EDGE, 1, 2**64), ids, "key 18446744073709551616"),
+        (Draw(EDGE, 1, 1), ids.astype(np.int32), "int32"),
+        (Draw(EDGE, 1, 1), ids[:, None], r"\(1, 1\)"),
+    ]
+    for draw, nodes, words in draws:
+        with pytest.raises(ProtocolError, match=words):
+            store.answer_draw(DrawRequest(draw, nodes))
+    for kind, name in (("node_features", NODE), ("__dict__", NODE), ("adjacency", EDGE)):
+        with pytest.raises(ProtocolError, match=kind):
+            store.answer_rows(RowsRequest(kind, name, ids))
+
+
+def test_answers_that_do_not_fit_are_not_merged() -> None:
+    view = _view(3, 10)
+    parts = _cut(view, np.arange(10) // 5, 2)
+    good = LocalStore(parts[1]).answer_draw(DrawRequest(Draw(EDGE, 2, 1), np.array([9, 8])))
+    bad = [
+        Drawn(good.counts[:1], good.neighbors, None),
+        Drawn(good.counts, good.neighbors[:-1], None),
+        Drawn(good.counts - 5, good.neighbors, None),
+        Drawn(good.counts.astype(np.int32), good.neighbors, None),
+        Drawn(good.counts, good.neighbors, good.neighbors),
+    ]
+    for answer in bad:
+        peers = InProcessPeers(parts)
+        peers._stores[1].answer_draw = lambda request, answer=answer: answer
+        with pytest.raises(ProtocolError, match="neighbours of 2 nodes"):
+            GraphStore(parts[0], peers).draw(Draw(EDGE, 2, 1), np.array([9, 8, 0]))()
 
 
 def test_the_bits_are_the_same_on_any_machine_and_version() -> None:

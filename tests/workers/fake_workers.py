@@ -14,20 +14,21 @@ from gigl_loader.memory.channel import ShmChannel
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.options import EpochOptions
 from gigl_loader.testing import as_worker_gets
-from gigl_loader.workers import setup as kinds
+from gigl_loader.workers import messages
 from gigl_loader.workers.pool import Event
 from gigl_loader.workers.producer import DistSamplingProducer
+from gigl_loader.workers.setup import WorkerSetup
 from gigl_loader.workers.worker import Worker, load_sampler
 
 
 class FakeWorker(Worker):
     """A worker without a socket and without threads; sampling and slots are the real ones."""
 
-    def __init__(self, number: int, setup: kinds.WorkerSetup) -> None:
+    def __init__(self, number: int, setup: WorkerSetup) -> None:
         self._number, self._setup = number, as_worker_gets(setup)
         self._plugins = pickle.loads(setup.plugins)
         self._slots = SlotWriter()
-        self._rounds = {}
+        self._generations = {}
         self._num_asked = 0
         self.tasks: deque[Any] = deque()
         self.sent: deque[tuple[Any, list[int]]] = deque()
@@ -36,22 +37,22 @@ class FakeWorker(Worker):
 
     def take(self, message: Any, obj: Any) -> None:
         kind, *rest = message
-        if kind == kinds.TASK:
-            ticket, place, free, retired = rest
+        if kind == messages.TASK:
+            ticket, position, free, retired = rest
             self._slots.give_back(free, retired)
-            self.tasks.append((ticket, place))
-        elif kind == kinds.ROUND:
+            self.tasks.append((ticket, position))
+        elif kind == messages.GENERATION:
             stream, number, has_order = rest
             assert has_order == (obj is not None)
-            self._rounds[stream] = (number, as_worker_gets(obj))
+            self._generations[stream] = (number, as_worker_gets(obj))
 
     def work(self, index: int, fails: Any = None) -> None:
         """Do the task at ``index``, or find that it is stale."""
-        ticket, place = self.tasks[index]
+        ticket, position = self.tasks[index]
         del self.tasks[index]
         request = self._request(ticket)
         if request is None:
-            self._send((kinds.STALE, ticket))
+            self._send((messages.STALE, ticket))
             return
         self.sampled.append(ticket)
         if fails is not None and fails(ticket):
@@ -60,7 +61,7 @@ class FakeWorker(Worker):
             except ArithmeticError as error:
                 self._report(ticket, error)
         else:
-            self._sample(self.sampler, request, place, 0.0)
+            self._sample(self.sampler, request, position, 0.0)
 
     def _send(self, message: Any, fds: list[int] | None = None) -> None:
         self.sent.append((message, [os.dup(fd) for fd in fds or ()]))
@@ -76,7 +77,7 @@ class FakePool:
         self.together = False
         """Whether one poll returns what all tasks came to, in place of one."""
 
-    def start(self, setup: kinds.WorkerSetup, timeout_s: float) -> None:
+    def start(self, setup: WorkerSetup, timeout_s: float) -> None:
         self.workers = [FakeWorker(number, setup) for number in range(self.num_workers)]
         self.stopped = 0
 
@@ -109,7 +110,7 @@ class FakePool:
     def describe(self, numbers: list[int]) -> str:
         return f"workers {numbers}"
 
-    def stop(self, linger_s: float, expected: Any = None) -> None:
+    def stop(self, linger_s: float) -> None:
         self.stopped += 1
 
 
@@ -134,6 +135,7 @@ def make_producer(
     )  # fmt: skip
     pool = FakePool(workers, concurrency, pool_seed)
     producer._pool = pool  # type: ignore[assignment]
+    producer.join()
     producer.start()
     return producer, pool
 

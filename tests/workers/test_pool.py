@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gigl_loader.errors import UsageError, WorkerDiedError
-from gigl_loader.workers import pipe
-from gigl_loader.workers import setup as kinds
+from gigl_loader.workers import messages, pipe
 from gigl_loader.workers.pool import WorkerPool, _Worker, process_state
 
 
@@ -33,14 +32,14 @@ def ends():
 
 def test_a_death_is_told_while_others_keep_sending(ends) -> None:
     pool, supervisor, first, second = ends
-    pipe.send(first, (kinds.ERROR, "last words"))
+    pipe.send(first, (messages.ERROR, "last words"))
     first.close()
-    pipe.send(supervisor, (kinds.EXITED, 0, 100, -signal.SIGKILL))
+    pipe.send(supervisor, (messages.EXITED, 0, 100, -signal.SIGKILL))
     heard = []
 
     def listen() -> None:
         for _ in range(4):
-            pipe.send(second, (kinds.STALE, None))
+            pipe.send(second, (messages.STALE, None))
             heard.extend(event.message[1] for event in pool.poll(1.0) if event.worker == 0)
 
     with pytest.raises(WorkerDiedError, match=r"worker 0 .pid 100. died: SIGKILL"):
@@ -58,9 +57,9 @@ def test_a_supervisor_that_is_gone_takes_its_workers_along(ends) -> None:
 def test_sending_to_a_dead_worker(ends) -> None:
     pool, supervisor, first, _ = ends
     first.close()
-    pipe.send(supervisor, (kinds.EXITED, 0, 100, 3))
+    pipe.send(supervisor, (messages.EXITED, 0, 100, 3))
     with pytest.raises(WorkerDiedError, match="exit code 3"):
-        pool.send(0, (kinds.STOP,))
+        pool.send(0, (messages.STOP,))
 
 
 def test_a_stopped_pool(ends) -> None:

@@ -28,7 +28,7 @@ class Streams(RuleBasedStateMachine):
 
     @rule(batches=st.lists(st.integers(0, 9), max_size=6), epoch=st.integers(0, 3))
     def start(self, batches: list[int], epoch: int) -> None:
-        before = self.stream.round
+        before = self.stream.generation
         assert self.stream.start(epoch, batches) > before
         self.stale += self.under_way
         self.batches, self.under_way, self.taken = batches, [], []
@@ -46,18 +46,18 @@ class Streams(RuleBasedStateMachine):
         if started == len(self.batches) or started - len(self.taken) >= self.stream.limit:
             assert found is None
         else:
-            ticket, place = found
-            assert (ticket.stream, ticket.round) == (3, self.stream.round)
-            assert (place, ticket.batch) == (started, self.batches[started])
+            ticket, position = found
+            assert (ticket.stream, ticket.generation) == (3, self.stream.generation)
+            assert (position, ticket.batch) == (started, self.batches[started])
             self.under_way.append(found)
 
     @precondition(lambda self: any(one[0] is not None for one in self.under_way))
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
-        ticket, place = data.draw(st.sampled_from(self.under_way))
-        self.under_way.remove((ticket, place))
-        assert self.stream.arrived(ticket, place, place)
-        self.arrived.append(place)
+        ticket, position = data.draw(st.sampled_from(self.under_way))
+        self.under_way.remove((ticket, position))
+        assert self.stream.arrived(ticket, position, position)
+        self.arrived.append(position)
 
     @precondition(lambda self: self.stale)
     @rule(data=st.data())
@@ -82,8 +82,8 @@ class Streams(RuleBasedStateMachine):
 
     @property
     def arrived(self) -> list[int]:
-        if getattr(self, "_of", None) != self.stream.round:
-            self._of, self._arrived = self.stream.round, []
+        if getattr(self, "_of", None) != self.stream.generation:
+            self._of, self._arrived = self.stream.generation, []
         return self._arrived
 
     @invariant()
@@ -117,7 +117,7 @@ def test_streams_are_served_in_turn(counts: list[int]) -> None:
     while (found := queue.next_ticket()) is not None:
         served.append(found[0].stream)
     assert [served.count(number) for number in range(len(counts))] == counts
-    for turn in range(max(counts)):  # each round serves every stream that has something left
+    for turn in range(max(counts)):  # each generation serves every stream that has something left
         left = [number for number, count in enumerate(counts) if count > turn]
         start = sum(min(count, turn) for count in counts)
         assert sorted(served[start : start + len(left)]) == left
@@ -130,10 +130,10 @@ def test_a_removed_stream_is_cancelled_and_forgotten() -> None:
     queue.add(other)
     one.start(0, range(5))
     other.start(0, range(5))
-    ticket, place = queue.next_ticket()
+    ticket, position = queue.next_ticket()
     assert ticket.stream == 0
     queue.remove(0)
     queue.remove(0)
-    assert not one.arrived(ticket, place, 1)
+    assert not one.arrived(ticket, position, 1)
     assert {queue.next_ticket()[0].stream for _ in range(2)} == {1}
     assert queue.next_ticket() is None, "at its limit"

@@ -1,0 +1,264 @@
+"""Memory of other processes of this machine, mapped instead of sent: batches and partitions.
+
+A process that offers memory says where it is, a `Region`, over the connection or rendezvous that it
+has with the other one. Whoever wants it opens it through ``/proc``. One check tells whether both
+are on one machine and one may read the other: each process keeps a secret in memory of its own, its
+`Mark`, and who can read the secret there can also map what lies beside it. A process of the same
+number on another machine, or in another container, has another secret.
+
+A region names the inode of its memory besides the descriptor, so that a descriptor that was closed
+and used again is not taken for what it was.
+
+Where any of this fails (containers that do not see each other's processes, other users), the same
+data is asked for over the network. Nothing that is read here is unpickled.
+"""
+
+import logging
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from gigl_loader.errors import ProtocolError
+from gigl_loader.memory import segments
+from gigl_loader.memory.segments import SharedPart
+from gigl_loader.transport.codec import ARRAY_EXTENSION, decode
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_MARK_NAME = "gigl_loader.mark"
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory of a process of this machine, as another process can find it."""
+
+    pid: int
+    fd: int
+    nbytes: int
+    inode: int
+    """Tells it from memory that had, or will have, the same descriptor."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a process keeps its secret, and the secret; nothing to hide from the job's processes.
+
+    To read it where it lies takes the right to read all of that process's memory.
+    """
+
+    region: Region
+    secret: bytes
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A value of a process of this machine whose arrays may be mapped; for `read_offer`."""
+
+    mark: Mark
+    description: Region
+
+
+@dataclass(frozen=True)
+class _Description:
+    regions: tuple[Region, ...]
+    parts: tuple[SharedPart, ...]
+    """Of the arrays, in the order of their numbers; indices are those of ``regions``."""
+    body: bytes
+    """The value, as the transport's codec writes it."""
+
+
+def region_of(fd: int, nbytes: int) -> Region:
+    """Return where other processes find ``fd`` of this process."""
+    return Region(os.getpid(), fd, nbytes, os.fstat(fd).st_ino)
+
+
+def open_region(region: Region) -> int:
+    """Return a descriptor of this process for a region of another one, whose mark it `sees`.
+
+    Raises:
+        OSError: It is not there any more, or this process has no right to it.
+    """
+    fd = segments.open_fd_of(region.pid, region.fd)
+    found = os.fstat(fd)
+    if found.st_ino != region.inode or found.st_size < region.nbytes:
+        os.close(fd)
+        raise OSError(f"process {region.pid} has other memory under descriptor {region.fd} now")
+    return fd
+
+
+class HostMark:
+    """This process's mark; see the module."""
+
+    def __init__(self) -> None:
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        self._fd = segments.create_memfd(len(secret), _MARK_NAME)
+        os.pwrite(self._fd, secret, 0)
+        self.mark = Mark(region_of(self._fd, len(secret)), secret)
+        self._release = weakref.finalize(self, os.close, self._fd)
+
+    def close(self) -> None:
+        """Release the memory: new processes do not see this one any more. Idempotent."""
+        self._release()
+
+
+def sees(mark: Mark) -> bool:
+    """Return whether this process can map the memory of the one that keeps ``mark``."""
+    region = mark.region
+    return segments.peek(region.pid, region.fd, region.nbytes, _MARK_NAME) == mark.secret
+
+
+class Mappings:
+    """Regions that this process has mapped, kept for the next batch that lies in one of them.
+
+    Args:
+        most_idle: Mappings to keep beyond those in use. A worker has two or three slots, and each
+            mapping that is made anew costs page faults for a whole batch.
+    """
+
+    def __init__(self, most_idle: int = 16) -> None:
+        self._most_idle = most_idle
+        self._lock = threading.RLock()  # a batch may be dropped while this thread holds the lock
+        self._idle: dict[Region, int] = {}  # the address; longest idle first
+        self._closed = False
+
+    def lease(self, region: Region, on_drop: Callable[[], None]) -> Any:
+        """Return an object with the buffer protocol over a region.
+
+        Args:
+            region: The memory; its owner does not write it until ``on_drop``.
+            on_drop: Called once nothing uses the object any more, by whichever thread drops it.
+
+        Raises:
+            OSError: It is not there any more, or cannot be mapped.
+        """
+        with self._lock:
+            address = self._idle.pop(region, None)
+        if address is None:
+            fd = open_region(region)
+            try:
+                address = segments.map_fd(fd, region.nbytes)
+            finally:
+                os.close(fd)
+        buffer = segments.buffer_at(address, region.nbytes)
+        weakref.finalize(buffer, self._drop, region, address, on_drop).atexit = False
+        return buffer
+
+    def _drop(self, region: Region, address: int, on_drop: Callable[[], None]) -> None:
+        with self._lock:
+            self._idle[region] = address
+            self._trim()
+        on_drop()
+
+    def _trim(self) -> None:
+        while len(self._idle) > (0 if self._closed else self._most_idle):
+            region = next(iter(self._idle))
+            segments.unmap(self._idle.pop(region), region.nbytes)
+
+    def close(self) -> None:
+        """Release what no tensor uses; the rest goes with its tensors. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._trim()
+
+
+class Offered:
+    """A value of this process for others of the machine to map, while this object is open.
+
+    Args:
+        value: A dataclass of what the transport's codec takes, with tensors for arrays.
+    """
+
+    def __init__(self, value: Any) -> None:
+        from gigl_loader.memory.tensors import SharedTensors  # readers do without torch
+
+        shared = SharedTensors()
+        parts: list[SharedPart] = []
+
+        def beside(tensor: Any) -> object:
+            parts.append(shared.part_of(tensor))
+            number = (len(parts) - 1).to_bytes(4, "little")
+            return msgspec.msgpack.Ext(ARRAY_EXTENSION, number)
+
+        body = msgspec.msgpack.encode(value, enc_hook=beside)
+        regions = tuple(region_of(fd, os.fstat(fd).st_size) for fd in shared.fds)
+        data = msgspec.msgpack.encode(_Description(regions, tuple(parts), body))
+        fd = segments.create_memfd(len(data), "gigl_loader.offer")
+        os.pwrite(fd, data, 0)
+        self._mark = HostMark()
+        self.offer = Offer(self._mark.mark, region_of(fd, len(data)))
+        self._release = weakref.finalize(self, _release, fd, shared.tensors)
+
+    def close(self) -> None:
+        """Offer it no more; who has mapped it keeps it. Idempotent."""
+        self._release()
+        self._mark.close()
+
+
+def _release(fd: int, tensors: list[Any]) -> None:
+    os.close(fd)
+    tensors.clear()  # closes their descriptors, which were offered, too
+
+
+def read_offers(offers: Mapping[int, Sequence[Offer]], kind: type[T]) -> dict[int, T]:
+    """Map values that other processes of this machine offer.
+
+    Args:
+        offers: By number, such as a partition's, of all that offer the same value.
+        kind: Type of the values; their arrays become numpy's.
+
+    Returns:
+        Those that this process could map, by number.
+    """
+    found = {}
+    for number, some in offers.items():
+        for offer in some:
+            try:
+                found[number] = read_offer(offer, kind)
+                break
+            except (OSError, ProtocolError) as error:
+                pid = offer.description.pid
+                _log.info("%s %d of process %d: %s", kind.__name__, number, pid, error)
+    return found
+
+
+def read_offer(offer: Offer, kind: type[T]) -> T:
+    """Map one value; it stays, however the process that offers it ends.
+
+    Raises:
+        OSError: Its memory cannot be seen from here, or is not offered any more.
+        ProtocolError: It is not of that type.
+    """
+    if not sees(offer.mark):
+        raise OSError("its memory cannot be seen from here")
+    found = _described(offer.description)
+    fds: list[int] = []
+    try:
+        for region in found.regions:
+            fds.append(open_region(region))
+        mapped = segments.PartMapper(fds)
+        arrays = [mapped.array(part) for part in found.parts]
+    except (TypeError, ValueError, IndexError) as error:
+        raise ProtocolError(f"an offer describes arrays that are not there: {error}") from error
+    finally:
+        segments.close_fds(fds)
+    return decode(msgspec.Raw(found.body), arrays, kind)
+
+
+def _described(region: Region) -> _Description:
+    fd = open_region(region)
+    try:
+        data = os.pread(fd, region.nbytes, 0)
+    finally:
+        os.close(fd)
+    try:
+        return msgspec.msgpack.decode(data, type=_Description)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"an offer has no description: {error}") from error

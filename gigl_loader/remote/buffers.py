@@ -1,0 +1,64 @@
+"""Memory that batches are received into: kept, since fresh memory and pinning it are slow."""
+
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gigl_loader.memory import segments
+from gigl_loader.transport import ArraySpec
+
+_GRAIN = 1 << 16
+_MOST_SPARE = 8
+"""Buffers kept for the next batch beyond those in use."""
+
+
+class BufferPool:
+    """Memory for batches: lent to the tensors of one, taken back when the last of them is gone.
+
+    Fresh memory costs a page fault per page, and pinning it costs more; so it is kept.
+    """
+
+    def __init__(self, pin_memory: bool) -> None:
+        self._pin = pin_memory
+        self._free: list[Tensor] = []
+        self._lock = threading.RLock()  # a batch may be dropped in the middle of `take`
+
+    def take(self, nbytes: int) -> Tensor:
+        """Return at least ``nbytes`` bytes."""
+        with self._lock:
+            fitting = [one for one in self._free if one.numel() >= nbytes]
+            if fitting:
+                best = min(fitting, key=Tensor.numel)
+                self._free = [one for one in self._free if one is not best]
+                return best
+            self._free = self._free[-_MOST_SPARE:]
+        size = -(-nbytes * 5 // 4 // _GRAIN) * _GRAIN
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+
+    def lease(self, buffer: Tensor) -> Any:
+        """Return an object with the buffer protocol; ``buffer`` comes back when it is gone."""
+        lease = segments.buffer_at(buffer.data_ptr(), buffer.numel())
+        weakref.finalize(lease, self._give_back, buffer).atexit = False
+        return lease
+
+    def _give_back(self, buffer: Tensor) -> None:
+        with self._lock:
+            if len(self._free) < _MOST_SPARE:
+                self._free.append(buffer)
+
+    def room(self, specs: list[ArraySpec]) -> list[Any]:
+        """Return arrays to receive an answer into: ``into`` of `gigl_loader.transport.Caller`.
+
+        An array of bytes, which is what a batch is, comes to lie in a buffer of the pool.
+        """
+        return [self._room(spec) for spec in specs]
+
+    def _room(self, spec: ArraySpec) -> Any:
+        if spec.dtype != np.uint8 or len(spec.shape) != 1 or not spec.nbytes:
+            return np.empty(spec.shape, spec.dtype)
+        lease = self.lease(self.take(spec.nbytes))
+        return np.frombuffer(lease, np.uint8)[: spec.nbytes]

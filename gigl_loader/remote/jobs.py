@@ -1,0 +1,216 @@
+"""Who is here, and which job is served. No sockets, no threads, no clock of its own."""
+
+import contextlib
+from collections.abc import Iterable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gigl_loader.errors import ConfigError, PeerError
+from gigl_loader.remote.membership import Join, News
+from gigl_loader.transport import End
+
+KILLED_GRACE_S = 1.0
+"""After a connection was cut off without a goodbye: a process that lives is back within
+milliseconds, one that was killed is not, and its producers should end at once."""
+SILENT_GRACE_S = 2.0
+"""After the silence limit. Both ends of a cut line count from the last that they heard, up to a
+second apart, and a client must not be given up before it gives up itself."""
+_MOST_DEPARTED = 10_000
+
+
+@dataclass(eq=False)
+class Member:
+    """A compute process or storage server that is here, on whatever connection."""
+
+    session: str
+    join: Join
+    name: str
+    """For the log."""
+    job: int | None = None
+    """Which job a client belongs to, once that is known."""
+    peer: Any = None
+    """The connection that its watch is on at present."""
+    gone_at: float | None = None
+    """When it is given up unless it comes back; None: it is here."""
+    why_gone: str = ""
+    news: News = field(default_factory=News)
+    _waiting: "Future[News] | None" = None
+
+    @property
+    def client(self) -> tuple[int | None, int]:
+        """(job, compute rank), which owns producers."""
+        return self.job, self.join.rank
+
+    def wait(self, seen: int) -> "Future[News]":
+        """Return the news, as soon as they are others than those numbered ``seen``."""
+        future: Future[News] = Future()
+        former, self._waiting = self._waiting, future
+        if former is not None:
+            _answer(former, self.news)  # of a connection that was replaced
+        if self.news.number != seen:
+            self._flush()
+        return future
+
+    def tell(self, **changes: Any) -> None:
+        """Change the news; whoever waits for them is answered if that makes a difference."""
+        fresh = replace(self.news, **changes)
+        if fresh != self.news or fresh.number == 0:
+            self.news = replace(fresh, number=fresh.number + 1)
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            _answer(waiting, self.news)
+
+
+def _answer(future: "Future[News]", news: News) -> None:
+    with contextlib.suppress(InvalidStateError):  # cancelled: its connection is over
+        future.set_result(news)
+
+
+class Attendance:
+    """Members by session: they come, stay over lost connections, and leave.
+
+    ::
+
+        watch() -> here --goodbye-------------------------------------> left
+                   here --killed or silent--> missing --grace passed--> left
+                   here <--watch() again----- missing
+    """
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self._departed: dict[str, None] = {}  # oldest first
+
+    def find(self, session: str, seen: int) -> Member | None:
+        """Return the member of a session; None: it is a new one.
+
+        Raises:
+            PeerError: It was here and was given up, or was a member of a server before this one.
+        """
+        member = self.members.get(session)
+        if member is None and session in self._departed:
+            raise PeerError(
+                "this process was out of reach for too long and was given up: its producers have "
+                "ended; start the job again, with a longer patience_s if the network needs it"
+            )
+        if member is None and seen > 0:
+            raise PeerError(
+                "this storage server was started anew and does not know this process: start the "
+                "job again"
+            )
+        return member
+
+    def came(self, member: Member) -> None:
+        """Take a new member in."""
+        self.members[member.session] = member
+
+    def returned(self, member: Member, peer: Any) -> None:
+        """Note the connection that a member's watch is on now."""
+        member.peer, member.gone_at = peer, None
+
+    def ended(self, peer: Any, end: End, now: float) -> Member | None:
+        """Note the end of a connection; return the member that has left by it, if one has."""
+        member = self.members.get(peer.session)
+        if member is None or member.peer is not peer or end is End.REPLACED:
+            return None
+        if end not in (End.GONE, End.SILENT):
+            member.why_gone = f"left ({end.value})"
+            return member
+        grace = KILLED_GRACE_S if end is End.GONE else SILENT_GRACE_S
+        member.gone_at = now + grace
+        member.why_gone = f"is gone without a goodbye ({end.value})"
+        return None
+
+    def overdue(self, now: float) -> list[Member]:
+        """Return the members whose time to come back has passed."""
+        return [m for m in self.members.values() if m.gone_at is not None and now >= m.gone_at]
+
+    def left(self, member: Member) -> bool:
+        """Forget a member; False: that was done before."""
+        if self.members.pop(member.session, None) is None:
+            return False
+        self._departed[member.session] = None
+        while len(self._departed) > _MOST_DEPARTED:
+            del self._departed[next(iter(self._departed))]
+        return True
+
+
+@dataclass
+class JobBook:
+    """Which clients are here, job after job; on server 0 only.
+
+    How many compute processes a job has is said by the first one that comes.
+
+    ::
+
+        gathering: clients join ---all are here---> running: clients leave ---all left---> next job
+    """
+
+    job: int = 0
+    world_size: int | None = None
+    running: bool = False
+    present: dict[int, Member] = field(default_factory=dict)
+    """By compute rank."""
+    queued: list[Member] = field(default_factory=list)
+    """Clients of the next job, come while this one runs."""
+
+    def join(self, member: Member) -> None:
+        """Take a client in, or put it in the queue.
+
+        Raises:
+            ConfigError: It counts other compute processes than the others do, or its rank is taken.
+        """
+        if self.running:
+            self.queued.append(member)
+            return
+        rank, world_size = member.join.rank, member.join.world_size
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"compute rank {rank} is not in [0, {world_size})")
+        if self.present and world_size != self.world_size:
+            raise ConfigError(
+                f"compute process {rank} says that the job has {world_size} processes, the others "
+                f"say {self.world_size}: give all the same GraphStoreInfo"
+            )
+        if rank in self.present:
+            raise ConfigError(
+                f"two processes joined as compute rank {rank}: check RANK and local_rank"
+            )
+        self.world_size = world_size
+        self.present[rank] = member
+
+    @property
+    def complete(self) -> bool:
+        """Whether all clients of the job are here."""
+        return len(self.present) == self.world_size
+
+    def leave(self, member: Member) -> bool:
+        """Let a client go; return whether the job is over."""
+        self.queued = [one for one in self.queued if one is not member]
+        self.present = {rank: one for rank, one in self.present.items() if one is not member}
+        if not self.running or self.present:
+            return False
+        self.job, self.running, self.world_size = self.job + 1, False, None
+        return True
+
+    def take_queued(self) -> list[Member]:
+        """Return the clients that came while the last job ran."""
+        queued, self.queued = self.queued, []
+        return queued
+
+    def describe(self, missing_servers: Iterable[int]) -> str:
+        """Say who is waited for, to those who wait."""
+        if self.running:
+            return f"job {self.job} is still served; {len(self.present)} of its clients are here"
+        text = f"{len(self.present)} of {self.world_size} compute processes are here"
+        missing = sorted(missing_servers)
+        if missing:
+            text += f"; storage servers {missing} have not loaded their partitions yet"
+        return text
+
+    @property
+    def waiting(self) -> list[Member]:
+        """Clients that wait to be let in."""
+        return self.queued if self.running else list(self.present.values())

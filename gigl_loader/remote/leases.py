@@ -1,0 +1,70 @@
+"""Batches that clients on this host read where they lie, until they say that they dropped them."""
+
+import itertools
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gigl_loader.memory.leases import Packed
+from gigl_loader.memory.same_host import Region
+from gigl_loader.remote.messages import FetchRequest
+
+
+@dataclass(frozen=True)
+class _Lease:
+    message: Packed
+    request: FetchRequest
+
+
+class Leases:
+    """Which client reads which batch. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._by_session: dict[str, dict[int, _Lease]] = {}
+
+    def lend(self, session: str, request: FetchRequest, message: Packed) -> tuple[int, Region]:
+        """Return the number of a new lease, and where the batch lies."""
+        with self._lock:
+            number = next(self._numbers)
+            self._by_session.setdefault(session, {})[number] = _Lease(message, request)
+        return number, message.lease.lend()
+
+    def give_back(self, session: str, numbers: Iterable[int]) -> None:
+        """End leases: their memory is free to be written again. Unknown ones are ignored."""
+        with self._lock:
+            leases = self._by_session.get(session, {})
+            ended = [leases.pop(number, None) for number in numbers]
+        del ended  # not under the lock: slots are free from here on
+
+    def lose_from(self, session: str, request: FetchRequest) -> None:
+        """Give up the leases of answers that were lost: those at this position and after it.
+
+        Nobody knows their numbers; and since the client might read them, nobody may write there.
+        """
+        with self._lock:
+            leases = self._by_session.get(session, {})
+            lost = [n for n, lease in leases.items() if _follows(lease.request, request)]
+            ended = [leases.pop(number) for number in lost]
+        self._lose(ended)
+
+    def lose(self, session: str) -> None:
+        """Give up all leases of a client that is gone: it may go on reading."""
+        with self._lock:
+            ended = list(self._by_session.pop(session, {}).values())
+        self._lose(ended)
+
+    @staticmethod
+    def _lose(leases: Iterable[_Lease]) -> None:
+        for lease in leases:
+            lease.message.lease.poison()
+
+
+def _follows(one: FetchRequest, other: FetchRequest) -> bool:
+    same = (one.producer_id, one.consumer, one.generation) == (
+        other.producer_id, other.consumer, other.generation,
+    )  # fmt: skip
+    if not same or one.position is None or other.position is None:
+        return False
+    return one.position >= other.position

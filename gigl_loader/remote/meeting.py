@@ -1,0 +1,210 @@
+"""Where the storage servers agree while they start a producer: at server 0, by typed calls.
+
+See `gigl_loader.workers.rendezvous.Rendezvous`. Each producer has a place of its own, named by the
+request that creates it. Every call may be asked again.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+
+from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
+from gigl_loader.remote.membership import Gather, Gathered, Leave, Publish
+from gigl_loader.remote.messages import Nothing
+from gigl_loader.transport import Caller
+
+_LEAVE_S = 5.0
+"""Longest wait for server 0 when leaving. One that has ended is known at once; one that is
+overloaded should still hear of a failure, for which the other servers wait."""
+_ANSWER_S = 10.0
+"""Longest wait for server 0 to take a value, which it does at once."""
+
+
+@dataclass
+class _Place:
+    values: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """By key and rank."""
+    waiting: "list[tuple[Gather, Future[Gathered]]]" = field(default_factory=list)
+    failure: str | None = None
+    left: set[int] = field(default_factory=set)
+
+
+class Board:
+    """The places of server 0. Thread-safe; nobody waits in here.
+
+    Args:
+        num_servers: A place is forgotten when that many have left it.
+    """
+
+    def __init__(self, num_servers: int) -> None:
+        self._num_servers = num_servers
+        self._lock = threading.Lock()
+        self._places: dict[str, _Place] = {}
+
+    def publish(self, request: Publish) -> Nothing:
+        """Take a server's value of a key."""
+        with self._lock:
+            place = self._places.setdefault(request.place, _Place())
+            place.values[request.key, request.rank] = request.value
+            self._serve(place)
+        return Nothing()
+
+    def gather(self, request: Gather) -> "Future[Gathered]":
+        """Return the values of a key, once all ranks that are named have published theirs."""
+        future: Future[Gathered] = Future()
+        with self._lock:
+            place = self._places.setdefault(request.place, _Place())
+            place.waiting.append((request, future))
+            self._serve(place)
+        return future
+
+    def missing(self, request: Gather) -> list[int]:
+        """Return the ranks that have not published."""
+        with self._lock:
+            values = self._places.get(request.place, _Place()).values
+            return [rank for rank in request.ranks if (request.key, rank) not in values]
+
+    def leave(self, request: Leave) -> Nothing:
+        """Let a server go; its failure, if there is one, ends the waits of all."""
+        with self._lock:
+            place = self._places.setdefault(request.place, _Place())
+            place.left.add(request.rank)
+            if request.failure is not None and place.failure is None:
+                place.failure = f"storage server {request.rank} failed: {request.failure}"
+            self._serve(place)
+            if len(place.left) >= self._num_servers:
+                del self._places[request.place]
+        return Nothing()
+
+    def fail_all(self, why: str) -> None:
+        """End all waits: a server is lost."""
+        with self._lock:
+            for place in self._places.values():
+                place.failure = place.failure or why
+                self._serve(place)
+
+    @staticmethod
+    def _serve(place: _Place) -> None:
+        still = []
+        for request, future in place.waiting:
+            names = [(request.key, rank) for rank in request.ranks]
+            if all(name in place.values for name in names):
+                _answer(future, Gathered(tuple(place.values[name] for name in names)))
+            elif place.failure is not None:
+                _answer(future, Gathered(failure=place.failure))
+            else:
+                still.append((request, future))
+        place.waiting = still
+
+
+def _answer(future: "Future[Gathered]", answer: Gathered) -> None:
+    with contextlib.suppress(InvalidStateError):  # cancelled: who asked is gone, or asks again
+        future.set_result(answer)
+
+
+class ServerRendezvous:
+    """One storage server at one place: a `gigl_loader.workers.rendezvous.Rendezvous`.
+
+    Args:
+        place: Its name, the same on all servers.
+        rank: This server.
+        world_size: How many there are.
+        timeout_s: Longest wait of each `gather` and `wait_for`.
+        board: On server 0.
+        dial: On the others: returns a fresh caller of server 0.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        *,
+        board: Board | None = None,
+        dial: Callable[[], Caller] | None = None,
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._place, self._timeout_s, self._board = place, timeout_s, board
+        self._dial = dial
+        self._caller = dial() if dial is not None else None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def publish(self, key: str, value: bytes) -> None:
+        """Make ``value`` this server's value of ``key``.
+
+        Raises:
+            PeerError: Server 0 is gone.
+            UsageError: The rendezvous is closed.
+        """
+        self._check_open()
+        request = Publish(self._place, self.rank, key, value)
+        if self._board is not None:
+            self._board.publish(request)
+        elif self._caller is not None:
+            self._caller.ask("publish", request, Nothing).wait(_ANSWER_S)
+
+    def gather(self, key: str, ranks: Iterable[int]) -> list[bytes]:
+        """Return what each of ``ranks`` published under ``key``, in their order.
+
+        Raises:
+            PeerTimeoutError: Some did not publish in time.
+            PeerError: A server called `fail`, or server 0 is gone.
+            UsageError: The rendezvous is closed.
+        """
+        self._check_open()
+        request = Gather(self._place, key, tuple(ranks))
+        try:
+            found = self._ask(request)
+        except TimeoutError as error:
+            missing = self._board.missing(request) if self._board is not None else request.ranks
+            raise PeerTimeoutError(
+                f"storage server {self.rank} waited {self._timeout_s:g} s for {key!r} of storage "
+                f"servers {list(missing)}: one of them is slow to start its workers, or stopped; "
+                "see their logs, or raise the timeout"
+            ) from error
+        if found.failure is not None:
+            raise PeerError(f"{found.failure} (while server {self.rank} waited for {key!r})")
+        return list(found.values)
+
+    def _ask(self, request: Gather) -> Gathered:
+        if self._board is not None:
+            future = self._board.gather(request)
+            try:
+                return future.result(self._timeout_s)
+            finally:
+                future.cancel()
+        assert self._caller is not None
+        return self._caller.ask("gather", request, Gathered).wait(self._timeout_s)
+
+    def wait_for(self, key: str, rank: int = 0) -> bytes:
+        """Return what ``rank`` published under ``key``; raises as `gather`."""
+        return self.gather(key, [rank])[0]
+
+    def fail(self, words: str) -> None:
+        """Tell all servers that this one cannot go on; then leave. Never raises."""
+        self._leave(words)
+
+    def close(self) -> None:
+        """Leave. Idempotent; never raises."""
+        self._leave(None)
+
+    def _leave(self, failure: str | None) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        request = Leave(self._place, self.rank, failure)
+        if self._board is not None:
+            self._board.leave(request)
+        if self._caller is not None and self._dial is not None:
+            self._caller.close()  # a question that it waits for would be answered first
+            with contextlib.suppress(GiglLoaderError), self._dial() as caller:
+                caller.ask("leave", request, Nothing).wait(_LEAVE_S)  # or server 0 is gone
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"the rendezvous {self._place} of server {self.rank} is closed")

@@ -1,0 +1,97 @@
+"""Messages about who is here: compute processes and storage servers, and how the servers agree."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Role(Enum):
+    """What a process is to a storage server."""
+
+    CLIENT = "compute process"
+    SERVER = "storage server"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """Who asks to be let in."""
+
+    role: Role
+    rank: int
+    num_servers: int
+    """How many storage servers this side counts."""
+    world_size: int = 0
+    """Compute processes of the job; the first one to come says it for all."""
+    job: int | None = None
+    """Which job the client belongs to; None: to be told by server 0."""
+    address: tuple[str, int] | None = None
+    """Where a storage server listens."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Asks what there is to know, once it is something new. Under way as long as a process is here.
+
+    It doubles as presence: where it ends, the process has left, was killed, or is out of reach.
+    """
+
+    join: Join
+    seen: int
+    """`News.number` of the last answer; 0: there was none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """The state of the cluster, as far as it concerns one process."""
+
+    number: int = 0
+    """Counts the changes."""
+    job: int | None = None
+    """The job that the process belongs to, once all of it are here."""
+    addresses: tuple[tuple[str, int], ...] = ()
+    """Of all storage servers, once the job runs."""
+    status: str = ""
+    """For people: who is waited for."""
+    jobs_served: int = 0
+    lost: str | None = None
+    """Which storage server was lost, in words; None: all are well."""
+    refused: str | None = None
+    """Why the process does not become part of the next job."""
+
+
+# --- storage servers agree ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Publish:
+    """One server's value of a key, at a place where the servers meet."""
+
+    place: str
+    rank: int
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Asks for the values of a key; answered once all are there."""
+
+    place: str
+    key: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What each of the ranks published, in their order; or the failure of one of them."""
+
+    values: tuple[bytes, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Leave:
+    """One server is done at a place: all is agreed on or, with ``failure``, it cannot go on."""
+
+    place: str
+    rank: int
+    failure: str | None = None

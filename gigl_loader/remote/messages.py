@@ -1,0 +1,438 @@
+"""What compute processes and storage servers say to each other: a dataclass each, one fixed table.
+
+`CALLS` names every method of `DistServer` that may be asked over the network. A request has a field
+for each parameter of its method; an answer has what the method returned. Both are made of what
+`gigl_loader.transport` carries: plain values, dataclasses and numpy arrays. Tensors, and GLT's
+classes, become messages here and tensors again at the other end; nothing is pickled, and nothing
+that arrives can name code, but for a sampler's import path, which a server has to allow.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.shares import WHOLE, Share
+from gigl_loader.memory import same_host
+from gigl_loader.message import BatchTicket
+from gigl_loader.options import EpochOptions
+from gigl_loader.remote import values
+from gigl_loader.remote.values import (
+    BookMessage,
+    FeatureInfosMessage,
+    InputMessage,
+    SamplerMessage,
+    SamplingConfigMessage,
+    SchemaMessage,
+    TensorMessage,
+    WorkerOptionsMessage,
+)
+
+R = TypeVar("R", bound="Request")
+A = TypeVar("A", bound="Answer")
+
+
+class Request:
+    """Arguments of a call, as they travel: a field for each parameter of the method."""
+
+    @classmethod
+    def of(cls: type[R], arguments: dict[str, Any]) -> R:
+        """Return the message for ``arguments``.
+
+        Raises:
+            ConfigError: One of them cannot travel.
+        """
+        return cls(**{name: values.to_message(value) for name, value in arguments.items()})
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the method is called with.
+
+        Raises:
+            ProtocolError: A tensor is of no type that travels.
+        """
+        return {name: values.from_message(value) for name, value in vars(self).items()}
+
+
+class Answer:
+    """What a method returned, as it travels in the field ``value``."""
+
+    value: Any
+
+    @classmethod
+    def of(cls: type[A], result: Any) -> A:
+        """Return the message for what a method returned."""
+        return cls(value=values.to_message(result))  # type: ignore[call-arg]
+
+    @property
+    def result(self) -> Any:
+        """What the method returned."""
+        return values.from_message(self.value)
+
+
+# --- producers ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerRequest:
+    """Which part of the batches a server samples, and for whom.
+
+    ::
+
+        batches of the whole input   0  1  2  3  4  5  6  7      2 active servers, 2 consumers
+        sampled by active server     0  1  0  1  0  1  0  1      batch % num_shards
+        taken by consumer            0  0  1  1  0  0  1  1      position in the shard % consumers
+    """
+
+    epoch_options: EpochOptions
+    shard: int | None = 0
+    """Number of this server among those with input of their own; None: it samples no batch."""
+    num_shards: int = 1
+    """How many servers have input of their own."""
+    client_ranks: tuple[int, ...] = ()
+    """Compute ranks that share the producer, by consumer number; empty: whoever asked."""
+    request_id: str = ""
+    """The same each time that one request is asked, and on all servers; empty: of no other."""
+
+    @property
+    def num_consumers(self) -> int:
+        """How many streams of batches there are."""
+        return max(1, len(self.client_ranks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRequest:
+    """An epoch of one consumer."""
+
+    consumer: int = 0
+    generation: int = 0
+    """The consumer's count of its epochs, broken-off ones too; its fetches carry it."""
+    batches: np.ndarray | None = None
+    """``[n]`` int64, indices over the whole input, in the order wanted; None: the whole share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchRequest:
+    """Asks for one batch. The same one when it is asked again after a lost connection."""
+
+    producer_id: int
+    consumer: int = 0
+    generation: int = 0
+    position: int | None = None
+    """How many batches of this epoch the consumer has had from this server; None: not counted."""
+    same_host: bool = False
+    """The client can map the server's memory: it only wants to know where the batch lies."""
+
+
+@dataclass(frozen=True)
+class BatchMessage:
+    """One batch: in ``payload``, or in a ``region`` of the server's memory."""
+
+    ticket: BatchTicket
+    stats: dict[str, Any]
+    layout: list[tuple[str, str, tuple[int, ...], int]]
+    """(key, dtype, shape, offset in bytes) of each tensor."""
+    payload: np.ndarray | None = None
+    """``[nbytes]`` uint8, the memory of all tensors."""
+    region: same_host.Region | None = None
+    lease: int = -1
+    """Names the batch in ``region`` when it is given back."""
+
+
+@dataclass(frozen=True)
+class FetchAnswer:
+    """A batch, or none: the epoch was broken off."""
+
+    batch: BatchMessage | None
+    finished: bool
+    """Whether the server has no more for this consumer in this epoch."""
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    """Leases of batches that nothing on the client reads any more."""
+
+    leases: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CreateProducer(Request):
+    """Arguments of `DistServer.create_sampling_producer`."""
+
+    sampler_input: InputMessage
+    sampling_config: SamplingConfigMessage
+    worker_options: WorkerOptionsMessage
+    sampler_options: SamplerMessage | None
+    request: ProducerRequest | None
+
+
+@dataclass(frozen=True)
+class DestroyProducer(Request):
+    """Arguments of `DistServer.destroy_sampling_producer`."""
+
+    producer_id: int
+    linger_s: float
+
+
+@dataclass(frozen=True)
+class ReleaseProducer(Request):
+    """Arguments of `DistServer.release_sampling_producer`."""
+
+    producer_id: int
+    consumer: int
+    linger_s: float
+
+
+@dataclass(frozen=True)
+class StartEpoch(Request):
+    """Arguments of `DistServer.start_new_epoch_sampling`."""
+
+    producer_id: int
+    epoch: int
+    request: EpochRequest | None
+
+
+@dataclass(frozen=True)
+class CancelEpoch(Request):
+    """Arguments of `DistServer.cancel_epoch_sampling`."""
+
+    producer_id: int
+    request: EpochRequest
+
+
+@dataclass(frozen=True)
+class FetchOne(Request):
+    """Arguments of `DistServer.fetch_one_sampled_message`."""
+
+    producer_id: int
+    consumer: int
+
+
+@dataclass(frozen=True)
+class OfProducer(Request):
+    """Arguments of methods about one producer."""
+
+    producer_id: int
+
+
+# --- what a server holds --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeIdsRequest:
+    """Ids of the nodes that a server owns."""
+
+    split: str | None = None
+    """``"train"``, ``"val"``, ``"test"``; None: all nodes."""
+    node_type: NodeType | None = None
+    share: Share = WHOLE
+    """Which part of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ABLPRequest:
+    """Anchors that a server owns, with their labels."""
+
+    split: str | None = None
+    anchor_node_type: NodeType | None = None
+    supervision_edge_type: EdgeType | None = None
+    share: Share = WHOLE
+
+
+@dataclass(frozen=True)
+class NoArguments(Request):
+    """Arguments of the methods without any."""
+
+
+@dataclass(frozen=True)
+class OfNodeType(Request):
+    """Arguments of methods about one node type."""
+
+    node_type: NodeType | None
+
+
+@dataclass(frozen=True)
+class OfEdgeType(Request):
+    """Arguments of methods about one edge type."""
+
+    edge_type: EdgeType | None
+
+
+@dataclass(frozen=True)
+class GetNodeIds(Request):
+    """Arguments of `DistServer.get_node_ids`."""
+
+    request: NodeIdsRequest | None
+
+
+@dataclass(frozen=True)
+class GetABLPInput(Request):
+    """Arguments of `DistServer.get_ablp_input`."""
+
+    request: ABLPRequest
+
+
+@dataclass(frozen=True)
+class GetFreePorts(Request):
+    """Arguments of `DistServer.get_free_ports`."""
+
+    num_ports: int
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Nothing(Answer):
+    """Nothing: it was done."""
+
+    value: None = None
+
+
+@dataclass(frozen=True)
+class Number(Answer):
+    """A number: an id."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Numbers(Answer):
+    """Several numbers."""
+
+    value: list[int]
+
+
+@dataclass(frozen=True)
+class Text(Answer):
+    """A text."""
+
+    value: str
+
+
+@dataclass(frozen=True)
+class Status(Answer):
+    """The server's state, as plain values."""
+
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mark(Answer):
+    """Where the server's mark lies, and what it says."""
+
+    value: same_host.Mark
+
+
+@dataclass(frozen=True)
+class Sampled(Answer):
+    """A batch, or None; and whether the epoch is over."""
+
+    value: tuple[dict[str, TensorMessage] | None, bool]
+
+
+@dataclass(frozen=True)
+class Schema(Answer):
+    """What the graph holds."""
+
+    value: SchemaMessage
+
+
+@dataclass(frozen=True)
+class NodeCounts(Answer):
+    """Nodes by type."""
+
+    value: dict[NodeType, int]
+
+
+@dataclass(frozen=True)
+class EdgeTypes(Answer):
+    """Edge types; None for a homogeneous graph."""
+
+    value: list[EdgeType] | None
+
+
+@dataclass(frozen=True)
+class NodeTypes(Answer):
+    """Node types; None for a homogeneous graph."""
+
+    value: list[NodeType] | None
+
+
+@dataclass(frozen=True)
+class Ids(Answer):
+    """``[n]`` int64, global ids."""
+
+    value: TensorMessage
+
+
+@dataclass(frozen=True)
+class ABLPInput(Answer):
+    """Type of the anchors, anchors, and positives and negatives by label edge type."""
+
+    value: tuple[
+        NodeType,
+        TensorMessage,
+        dict[EdgeType, TensorMessage],
+        dict[EdgeType, TensorMessage] | None,
+    ]
+
+
+@dataclass(frozen=True)
+class FeatureInfos(Answer):
+    """Width and type of features."""
+
+    value: FeatureInfosMessage
+
+    @classmethod
+    def of(cls, result: Any) -> "FeatureInfos":
+        """Return the message for a ``FeatureInfo``, a dict of them by type, or None."""
+        return cls(FeatureInfosMessage.of(result))
+
+
+@dataclass(frozen=True)
+class BookAnswer(Answer):
+    """A partition book."""
+
+    value: BookMessage
+
+    @classmethod
+    def of(cls, result: Any) -> "BookAnswer":
+        """Return the message for a partition book."""
+        return cls(BookMessage.of(result))
+
+
+@dataclass(frozen=True)
+class Call:
+    """How one method of `DistServer` is asked."""
+
+    request: type[Request]
+    answer: type[Answer]
+
+
+CALLS: dict[str, Call] = {
+    "create_sampling_producer": Call(CreateProducer, Number),
+    "destroy_sampling_producer": Call(DestroyProducer, Nothing),
+    "release_sampling_producer": Call(ReleaseProducer, Nothing),
+    "start_new_epoch_sampling": Call(StartEpoch, Nothing),
+    "cancel_epoch_sampling": Call(CancelEpoch, Nothing),
+    "fetch_one_sampled_message": Call(FetchOne, Sampled),
+    "describe_workers": Call(OfProducer, Text),
+    "memory_mark": Call(NoArguments, Mark),
+    "ping": Call(NoArguments, Number),
+    "status": Call(NoArguments, Status),
+    "get_schema": Call(NoArguments, Schema),
+    "get_num_nodes": Call(NoArguments, NodeCounts),
+    "get_node_feature_info": Call(NoArguments, FeatureInfos),
+    "get_edge_feature_info": Call(NoArguments, FeatureInfos),
+    "get_edge_dir": Call(NoArguments, Text),
+    "get_edge_types": Call(NoArguments, EdgeTypes),
+    "get_node_types": Call(NoArguments, NodeTypes),
+    "get_node_partition_book": Call(OfNodeType, BookAnswer),
+    "get_edge_partition_book": Call(OfEdgeType, BookAnswer),
+    "get_node_ids": Call(GetNodeIds, Ids),
+    "get_ablp_input": Call(GetABLPInput, ABLPInput),
+    "get_free_ports": Call(GetFreePorts, Numbers),
+}
+"""Every method of `DistServer` that may be asked over the network."""

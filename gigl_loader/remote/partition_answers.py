@@ -1,0 +1,166 @@
+"""What a storage server knows about its partition, for who asks."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    DatasetSchema,
+    EdgeDir,
+    EdgeType,
+    FeatureInfo,
+    NodeType,
+    is_label_edge_type,
+    message_passing_to_negative_label,
+    message_passing_to_positive_label,
+)
+from gigl_loader.errors import ConfigError
+from gigl_loader.remote.messages import ABLPRequest, NodeIdsRequest
+
+
+class PartitionAnswers:
+    """The calls of `DistServer` that only read the partition.
+
+    Args:
+        dataset: The partition.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = DistDataset.wrap(dataset)
+
+    def get_schema(self) -> DatasetSchema:
+        """Return types, feature widths and direction."""
+        return self.dataset.schema
+
+    def get_num_nodes(self) -> dict[NodeType, int]:
+        """Return how many nodes of each type there are over all servers."""
+        return dict(self.dataset.view().num_nodes)
+
+    def get_node_feature_info(self) -> FeatureInfo | dict[NodeType, FeatureInfo] | None:
+        """Return width and dtype of the node features."""
+        return self.dataset.node_feature_info
+
+    def get_edge_feature_info(self) -> FeatureInfo | dict[EdgeType, FeatureInfo] | None:
+        """Return width and dtype of the edge features."""
+        return self.dataset.edge_feature_info
+
+    def get_edge_dir(self) -> EdgeDir:
+        """Return the direction in which nodes are expanded."""
+        return self.dataset.schema.edge_dir
+
+    def get_edge_types(self) -> list[EdgeType] | None:
+        """Return all edge types, label edge types included; None for a homogeneous graph."""
+        return self.dataset.schema.edge_types
+
+    def get_node_types(self) -> list[NodeType] | None:
+        """Return all node types; None for a homogeneous graph."""
+        return sorted(self.dataset.view().num_nodes) if self.dataset.is_typed else None
+
+    def get_node_partition_book(self, node_type: NodeType | None = None) -> Any:
+        """Return the owner of each node of a type."""
+        return self._of_type(self.dataset.node_partition_book, node_type, "node")
+
+    def get_edge_partition_book(self, edge_type: EdgeType | None = None) -> Any:
+        """Return the owner of each edge of a type; None where no edge is looked up."""
+        books = self.dataset.edge_partition_book
+        if books is None:
+            books = dict.fromkeys(self.dataset.schema.edge_types or ()) or None
+        return self._of_type(books, edge_type, "edge")
+
+    def get_node_ids(self, request: NodeIdsRequest | None = None) -> Tensor:
+        """Return ``[n]`` int64: the ids of nodes that this server owns, ascending.
+
+        Raises:
+            ConfigError: No such split or node type.
+        """
+        request = request or NodeIdsRequest()
+        if request.split is None:
+            ids = self.dataset.node_ids
+        else:
+            found = self.dataset.split_node_ids(request.split)
+            if found is None:
+                raise ConfigError(
+                    f"the graph has no {request.split!r} split: give it {request.split}_mask"
+                )
+            ids = found
+        found = self._of_type(ids, request.node_type, "node")
+        return request.share.cut(found)
+
+    def get_ablp_input(
+        self, request: ABLPRequest
+    ) -> tuple[NodeType, Tensor, dict[EdgeType, Tensor], dict[EdgeType, Tensor] | None]:
+        """Return (anchor type, anchors, positives, negatives) of this server.
+
+        Anchors are ``[n]`` int64. Labels are by label edge type ``[n, most]`` int64, padded with
+        -1; negatives are None where the graph has none.
+
+        Raises:
+            ConfigError: The graph has no such label edges.
+        """
+        edge_type = request.supervision_edge_type or self._only_supervision_type()
+        anchor_type = request.anchor_node_type or edge_type[0]
+        if anchor_type != edge_type[0]:
+            raise ConfigError(
+                f"anchors of type {anchor_type!r} have no labels of {edge_type}: its anchors are "
+                f"of type {edge_type[0]!r}"
+            )
+        anchors = self.get_node_ids(
+            NodeIdsRequest(split=request.split, node_type=anchor_type, share=request.share)
+        )
+        positive = message_passing_to_positive_label(edge_type)
+        negative = message_passing_to_negative_label(edge_type)
+        adjacency = self.dataset.view().adjacency
+        if positive not in adjacency:
+            known = [name for name in adjacency if is_label_edge_type(name)]
+            raise ConfigError(f"the graph has no labels {positive}; its label edge types: {known}")
+        most = self.dataset.max_labels_per_anchor_node
+        labels = {name: padded_rows(adjacency[name], anchors, most) for name in (positive, negative)
+                  if name in adjacency}  # fmt: skip
+        negatives = {negative: labels[negative]} if negative in labels else None
+        return anchor_type, anchors, {positive: labels[positive]}, negatives
+
+    def _only_supervision_type(self) -> EdgeType:
+        if self.dataset.schema.is_homogeneous_with_labeled_edge_type:
+            return DEFAULT_HOMOGENEOUS_EDGE_TYPE
+        raise ConfigError(
+            "supervision_edge_type must be given: the graph is not a homogeneous one with labels"
+        )
+
+    def _of_type(self, value: Any, name: Any, kind: str) -> Any:
+        if not isinstance(value, dict):
+            default = (
+                DEFAULT_HOMOGENEOUS_NODE_TYPE if kind == "node" else DEFAULT_HOMOGENEOUS_EDGE_TYPE
+            )
+            if name not in (None, default):
+                raise ConfigError(f"the graph is homogeneous: it has no {kind} type {name!r}")
+            return value
+        if name is None and self.dataset.schema.is_homogeneous_with_labeled_edge_type:
+            name = (
+                DEFAULT_HOMOGENEOUS_NODE_TYPE if kind == "node" else DEFAULT_HOMOGENEOUS_EDGE_TYPE
+            )
+        if name not in value:
+            raise ConfigError(f"{kind}_type must be one of {sorted(value)}, got {name!r}")
+        return value[name]
+
+
+def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tensor:
+    """Return the neighbours of ``nodes`` as ``[len(nodes), most]`` int64, padded with -1.
+
+    With ``limit``, these are the first ``limit`` of each.
+    """
+    indptr = adjacency.indptr
+    known = nodes < indptr.numel() - 1  # ids past the end have no edge
+    rows = torch.where(known, nodes, 0)
+    starts = indptr[rows]
+    counts = torch.where(known, indptr[rows + 1] - starts, 0) if indptr.numel() > 1 else nodes * 0
+    counts = counts if limit is None else counts.clamp(max=limit)
+    most = int(counts.max()) if counts.numel() else 0
+    table = nodes.new_full((nodes.numel(), most), -1)
+    places = torch.arange(most)
+    filled = places < counts[:, None]
+    table[filled] = adjacency.indices[(starts[:, None] + places)[filled]]
+    return table

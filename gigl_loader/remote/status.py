@@ -1,0 +1,91 @@
+"""`gigl-loader status`: asks a storage server how it is. Probes are frequent: it needs no torch."""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gigl_loader.errors import GiglLoaderError
+from gigl_loader.transport import Caller, Security
+
+_TIMEOUT_S = 10.0
+_EXAMPLE = """example:
+  gigl-loader status STORAGE0:29600 --tls /etc/gigl
+The exit code is 0 where health is "serving", and 1 where it is not or nobody answers; with --live,
+0 wherever the server answers.
+"""
+
+
+@dataclass(frozen=True)
+class _NoArguments:
+    """As `gigl_loader.remote.messages.NoArguments`, which needs torch."""
+
+
+@dataclass(frozen=True)
+class _Status:
+    """As `gigl_loader.remote.messages.Status`."""
+
+    value: dict[str, Any]
+
+
+def add_security(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say who may come in."""
+    group = parser.add_argument_group("who may come in", "without these, the environment says it")
+    group.add_argument("--tls", metavar="DIR", help="folder with ca.pem, cert.pem and key.pem")
+    group.add_argument(
+        "--insecure", action="store_true", default=None, help="plain sockets, on a closed network"
+    )
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(
+        prog="gigl-loader status", description="Ask a storage server how it is.", epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("where", metavar="HOST:PORT", type=_host_and_port)
+    parser.add_argument(
+        "--timeout", type=float, default=_TIMEOUT_S, help="for the answer, in seconds"
+    )
+    parser.add_argument(
+        "--live", action="store_true", help="exit with 0 wherever it answers: a liveness probe"
+    )
+    add_security(parser)
+    return parser.parse_args(argv)
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"takes HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def ask(
+    where: tuple[str, int], security: Security, timeout_s: float = _TIMEOUT_S
+) -> dict[str, Any]:
+    """Return the status of the server at ``where``.
+
+    Raises:
+        PeerError: Nothing listens there, or it does not answer in time.
+        JoinRefusedError: It does not let this process in, or is another service.
+    """
+    deadline = time.monotonic() + timeout_s
+    with Caller(*where, security, "status", patience_s=0.0, what="storage server") as caller:
+        caller.connect(deadline)
+        reply = caller.ask("status", _NoArguments(), _Status)
+        return reply.wait(max(0.1, deadline - time.monotonic())).value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit code."""
+    args = parse(argv)
+    try:
+        status = ask(args.where, Security.resolve(args.tls, None, args.insecure), args.timeout)
+    except GiglLoaderError as error:
+        print(json.dumps({"health": "no answer", "error": f"{type(error).__name__}: {error}"}))
+        return 1
+    print(json.dumps(status, indent=2, default=str))
+    return 0 if args.live or status["health"] == "serving" else 1

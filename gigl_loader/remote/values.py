@@ -1,0 +1,346 @@
+"""Tensors and GLT's classes as messages, and back."""
+
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from gigl_loader._glt import (
+    NodeSamplerInput,
+    RangePartitionBook,
+    RemoteDistSamplingWorkerOptions,
+    SamplingConfig,
+    SamplingType,
+)
+from gigl_loader.dataset.schema import DatasetSchema, EdgeDir, EdgeType, FeatureInfo, NodeType
+from gigl_loader.errors import ConfigError, ProtocolError
+from gigl_loader.memory.tensors import as_array, dtype_name
+from gigl_loader.options import (
+    CustomSamplerOptions,
+    KHopNeighborSamplerOptions,
+    parse_size,
+)
+
+Fanout = list[int] | dict[EdgeType, list[int]] | None
+
+_DTYPES = {
+    name: getattr(torch, name)
+    for name in (
+        *("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "bool"),
+        *("bfloat16", "float16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+    if hasattr(torch, name)
+}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return torch's type of that name.
+
+    Raises:
+        ProtocolError: No tensor of it travels.
+    """
+    found: torch.dtype | None = _DTYPES.get(name)
+    if found is None:
+        raise ProtocolError(
+            f"a tensor of type {name!r} came: those that travel are {list(_DTYPES)}"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class TensorMessage:
+    """A tensor: its bits as an array, and torch's name of its type."""
+
+    dtype: str
+    array: np.ndarray
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "TensorMessage":
+        """Return ``tensor`` as it travels."""
+        name = dtype_name(tensor.dtype)
+        if name not in _DTYPES:
+            raise ConfigError(
+                f"a tensor of {tensor.dtype} cannot be sent: it may be {list(_DTYPES)}"
+            )
+        return cls(name, as_array(tensor.cpu()))
+
+    @property
+    def result(self) -> Tensor:
+        """The tensor, over the memory that was received."""
+        dtype = dtype_of(self.dtype)
+        found = torch.from_numpy(self.array)
+        if found.element_size() != dtype.itemsize:
+            raise ProtocolError(f"a tensor of {dtype} came as an array of {self.array.dtype}")
+        if found.numel() == 0:  # no strides to reinterpret
+            return torch.empty(found.shape, dtype=dtype)
+        return found if found.dtype == dtype else found.view(dtype)
+
+
+@dataclass(frozen=True)
+class InputMessage:
+    """A ``NodeSamplerInput``, with its further columns."""
+
+    node: TensorMessage
+    input_type: NodeType | None
+    extra: dict[str, TensorMessage]
+
+    @property
+    def result(self) -> NodeSamplerInput:
+        """The input."""
+        found = NodeSamplerInput(self.node.result, self.input_type)
+        found.extra = {name: column.result for name, column in self.extra.items()}
+        return found
+
+
+@dataclass(frozen=True)
+class SamplingConfigMessage:
+    """A GLT ``SamplingConfig``."""
+
+    sampling_type: str
+    num_neighbors: Fanout
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    with_edge: bool
+    collect_features: bool
+    with_neg: bool
+    with_weight: bool
+    edge_dir: str
+    seed: int | None
+
+    @property
+    def result(self) -> SamplingConfig:
+        """The config."""
+        if self.sampling_type not in SamplingType.__members__:
+            raise ProtocolError(f"there is no sampling type {self.sampling_type!r}")
+        return SamplingConfig(**{**vars(self), "sampling_type": SamplingType[self.sampling_type]})
+
+
+@dataclass(frozen=True)
+class WorkerOptionsMessage:
+    """GLT's ``RemoteDistSamplingWorkerOptions``, as far as they matter on CPU workers."""
+
+    server_rank: list[int]
+    num_workers: int
+    worker_concurrency: int
+    master_addr: str
+    master_port: int
+    rpc_timeout: float
+    buffer_size: int
+    prefetch_size: int
+    worker_key: str | None
+
+    @property
+    def result(self) -> RemoteDistSamplingWorkerOptions:
+        """The options."""
+        most = self.num_workers * self.worker_concurrency  # GLT's limit, of a buffer of its own
+        found = RemoteDistSamplingWorkerOptions(
+            **{**vars(self), "prefetch_size": min(self.prefetch_size, most)},
+            worker_devices=[torch.device("cpu")] * self.num_workers,
+        )
+        found.prefetch_size = self.prefetch_size
+        return found
+
+
+@dataclass(frozen=True)
+class SamplerMessage:
+    """Another sampler: an import path and plain keywords; without a path the fanout."""
+
+    class_path: str | None = None
+    keywords: dict[str, Any] | None = None
+    num_neighbors: Fanout = None
+
+    @property
+    def result(self) -> CustomSamplerOptions | KHopNeighborSamplerOptions:
+        """The options."""
+        if self.class_path is None:
+            if self.num_neighbors is None:
+                raise ProtocolError("sampler options name neither a class nor a fanout")
+            return KHopNeighborSamplerOptions(self.num_neighbors)
+        return CustomSamplerOptions(self.class_path, self.keywords or {})
+
+
+@dataclass(frozen=True)
+class FeatureInfoMessage:
+    """A ``FeatureInfo``, for a node or edge type or for all."""
+
+    graph_type: NodeType | EdgeType | None
+    dim: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class FeatureInfosMessage:
+    """A ``FeatureInfo``, a dict of them by type, or None."""
+
+    by_type: bool
+    infos: tuple[FeatureInfoMessage, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> "FeatureInfosMessage":
+        """Return ``value`` as it travels."""
+        found = value if isinstance(value, dict) else {} if value is None else {None: value}
+        infos = (
+            FeatureInfoMessage(graph_type, info.dim, dtype_name(info.dtype))
+            for graph_type, info in found.items()
+        )
+        return cls(isinstance(value, dict), tuple(infos))
+
+    @property
+    def result(self) -> Any:
+        """What it was made of."""
+        found = {one.graph_type: FeatureInfo(one.dim, dtype_of(one.dtype)) for one in self.infos}
+        return found if self.by_type else found.get(None)
+
+
+@dataclass(frozen=True)
+class SchemaMessage:
+    """A `DatasetSchema`."""
+
+    is_homogeneous_with_labeled_edge_type: bool
+    edge_types: list[EdgeType] | None
+    node_feature_info: FeatureInfosMessage
+    edge_feature_info: FeatureInfosMessage
+    edge_dir: EdgeDir
+    node_attributes: dict[NodeType, tuple[str, ...]]
+    edge_attributes: dict[EdgeType, tuple[str, ...]]
+    num_classes: dict[NodeType, int]
+
+    @property
+    def result(self) -> DatasetSchema:
+        """The schema."""
+        return DatasetSchema(
+            **{
+                **vars(self),
+                "node_feature_info": self.node_feature_info.result,
+                "edge_feature_info": self.edge_feature_info.result,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class BookMessage:
+    """A partition book: ranges of ids, or the owner of each id; neither: there is none."""
+
+    bounds: TensorMessage | None = None
+    table: TensorMessage | None = None
+    partition_idx: int = 0
+
+    @classmethod
+    def of(cls, value: Any) -> "BookMessage":
+        """Return a range book, a tensor or None as it travels."""
+        bounds = getattr(value, "partition_bounds", None)
+        if isinstance(bounds, Tensor):
+            return cls(bounds=TensorMessage.of(bounds), partition_idx=int(value.partition_idx))
+        return cls() if value is None else cls(table=TensorMessage.of(value.as_subclass(Tensor)))
+
+    @property
+    def result(self) -> Any:
+        """The book."""
+        if self.bounds is None:
+            return None if self.table is None else self.table.result
+        ends = self.bounds.result.tolist()
+        return RangePartitionBook(list(zip([0, *ends], ends, strict=False)), self.partition_idx)
+
+
+_MESSAGES = (
+    TensorMessage, InputMessage, SamplingConfigMessage, WorkerOptionsMessage, SamplerMessage,
+    FeatureInfosMessage, SchemaMessage, BookMessage,
+)  # fmt: skip
+
+
+def from_message(value: Any) -> Any:
+    """Undo `to_message`."""
+    if isinstance(value, _MESSAGES):
+        return value.result
+    if isinstance(value, dict):
+        return {key: from_message(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(from_message(one) for one in value)
+    return value
+
+
+@singledispatch
+def to_message(value: Any) -> Any:
+    """Return ``value`` as it travels; plain values and dataclasses of them do as they are.
+
+    Raises:
+        ConfigError: It cannot be sent.
+    """
+    return value
+
+
+@to_message.register
+def _(value: Tensor) -> TensorMessage:
+    return TensorMessage.of(value)
+
+
+@to_message.register
+def _(value: dict) -> dict[Any, Any]:  # type: ignore[type-arg]
+    return {key: to_message(one) for key, one in value.items()}
+
+
+@to_message.register
+def _(value: tuple) -> tuple[Any, ...]:  # type: ignore[type-arg]
+    return tuple(to_message(one) for one in value)
+
+
+@to_message.register
+def _(value: NodeSamplerInput) -> InputMessage:
+    columns = getattr(value, "extra", None) or {}
+    extra = {name: TensorMessage.of(column) for name, column in columns.items()}
+    return InputMessage(TensorMessage.of(value.node), value.input_type, extra)
+
+
+@to_message.register
+def _(value: SamplingConfig) -> SamplingConfigMessage:
+    names = SamplingConfigMessage.__dataclass_fields__
+    fields = {name: getattr(value, name) for name in names}
+    return SamplingConfigMessage(**{**fields, "sampling_type": value.sampling_type.name})
+
+
+@to_message.register
+def _(value: RemoteDistSamplingWorkerOptions) -> WorkerOptionsMessage:
+    servers = value.server_rank
+    fields = {name: getattr(value, name) for name in WorkerOptionsMessage.__dataclass_fields__}
+    return WorkerOptionsMessage(
+        **{
+            **fields,
+            "server_rank": list(servers) if isinstance(servers, (list, tuple)) else [servers],
+            "master_port": int(value.master_port),
+            "buffer_size": parse_size(value.buffer_size),
+        }
+    )
+
+
+@to_message.register
+def _(value: KHopNeighborSamplerOptions) -> SamplerMessage:
+    return SamplerMessage(num_neighbors=value.num_neighbors)
+
+
+@to_message.register
+def _(value: CustomSamplerOptions) -> SamplerMessage:
+    try:
+        msgspec.msgpack.encode(value.keywords)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigError(
+            f"keywords of the sampler {value.class_path} cannot be sent to storage servers "
+            f"({error}): give None, numbers, texts, bytes, and lists and dicts of these"
+        ) from error
+    return SamplerMessage(value.class_path, value.keywords)
+
+
+@to_message.register
+def _(value: DatasetSchema) -> SchemaMessage:
+    return SchemaMessage(
+        **{
+            **vars(value),
+            "node_feature_info": FeatureInfosMessage.of(value.node_feature_info),
+            "edge_feature_info": FeatureInfosMessage.of(value.edge_feature_info),
+        }
+    )

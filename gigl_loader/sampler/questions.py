@@ -1,0 +1,94 @@
+"""What one partition asks another: neighbours of nodes, and rows of a matrix.
+
+The requests travel as they are, arrays beside them. Every answer depends on its request alone, so
+that a request whose answer was lost with a connection is simply sent again.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.memory.segments import Array
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A question for neighbours; everything but the nodes."""
+
+    edge_type: EdgeType
+    fanout: int
+    """Neighbours of each node; -1: all."""
+    key: int
+    """uint64; with node and edge type it decides what is drawn."""
+    replace: bool = False
+    with_weight: bool = False
+    with_edge: bool = False
+
+
+@dataclass(frozen=True)
+class DrawRequest:
+    """Asks for neighbours of some nodes that the partition owns; a `Drawn` answers."""
+
+    draw: Draw
+    nodes: Array
+    """``[num_nodes]`` int64, global ids."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Neighbours of some nodes, row after row."""
+
+    counts: Array
+    """``[num_nodes]`` int64, neighbours of each."""
+    neighbors: Array
+    """``[counts.sum()]`` int64, global ids."""
+    edge_ids: Array | None
+    """The same length, int64; None where not asked for."""
+
+
+@dataclass(frozen=True)
+class RowsRequest:
+    """Asks for rows of one matrix; a `RowsAnswer` answers."""
+
+    kind: str
+    """``node_features``, ``node_labels``, ``edge_features``, ``node_attributes`` or
+    ``edge_attributes``."""
+    name: NodeType | EdgeType
+    ids: Array
+    """``[num_ids]`` int64, global ids that the partition owns."""
+    attribute: str | None = None
+    """Of ``node_attributes`` and ``edge_attributes``, which one."""
+
+
+@dataclass(frozen=True)
+class RowsAnswer:
+    """Rows in the order of the ids."""
+
+    values: Array
+    """``[num_ids, ...]``, of the matrix's storage type."""
+
+
+class Pending(Protocol[T_co]):
+    """An answer under way."""
+
+    def wait(self) -> T_co:
+        """Return it, or raise what went wrong."""
+        ...
+
+
+class Peers(Protocol):
+    """The other partitions. Both methods return before the answer is there."""
+
+    def draw(self, partition: int, request: DrawRequest) -> Pending[Drawn]:
+        """Ask a worker of ``partition`` for neighbours."""
+        ...
+
+    def rows(self, partition: int, request: RowsRequest, out: Array) -> Pending[RowsAnswer]:
+        """Ask a worker of ``partition`` for rows, which come to lie in ``out``.
+
+        ``out`` has the shape and type of the answer, is contiguous, and stays untouched until the
+        answer is there.
+        """
+        ...

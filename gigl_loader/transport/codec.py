@@ -1,0 +1,195 @@
+"""Objects to bytes and back: a msgpack header for what is small, arrays beside it as they lie.
+
+What travels is a frozen dataclass: its fields are numbers, texts, bytes, enums, None, tuples,
+lists, dicts (also with tuples of texts as keys), further dataclasses, and arrays anywhere among
+these. An array leaves its number in the header, and its bytes follow the header, so that they are
+never copied into it. The receiver decodes strictly into the type that it expects: a field too many,
+one too few, or one of another type is a `ProtocolError`. Nothing that arrives names code to run.
+
+Arrays travel in the machine's own byte order: all machines of a cluster are little-endian.
+"""
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from gigl_loader.errors import ProtocolError
+
+T = TypeVar("T")
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MAX_HEADER_BYTES = 1 << 20
+MAX_ARRAYS = 4096
+MAX_DIMS = 8
+"""Above these a message is a bug or hostile; it is refused before memory is taken for it."""
+
+_DTYPES = tuple(  # the position in this list is the code on the wire: append only
+    np.dtype(name)
+    for name in (
+        *("uint8", "int8", "int16", "int32", "int64", "bool", "float16", "float32", "float64"),
+        *("complex64", "complex128", "uint16", "uint32", "uint64"),
+    )
+)
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+ARRAY_EXTENSION = 1  # msgpack's application type for "array number n of this message"
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """What an array that is about to arrive looks like."""
+
+    dtype: "np.dtype[Any]"
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    method: str
+    specs: tuple[tuple[int, tuple[int, ...]], ...]
+    body: msgspec.Raw
+
+
+_headers = msgspec.msgpack.Decoder(_Header)
+
+
+def encode(value: object, method: str = "") -> tuple[bytes, list[Array]]:
+    """Return the header and the contiguous arrays that carry ``value``.
+
+    Args:
+        value: A dataclass, or anything that may be a field of one.
+        method: Name of the method that is asked, for a question.
+
+    Raises:
+        ProtocolError: ``value`` holds something that cannot travel, or too much of it.
+    """
+    arrays: list[Array] = []
+
+    def beside(item: object) -> object:
+        if isinstance(item, np.generic):
+            return item.item()
+        if not isinstance(item, np.ndarray):
+            raise TypeError(f"a {type(item).__name__} cannot travel")
+        arrays.append(_sendable(item))
+        return msgspec.msgpack.Ext(ARRAY_EXTENSION, (len(arrays) - 1).to_bytes(4, "little"))
+
+    try:
+        body = msgspec.msgpack.encode(value, enc_hook=beside)
+        specs = tuple((_CODES[array.dtype], array.shape) for array in arrays)
+        header = msgspec.msgpack.encode(_Header(method, specs, msgspec.Raw(body)))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"cannot send this {type(value).__name__}: {error}") from error
+    if len(header) > MAX_HEADER_BYTES or len(arrays) > MAX_ARRAYS:
+        raise ProtocolError(
+            f"cannot send this {type(value).__name__}: {len(header)} bytes beside its "
+            f"{len(arrays)} arrays; at most {MAX_HEADER_BYTES} and {MAX_ARRAYS} travel: put long "
+            "lists into arrays"
+        )
+    return header, arrays
+
+
+def _sendable(array: Array) -> Array:
+    if array.dtype not in _CODES or array.ndim > MAX_DIMS:
+        raise TypeError(f"an array of {array.dtype} with {array.ndim} dimensions cannot travel")
+    contiguous: Array = np.ascontiguousarray(array).reshape(array.shape)
+    return contiguous
+
+
+def read_header(data: bytes | bytearray) -> tuple[str, msgspec.Raw, list[ArraySpec]]:
+    """Return the method, the body for `decode`, and what the arrays look like.
+
+    Raises:
+        ProtocolError: ``data`` is not a header.
+    """
+    try:
+        header = _headers.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"what came is not a message of this version: {error}") from error
+    return header.method, header.body, [_spec(code, shape) for code, shape in header.specs]
+
+
+def _spec(code: int, shape: tuple[int, ...]) -> ArraySpec:
+    if not 0 <= code < len(_DTYPES) or len(shape) > MAX_DIMS or min(shape, default=0) < 0:
+        raise ProtocolError(f"an array was announced with type code {code} and shape {shape}")
+    return ArraySpec(_DTYPES[code], shape)
+
+
+def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
+    """Return the ``expected`` that `encode` was given.
+
+    Raises:
+        ProtocolError: It is not one, or its arrays are not the ones that it names, each once.
+    """
+    missing = set(range(len(arrays)))
+
+    def named(code: int, data: memoryview) -> Array:
+        position = int.from_bytes(data, "little")
+        if code != ARRAY_EXTENSION or position not in missing:
+            raise ValueError(f"array {position} was not sent, or is named twice")
+        missing.discard(position)
+        return arrays[position]
+
+    try:
+        wanted: Any = expected
+        found = msgspec.msgpack.decode(body, type=_strict(wanted), ext_hook=named)
+        value = msgspec.convert(found, expected, from_attributes=True)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        name = getattr(expected, "__name__", str(expected))
+        raise ProtocolError(f"what came is not a {name}: {error}") from error
+    if missing:
+        raise ProtocolError(f"{len(missing)} arrays came that nothing names")
+    return value
+
+
+@functools.lru_cache(maxsize=1024)
+def _strict(expected: Any) -> Any:
+    """Return ``expected`` with each dataclass replaced by a struct that refuses unknown fields.
+
+    msgspec decodes dataclasses itself, but ignores fields that they lack and fills in defaults for
+    those that did not come.
+    """
+    if isinstance(expected, type) and dataclasses.is_dataclass(expected):
+        hints = typing.get_type_hints(expected)
+        fields = [
+            (field.name, _strict(hints[field.name])) for field in dataclasses.fields(expected)
+        ]
+        return msgspec.defstruct(
+            expected.__name__, fields, frozen=True, forbid_unknown_fields=True, kw_only=True
+        )
+    arguments = typing.get_args(expected)
+    origin = typing.get_origin(expected)
+    if origin is np.ndarray or not arguments or origin is typing.Literal:
+        return np.ndarray if origin is np.ndarray else expected
+    strict = tuple(argument if argument is ... else _strict(argument) for argument in arguments)
+    if origin in (types.UnionType, typing.Union):
+        return typing.Union[strict]  # noqa: UP007  (built from a tuple)
+    return origin[strict]
+
+
+def empty_arrays(specs: Sequence[ArraySpec]) -> list[Array]:
+    """Return fresh memory for ``specs``, which the kernel provides page by page as bytes arrive.
+
+    Raises:
+        ProtocolError: There is not as much.
+    """
+    try:
+        return [np.empty(spec.shape, spec.dtype) for spec in specs]
+    except (MemoryError, ValueError) as error:
+        total = sum(spec.nbytes for spec in specs)
+        raise ProtocolError(f"no memory for the {total} bytes that were announced") from error
+
+
+def bytes_of(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array as a view, not a copy."""
+    return array.reshape(-1).view(np.uint8).data

@@ -1,0 +1,35 @@
+"""Why a connection ended: a value of `End`, which decides; the words beside it are for people."""
+
+from enum import StrEnum
+
+
+class End(StrEnum):
+    """Why a connection is over. Travels in the goodbye and in a refusal."""
+
+    CLOSED = "closed"
+    """This side closed it."""
+    SHUTDOWN = "shutdown"
+    """The other side ends in good order."""
+    JOB_OVER = "job over"
+    """The other side has nothing more to ask, because its job is done."""
+    LOST_PEER = "lost peer"
+    """The other side gives up because it lost somebody else."""
+    REPLACED = "replaced"
+    """The caller came back on a fresh connection."""
+    GONE = "gone"
+    """It was cut off without a goodbye: the process was killed, or the network dropped it."""
+    SILENT = "silent"
+    """Nothing was heard for the limit: the machine is stopped, or the network is cut."""
+    PROTOCOL = "protocol"
+    """It sent what no healthy peer of this version sends."""
+    REFUSED_TOKEN = "refused: token"
+    REFUSED_CERTIFICATE = "refused: certificate"
+    REFUSED_VERSION = "refused: version"
+    REFUSED_MODE = "refused: encryption"
+    """One side is encrypted and the other is not."""
+    REFUSED_SERVICE = "refused: other service"
+    """Not gigl_loader at all."""
+    REFUSED_BUSY = "refused: busy"
+    """No thread or descriptor is left for it."""
+    REFUSED_SLOW = "refused: slow"
+    """It did not finish the handshake in time, or newer ones pushed it out."""

@@ -1,0 +1,226 @@
+"""The first exchange on a connection, from both sides, as steps of a `Stream`.
+
+::
+
+    caller                                   listener
+    KNOCK (plain) or TLS ClientHello  -->
+                                      <--    [TLS]  GREETING(nonce)
+    HELLO(name, nonce, proof)         -->
+                                      <--    ADMITTED(proof)  or  REFUSED(end, words)
+
+The listener greets first: in TLS 1.3 a client learns at its first read that its certificate was
+refused. A plain caller knocks, so that a TLS listener can tell it in plain words what is wrong; and
+whatever else listens on the port answers to a knock with something that can be shown.
+"""
+
+import contextlib
+import hmac
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+
+from gigl_loader.errors import JoinRefusedError, ProtocolError
+from gigl_loader.transport.codec import decode
+from gigl_loader.transport.ends import End
+from gigl_loader.transport.security import TOKEN_VARIABLE, Security
+from gigl_loader.transport.stream import (
+    KNOCK_FRAME,
+    MAGIC,
+    Frame,
+    Kind,
+    OtherVersionError,
+    Steps,
+    Stream,
+    pack,
+    read_frame,
+)
+
+NONCE_BYTES = 32
+_MAX_BYTES = 4096  # of a frame before the other side is known
+_TLS_HANDSHAKE = 0x16  # the first byte of a ClientHello
+_SAME_TOKEN = f"set {TOKEN_VARIABLE} to one value on all machines"
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a listener says first."""
+
+    nonce: bytes
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who calls."""
+
+    name: str
+    session: str
+    lane: str
+    nonce: bytes
+    proof: bytes
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The caller is in."""
+
+    proof: bytes
+    max_ask_bytes: int
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """Why a connection ends, in a BYE or REFUSED frame."""
+
+    end: End
+    words: str
+
+
+def farewell(kind: Kind, end: End, words: str) -> bytes:
+    """Return a whole BYE or REFUSED frame."""
+    return bytes(pack(kind, Goodbye(end, words[:2000]))[0])
+
+
+def join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
+    """Do the caller's side; the generator returns what the listener `Admitted`.
+
+    Raises:
+        JoinRefusedError: One side does not want the other; ``end`` tells why.
+        EOFError, OSError: The connection broke.
+    """
+    try:
+        return (yield from _join(stream, security, name, session, lane))
+    except ssl.SSLError as error:
+        raise _tls_refusal(stream, error, "the other side") from error
+    except OtherVersionError as error:
+        stream.end(farewell(Kind.BYE, End.REFUSED_VERSION, str(error)))
+        raise JoinRefusedError(str(error), End.REFUSED_VERSION) from error
+    except ProtocolError as error:
+        raise _other_service(stream) from error
+
+
+def _join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
+    if security.mode.encrypted:
+        yield from stream.start_tls(security.context(server=False), server=False)
+    else:
+        stream.push([memoryview(KNOCK_FRAME)])
+    greeting = decode((yield from _expect(stream, Kind.GREETING)).body, [], Greeting)
+    nonce, certificate = os.urandom(NONCE_BYTES), stream.peer_certificate()
+    nonces = nonce + greeting.nonce
+    proof = security.proof(b"caller", nonces, certificate)
+    stream.push(pack(Kind.HELLO, Hello(name[:255], session, lane, nonce, proof)))
+    admitted = decode((yield from _expect(stream, Kind.ADMITTED)).body, [], Admitted)
+    if not hmac.compare_digest(admitted.proof, security.proof(b"listener", nonces, certificate)):
+        words = f"it does not know the cluster token of this side: {_SAME_TOKEN}"
+        stream.end(farewell(Kind.BYE, End.REFUSED_TOKEN, words))
+        raise JoinRefusedError(words, End.REFUSED_TOKEN)
+    return admitted
+
+
+def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
+    """Do the listener's side; the generator returns the caller's `Hello`.
+
+    Raises:
+        JoinRefusedError: One side does not want the other; the caller has not been told yet.
+        EOFError, OSError: The connection broke.
+    """
+    try:
+        if security.mode.encrypted:
+            yield from _expect_tls(stream)
+            yield from stream.start_tls(security.context(server=True), server=True)
+        return (yield from _admit(stream, security, max_ask_bytes))
+    except ssl.SSLError as error:
+        raise _tls_refusal(stream, error, "the caller") from error
+    except OtherVersionError as error:
+        raise JoinRefusedError(str(error), End.REFUSED_VERSION) from error
+    except ProtocolError as error:
+        raise JoinRefusedError(str(error), _end_of_opening(stream)) from error
+
+
+def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
+    mine = os.urandom(NONCE_BYTES)
+    stream.push(pack(Kind.GREETING, Greeting(mine)))
+    if not security.mode.encrypted:
+        yield from _expect(stream, Kind.KNOCK)
+    hello = decode((yield from _expect(stream, Kind.HELLO)).body, [], Hello)
+    certificate, nonces = security.certificate(), hello.nonce + mine
+    wanted = security.proof(b"caller", nonces, certificate)
+    if not hmac.compare_digest(hello.proof, wanted) or len(hello.nonce) != NONCE_BYTES:
+        who = "this side asks for no" if not wanted else "the caller did not prove the"
+        raise JoinRefusedError(f"{who} cluster token: {_SAME_TOKEN}", End.REFUSED_TOKEN)
+    proof = security.proof(b"listener", nonces, certificate)
+    stream.push(pack(Kind.ADMITTED, Admitted(proof, max_ask_bytes)))
+    return hello
+
+
+def _expect(stream: Stream, kind: Kind) -> Steps:
+    frame: Frame = yield from read_frame(stream, 0, max_header_bytes=_MAX_BYTES)
+    if frame.kind in (Kind.REFUSED, Kind.BYE):
+        goodbye = decode(frame.body, [], Goodbye)
+        raise JoinRefusedError(goodbye.words, goodbye.end)
+    if frame.kind is not kind:
+        raise ProtocolError(f"{frame.kind.name} came where {kind.name} was due")
+    return frame
+
+
+def _expect_tls(stream: Stream) -> Steps:
+    """Refuse a plain caller before TLS turns its bytes into a riddle."""
+    first = b""
+    while not first:
+        try:
+            first = stream.sock.recv(len(MAGIC), socket.MSG_PEEK)
+        except BlockingIOError:
+            yield
+            continue
+        if not first:
+            raise EOFError("the connection was closed")
+    if first[0] != _TLS_HANDSHAKE:
+        ours = MAGIC.startswith(first)
+        raise JoinRefusedError(
+            "this side speaks TLS and the caller does not: give both the same certificates, "
+            "the same token or --insecure",
+            End.REFUSED_MODE if ours else End.REFUSED_SERVICE,
+        )
+
+
+def _end_of_opening(stream: Stream) -> End:
+    opening = stream.first_bytes
+    return End.REFUSED_MODE if opening[:1] == bytes([_TLS_HANDSHAKE]) else End.REFUSED_SERVICE
+
+
+def _tls_refusal(stream: Stream, error: ssl.SSLError, who: str) -> JoinRefusedError:
+    """Say what a failed TLS handshake means."""
+    opening = stream.first_bytes
+    reason = getattr(error, "verify_message", "") or error.reason or str(error)
+    reason = str(reason).replace("_", " ").lower()
+    if opening.startswith(MAGIC):
+        text = f"{who} does not speak TLS and this side does: start both with the same settings"
+        return JoinRefusedError(text, End.REFUSED_MODE)
+    if opening and not 0x14 <= opening[0] <= 0x17:  # record types of TLS
+        return _other_service(stream)
+    if "alert" in reason:
+        text = f"{who} refused this side's certificate: {reason}"
+    else:
+        text = f"the certificate of {who} is not accepted here: {reason}"
+    return JoinRefusedError(text, End.REFUSED_CERTIFICATE)
+
+
+def _other_service(stream: Stream) -> JoinRefusedError:
+    opening = stream.first_bytes
+    with contextlib.suppress(OSError):  # what else is here by now
+        opening += stream.sock.recv(40)
+    text = f"another service is there: it answered with {opening[:40]!r}"
+    return JoinRefusedError(text, End.REFUSED_SERVICE)
+
+
+def drain_refused(stream: Stream) -> Steps:
+    """Read what a refused peer still sends, so that a reset does not overtake the words to it."""
+    stream.sock.shutdown(socket.SHUT_WR)
+    budget = 1 << 18
+    while budget > 0:
+        try:
+            got = len(stream.sock.recv(1 << 16))
+        except BlockingIOError:
+            yield
+            continue
+        budget = budget - got if got else 0

@@ -1,0 +1,390 @@
+"""The same questions and answers without sockets, threads or real time: for tests, simulation.
+
+All of it runs in one thread. `Reply.wait` moves a clock of its own from event to event, so an
+outage of an hour takes no time and comes out the same each time. Messages pass the same codec, so
+what could not travel is refused here too. A handler that takes time returns a future that it
+completes by `Clock.call_later`.
+"""
+
+import heapq
+import itertools
+import math
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from gigl_loader.errors import (
+    GiglLoaderError,
+    JoinRefusedError,
+    PeerLostError,
+    PeerTimeoutError,
+    ProtocolError,
+)
+from gigl_loader.transport.codec import Array, decode, encode, read_header
+from gigl_loader.transport.ends import End
+from gigl_loader.transport.failures import Failure, describe, rebuild
+from gigl_loader.transport.listener import Lent, Method, Peer
+from gigl_loader.transport.reply import Into
+from gigl_loader.transport.security import Security
+
+T = TypeVar("T")
+_AGAIN_S = 0.5  # how long after a cut the fresh connection is up, at most
+
+
+class Clock:
+    """Time that stands still until somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
+        """Have ``function`` called when ``delay_s`` seconds have passed."""
+        heapq.heappush(self._events, (self.now + delay_s, next(self._order), function))
+
+    def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass until ``done()``, or until the clock shows ``until``."""
+        while not done() and self._events and self._events[0][0] <= until:
+            self.now, _, function = heapq.heappop(self._events)
+            function()
+        if not done() and until < math.inf:
+            self.now = max(self.now, until)
+
+
+@dataclass
+class _Path:
+    """What lies between everybody else and one listener."""
+
+    latency_s: float
+    bytes_per_s: float
+    cuts: list[tuple[float, float]]
+    free_at: float = 0.0
+
+
+class MemoryNetwork:
+    """Builds listeners and callers that meet in memory; each has the face of the real one.
+
+    Args:
+        clock: None: a new one.
+        latency_s: One way, in seconds.
+        bytes_per_s: Of each path, for both directions together.
+    """
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        latency_s: float = 0.0,
+        bytes_per_s: float = math.inf,
+    ) -> None:
+        self.clock = clock or Clock()
+        self._default = (latency_s, bytes_per_s)
+        self._paths: dict[tuple[str, int], _Path] = {}
+        self.listeners: dict[tuple[str, int], MemoryListener] = {}
+        self._ports = itertools.count(20_000)
+
+    def path(self, address: tuple[str, int]) -> _Path:
+        """Return the path to ``address``."""
+        return self._paths.setdefault(address, _Path(*self._default, cuts=[]))
+
+    def limit(self, address: tuple[str, int], latency_s: float, bytes_per_s: float) -> None:
+        """Set the latency and bandwidth of the path to ``address``."""
+        path = self.path(address)
+        path.latency_s, path.bytes_per_s = latency_s, bytes_per_s
+
+    def cut(self, address: tuple[str, int], start_s: float, length_s: float) -> None:
+        """Let nothing pass to or from ``address`` for ``length_s``, from ``start_s`` on."""
+        self.path(address).cuts.append((start_s, start_s + length_s))
+
+    def listener(
+        self,
+        address: str,
+        port: int,
+        security: Security,
+        table: Mapping[str, Method],
+        name: str,
+        **options: Any,
+    ) -> "MemoryListener":
+        """Return what `Listener` with the same arguments would be."""
+        where = (address, port or next(self._ports))
+        return MemoryListener(self, where, security, table, name, **options)
+
+    def caller(
+        self, address: str, port: int, security: Security, name: str, **options: Any
+    ) -> "MemoryCaller":
+        """Return what `Caller` with the same arguments would be."""
+        return MemoryCaller(self, (address, port), security, name, **options)
+
+
+class MemoryListener:
+    """See `gigl_loader.transport.Listener`."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        address: tuple[str, int],
+        security: Security,
+        table: Mapping[str, Method],
+        name: str,
+        *,
+        on_peer: Callable[[Peer], None] | None = None,
+        on_end: Callable[[Peer, End], None] | None = None,
+        max_ask_bytes: int = 1 << 30,
+        silence_s: float = 10.0,
+    ) -> None:
+        self.address, self.security, self.name = address, security, name
+        self.table, self.max_ask_bytes, self.silence_s = dict(table), max_ask_bytes, silence_s
+        self._network = network
+        self._on_peer, self._on_end = on_peer, on_end
+        self.callers: list[MemoryCaller] = []
+        self.refused: Counter[str] = Counter()
+
+    def start(self) -> "MemoryListener":
+        """Begin to admit callers."""
+        self._network.listeners[self.address] = self
+        return self
+
+    def stats(self) -> dict[str, Any]:
+        """Return how many callers are ``open`` and ``pending``, and ``refused`` by `End`."""
+        return {"open": len(self.callers), "pending": 0, "refused": dict(self.refused)}
+
+    def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
+        """Tell all callers goodbye and stop."""
+        self._network.listeners.pop(self.address, None)
+        for caller in list(self.callers):
+            text = f"{caller.what} ended the connection ({end.value}): {words or self.name}"
+            caller.lose(PeerLostError(text, end))
+            self.forget(caller, End.CLOSED)
+
+    def admit(self, caller: "MemoryCaller", security: Security) -> Peer:
+        """Return the caller as a peer; raises JoinRefusedError."""
+        end = None
+        if security.mode is not self.security.mode:
+            end = End.REFUSED_MODE
+        elif security.token != self.security.token:
+            end = End.REFUSED_TOKEN
+        if end is not None:
+            self.refused[end.value] += 1
+            raise JoinRefusedError(f"{caller.what} refused {caller.name}: {end.value}", end)
+        peer = Peer(caller.name, "memory", caller.session)
+        self.callers.append(caller)
+        if self._on_peer is not None:
+            self._on_peer(peer)
+        return peer
+
+    def forget(self, caller: "MemoryCaller", end: End) -> None:
+        """The connection of ``caller`` is over."""
+        if caller in self.callers and caller.peer is not None:
+            self.callers.remove(caller)
+            peer, caller.peer = caller.peer, None
+            peer.gone.set()
+            if self._on_end is not None:
+                self._on_end(peer, end)
+
+    def call(self, method_name: str, header: bytes, arrays: list[Array], peer: Peer) -> Any:
+        """Return what the handler returns."""
+        method = self.table.get(method_name)
+        if method is None:
+            raise ProtocolError(f"{self.name} has no method {method_name[:100]!r}")
+        if sum(array.nbytes for array in arrays) > self.max_ask_bytes:
+            raise ProtocolError(f"{self.name} takes questions of {self.max_ask_bytes} bytes")
+        return method.handler(decode(read_header(header)[1], arrays, method.request), peer)
+
+
+class MemoryReply(Generic[T]):
+    """See `gigl_loader.transport.Reply`."""
+
+    def __init__(
+        self, caller: "MemoryCaller", method: str, request: object, expected: Any, into: Any
+    ) -> None:
+        self.method, self.done = method, False
+        self.header, self.arrays = encode(request, method)
+        self.size = len(self.header) + sum(array.nbytes for array in self.arrays)
+        self._caller, self._expected, self._into = caller, expected, into
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Return the answer; lets time pass."""
+        clock = self._caller.network.clock
+        clock.run(clock.now + (math.inf if timeout_s is None else timeout_s), lambda: self.done)
+        if not self.done:
+            raise PeerTimeoutError(f"{self._caller.what} did not answer {self.method!r} in time")
+        if self._error is not None:
+            raise self._error
+        value: T = self._value
+        return value
+
+    def finish(self, header: bytes, arrays: list[Array], failed: bool) -> None:
+        """Take the answer."""
+        try:
+            _, body, specs = read_header(header)
+            if failed:
+                self.fail(rebuild(decode(body, arrays, Failure), self._caller.what))
+                return
+            if self._into is not None and specs:
+                targets = self._into(specs)
+                for target, array in zip(targets, arrays, strict=True):
+                    target[...] = array
+                arrays = targets
+            self._value, self.done = decode(body, arrays, self._expected), True
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End with ``error``."""
+        self._error, self.done = error, True
+
+
+class MemoryCaller:
+    """See `gigl_loader.transport.Caller`."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        address: tuple[str, int],
+        security: Security,
+        name: str,
+        *,
+        patience_s: float = 10.0,
+        silence_s: float = 10.0,
+        what: str = "peer",
+        session: str | None = None,
+        max_answer_bytes: int = 64 << 30,
+    ) -> None:
+        self.network, self.name = network, name
+        self.peer: Peer | None = None
+        self.what = f"{what} at {address[0]}:{address[1]}"
+        self.session = session or secrets.token_hex(16)
+        self._address, self._security, self._patience_s = address, security, patience_s
+        self._unanswered: deque[MemoryReply[Any]] = deque()
+        self._round = 0  # of asking again: what belongs to a former one is dropped
+        self._closed = False
+
+    def ask(
+        self, method: str, request: object, answer_type: type[T], *, into: Into | None = None
+    ) -> MemoryReply[T]:
+        """Send a question."""
+        if self._closed:
+            raise PeerLostError(f"{self.what}: closed on this side", End.CLOSED)
+        reply: MemoryReply[T] = MemoryReply(self, method, request, answer_type, into)
+        self._unanswered.append(reply)
+        if len(self._unanswered) == 1:
+            self._ask_first()
+        return reply
+
+    def connect(self, deadline: float) -> None:
+        """Connect now."""
+        self._listener()
+
+    def connect_patiently(
+        self, deadline: float, on_wait: Callable[[str], None] | None = None
+    ) -> None:
+        """Connect as soon as the listener is up; ``deadline`` is on the network's clock."""
+        while True:
+            try:
+                self._listener()
+                return
+            except JoinRefusedError:
+                raise
+            except PeerLostError as error:
+                clock = self.network.clock
+                if clock.now >= deadline:
+                    raise PeerTimeoutError(f"{self.what} did not come up") from error
+                if on_wait is not None:
+                    on_wait(str(error))
+                clock.run(min(deadline, clock.now + 0.5))
+
+    def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
+        """Say goodbye; fail what is unanswered."""
+        self._closed = True
+        self.lose(PeerLostError(f"{self.what}: closed on this side", End.CLOSED))
+        listener = self.network.listeners.get(self._address)
+        if listener is not None:
+            listener.forget(self, end)
+
+    def lose(self, error: GiglLoaderError) -> None:
+        """Fail all that is unanswered."""
+        self._round += 1
+        failed, self._unanswered = self._unanswered, deque()
+        for reply in failed:
+            reply.fail(type(error)(*error.args))
+
+    # --- one question at a time; the next one starts when the listener is done with it ---------
+
+    def _listener(self) -> MemoryListener:
+        listener = self.network.listeners.get(self._address)
+        if listener is None:
+            raise PeerLostError(f"{self.what}: nothing listens there", End.GONE)
+        if self.peer is None:
+            self.peer = listener.admit(self, self._security)
+        return listener
+
+    def _ask_first(self) -> None:
+        if self._unanswered:
+            self._carry(self._unanswered[0].size, self._arrive)
+
+    def _carry(self, size: int, then: Callable[[], None]) -> None:
+        """Call ``then`` when ``size`` bytes have crossed the path, or ask again after a cut."""
+        clock, path, this_round = self.network.clock, self.network.path(self._address), self._round
+        start = max(clock.now, path.free_at)
+        path.free_at = start + size / path.bytes_per_s
+        arrival = path.free_at + path.latency_s
+        cut = next(((a, b) for a, b in path.cuts if a < arrival and clock.now < b), None)
+        if cut is None:
+            fresh = lambda: self._round == this_round  # noqa: E731
+            clock.call_later(arrival - clock.now, lambda: then() if fresh() else None)
+            return
+        self._round += 1
+        begin, end = max(cut[0], clock.now), cut[1]
+        if end - begin > self._patience_s:
+            clock.call_later(begin + self._patience_s - clock.now, self._give_up)
+        else:
+            clock.call_later(end + _AGAIN_S - clock.now, self._ask_first)
+
+    def _give_up(self) -> None:
+        why = f"nothing was heard for {self._patience_s:.1f} s"
+        self.lose(PeerLostError(f"{self.what} is lost (silent): {why}", End.SILENT))
+
+    def _arrive(self) -> None:
+        try:
+            listener, reply = self._listener(), self._unanswered[0]
+        except PeerLostError as error:
+            self.lose(error)
+            return
+        assert self.peer is not None
+        this_round = self._round
+        try:
+            answer = listener.call(reply.method, reply.header, reply.arrays, self.peer)
+        except Exception as error:
+            self._answer(this_round, error)
+            return
+        if isinstance(answer, Future):
+            answer.add_done_callback(
+                lambda future: self._answer(this_round, future.exception() or future.result())
+            )
+        else:
+            self._answer(this_round, answer)
+
+    def _answer(self, this_round: int, answer: Any) -> None:
+        release = answer.release if isinstance(answer, Lent) else None
+        answer = answer.answer if isinstance(answer, Lent) else answer
+        if this_round == self._round:
+            failed = isinstance(answer, BaseException)
+            try:
+                header, arrays = encode(describe(answer) if failed else answer)
+            except ProtocolError as error:
+                failed, (header, arrays) = True, encode(describe(error))
+            arrays = [array.copy() for array in arrays]
+            size = len(header) + sum(array.nbytes for array in arrays)
+            self._carry(size, lambda: self._file(header, arrays, failed))
+        if release is not None:
+            release()
+
+    def _file(self, header: bytes, arrays: list[Array], failed: bool) -> None:
+        self._unanswered.popleft().finish(header, arrays, failed)
+        self._ask_first()

@@ -1,0 +1,92 @@
+"""The answer to one question, now or later."""
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from gigl_loader.errors import ProtocolError, UsageError
+from gigl_loader.transport.codec import Array, ArraySpec, decode, empty_arrays
+from gigl_loader.transport.failures import Failure, rebuild
+from gigl_loader.transport.stream import Frame, Kind
+
+T = TypeVar("T")
+Into = Callable[[list[ArraySpec]], "list[Array]"]
+
+
+class Asker(Protocol):
+    """A caller, as far as its replies are concerned."""
+
+    def wait_for(self, reply: "Reply[Any]", timeout_s: float | None) -> None:
+        """Return once ``reply`` is done."""
+
+
+class Reply(Generic[T]):
+    """The answer to one question, now or later."""
+
+    def __init__(
+        self, caller: "Asker", method: str, views: list[memoryview], expected: type[T], into: Any
+    ) -> None:
+        self.method, self.views, self.into = method, views, into
+        self._into_error: Exception | None = None
+        self._caller, self._expected = caller, expected
+        self.done = False
+        """Whether the answer, or an error, is here."""
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """Return the answer.
+
+        Args:
+            timeout_s: How long to wait, in seconds; None: as long as the peer lives. After a
+                `PeerTimeoutError` one may wait again.
+
+        Raises:
+            PeerTimeoutError: It did not come in time; the peer lives.
+            PeerLostError: The peer is gone, silent or has said goodbye; ``end`` tells which.
+            ProtocolError: One side sent what the other does not understand.
+            RemoteError: The method raised, or any error of gigl_loader that it raised.
+        """
+        self._caller.wait_for(self, timeout_s)
+        if self._error is not None:
+            raise self._error
+        value: T = self._value
+        return value
+
+    def room(self, specs: list[ArraySpec]) -> list[Array]:
+        """Return the memory for the answer's arrays: the asker's, where it gave some."""
+        if self.into is None or not specs:
+            return empty_arrays(specs)
+        try:
+            return _checked(self.into(specs), specs)
+        except Exception as error:  # the asker's own: only this answer fails
+            self._into_error = error
+            return empty_arrays(specs)
+
+    def take(self, frame: Frame, where: str) -> None:
+        """Keep the answer in ``frame``."""
+        if self._into_error is not None:
+            self.fail(self._into_error)
+            return
+        try:
+            if frame.kind is Kind.ERROR:
+                self._error = rebuild(decode(frame.body, frame.arrays, Failure), where)
+            else:
+                self._value = decode(frame.body, frame.arrays, self._expected)
+        except ProtocolError as error:
+            self._error = error
+        self._finish()
+
+    def fail(self, error: BaseException) -> None:
+        """End it with ``error``."""
+        self._error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self.views, self.into, self.done = [], None, True  # the question's arrays are free again
+
+
+def _checked(arrays: list[Array], specs: list[ArraySpec]) -> list[Array]:
+    found = [(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays]
+    if found != [(spec.dtype, spec.shape, True) for spec in specs]:
+        raise UsageError(f"into() returned {found} for arrays of {specs}")
+    return arrays

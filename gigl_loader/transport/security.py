@@ -1,0 +1,228 @@
+"""Who may come in: client certificates, a token inside TLS, or nothing on a closed network.
+
+=============  ==========================================  =================================
+mode           how both ends know each other               what travels
+=============  ==========================================  =================================
+certificates   each verifies the other's against ca.pem    TLS 1.3
+token          each proves the token to the other          TLS 1.3, throw-away certificate
+insecure       not at all, or by a token where one is set  plain bytes
+=============  ==========================================  =================================
+
+Where nothing is set, a listener may be reached from its own machine only, over plain sockets.
+
+The token is never sent. Both ends prove it by an HMAC over their role, both nonces and the hash of
+the listener's certificate, so that nobody in the middle can pass the proofs on under a certificate
+of his own. Whoever plays the listener gets a proof to guess tokens against: hence 128 bits.
+"""
+
+import dataclasses
+import hashlib
+import hmac
+import logging
+import os
+import ssl
+import threading
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.transport import certs
+
+TLS_DIR_VARIABLE = "GIGL_LOADER_TLS_DIR"
+TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
+INSECURE_VARIABLE = "GIGL_LOADER_INSECURE"
+MIN_TOKEN_BYTES = 22  # 128 bits in the 6 bits a character that token_urlsafe gives
+_MIN_DISTINCT = 6  # "aaaa..." is long and known to every list of passwords
+
+
+class Mode(StrEnum):
+    """How a connection is protected."""
+
+    CERTIFICATES = "certificates"
+    TOKEN = "token"
+    INSECURE = "insecure"
+    LOCAL = "local"
+    """Nothing is set: plain, and for one machine only."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether TLS is spoken."""
+        return self in (Mode.CERTIFICATES, Mode.TOKEN)
+
+
+@dataclass(frozen=True)
+class Security:
+    """Who may connect to whom. Use `resolve` or `local`; may be pickled to workers of one's own."""
+
+    mode: Mode = Mode.LOCAL
+    token: str = field(default="", repr=False)
+    """Proved in the handshake where it is not empty; certificates do without it."""
+    tls_dir: str = ""
+    """Folder with ca.pem, cert.pem and key.pem."""
+    throwaway: bytes = field(default=b"", repr=False)
+    """Certificate and key (PEM) of listeners in the token mode; empty: this process's own."""
+
+    @classmethod
+    def resolve(
+        cls, tls_dir: str | None = None, token: str | None = None, insecure: bool | None = None
+    ) -> "Security":
+        """Return what the arguments say, and where they are None, the environment.
+
+        Raises:
+            ConfigError: Certificates and insecure at once, or the folder lacks a file.
+        """
+        tls_dir = os.environ.get(TLS_DIR_VARIABLE, "") if tls_dir is None else str(tls_dir)
+        token = os.environ.get(TOKEN_VARIABLE, "") if token is None else token
+        if insecure is None:
+            insecure = _flag(os.environ.get(INSECURE_VARIABLE, ""))
+        if tls_dir and insecure:
+            raise ConfigError(
+                f"certificates ({tls_dir}) and --insecure were both asked for: drop one of "
+                f"--tls/{TLS_DIR_VARIABLE} and --insecure/{INSECURE_VARIABLE}"
+            )
+        if tls_dir:
+            _files(tls_dir)
+            return cls(Mode.CERTIFICATES, tls_dir=tls_dir)
+        if insecure:
+            return cls(Mode.INSECURE, token)
+        return cls(Mode.TOKEN if token else Mode.LOCAL, token)
+
+    @classmethod
+    def local(cls, token: str = "") -> "Security":
+        """Return plain sockets for one machine; ``token`` is proved, as with a job's nonce."""
+        return cls(Mode.LOCAL, token)
+
+    def for_workers(self) -> "Security":
+        """Return what processes started by this one take, so that none makes a certificate."""
+        if self.mode is not Mode.TOKEN:
+            return self
+        return dataclasses.replace(self, throwaway=self._own_certificate())
+
+    def check_listener(self, host: str, *, loopback: bool) -> None:
+        """Refuse a listener that strangers could reach.
+
+        Raises:
+            ConfigError: It is open to other machines with nothing set, or with a weak token.
+        """
+        if loopback or self.mode is Mode.CERTIFICATES:
+            return
+        if self.mode is Mode.LOCAL:
+            raise ConfigError(
+                f"a listener at {host} can be reached from other machines, and nothing says who "
+                f"may connect: give certificates (--tls DIR or {TLS_DIR_VARIABLE}; `gigl-loader "
+                f"certs` makes them), or a token ({TOKEN_VARIABLE}; `gigl-loader token` makes "
+                f"one), or, on a closed network, --insecure or {INSECURE_VARIABLE}=1"
+            )
+        weak = len(self.token) < MIN_TOKEN_BYTES or len(set(self.token)) < _MIN_DISTINCT
+        if self.token and weak:
+            raise ConfigError(
+                f"the cluster token has {len(self.token)} characters and can be guessed; a "
+                f"listener at {host} needs 128 bits: set {TOKEN_VARIABLE} to what `gigl-loader "
+                "token` prints"
+            )
+
+    def proof(self, role: bytes, nonces: bytes, certificate: bytes) -> bytes:
+        """Return what proves the token in one handshake; empty where none is asked for."""
+        if not self.token or self.mode is Mode.CERTIFICATES:
+            return b""
+        bound = role + nonces + hashlib.sha256(certificate).digest()
+        return hmac.digest(self.token.encode(), bound, hashlib.sha256)
+
+    # --- TLS ----------------------------------------------------------------------------------
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """Return the TLS settings of one side; certificates on disk are read when they change.
+
+        Raises:
+            ConfigError: The certificates cannot be read.
+        """
+        key = (self.tls_dir or (self._own_certificate() if server else b""), server)
+        with _lock:
+            stamps, known = self._stamps(), _contexts.get(key)
+            if known is not None and known[0] == stamps:
+                return known[1]
+            try:
+                fresh = self._folder_context(server) if self.tls_dir else self._own_context(server)
+            except ConfigError as error:
+                if known is None:
+                    raise
+                _log.warning("renewed certificates are not used, the former ones are: %s", error)
+                fresh = known[1]
+            _contexts[key] = stamps, fresh
+            return fresh
+
+    def _stamps(self) -> tuple[int, ...]:
+        """Return when the files changed last."""
+        try:
+            return tuple(file.stat().st_mtime_ns for file in _files(self.tls_dir))
+        except (OSError, ConfigError):
+            return ()
+
+    def certificate(self) -> bytes:
+        """Return this listener's certificate (DER) that proofs are bound to."""
+        if self.mode is not Mode.TOKEN:
+            return b""
+        return ssl.PEM_cert_to_DER_cert(certs.first_certificate(self._own_certificate()))
+
+    def _folder_context(self, server: bool) -> ssl.SSLContext:
+        authority, certificate, key = _files(self.tls_dir)
+        context = _bare_context(server)
+        try:
+            context.load_verify_locations(authority)
+            context.load_cert_chain(certificate, key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"cannot use the certificates in {self.tls_dir}: {error}; cert.pem must belong to "
+                "key.pem, and all three be PEM files (`gigl-loader certs` makes such a folder)"
+            ) from error
+        # names are not checked: addresses of workers are unknown when certificates are made, and
+        # the authority is the cluster's own
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _own_context(self, server: bool) -> ssl.SSLContext:
+        context = _bare_context(server)
+        if server:
+            with certs.in_memory(self._own_certificate()) as path:
+                context.load_cert_chain(path)
+        return context
+
+    def _own_certificate(self) -> bytes:
+        return self.throwaway or certs.throwaway()
+
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_contexts: dict[tuple[object, bool], tuple[tuple[int, ...], ssl.SSLContext]] = {}
+"""By where the certificate is from and which side; with when the files had changed last."""
+
+
+def _bare_context(server: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if server:
+        context.num_tickets = 0  # sessions are not resumed, and a ticket would wait to be sent
+    return context
+
+
+def _files(folder: str) -> list[Path]:
+    """Return ca.pem, cert.pem and key.pem; raises ConfigError where one cannot be read."""
+    files = [Path(folder, name) for name in ("ca.pem", "cert.pem", "key.pem")]
+    for file in files:
+        if not os.access(file, os.R_OK):
+            raise ConfigError(
+                f"{file} is missing or cannot be read: the folder of certificates holds ca.pem, "
+                "cert.pem and key.pem (`gigl-loader certs` makes one for trying)"
+            )
+    return files
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in ("", "0", "false", "no"):
+        return False
+    if text.lower() in ("1", "true", "yes"):
+        return True
+    raise ConfigError(f"{INSECURE_VARIABLE} must be 1 or 0, got {text!r}")

@@ -1,0 +1,411 @@
+"""One connected socket, plain or TLS, that never waits by itself; frames on top of it.
+
+Everything that reads is a generator that yields where it would have to wait. So one implementation
+serves a thread that waits for its peer (`drive`), a caller that leaves in the middle of a frame
+because its deadline passed and goes on later, and the one thread that does all handshakes at once.
+
+A frame is a fixed head (magic, version, kind, length of the header, bytes of the arrays), a header
+(`gigl_loader.transport.codec`), then the bytes of the arrays. Sizes are checked against limits
+before memory is taken for them.
+"""
+
+import contextlib
+import enum
+import os
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gigl_loader.errors import ProtocolError
+from gigl_loader.transport.codec import (
+    MAX_ARRAYS,
+    MAX_HEADER_BYTES,
+    Array,
+    ArraySpec,
+    bytes_of,
+    empty_arrays,
+    encode,
+    read_header,
+)
+
+VERSION = 1
+"""Of the protocol. The first six bytes of a frame mean the same in every version."""
+MAGIC = b"GLt\x00"
+SILENCE_S = 10.0
+"""Default of all limits on silence."""
+TICK_S = 1.0
+"""How often a side that owes an answer says that it lives."""
+
+_HEAD = struct.Struct("<4sBBxxIIQ")  # magic, version, kind, bytes of header, arrays, their bytes
+_IOVECS = 512  # per system call; the kernel takes 1024
+_CHUNK = 256 << 10  # TLS: socket reads and writes of this size, not one per 16 KiB record
+_STRANGERS_CHUNK = 16 << 10  # until TLS is up, so that thousands of strangers take no memory
+_TCP_INFO = struct.Struct("<8B14I")  # the head of Linux's struct tcp_info
+
+Room = Callable[[list[ArraySpec]], list[Array]]
+Steps = Generator[None, None, Any]
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    KNOCK = 1  # a plain caller's first bytes, so that a TLS listener can tell it what is wrong
+    GREETING = 2
+    HELLO = 3
+    ADMITTED = 4
+    REFUSED = 5
+    ASK = 6
+    ANSWER = 7
+    ERROR = 8
+    ALIVE = 9
+    BYE = 10
+
+
+class OtherVersionError(ProtocolError):
+    """The other side speaks another version of this protocol."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One message, as it arrived."""
+
+    kind: Kind
+    method: str
+    body: msgspec.Raw
+    arrays: list[Array]
+
+
+def pack(kind: Kind, value: object, method: str = "") -> list[memoryview]:
+    """Return the buffers of a frame; those of contiguous arrays are views of them."""
+    header, arrays = encode(value, method)
+    total = sum(array.nbytes for array in arrays)
+    head = _HEAD.pack(MAGIC, VERSION, kind, len(header), len(arrays), total)
+    return [memoryview(head + header), *(bytes_of(array) for array in arrays if array.nbytes)]
+
+
+ALIVE_FRAME = bytes(pack(Kind.ALIVE, None)[0])
+KNOCK_FRAME = bytes(pack(Kind.KNOCK, None)[0])
+
+_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+def close_in_children(sock: socket.socket) -> None:
+    """Have forks of this process close their copy of ``sock``.
+
+    Otherwise a child that outlives its parent keeps the connection open, and the peer never learns
+    that the parent is gone.
+    """
+    _sockets.add(sock)
+
+
+def _close_all() -> None:
+    for sock in list(_sockets):
+        sock.close()
+
+
+os.register_at_fork(after_in_child=_close_all)
+
+
+class Stream:
+    """A connected TCP socket that never waits, plain or TLS.
+
+    One thread may read while another one sends. Whoever sends holds `send_lock` for a whole frame.
+    ``TCP_USER_TIMEOUT`` is not used: it also breaks a healthy connection whose reader is busy for
+    that long (a window of zero). Keepalive watches the idle line; `vanished` the busy one.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2)):
+            sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        self.sock = sock
+        self.send_lock = threading.Lock()
+        self.heard = time.monotonic()
+        """When bytes last came."""
+        self.first_bytes = b""
+        """What the peer opened with, before TLS is taken off; for words about refusals."""
+        self._left: list[memoryview] = []  # accepted for sending, not yet taken by the kernel
+        self._tls: ssl.SSLObject | None = None
+        self._tls_lock = threading.Lock()  # OpenSSL: one thread at a time in an SSL object
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        close_in_children(sock)
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def push(self, views: list[memoryview]) -> bool:
+        """Send from the front of ``views``, which shrinks; True once all was taken.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        while True:
+            if not self._flush():
+                return False
+            if not views:
+                return True
+            if self._tls is None:
+                self._left, views[:] = [view for view in views if view.nbytes], []
+            else:
+                self._encrypt(self._tls, views)
+
+    def _flush(self) -> bool:
+        while self._left:
+            try:
+                sent = self.sock.sendmsg(self._left[:_IOVECS], [], socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            _advance(self._left, sent)
+        return True
+
+    def _encrypt(self, tls: ssl.SSLObject, views: list[memoryview]) -> None:
+        """Turn up to one chunk of ``views`` into records that wait to be sent."""
+        room = _CHUNK
+        with self._tls_lock:
+            while views and room:
+                piece = views[0][:room]
+                room -= tls.write(piece) if piece.nbytes else 0
+                _advance(views, piece.nbytes)
+            self._left = [memoryview(self._outgoing.read())]
+
+    def say(self, data: bytes, patience_s: float = 0.0) -> None:
+        """Send a small frame if nobody sends, else nothing: what is under way says more.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        if self.send_lock.acquire(timeout=max(0.0, patience_s)):
+            try:
+                if self._flush():
+                    self.push([memoryview(data)])
+            finally:
+                self.send_lock.release()
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    def fill(self, views: list[memoryview]) -> Steps:
+        """Fill all of ``views``, in order.
+
+        Raises:
+            EOFError: The peer closed the connection.
+            OSError: The connection broke.
+        """
+        views = [view for view in views if view.nbytes]
+        while views:
+            got = self._take(views)
+            if got:
+                _advance(views, got)
+            else:
+                yield
+
+    def _take(self, views: list[memoryview]) -> int:
+        """Receive into the front of ``views``; return how many bytes, 0 where none are there."""
+        if self._tls is None:
+            try:
+                got = self.sock.recvmsg_into(views[:_IOVECS])[0]
+            except BlockingIOError:
+                return 0
+            self.first_bytes = self.first_bytes or bytes(views[0][:got])
+            return self._note(got)
+        while True:
+            try:
+                with self._tls_lock:
+                    read: Any = self._tls.read(views[0].nbytes, views[0])  # a count, with a buffer
+            except ssl.SSLWantReadError:
+                if not self._feed():
+                    return 0
+                continue
+            if read == 0:
+                raise EOFError("the connection was closed")
+            return int(read)
+
+    def _feed(self) -> bool:
+        """Move what came to the TLS engine; False where nothing did."""
+        try:
+            data = self.sock.recv(_CHUNK if self._tls else _STRANGERS_CHUNK)
+        except BlockingIOError:
+            return False
+        self._note(len(data))
+        self.first_bytes = self.first_bytes or data[:64]
+        self._incoming.write(data)
+        return True
+
+    def _note(self, got: int) -> int:
+        if got == 0:
+            raise EOFError("the connection was closed")
+        self.heard = time.monotonic()
+        return got
+
+    def start_tls(self, context: ssl.SSLContext, *, server: bool) -> Steps:
+        """Encrypt from here on.
+
+        Raises:
+            ssl.SSLError: One side does not trust the other; the peer was sent the reason.
+            EOFError, OSError: The connection broke.
+        """
+        tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._hand_out()
+                while not self._feed():
+                    yield
+            finally:
+                self._hand_out()
+        self._tls = tls
+
+    def _hand_out(self) -> None:
+        data = self._outgoing.read()
+        if data:
+            self.push([memoryview(data)])
+
+    def peer_certificate(self) -> bytes:
+        """Return the other side's certificate (DER); empty on a plain connection."""
+        return (self._tls.getpeercert(binary_form=True) or b"") if self._tls else b""
+
+    # --- the connection -----------------------------------------------------------------------
+
+    def wait(self, events: int, timeout_s: float) -> int:
+        """Sleep until one of ``events`` of `select.poll`, or an error; 0 after ``timeout_s``.
+
+        Raises:
+            OSError: The connection is closed.
+        """
+        poll = select.poll()
+        poll.register(self._descriptor(), events)
+        ready = poll.poll(max(0.0, timeout_s) * 1000)
+        return ready[0][1] if ready else 0
+
+    def _descriptor(self) -> int:
+        number = self.sock.fileno()
+        if number < 0:
+            raise OSError("the connection is closed")
+        return number
+
+    def vanished(self, limit_s: float) -> bool:
+        """Tell whether sent bytes have not been acknowledged for ``limit_s``.
+
+        A peer that lives but does not read acknowledges every probe, so its counters stay at zero.
+        """
+        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+        fields = _TCP_INFO.unpack(info[: _TCP_INFO.size])
+        retransmits, probes, since_last_ack_ms = fields[2], fields[3], fields[8 + 12]
+        return bool(retransmits + probes >= 3 and since_last_ack_ms >= limit_s * 1000)
+
+    def shutdown(self) -> None:
+        """Wake whoever waits on this connection; from any thread, any number of times."""
+        with contextlib.suppress(OSError):  # the peer was faster
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Release the descriptor: only when no other thread uses it, or it may hit another file."""
+        self.sock.close()
+
+    def end(self, farewell: bytes = b"", patience_s: float = 0.0) -> None:
+        """Say ``farewell`` and wake all who wait here.
+
+        Whoever is in the middle of sending has ``patience_s`` to finish; then nothing is said.
+        """
+        with contextlib.suppress(OSError):
+            if farewell:
+                self.say(farewell, patience_s)
+        self.shutdown()
+
+
+def _advance(views: list[memoryview], done: int) -> None:
+    """Drop the first ``done`` bytes of ``views``, in place."""
+    whole = 0
+    while whole < len(views) and done >= views[whole].nbytes:
+        done -= views[whole].nbytes
+        whole += 1
+    del views[:whole]
+    if done:
+        views[0] = views[0][done:]
+
+
+def drive(steps: Steps, stream: Stream, patience: Callable[[], float]) -> Any:
+    """Run ``steps`` to their end in this thread.
+
+    Args:
+        steps: What reads from ``stream``.
+        stream: What to wait for.
+        patience: Called before each wait: how long it may be, in seconds. May raise.
+    """
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
+        stream.wait(select.POLLIN, patience())
+
+
+def read_frame(
+    stream: Stream,
+    max_bytes: int,
+    room: Room = empty_arrays,
+    on_head: Callable[[], None] = lambda: None,
+    max_header_bytes: int = MAX_HEADER_BYTES,
+) -> Steps:
+    """Read one frame; the generator returns a `Frame`.
+
+    Args:
+        stream: Where from.
+        max_bytes: The most that its arrays may hold together.
+        room: Returns the memory for the arrays, contiguous and as large as announced.
+        on_head: Called once the first bytes are here.
+        max_header_bytes: The most that its header may hold.
+
+    Raises:
+        ProtocolError: What came is no frame, or too large; nothing was allocated.
+        EOFError, OSError: The connection is over.
+    """
+    head = bytearray(_HEAD.size)
+    yield from stream.fill([memoryview(head)[:6]])
+    on_head()
+    check_opening(bytes(head[:6]))
+    yield from stream.fill([memoryview(head)[6:]])
+    _, _, kind, header_bytes, count, total = _HEAD.unpack(head)
+    if kind not in Kind.__members__.values() or count > MAX_ARRAYS:
+        raise ProtocolError(f"a frame of kind {kind} with {count} arrays was announced")
+    if header_bytes > max_header_bytes or total > max_bytes:
+        raise ProtocolError(
+            f"a frame with a header of {header_bytes} bytes and arrays of {total} bytes was "
+            f"announced; at most {max_header_bytes} and {max_bytes} are taken"
+        )
+    header = bytearray(header_bytes)
+    yield from stream.fill([memoryview(header)])
+    method, body, specs = read_header(header)
+    if len(specs) != count or sum(spec.nbytes for spec in specs) != total:
+        raise ProtocolError(f"the arrays of a frame do not add up to {count} of {total} bytes")
+    arrays = room(specs)
+    yield from stream.fill([bytes_of(array) for array in arrays if array.nbytes])
+    return Frame(Kind(kind), method, body, arrays)
+
+
+def check_opening(first: bytes) -> None:
+    """Refuse what does not begin as a frame of this version does.
+
+    Raises:
+        OtherVersionError: It is a frame of another version.
+        ProtocolError: It is none.
+    """
+    if first[:4] != MAGIC[: len(first)]:
+        raise ProtocolError(f"it opened with {first!r}, which is not gigl_loader's protocol")
+    if first[4:5] not in (b"", bytes([VERSION])):
+        raise OtherVersionError(
+            f"it speaks version {first[4]} of the protocol, this side {VERSION}: install the same "
+            "gigl_loader on all machines"
+        )

@@ -1,0 +1,195 @@
+"""What producers that sample together agree on: how their workers reach each other, and who asks.
+
+::
+
+    rank 0: a nonce   --.                    all: security checked, or refused before any worker
+    every rank: host  --+--> Access          starts
+    workers start and listen
+    every rank: its workers' ports, and an offer of its partition's memory --> Plan
+"""
+
+import dataclasses
+import hashlib
+import secrets
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gigl_loader._glt import get_context
+from gigl_loader.dataset.held import check_enough, check_held
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.memory.same_host import Offer, Offered
+from gigl_loader.options import reads_same_memory
+from gigl_loader.transport import Mode, Security, address_towards
+from gigl_loader.workers.peers import Access, Assignment, WorkerAddress, assignments, worker_name
+from gigl_loader.workers.rendezvous import Rendezvous
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What this rank's workers are to know of those of other partitions."""
+
+    assignments: dict[str, Assignment] = field(default_factory=dict)
+    """By name of this rank's workers."""
+    offers: dict[int, list[Offer]] = field(default_factory=dict)
+    """By partition, where other ranks of this machine offer its memory."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    """What a rank publishes of itself."""
+
+    partition: int
+    host: str
+    ports: tuple[int, ...]
+    """Of its workers."""
+    offer: Offer | None
+
+
+class Agreement:
+    """The other ranks, as far as this rank's workers are concerned.
+
+    Args:
+        view: This rank's partition.
+        rendezvous: Where the ranks meet; None: this process is alone.
+        security: Who may ask workers that other machines can reach.
+        towards: Address or name of the machine that all ranks can reach, rank 0's: workers listen
+            on the interface that leads there.
+
+    Raises:
+        ConfigError: There are more partitions than processes to hold them.
+    """
+
+    def __init__(
+        self,
+        view: PartitionView,
+        rendezvous: Rendezvous | None,
+        security: Security,
+        towards: str,
+    ) -> None:
+        num_holders = 1 if rendezvous is None else rendezvous.world_size
+        check_enough(view.num_partitions, view.partition_idx, num_holders, who=_holder())
+        self._view, self._rendezvous = view, rendezvous
+        self._security, self._towards = security, towards
+        self._host = ""
+        self._offered: Offered | None = None
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether there are other partitions."""
+        return self._rendezvous is not None and self._view.num_partitions > 1
+
+    @property
+    def rank(self) -> int:
+        """This process among those that meet."""
+        return 0 if self._rendezvous is None else self._rendezvous.rank
+
+    def access(self) -> Access | None:
+        """Return how workers reach each other; None: nobody asks.
+
+        Raises:
+            ConfigError: Workers would be open to other machines; nothing was started.
+            PeerError: A rank failed, or did not come in time.
+        """
+        rendezvous = self._rendezvous
+        if rendezvous is None or not self.has_peers:
+            return None
+        if rendezvous.rank == 0:
+            rendezvous.publish("nonce", secrets.token_bytes(32))
+        self._host = address_towards(self._towards)
+        rendezvous.publish("host", self._host.encode())
+        hosts = rendezvous.gather("host", range(rendezvous.world_size))
+        nonce = rendezvous.wait_for("nonce")
+        if len(set(hosts)) == 1:  # one machine: nobody else has to reach the workers
+            host, security = ("::1" if ":" in self._host else "127.0.0.1"), Security.local()
+        else:
+            host, security = self._host, self._security
+            security.check_listener(host, loopback=False)
+        if security.mode is not Mode.CERTIFICATES:
+            # the nonce keeps other jobs out, the cluster's token strangers
+            secret = hashlib.sha256(self._security.token.encode() + nonce).hexdigest()
+            security = dataclasses.replace(security, token=secret)
+        return Access(host, security.for_workers(), hashlib.sha256(b"job" + nonce).hexdigest()[:8])
+
+    def exchange(self, workers: list[tuple[str, int] | None]) -> Plan:
+        """Tell where this rank's workers answer, and return what they have to know of the others.
+
+        Args:
+            workers: Their addresses.
+
+        Raises:
+            PeerError: A rank failed, or did not come up in time.
+            ConfigError: A partition has no rank.
+        """
+        rendezvous = self._rendezvous
+        if rendezvous is None or not self.has_peers:
+            return Plan()
+        own = self._view.partition_idx
+        if reads_same_memory():
+            self._offered = Offered(self._view)
+        offer = None if self._offered is None else self._offered.offer
+        ports = tuple(address[1] for address in workers if address is not None)
+        listening_on = next(address[0] for address in workers if address is not None)
+        mine = _Member(own, listening_on, ports, offer)
+        rendezvous.publish("workers", msgspec.msgpack.encode(mine))
+        found = [
+            msgspec.msgpack.decode(data, type=_Member)
+            for data in rendezvous.gather("workers", range(rendezvous.world_size))
+        ]
+        offers: dict[int, list[Offer]] = {}
+        for member in found if offer is not None else ():
+            if member.offer is not None and member.partition != own and member.host == mine.host:
+                offers.setdefault(member.partition, []).append(member.offer)
+        return Plan(assignments(_by_partition(found, self._view.num_partitions), own), offers)
+
+    def announce(self, what: str) -> None:
+        """Tell the other ranks that this one got so far."""
+        if self._rendezvous is not None:
+            self._rendezvous.publish(what, b"")
+
+    def wait_for_rank_before(self, what: str) -> None:
+        """Wait until the rank before this one announced ``what``.
+
+        Raises:
+            PeerError: A rank failed, or did not come so far in time.
+        """
+        if self._rendezvous is not None:
+            self._rendezvous.wait_for(what, self._rendezvous.rank - 1)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks why this one gives up."""
+        if self._rendezvous is not None:
+            self._rendezvous.fail(f"{type(error).__name__}: {error}"[:2000])
+
+    def settle(self) -> None:
+        """Leave the rendezvous: all is agreed on. Idempotent."""
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+
+    def close(self) -> None:
+        """Leave, and offer the partition no more. Idempotent."""
+        self.settle()
+        if self._offered is not None:
+            self._offered.close()
+
+
+def _by_partition(
+    members: list[_Member], num_partitions: int
+) -> dict[int, tuple[WorkerAddress, ...]]:
+    """Return all workers by partition, in the order of ranks."""
+    found: dict[int, tuple[WorkerAddress, ...]] = {}
+    for rank, member in enumerate(members):
+        workers = tuple(
+            WorkerAddress(member.host, port, worker_name(rank, number))
+            for number, port in enumerate(member.ports)
+        )
+        found[member.partition] = found.get(member.partition, ()) + workers
+    check_held(num_partitions, found, who=_holder())
+    return found
+
+
+def _holder() -> str:
+    """Return what holds a partition here, for errors."""
+    context = get_context()
+    is_server = context is not None and context.is_server()
+    return "storage server" if is_server else "process"

@@ -1,0 +1,12 @@
+"""The messages between a trainer, its supervisor and its workers: tuples that begin with a name.
+
+::
+
+    trainer -> worker      PEERS, GENERATION, TASK, STOP
+    worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING
+    supervisor -> trainer  READY (once), EXITED per worker
+"""
+
+PEERS, GENERATION, TASK, STOP = "peers", "generation", "task", "stop"
+READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
+LINGERING, EXITED = "lingering", "exited"

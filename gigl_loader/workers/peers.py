@@ -1,0 +1,305 @@
+"""Questions between sampling workers of different partitions, over the transport.
+
+A worker answers for its partition with `Answering` and asks the other partitions through `Asking`::
+
+    worker A, partition 0                             worker B, partition 1
+    sampling thread --draw, rows--> Asking  --------> Answering --> LocalStore, a thread per caller
+                    <-- answers, in the arrays given ---
+
+Of each other partition a worker asks one worker, always the same; which one follows from the
+numbers of both (`assignments`), so that both ends know it without talking. A worker whose trainer
+is done goes on answering until those that ask it are done, too.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    JoinRefusedError,
+    PeerError,
+    PeerLostError,
+    PeerTimeoutError,
+    ProtocolError,
+)
+from gigl_loader.memory.segments import Array
+from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
+from gigl_loader.sampler.store import LocalStore
+from gigl_loader.transport import ArraySpec, Caller, End, Listener, Method, Peer, Reply, Security
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_MAX_ASK_BYTES = 1 << 32
+"""Ids in one question: 512 million; a batch that asks for more does not fit into memory either."""
+_RETURN_S = 10.0
+"""How long a caller that was cut off may take to come back: the transport's own patience."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the workers of one job reach each other."""
+
+    host: str
+    """Address that this rank's workers listen on."""
+    security: Security
+    job: str
+    """Tells this job's questions from those of another one, since a port may be used again; no
+    secret."""
+
+
+@dataclass(frozen=True)
+class WorkerAddress:
+    """Where a worker answers, and what to call it in errors."""
+
+    host: str
+    port: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Whom one worker asks, and who asks it."""
+
+    asked: dict[int, WorkerAddress]
+    """By partition, all but its own."""
+    askers: tuple[str, ...]
+    """Names of workers of other partitions."""
+
+
+def assignments(
+    workers: Mapping[int, Sequence[WorkerAddress]], partition: int
+) -> dict[str, Assignment]:
+    """Return by name what each worker of ``partition`` is to know of the others.
+
+    Worker ``i`` of a partition asks worker ``i`` modulo their number of each other partition, so
+    that questions spread evenly, and the connections of a machine are its workers times the other
+    partitions.
+
+    Args:
+        workers: By partition, in an order that is the same everywhere.
+        partition: Whose workers.
+
+    Raises:
+        ConfigError: A partition has no workers.
+    """
+    if empty := sorted(index for index, some in workers.items() if not some):
+        raise ConfigError(f"partitions {empty} have no sampling workers to ask")
+    own = workers[partition]
+    others = {index: some for index, some in workers.items() if index != partition}
+    return {
+        worker.name: Assignment(
+            {index: some[number % len(some)] for index, some in others.items()},
+            tuple(
+                asker.name
+                for some in others.values()
+                for position, asker in enumerate(some)
+                if position % len(own) == number
+            ),
+        )
+        for number, worker in enumerate(own)
+    }
+
+
+class Answering:
+    """Answers for one partition, each caller in a thread of its own.
+
+    Args:
+        access: Where to listen, and who may ask.
+        view: The partition.
+        name: This worker, for logs.
+
+    Raises:
+        ConfigError: It cannot listen there, or would be open to strangers.
+    """
+
+    def __init__(self, access: Access, view: PartitionView[Array], name: str) -> None:
+        self._view = view
+        self._per_thread = threading.local()  # a store owns scratch memory
+        self._changed = threading.Condition()  # guards the three below
+        self._open: Counter[str] = Counter()
+        self._done: set[str] = set()
+        self._lost: dict[str, float] = {}
+        self.last_asked = time.monotonic()
+        """When the last question came (`time.monotonic`)."""
+        table = {
+            f"draw {access.job}": Method(DrawRequest, Drawn, self._draw),
+            f"rows {access.job}": Method(RowsRequest, RowsAnswer, self._rows),
+        }
+        self._listener = Listener(
+            access.host, 0, access.security, table, name,
+            on_peer=self._came, on_end=self._left, max_ask_bytes=_MAX_ASK_BYTES,
+        )  # fmt: skip
+        self.address: tuple[str, int] = self._listener.address
+        self._listener.start()
+
+    def wait_for_askers(self, names: Iterable[str], timeout_s: float) -> set[str]:
+        """Wait until each of ``names`` said goodbye, or was cut off and did not come back.
+
+        Returns:
+            Those that may still ask, after ``timeout_s`` seconds.
+        """
+        expected, deadline = set(names), time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                missing = {name for name in expected if not self._is_done(name)}
+                left = deadline - time.monotonic()
+                if not missing or left <= 0:
+                    return missing
+                self._changed.wait(left)
+
+    def close(self) -> None:
+        """Stop answering. Idempotent."""
+        self._listener.close()
+
+    def _is_done(self, name: str) -> bool:
+        if self._open[name]:
+            return False
+        lost = self._lost.get(name)
+        return name in self._done or (lost is not None and time.monotonic() - lost > _RETURN_S)
+
+    def _came(self, peer: Peer) -> None:
+        with self._changed:
+            self._open[peer.name] += 1
+            self._lost.pop(peer.name, None)
+
+    def _left(self, peer: Peer, end: End) -> None:
+        with self._changed:
+            self._open[peer.name] -= 1
+            if end in (End.SHUTDOWN, End.JOB_OVER):
+                self._done.add(peer.name)
+            elif end is not End.REPLACED:
+                self._lost[peer.name] = time.monotonic()
+            self._changed.notify_all()
+
+    def _draw(self, request: DrawRequest, peer: Peer) -> Drawn:
+        return self._store().answer_draw(request)
+
+    def _rows(self, request: RowsRequest, peer: Peer) -> RowsAnswer:
+        # in scratch memory of this thread, which sends it before it takes the next question
+        return self._store().answer_rows(request)
+
+    def _store(self) -> LocalStore:
+        self.last_asked = time.monotonic()
+        store: LocalStore | None = getattr(self._per_thread, "store", None)
+        if store is None:
+            store = self._per_thread.store = LocalStore(self._view)
+        return store
+
+
+class Answer(Generic[T]):
+    """An answer under way; `gigl_loader.sampler.questions.Pending`."""
+
+    def __init__(self, reply: Reply[T], who: str, timeout_s: float) -> None:
+        self._reply, self._who, self._timeout_s = reply, who, timeout_s
+
+    def wait(self) -> T:
+        """Return it.
+
+        Raises:
+            PeerTimeoutError: It did not come in time.
+            JoinRefusedError: The other worker belongs to another job.
+            PeerError: The other worker is gone, or raised.
+        """
+        try:
+            return self._reply.wait(self._timeout_s)
+        except PeerTimeoutError as error:
+            raise PeerTimeoutError(
+                f"{self._who} did not answer for {self._timeout_s:g} s: it is stopped, overloaded "
+                "or cut off; look at that process, or raise the timeout"
+            ) from error
+        except JoinRefusedError:
+            raise
+        except PeerLostError as error:
+            if error.end == End.SILENT:
+                raise PeerTimeoutError(
+                    f"{error}; {self._who} is stopped, or its machine is cut off: look at that "
+                    "process, and start the job again"
+                ) from error
+            raise PeerError(
+                f"{error}; that worker was killed, ran out of memory, or its job is over: see its "
+                "log, and start the job again"
+            ) from error
+
+
+class Asking:
+    """Asks the workers of other partitions; `gigl_loader.sampler.questions.Peers`.
+
+    Args:
+        asked: Whom, by partition.
+        access: As theirs.
+        name: This worker, as it introduces itself.
+        timeout_s: Longest wait for one answer.
+        lanes: Connections to each. Sampling threads are spread over them.
+    """
+
+    def __init__(
+        self, asked: Mapping[int, WorkerAddress], access: Access, name: str, timeout_s: float,
+        lanes: int,
+    ) -> None:  # fmt: skip
+        self._name, self._job, self._timeout_s, self._lanes = name, access.job, timeout_s, lanes
+        self._whom = {p: f"{worker.name} (partition {p})" for p, worker in asked.items()}
+        self._callers = {
+            (partition, lane): Caller(
+                worker.host, worker.port, access.security, name, what=self._whom[partition]
+            )
+            for partition, worker in asked.items()
+            for lane in range(lanes)
+        }
+        self._lane_of = threading.local()
+        self._joining = threading.Lock()
+        self._joined = 0
+
+    def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
+        """Ask for neighbours; see `gigl_loader.sampler.questions.Peers`."""
+        reply = self._caller(partition).ask(f"draw {self._job}", request, Drawn)
+        return Answer(reply, self._whom[partition], self._timeout_s)
+
+    def rows(self, partition: int, request: RowsRequest, out: Array) -> Answer[RowsAnswer]:
+        """Ask for rows, to be received into ``out``."""
+
+        def room(specs: list[ArraySpec]) -> list[Array]:
+            if [(spec.dtype, spec.shape) for spec in specs] != [(out.dtype, out.shape)]:
+                raise ProtocolError(f"{specs} came for rows of {out.dtype} {out.shape}")
+            return [out]
+
+        reply = self._caller(partition).ask(f"rows {self._job}", request, RowsAnswer, into=room)
+        return Answer(reply, self._whom[partition], self._timeout_s)
+
+    def connect(self) -> None:
+        """Connect to all, so that they know who is going to ask; what fails is tried again then."""
+        deadline = time.monotonic() + self._timeout_s
+        for caller in self._callers.values():
+            try:
+                caller.connect(deadline)
+            except GiglLoaderError as error:
+                _log.info("%s could not connect: %s", self._name, error)
+
+    def close(self) -> None:
+        """Tell all that this worker asks no more. Idempotent."""
+        for caller in self._callers.values():
+            caller.close(End.JOB_OVER)
+
+    def _caller(self, partition: int) -> Caller:
+        if partition not in self._whom:
+            raise ConfigError(
+                f"no worker is known for partition {partition}, only for {sorted(self._whom)}"
+            )
+        lane: int | None = getattr(self._lane_of, "lane", None)
+        if lane is None:
+            with self._joining:
+                lane = self._lane_of.lane = self._joined % self._lanes
+                self._joined += 1
+        return self._callers[partition, lane]
+
+
+def worker_name(rank: int, worker: int) -> str:
+    """Return what a worker is called in errors of other ranks."""
+    return f"rank {rank} worker {worker}"

@@ -1,0 +1,278 @@
+"""How processes that sample together agree, before their workers talk to each other.
+
+Each publishes values under keys and gathers those of the others; a failure of one ends the waits of
+all, with its words. Ranks of a training job meet in the store of the process group that they have
+(`StoreRendezvous`); storage servers meet at storage server 0, by a call of the same interface. One
+process alone has nothing to agree on and no rendezvous.
+
+Values are bytes in a format of the caller's own. Nothing is unpickled.
+"""
+
+import contextlib
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar, cast
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+
+from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
+from gigl_loader.ranks import tell_ranks
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_SHORTEST_NAP_S, _LONGEST_NAP_S = 0.002, 0.1
+"""Between two looks. Ranks mostly come within milliseconds of each other; at 100 ms, hundreds of
+ranks that wait for one do not load the store."""
+_REPORT_EVERY_S = 10.0
+_STORE_ANSWERS_S = 10.0
+"""Longest wait for one answer of the store; the process that hosts it may be stopped."""
+_LEAVE_S = 1.0
+"""Longest wait for the store when leaving: its host may have ended already, in good order."""
+_FAILED, _LEFT = "failed", "left"
+
+
+class Rendezvous(Protocol):
+    """Values of all ranks by key, with deadlines, and failures that reach every rank.
+
+    A key is published once by each rank that has a value for it.
+    """
+
+    rank: int
+    """This process, in ``[0, world_size)``: a rank of the training job, or a storage server."""
+    world_size: int
+    """How many meet."""
+
+    def publish(self, key: str, value: bytes) -> None:
+        """Make ``value`` this rank's value of ``key``.
+
+        Raises:
+            PeerError: Whoever keeps the values is gone.
+            UsageError: The rendezvous is closed.
+        """
+        ...
+
+    def gather(self, key: str, ranks: Iterable[int]) -> list[bytes]:
+        """Return what each of ``ranks`` published under ``key``, in their order.
+
+        Raises:
+            PeerTimeoutError: Some did not publish in time; it names them.
+            PeerError: A rank called `fail`, with its words; or whoever keeps the values is gone.
+            UsageError: The rendezvous is closed.
+        """
+        ...
+
+    def wait_for(self, key: str, rank: int = 0) -> bytes:
+        """Return what ``rank`` published under ``key``.
+
+        Raises:
+            PeerTimeoutError, PeerError, UsageError: As for `gather`.
+        """
+        ...
+
+    def fail(self, words: str) -> None:
+        """Tell all ranks that this one cannot go on: their waits raise, with ``words``.
+
+        Returns without an error where whoever keeps the values is gone already.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave. Idempotent; never raises."""
+        ...
+
+
+def meet_ranks(timeout_s: float) -> "StoreRendezvous | None":
+    """Return a rendezvous of the process group's ranks; None where this process is alone.
+
+    All ranks have to call it. Each call makes one that shares no key with any other.
+
+    Args:
+        timeout_s: Longest wait, in seconds, of each `Rendezvous.gather` and `Rendezvous.wait_for`.
+
+    Raises:
+        PeerError: The process group broke.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    name = tell_ranks(secrets.token_hex(8), dist.get_world_size(), str)
+    store = PrefixStore(f"gigl_loader/{name}", _get_default_store())
+    return StoreRendezvous(store, dist.get_rank(), dist.get_world_size(), timeout_s)
+
+
+class StoreRendezvous:
+    """A `Rendezvous` in a ``torch.distributed`` store.
+
+    The store is asked without waiting, again and again, so that a failure is seen while a value is
+    waited for. A thread of its own does so, since no call of a store whose host is stopped returns.
+
+    Args:
+        store: Shared by all ranks, with a prefix that no other rendezvous has.
+        rank: This rank, in ``[0, world_size)``.
+        world_size: Number of ranks.
+        timeout_s: Longest wait of each `gather` and `wait_for`.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._store, self._timeout_s = store, timeout_s
+        self._keys: set[str] = set()
+        self._closed = False
+        self._calls = _Calls(f"rank {rank} meets others")
+
+    def publish(self, key: str, value: bytes) -> None:
+        """Make ``value`` this rank's value of ``key``; see `Rendezvous.publish`."""
+        self._keys.add(key)
+        self._ask(lambda: _set(self._store, _of(key, self.rank), value), f"publish {key!r}")
+
+    def gather(self, key: str, ranks: Iterable[int]) -> list[bytes]:
+        """Return what each of ``ranks`` published under ``key``; see `Rendezvous.gather`."""
+        wanted = list(ranks)
+        self._keys.add(key)
+        start = time.monotonic()
+        report, nap = start + _REPORT_EVERY_S, _SHORTEST_NAP_S
+        while True:
+            found, missing = self._ask(lambda: self._look(key, wanted), f"gather {key!r}")
+            if found is not None:
+                return found
+            now = time.monotonic()
+            if now - start >= self._timeout_s:
+                raise PeerTimeoutError(
+                    f"rank {self.rank} waited {self._timeout_s:g} s for {key!r} of ranks "
+                    f"{missing}: they died before they got there, or are slow to start; see "
+                    "their logs, or raise the timeout"
+                )
+            if now >= report:
+                report = now + _REPORT_EVERY_S
+                _log.info(
+                    "rank %d has waited %.0f s for %r of ranks %s",
+                    self.rank, now - start, key, missing,
+                )  # fmt: skip
+            time.sleep(min(nap, max(0.0, start + self._timeout_s - now)))
+            nap = min(2 * nap, _LONGEST_NAP_S)
+
+    def wait_for(self, key: str, rank: int = 0) -> bytes:
+        """Return what ``rank`` published under ``key``; see `Rendezvous.wait_for`."""
+        return self.gather(key, [rank])[0]
+
+    def fail(self, words: str) -> None:
+        """Let the waits of all ranks raise, with ``words``; the first failure seen stands."""
+        text = f"{self.rank}\n{words}".encode(errors="replace")
+
+        def tell() -> None:
+            if not self._store.check([_FAILED]):
+                _set(self._store, _FAILED, text)
+
+        with contextlib.suppress(PeerError, UsageError):
+            self._ask(tell, "tell of a failure")
+
+    def close(self) -> None:
+        """Leave; the last rank to leave removes what was published. Idempotent, never raises."""
+        if self._closed:
+            return
+        with contextlib.suppress(PeerError):
+            self._ask(self._leave, "leave", _LEAVE_S)
+        self._closed = True
+        self._calls.close()
+
+    def _leave(self) -> None:
+        if self._store.add(_LEFT, 1) < self.world_size:
+            return
+        for name in (_of(key, rank) for key in self._keys for rank in range(self.world_size)):
+            self._store.delete_key(name)
+        self._store.delete_key(_FAILED)
+        self._store.delete_key(_LEFT)
+
+    def _look(self, key: str, ranks: list[int]) -> tuple[list[bytes] | None, list[int]]:
+        """Return the values; or None, and the ranks that have not published theirs so far.
+
+        Raises:
+            PeerError: A rank failed. What is there is taken all the same: that rank may have failed
+                at a later step, which this one finds out about when it gets there.
+        """
+        names = [_of(key, rank) for rank in ranks]
+        if not names or self._store.check(names):
+            return [self._store.get(name) for name in names], []
+        if self._store.check([_FAILED]):
+            rank, _, words = self._store.get(_FAILED).decode(errors="replace").partition("\n")
+            raise PeerError(
+                f"rank {rank} failed while rank {self.rank} waited for {key!r} of other ranks: "
+                f"{words}"
+            )
+        return None, [
+            rank for rank, name in zip(ranks, names, strict=True) if not self._store.check([name])
+        ]
+
+    def _ask(self, call: Callable[[], T], doing: str, limit_s: float = _STORE_ANSWERS_S) -> T:
+        """Let the thread do ``call``.
+
+        Raises:
+            PeerTimeoutError, PeerError: The store did not answer, or is gone.
+            UsageError: This rendezvous is closed.
+        """
+        if self._closed:
+            raise UsageError(f"the rendezvous is closed on rank {self.rank}: cannot {doing}")
+        try:
+            return self._calls.do(call, limit_s)
+        except TimeoutError as error:
+            raise PeerTimeoutError(
+                f"the process group's store did not answer rank {self.rank} within {limit_s:g} s "
+                f"({doing}): the process that hosts it, rank 0 or torchrun's, is stopped or cut off"
+            ) from error
+        except RuntimeError as error:  # what all errors of torch.distributed derive from
+            if isinstance(error, PeerError):
+                raise
+            raise PeerError(
+                f"the process group's store is gone for rank {self.rank} ({doing}): {error}; the "
+                "process that hosts it, rank 0 or torchrun's, has ended: see its log"
+            ) from error
+
+
+class _Calls:
+    """Does calls one after another in a daemon thread, so that who waits has a deadline."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, call: Callable[[], T], limit_s: float) -> T:
+        """Return the result of ``call``, or raise what it raises; TimeoutError: it takes longer."""
+        done = threading.Event()
+        result: list[T] = []
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                result.append(call())
+            except BaseException as error:
+                failure.append(error)
+            done.set()
+
+        self._queue.put(run)
+        if not done.wait(limit_s):
+            raise TimeoutError
+        if failure:
+            raise failure[0]
+        return result[0]
+
+    def close(self) -> None:
+        """Let the thread end, where no call holds it."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (call := self._queue.get()) is not None:
+            call()
+
+
+def _set(store: Store, key: str, value: bytes) -> None:
+    store.set(key, cast("str", value))  # takes bytes as they are; only its stub says str
+
+
+def _of(key: str, rank: int) -> str:
+    return f"{key}/{rank}"

@@ -1,0 +1,177 @@
+"""Memory of another process of this machine: partitions that are mapped, not asked for."""
+
+import contextlib
+import dataclasses
+import gc
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from gigl_loader.dataset.view import Adjacency, PartitionView
+from gigl_loader.errors import ProtocolError
+from gigl_loader.memory import segments
+from gigl_loader.memory.same_host import (
+    Offer,
+    Offered,
+    open_region,
+    read_offer,
+    read_offers,
+    region_of,
+)
+from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
+from gigl_loader.testing._forked import ForkedProcess
+
+
+def _view():
+    graph = TinyGraph.random(40, 300, heterogeneous=True)
+    return graph.partitions(2, edge_dir="in")[1].view()
+
+
+def _flat(value) -> dict:
+    """Return the fields of nested dataclasses and dicts by path."""
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if not isinstance(value, dict):
+        return {(): value}
+    return {
+        (name, *path): leaf for name, part in value.items() for path, leaf in _flat(part).items()
+    }
+
+
+def _show(folder: Path) -> None:
+    offered = Offered(_view())
+    (folder / "offer.tmp").write_bytes(msgspec.msgpack.encode(offered.offer))
+    (folder / "offer.tmp").rename(folder / "offer")
+    wait_until(lambda: (folder / "seen").exists(), "it was read", 60)
+    os._exit(0)
+
+
+@pytest.mark.multiprocess
+def test_a_partition_of_another_process(tmp_path: Path) -> None:
+    """Every array is the same, and stays so when that process has ended."""
+    owner = ForkedProcess(target=_show, args=(tmp_path,))
+    owner.start()
+    wait_until(lambda: (tmp_path / "offer").exists(), "it is offered", 60)
+    offer = msgspec.msgpack.decode((tmp_path / "offer").read_bytes(), type=Offer)
+    assert offer.description.pid == offer.mark.region.pid == owner.pid
+    found = read_offers({1: [_changed(offer, "mark.region", pid=1), offer]}, PartitionView)
+    (tmp_path / "seen").touch()
+    owner.join(60)
+    assert owner.exitcode == 0
+    one, other = _flat(found[1]), _flat(as_worker_gets(_view()))
+    assert one.keys() == other.keys()
+    arrays = [path for path, value in one.items() if isinstance(value, np.ndarray)]
+    assert len(arrays) > 10
+    for path, value in one.items():
+        same = np.array_equal if path in arrays else lambda a, b: a == b
+        assert same(value, other[path]), path
+    assert read_offers({1: [offer]}, PartitionView) == {}, "there is nothing any more"
+
+
+def _changed(value, path: str = "", **changes):
+    """Return a frozen dataclass with fields of the part at ``path`` changed."""
+    if not path:
+        return dataclasses.replace(value, **changes)
+    name, _, rest = path.partition(".")
+    part = _changed(getattr(value, name), rest, **changes)
+    return dataclasses.replace(value, **{name: part})
+
+
+def test_what_is_not_what_was_meant_is_not_read(caplog, monkeypatch) -> None:
+    """Another process's (a pid of another container), another region's, closed, another user's."""
+    caplog.set_level(logging.INFO)
+    offered, other = Offered(_view()), Offered(_view())
+    offer = offered.offer
+    assert list(read_offers({1: [offer]}, PartitionView)) == [1]
+    assert not caplog.messages
+    wrong = [
+        _changed(offer, "mark", secret=other.offer.mark.secret),
+        _changed(offer, "mark.region", pid=2**22 + 1),
+        _changed(offer, "mark.region", pid=1, fd=0),
+        _changed(offer, "mark.region", nbytes=31),
+        _changed(offer, "description", fd=other.offer.description.fd),
+        _changed(offer, "description", inode=other.offer.description.inode),
+        _changed(offer, "description", nbytes=offer.description.nbytes - 1),
+        _changed(offer, "description", nbytes=1 << 40),
+        _changed(offer, description=offer.mark.region),
+    ]
+    for one in wrong:
+        assert read_offers({1: [one]}, PartitionView) == {}, one
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 12345)
+        assert read_offers({1: [offer]}, PartitionView) == {}
+    assert len(caplog.messages) == len(wrong) + 1
+    offered.close()
+    offered.close()
+    assert read_offers({1: [offer]}, PartitionView) == {}
+    del other
+    gc.collect()
+    assert not [link for link in _open_files() if "gigl_loader.offer" in link]
+
+
+def test_a_descriptor_that_was_used_again_is_noticed() -> None:
+    first = segments.create_memfd(100)
+    region = region_of(first, 100)
+    os.close(open_region(region))
+    second = segments.create_memfd(100)
+    os.dup2(second, first)
+    with pytest.raises(OSError, match="other memory"):
+        open_region(region)
+    os.close(second)
+    os.close(first)
+
+
+def test_a_description_that_is_none() -> None:
+    """Bytes that another process wrote are decoded into the expected type, or refused."""
+    offered = Offered(_view())
+    region = offered.offer.description
+    data = bytearray(os.pread(region.fd, region.nbytes, 0))
+    with pytest.raises(ProtocolError, match="Adjacency"):
+        read_offer(offered.offer, Adjacency)
+    for at in range(0, min(200, len(data))):
+        os.pwrite(region.fd, bytes([data[at] ^ 0xFF]), at)
+        with contextlib.suppress(ProtocolError, OSError):
+            read_offer(offered.offer, PartitionView)
+        os.pwrite(region.fd, data[at : at + 1], at)
+    assert read_offer(offered.offer, PartitionView).num_partitions == 2
+    offered.close()
+
+
+def test_mapped_partitions_keep_no_descriptor() -> None:
+    """There may be hundreds of tensors, and eight partitions on a machine."""
+    offered = Offered(_view())
+    before = _open_files()
+    found = read_offers({1: [offered.offer]}, PartitionView)
+    assert _open_files() == before
+    assert found[1].num_partitions == 2
+    offered.close()
+
+
+def _open_files() -> list[str]:
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that lists them
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(link for link in links if not link.startswith("/proc/"))
+
+
+def test_nothing_stays_open_when_it_cannot_all_be_read(monkeypatch) -> None:
+    offered = Offered(_view())
+    opened = []
+
+    def open_some(pid: int, fd: int) -> int:
+        if len(opened) == 6:  # the mark, the description, and four tensors
+            raise PermissionError("no more")
+        opened.append(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR))
+        return opened[-1]
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(segments, "open_fd_of", open_some)
+    assert read_offers({1: [offered.offer]}, PartitionView) == {}
+    assert len(opened) == 6
+    assert len(os.listdir("/proc/self/fd")) == before
+    offered.close()

@@ -1,0 +1,154 @@
+"""Connections are lost, reset and silent between one client and one server; nothing else is."""
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+from in_process import channel_of, create, joined, start, storage, take
+from relay import Relay
+
+from gigl_loader.errors import ConfigError, ServerDiedError, UsageError
+from gigl_loader.options import SAME_MEMORY_VARIABLE
+from gigl_loader.remote.jobs import KILLED_GRACE_S
+from gigl_loader.remote.messages import EpochRequest, FetchAnswer, FetchRequest
+from gigl_loader.testing import wait_until
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
+
+
+def _same(one, other):
+    assert len(one) == len(other)
+    for left, right in zip(one, other, strict=True):
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.fixture(params=["0", "1"], ids=["over TCP", "same host"])
+def memory(request, monkeypatch):
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, request.param)
+
+
+@pytest.mark.usefixtures("memory")
+def test_lost_connections_cost_no_batch():
+    """After each third batch all connections are reset, some of them with answers under way."""
+    with storage() as (endpoint,), Relay(endpoint.address) as relay, joined(relay.address) as link:
+        with channel_of(link) as channel:
+            start(channel, 0)
+            expected = take(channel)
+            assert len(expected) == 30
+            start(channel, 0)
+            found = []
+            for _ in range(10):
+                found += take(channel, 3)
+                relay.reset()
+            assert channel.next() is None
+            _same(found, expected)
+        assert endpoint.status()["clients"] == [0], "the client was here all the time"
+        assert endpoint.jobs_served == 0
+
+
+def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
+    with (
+        storage(patience_s=5.0) as (endpoint,),
+        Relay(endpoint.address) as relay,
+        joined(relay.address, patience_s=5.0) as link,
+        channel_of(link) as channel,
+    ):
+        start(channel, 0)
+        expected = take(channel)
+        start(channel, 0)
+        found = take(channel, 5)
+        relay.cut.set()
+        healed = threading.Timer(3.0, relay.cut.clear)
+        healed.start()
+        began = time.monotonic()
+        found += take(channel)
+        assert time.monotonic() - began < 3.0 + 2.0 + 3.0  # 3 s: other tests are at work here
+        _same(found, expected)
+        relay.cut.set()  # while idle
+        threading.Timer(3.0, relay.cut.clear).start()
+        assert link.links[0].call("ping").result(30) == os.getpid()
+        start(channel, 1)
+        assert len(take(channel)) == 30
+        assert endpoint.status()["clients"] == [0]
+
+        relay.cut.set()
+        start_at = time.monotonic()
+        with pytest.raises(ServerDiedError, match="nothing was heard from it"):
+            start(channel, 2)
+        assert time.monotonic() - start_at < 5.0 + 1.0 + 5.0
+        with pytest.raises(ServerDiedError):
+            link.raise_if_broken()
+        began = time.monotonic()
+        with pytest.raises(ServerDiedError):  # whoever asks next does not wait again
+            link.links[0].call("ping").result(30)
+        assert time.monotonic() - began < 2.0
+        relay.cut.clear()  # the relay has taken all bytes, so that the server sees no silence
+        wait_until(lambda: endpoint.status()["clients"] == [], "the server frees the client", 30)
+        wait_until(lambda: endpoint.server.status()["producers"] == {}, "and its producers", 30)
+
+
+def test_a_client_that_is_cut_off_without_a_goodbye_is_freed_at_once():
+    with storage() as (endpoint,), Relay(endpoint.address) as relay, joined(relay.address) as link:
+        create(link)
+        assert len(endpoint.server.status()["producers"]) == 1
+        began = time.monotonic()
+        relay.close()  # as when its process was killed: nobody comes back
+        wait_until(lambda: endpoint.server.status()["producers"] == {}, "it is freed", 30)
+        assert KILLED_GRACE_S <= time.monotonic() - began < 10.0
+
+
+def test_what_is_asked_again_happens_once():
+    with storage() as (endpoint,), joined(endpoint.address) as link:
+        server = endpoint.server
+        first = create(link, "request 1")
+        assert create(link, "request 1") == first
+        assert server.create_calls == 1
+        assert create(link, "request 2") != first
+        (producer,) = first
+        call = link.links[0].call
+        epoch = {"producer_id": producer, "epoch": 0, "request": EpochRequest(generation=1)}
+        call("start_new_epoch_sampling", **epoch).result(30)
+        caller = link.links[0].dial()
+
+        def fetch(position, generation=1):
+            request = FetchRequest(producer_id=producer, generation=generation, position=position)
+            return caller.ask("fetch", request, FetchAnswer).wait(30)
+
+        seeds = [fetch(position).batch.ticket.batch for position in range(4)]
+        assert seeds == [0, 1, 2, 3]
+        call("start_new_epoch_sampling", **epoch).result(30)  # asked again: goes on where it was
+        assert fetch(4).batch.ticket.batch == 4
+        assert fetch(2).batch.ticket.batch == 2, "answers from 2 on were lost"
+        assert [fetch(position).batch.ticket.batch for position in (3, 4, 5)] == [3, 4, 5]
+        with pytest.raises(Exception, match="asks for position 9, but it had 6 batches"):
+            fetch(9)
+        assert fetch(0, generation=7) == FetchAnswer(None, False)
+
+        release = {"producer_id": producer, "consumer": 0, "linger_s": 0.0}
+        for _ in range(3):
+            call("release_sampling_producer", **release).result(30)
+        with pytest.raises(UsageError, match="was destroyed"):
+            fetch(6)
+        with pytest.raises(UsageError, match="never existed"):
+            call("release_sampling_producer", **{**release, "producer_id": 99}).result(30)
+
+
+def test_a_process_that_was_given_up_is_told_so():
+    """Its connections are cut off for too long, and come back."""
+    with storage() as (endpoint,), joined(endpoint.address) as link:
+        member = next(iter(endpoint._attendance.members.values()))
+        endpoint._left(member)
+        with pytest.raises(Exception, match="was given up: its producers have ended"):
+            link.links[0].call("ping").result(30)
+
+
+def test_patience_is_checked():
+    from store_cluster import info_of, tiny_graph
+
+    from gigl_loader.graph_store import init_storage_process
+
+    with pytest.raises(ConfigError, match="patience_s must be a finite number of seconds > 0"):
+        init_storage_process(0, info_of(1, 1), tiny_graph().dataset(), patience_s=float("inf"))

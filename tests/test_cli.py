@@ -1,0 +1,73 @@
+"""`gigl-loader VERB`: one door, each verb with an example."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gigl_loader import cli
+from gigl_loader.transport import Security
+from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, TOKEN_VARIABLE
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    "verb", [verb for verb, (where, _) in cli.VERBS.items() if cli._is_here(where)]
+)
+def test_each_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([verb, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "example" in said
+    assert f"gigl-loader {verb}" in said
+
+
+def test_the_verbs_that_are_here_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    said = capsys.readouterr().out
+    for verb in ("serve", "status", "certs", "token", "diagnose"):
+        assert f"  {verb}" in said
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["no-such-verb"])
+    assert ended.value.code == 2
+
+
+def test_certificates_and_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in (TLS_DIR_VARIABLE, TOKEN_VARIABLE, INSECURE_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    assert cli.main(["certs", str(tmp_path / "folder"), "storage0", "10.0.0.1"]) == 0
+    security = Security.resolve(str(tmp_path / "folder"))
+    security.context(server=True)
+    security.context(server=False)
+    (tmp_path / "file").write_text("")
+    assert cli.main(["certs", str(tmp_path / "file"), "storage0"]) == 1
+    capsys.readouterr()
+    assert cli.main(["token"]) == 0
+    token = capsys.readouterr().out.strip()
+    Security.resolve(token=token).check_listener("10.0.0.1", loopback=False)
+
+
+def test_a_probe_of_a_closed_port_ends_at_once_and_imports_little() -> None:
+    script = (
+        "import sys; from gigl_loader import cli; code = cli.main(['status', sys.argv[1]]); "
+        "assert not {'torch', 'numba'} & set(sys.modules); sys.exit(code)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    asked = subprocess.run(
+        [sys.executable, "-c", script, f"127.0.0.1:{port}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert asked.returncode == 1, asked.stderr
+    answer = json.loads(asked.stdout)
+    assert answer["health"] == "no answer"
+    assert "nothing listens there" in answer["error"]

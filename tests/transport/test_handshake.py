@@ -1,0 +1,235 @@
+import logging
+import shutil
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Network
+from service import TOKEN, Answer, question
+
+from gigl_loader.errors import JoinRefusedError, ProtocolError
+from gigl_loader.testing._waiting import wait_until
+from gigl_loader.transport import Caller, End, Security, certs, stream
+from gigl_loader.transport.handshake import Admitted, Greeting
+from gigl_loader.transport.stream import Kind, pack
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("certs")
+    made = {"good": certs.make_folder(root / "good", ["127.0.0.1", "node"])}
+    made["foreign"] = certs.make_folder(root / "foreign", ["127.0.0.1"])
+    shutil.copytree(made["good"], root / "expired")
+    made["expired"] = certs.make_folder(root / "expired", ["127.0.0.1"], days=-0.5)
+    shutil.copytree(made["good"], root / "self-signed")
+    for name in ("cert.pem", "key.pem"):  # an authority of its own signs for itself
+        source = {"cert.pem": "ca.pem", "key.pem": "ca-key.pem"}[name]
+        shutil.copy(made["foreign"] / source, root / "self-signed" / name)
+    made["self-signed"] = root / "self-signed"
+    return made
+
+
+def refusal(caller: Caller) -> JoinRefusedError:
+    started = time.monotonic()
+    with pytest.raises(JoinRefusedError) as caught:
+        caller.connect(time.monotonic() + 10)
+    assert time.monotonic() - started < 1.5
+    return caught.value
+
+
+def test_certificates_of_one_authority_let_in(folders: dict[str, Path], plain: Network) -> None:
+    security = Security.resolve(str(folders["good"]), "", False)
+    service = plain.service(security=security)
+    caller = plain.caller(service.listener.address, security=security)
+    assert caller.ask("double", question(1), Answer).wait(10).number == 1
+
+
+@pytest.mark.parametrize("bad", ["foreign", "expired", "self-signed"])
+@pytest.mark.parametrize("side", ["caller", "listener"])
+def test_other_certificates_are_refused_with_words_at_both_ends(
+    folders: dict[str, Path],
+    plain: Network,
+    caplog: pytest.LogCaptureFixture,
+    bad: str,
+    side: str,
+) -> None:
+    securities = {
+        name: Security.resolve(str(folders[bad if name == side else "good"]), "", False)
+        for name in ("caller", "listener")
+    }
+    service = plain.service(security=securities["listener"])
+    with caplog.at_level(logging.WARNING):
+        error = refusal(plain.caller(service.listener.address, security=securities["caller"]))
+        wait_until(lambda: service.listener.stats()["refused"], "the refusal is counted")
+    assert error.end == End.REFUSED_CERTIFICATE
+    words = ("expired",) if bad == "expired" else ("issuer", "self-signed", "unknown ca")
+    for text in (str(error), caplog.messages[-1]):
+        assert "certificate" in text
+        assert any(word in text for word in words), text
+    assert service.listener.stats()["refused"] == {End.REFUSED_CERTIFICATE.value: 1}
+    assert service.peers == []
+
+
+def token(text: str) -> Security:
+    return Security.resolve("", text, False)
+
+
+CASES = {
+    "wrong token, TLS": (token(TOKEN), token(TOKEN[::-1]), End.REFUSED_TOKEN, "cluster token"),
+    "wrong token, plain": (
+        Security.local(TOKEN),
+        Security.local("x"),
+        End.REFUSED_TOKEN,
+        "cluster token",
+    ),
+    "no token": (Security.local(TOKEN), Security.local(), End.REFUSED_TOKEN, "did not prove"),
+    "token not wanted": (Security.local(), Security.local(TOKEN), End.REFUSED_TOKEN, "no cluster"),
+    "plain to TLS": (token(TOKEN), Security.local(TOKEN), End.REFUSED_MODE, "TLS"),
+    "TLS to plain": (Security.local(TOKEN), token(TOKEN), End.REFUSED_MODE, "TLS"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_settings_that_differ_are_refused_with_words_at_both_ends(
+    plain: Network, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    listening, calling, end, words = CASES[case]
+    service = plain.service(security=listening)
+    with caplog.at_level(logging.WARNING):
+        error = refusal(plain.caller(service.listener.address, security=calling))
+        wait_until(lambda: service.listener.stats()["refused"], "the refusal is counted")
+    assert error.end == end
+    assert words in str(error)
+    assert "refused 1 connection" in caplog.messages[-1]
+    assert service.listener.stats()["refused"] == {end.value: 1}
+    assert service.peers == []
+
+
+def test_another_version_is_named(plain: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = plain.service()
+    with socket.create_connection(service.listener.address) as sock:
+        sock.sendall(stream.KNOCK_FRAME.replace(b"GLt\0\x01", b"GLt\0\x07"))
+        data = b""
+        while piece := sock.recv(1000):
+            data += piece
+    assert b"speaks version 7" in data
+    assert service.listener.stats()["refused"] == {End.REFUSED_VERSION.value: 1}
+
+
+def test_a_listener_of_another_version_is_named() -> None:
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"GLt\0\x07\x02" + bytes(18))
+                while piece := connection.recv(1000):
+                    heard.append(piece)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with Caller(*server.getsockname(), Security.local(), "x") as caller:
+            error = refusal(caller)
+        thread.join(10)
+    assert error.end == End.REFUSED_VERSION
+    assert "speaks version 7" in str(error)
+    assert b"speaks version 7" in b"".join(heard)  # the listener is told, too
+
+
+def test_whoever_does_not_know_the_token_cannot_play_the_listener() -> None:
+    """A listener that takes any proof has to prove the token itself."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(pack(Kind.GREETING, Greeting(bytes(32)))[0])
+                connection.sendall(pack(Kind.ADMITTED, Admitted(bytes(32), 1000))[0])
+                while connection.recv(1000):
+                    pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with Caller(*server.getsockname(), Security.local(TOKEN), "x") as caller:
+            assert refusal(caller).end == End.REFUSED_TOKEN
+        thread.join(10)
+
+
+def test_nobody_in_the_middle_can_pass_the_proofs_on(plain: Network) -> None:
+    """Both ends speak TLS to him, with his certificate towards the caller: proofs do not match."""
+    own = token(TOKEN)
+    other = Security(own.mode, TOKEN, throwaway=certs.throwaway.__wrapped__())
+    service = plain.service(security=own)
+    listening = other.context(server=True)
+    calling = other.context(server=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def relay() -> None:
+            near, _ = server.accept()
+            with (
+                listening.wrap_socket(near, server_side=True) as near_tls,
+                calling.wrap_socket(socket.create_connection(service.listener.address)) as far_tls,
+            ):
+                for source, target in [(far_tls, near_tls), (near_tls, far_tls)] * 2:
+                    data = source.recv(4096)
+                    if not data:
+                        return
+                    target.sendall(data)
+
+        thread = threading.Thread(target=relay, daemon=True)
+        thread.start()
+        assert refusal(plain.caller(server.getsockname(), security=own)).end == End.REFUSED_TOKEN
+        thread.join(10)
+    assert service.peers == []
+
+
+def test_renewed_certificates_are_read_without_a_restart(
+    folders: dict[str, Path], plain: Network, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders["foreign"], tmp_path / "renewed")
+    security = Security.resolve(str(folder), "", False)
+    good = Security.resolve(str(folders["good"]), "", False)
+    service = plain.service(security=security)
+    former = plain.caller(service.listener.address, security=security)
+    former.connect(time.monotonic() + 10)
+    assert refusal(plain.caller(service.listener.address, security=good)).end
+    for name in ("ca.pem", "cert.pem", "key.pem"):
+        shutil.copy(folders["good"] / name, folder / name)
+    renewed = plain.caller(service.listener.address, security=good)
+    assert renewed.ask("double", question(1), Answer).wait(10).number == 1
+    assert former.ask("double", question(2), Answer).wait(10).number == 2
+
+
+def test_half_a_renewal_keeps_the_former_certificates(
+    folders: dict[str, Path], plain: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(folders["good"], tmp_path / "half")
+    good = Security.resolve(str(folders["good"]), "", False)
+    service = plain.service(security=Security.resolve(str(folder), "", False))
+    shutil.copy(folders["foreign"] / "cert.pem", folder / "cert.pem")  # the key is not there yet
+    caller = plain.caller(service.listener.address, security=good)
+    assert caller.ask("double", question(1), Answer).wait(10).number == 1
+    assert "renewed certificates are not used" in caplog.text
+
+
+def test_a_frame_that_announces_16_gib_costs_nothing(plain: Network) -> None:
+    service = plain.service()
+    head = struct.Struct("<4sBBxxIIQ")
+    with socket.create_connection(service.listener.address) as sock:
+        sock.sendall(head.pack(b"GLt\0", 1, 1, 100, 1, 16 << 30))
+        data = b""
+        while piece := sock.recv(1000):
+            data += piece
+    assert b"17179869184" in data
+    assert service.listener.stats()["refused"] == {End.REFUSED_SERVICE.value: 1}
+
+
+def test_a_large_answer_is_refused_before_memory_is_taken(plain: Network) -> None:
+    service = plain.service()
+    caller = plain.caller(service.listener.address, max_answer_bytes=1000)
+    with pytest.raises(ProtocolError, match="at most"):
+        caller.ask("zeros", question(2000), Answer).wait(10)

@@ -1,0 +1,294 @@
+import contextlib
+import logging
+import random
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Network
+from hostile import exchange, fuzz_caller, fuzz_listener
+from service import SECURITIES, Answer, question
+
+from gigl_loader.errors import ConfigError, GiglLoaderError, PeerLostError
+from gigl_loader.testing._waiting import wait_until
+from gigl_loader.transport import Caller, End, Lent, Listener, Method, Peer, Security, free_port
+from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, Kind, pack
+
+
+class Flooded:
+    """A service in a process of its own, at low limits."""
+
+    def __init__(self, mode: str, files: int, threads: int) -> None:
+        script = str(Path(__file__).parent / "flooded.py")
+        self.process = subprocess.Popen(
+            [sys.executable, script, mode, str(files), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.address = ("127.0.0.1", int(self._line()))
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def state(self) -> tuple[int, int, int]:
+        """Return resident bytes, pending handshakes and open descriptors."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        rss, pending, files = map(int, self._line().split())
+        return rss, pending, files
+
+    def end(self) -> str:
+        """End it; return what it logged."""
+        self.process.kill()
+        return self.process.communicate()[1]
+
+
+def client_hello(security: Security) -> bytes:
+    outgoing = ssl.MemoryBIO()
+    tls = security.context(server=False).wrap_bio(ssl.MemoryBIO(), outgoing)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_descriptors")
+@pytest.mark.parametrize("mode", SECURITIES)
+def test_thousands_of_open_handshakes_keep_nobody_out(mode: str) -> None:
+    """1,200 half-open connections and 1,200 stalled handshakes, at 1,024 descriptors."""
+    security = SECURITIES[mode]()
+    opening = client_hello(security) if security.mode.encrypted else KNOCK_FRAME
+    flooded = Flooded(mode, files=1024, threads=64)
+    strangers: list[socket.socket] = []
+    try:
+        with Caller(*flooded.address, security, "warm") as caller:
+            caller.ask("double", question(1), Answer).wait(10)
+        rss, _, files = flooded.state()
+        for number in range(2400):
+            strangers.append(socket.create_connection(flooded.address))
+            if number % 2:
+                with contextlib.suppress(OSError):  # it was shed already
+                    strangers[-1].sendall(opening)
+        for name in ("one", "two"):
+            started = time.monotonic()
+            with Caller(*flooded.address, security, name) as caller:
+                assert caller.ask("double", question(3), Answer).wait(10).number == 3
+            assert time.monotonic() - started < 1
+        assert flooded.state()[0] - rss < 20 << 20
+        wait_until(lambda: flooded.state()[1] == 0, "all of them are gone", 10)
+        wait_until(lambda: flooded.state()[2] <= files + 2, "their descriptors too", 10)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        logged = flooded.end()
+    assert logged.count("refused") <= 2, logged
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_the_door_survives_the_limits_on_threads_and_descriptors() -> None:
+    flooded = Flooded("plain", files=64, threads=8)
+    callers = [Caller(*flooded.address, Security.local(), str(i)) for i in range(12)]
+    strangers: list[socket.socket] = []
+    try:
+        refused = 0
+        for caller in callers:  # more than there are threads
+            try:
+                caller.ask("double", question(1), Answer).wait(0.3)
+            except GiglLoaderError:
+                refused += 1
+        assert refused
+        strangers += [socket.create_connection(flooded.address) for _ in range(100)]
+        for caller in callers:
+            caller.close()
+        for stranger in strangers:
+            stranger.close()
+        with Caller(*flooded.address, Security.local(), "later") as caller:
+            assert caller.ask("double", question(3), Answer).wait(10).number == 3
+    finally:
+        for caller in callers:
+            caller.close()
+        for stranger in strangers:
+            stranger.close()
+        flooded.end()
+
+
+def test_refusals_are_logged_once_a_minute(
+    plain: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = plain.service()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(50):
+            with socket.create_connection(service.listener.address) as sock:
+                sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                while sock.recv(1000):
+                    pass
+    assert service.listener.stats()["refused"] == {End.REFUSED_SERVICE.value: 50}
+    assert len(caplog.messages) == 1
+    assert "b'GET / '" in caplog.messages[0]
+
+
+def test_beyond_loopback_somebody_has_to_say_who_may_connect() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Listener("0.0.0.0", 0, Security.local("a job's nonce"), {}, "open")
+    for way_out in ("--tls", "GIGL_LOADER_CLUSTER_TOKEN", "--insecure"):
+        assert way_out in str(caught.value)
+    with pytest.raises(ConfigError, match="gigl-loader token"):
+        Listener("0.0.0.0", 0, Security.resolve("", "hunter2", False), {}, "weak")
+
+
+def test_an_insecure_listener_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    Listener("0.0.0.0", 0, Security.resolve("", "", True), {}, "open").close()
+    assert "without encryption" in caplog.text
+
+
+def test_a_taken_port_is_named(plain: Network) -> None:
+    port = plain.service().listener.address[1]
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+        Listener("127.0.0.1", port, Security.local(), {}, "second")
+
+
+def test_peers_are_told_apart_and_their_ends_reported(network: Network) -> None:
+    service = network.service()
+    for number, name in enumerate("ab", 1):
+        caller = network.caller(service.listener.address, name=name, session="s" + name)
+        caller.connect(time.monotonic() + 10)
+        wait_until(lambda n=number: len(service.peers) == n, "it is known")
+        assert (service.peers[-1].name, service.peers[-1].session) == (name, "s" + name)
+        caller.close(End.JOB_OVER)
+    wait_until(lambda: len(service.ends) == 2, "both ends are known")
+    assert service.ends == [("a", End.JOB_OVER), ("b", End.JOB_OVER)]
+    wait_until(lambda: service.listener.stats()["open"] == 0, "nobody is inside")
+
+
+def test_a_killed_caller_is_known_while_its_question_is_worked_on(network: Network) -> None:
+    service = network.service()
+    caller = network.caller(service.listener.address)
+    caller.ask("gated", question(1), Answer)
+    wait_until(lambda: service.asked, "the question is there")
+    started = time.monotonic()
+    link = caller._link  # type: ignore[attr-defined]
+    link.stream.shutdown()  # what the kernel does for a killed process
+    assert service.peers[0].gone.wait(10)
+    assert time.monotonic() - started < 1
+    service.gate.set()
+    wait_until(lambda: service.ends == [("tester", End.GONE)], "its end is reported")
+
+
+def test_memory_that_was_lent_is_given_back(network: Network) -> None:
+    given_back: list[int] = []
+    memory = np.arange(5)
+
+    def lend(request: int, peer: Peer) -> Lent:
+        return Lent(memory, lambda: given_back.append(request))
+
+    table = {"lend": Method(int, np.ndarray, lend)}
+    listener = Listener("127.0.0.1", 0, network.security, table, "service").start()
+    network.opened.append(listener)
+    caller = network.caller(listener.address)
+    assert caller.ask("lend", 7, np.ndarray).wait(10).tolist() == [0, 1, 2, 3, 4]
+    wait_until(lambda: given_back == [7], "it is given back")
+
+
+def test_an_asker_that_stops_in_the_middle_is_cut_off(plain: Network) -> None:
+    service = plain.service(silence_s=0.5)
+    caller = plain.caller(service.listener.address)
+    caller.connect(time.monotonic() + 10)
+    sock = caller._link.stream.sock  # type: ignore[attr-defined, union-attr]
+    sock.send(bytes(pack(Kind.ASK, question(1), "double")[0])[:30])
+    wait_until(lambda: service.ends == [("tester", End.SILENT)], "it is cut off")
+
+
+def test_closing_twice_and_before_starting() -> None:
+    listener = Listener("127.0.0.1", 0, Security.local(), {}, "never started")
+    listener.close()
+    listener.close()
+    port = free_port("127.0.0.1")
+    for _ in range(2):  # the port is free again at once
+        Listener("127.0.0.1", port, Security.local(), {}, "service").start().close()
+
+
+def test_several_connections_send_at_once(network: Network) -> None:
+    service = network.service()
+    callers = [network.caller(service.listener.address, name=str(i)) for i in range(3)]
+    replies = [caller.ask("zeros", question(1 << 22), Answer) for caller in callers]
+    assert [reply.wait(30).rows.nbytes for reply in replies] == [1 << 22] * 3
+
+
+# --- hostile bytes --------------------------------------------------------------------------------
+
+
+ROUNDS = 150  # examples/benchmarks/network/fuzz.py does 10,000
+
+
+def test_hostile_questions_harm_nothing(plain: Network) -> None:
+    service = plain.service()
+    fuzz_listener(service, ROUNDS, seed=1)
+    wait_until(lambda: not any(map(service.listener.stats().get, ("open", "pending"))), "all gone")
+    caller = plain.caller(service.listener.address)
+    assert caller.ask("double", question(3), Answer).wait(10).number == 3
+
+
+def test_hostile_answers_raise_errors_of_ours() -> None:
+    assert fuzz_caller(ROUNDS // 3, seed=2) >= {"ProtocolError"}
+
+
+def test_hostile_bytes_inside_tls(network: Network) -> None:
+    """Whoever knows the token is not trusted with the listener's health either."""
+    service = network.service()
+    dice = random.Random(3)
+    ask = b"".join(bytes(v) for v in pack(Kind.ASK, question(1), "double"))
+    for _ in range(40):
+        caller = Caller(*service.listener.address, network.security, "fuzz")
+        caller.connect(time.monotonic() + 10)
+        link = caller._link
+        assert link is not None
+        with contextlib.suppress(OSError):
+            link.stream.say(exchange([ask, ask, ALIVE_FRAME], dice))
+        caller.close()
+    wait_until(lambda: service.listener.stats()["open"] == 0, "all of them are gone")
+    caller = network.caller(service.listener.address)
+    assert caller.ask("double", question(3), Answer).wait(10).number == 3
+
+
+def test_threads_end_with_their_connections(network: Network) -> None:
+    service = network.service()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            callers = [Caller(*service.listener.address, network.security, "x") for _ in range(8)]
+            list(pool.map(lambda c: c.ask("double", question(1), Answer).wait(10), callers))
+            for caller in callers:
+                caller.close()
+    wait_until(lambda: service.listener.stats()["open"] == 0, "all of them are gone")
+    assert len(service.ends) == 24
+
+
+def test_a_goodbye_reaches_a_caller_with_questions_unread(network: Network) -> None:
+    """The listener has questions in its buffer that it never read: no reset may eat its goodbye."""
+    service = network.service()
+    caller = network.caller(service.listener.address)
+    replies = [caller.ask("never", question(i, 1 << 12), Answer) for i in range(20)]
+    wait_until(lambda: service.never, "the first one is worked on")
+    service.listener.close(End.SHUTDOWN)
+    for reply in replies:
+        with pytest.raises(PeerLostError) as caught:
+            reply.wait(10)
+        assert caught.value.end is End.SHUTDOWN

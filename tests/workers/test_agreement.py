@@ -1,0 +1,90 @@
+"""What producers agree on: who may reach their workers, and which partitions there are."""
+
+import dataclasses
+import hashlib
+
+import pytest
+import torch.distributed as dist
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.testing import TinyGraph
+from gigl_loader.transport import Mode, Security
+from gigl_loader.workers import agreement
+from gigl_loader.workers.agreement import Agreement, _by_partition, _Member
+from gigl_loader.workers.rendezvous import StoreRendezvous
+
+VIEWS = [part.view() for part in TinyGraph.random(20, 60).partitions(2)]
+GOOD_TOKEN = "k9Jr4nQ2-sTgV7wXzB5cYd"
+
+
+def _access(own: str, other: str, security: Security, monkeypatch: pytest.MonkeyPatch):
+    """Return the access of rank 0, which lives at ``own`` beside a rank at ``other``."""
+    monkeypatch.setattr(agreement, "address_towards", lambda host: own)
+    meeting = StoreRendezvous(dist.HashStore(), 0, 2, 10.0)
+    meeting._store.set("host/1", other)
+    found = Agreement(VIEWS[0], meeting, security, "towards")
+    try:
+        return found.access()
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize(("own", "listens"), [("10.0.0.1", "127.0.0.1"), ("fd00::1", "::1")])
+def test_one_machine_is_not_open_to_others(own, listens, monkeypatch) -> None:
+    """Whatever the address that it has: nothing is asked of the user, no other machine gets in."""
+    for security in (Security(), Security.resolve("", GOOD_TOKEN, False), Security.local("short")):
+        access = _access(own, own, security, monkeypatch)
+        assert access.host == listens
+        assert access.security.mode is Mode.LOCAL
+        assert len(access.security.token) == 64, "a secret of this job"
+
+
+def test_several_machines_need_one_of_three_ways(monkeypatch) -> None:
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1.*certs.*token.*INSECURE"):
+        _access("10.0.0.1", "10.0.0.2", Security(), monkeypatch)
+    with pytest.raises(ConfigError, match="can be guessed"):
+        _access("10.0.0.1", "10.0.0.2", Security.resolve("", "aaaa", False), monkeypatch)
+    tokens = set()
+    for security in (
+        Security.resolve("", GOOD_TOKEN, False),
+        Security.resolve("", GOOD_TOKEN, True),
+        Security.resolve("", "", True),
+    ):
+        access = _access("10.0.0.1", "10.0.0.2", security, monkeypatch)
+        assert access.host == "10.0.0.1"
+        assert access.security.mode is security.mode
+        assert GOOD_TOKEN not in access.security.token
+        tokens.add(access.security.token)
+        assert bool(access.security.throwaway) == (security.mode is Mode.TOKEN)
+    assert len(tokens) == 3, "no two jobs have the same"
+
+
+def test_the_secret_depends_on_nonce_and_token(monkeypatch) -> None:
+    monkeypatch.setattr(agreement.secrets, "token_bytes", lambda count: b"n" * count)
+    access = _access("10.0.0.1", "10.0.0.2", Security.resolve("", GOOD_TOKEN, True), monkeypatch)
+    expected = hashlib.sha256(GOOD_TOKEN.encode() + b"n" * 32).hexdigest()
+    assert access.security.token == expected
+    assert access.job not in expected
+
+
+def test_a_partition_alone_is_refused() -> None:
+    """It would be sampled as if it were the whole graph, without a word."""
+    with pytest.raises(ConfigError, match=r"no process loaded partitions \[0\] of 2"):
+        Agreement(VIEWS[1], None, Security(), "127.0.0.1")
+    whole = Agreement(TinyGraph.random(9, 20).dataset().view(), None, Security(), "127.0.0.1")
+    assert whole.access() is None
+    assert whole.exchange([None]).assignments == {}
+    whole.wait_for_rank_before("anything")
+    whole.announce("anything")
+    whole.close()
+
+
+def test_workers_by_partition() -> None:
+    member = _Member(0, "a", (1, 2), None)
+    found = _by_partition([member, dataclasses.replace(member, partition=1), member], 2)
+    assert [worker.name for worker in found[0]] == [
+        "rank 0 worker 0", "rank 0 worker 1", "rank 2 worker 0", "rank 2 worker 1",
+    ]  # fmt: skip
+    assert [(worker.host, worker.port) for worker in found[1]] == [("a", 1), ("a", 2)]
+    with pytest.raises(ConfigError, match=r"no process loaded partitions \[1, 2\] of 3"):
+        _by_partition([member], 3)

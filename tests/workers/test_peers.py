@@ -1,0 +1,188 @@
+"""Questions between workers: who asks whom, what comes back, and when an answering one may end."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.errors import (
+    ConfigError,
+    JoinRefusedError,
+    PeerError,
+    PeerTimeoutError,
+    ProtocolError,
+)
+from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
+from gigl_loader.sampler.store import LocalStore
+from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
+from gigl_loader.transport import Security
+from gigl_loader.workers import peers
+from gigl_loader.workers.peers import Access, Answering, Asking, WorkerAddress, assignments
+
+GRAPH = TinyGraph.random(60, 500)
+VIEW = as_worker_gets(GRAPH.partitions(2)[1].view())
+OWN = np.flatnonzero(VIEW.node_books[NODE].owner(np.arange(60)) == 1)
+ACCESS = Access("127.0.0.1", Security.local("of this job"), "a job")
+
+
+@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=5))
+def test_both_ends_know_who_asks_whom(sizes: list[int]) -> None:
+    workers = {
+        partition: [WorkerAddress("", 0, f"{partition}/{number}") for number in range(size)]
+        for partition, size in enumerate(sizes)
+    }
+    plans = {p: assignments(workers, p) for p in workers}
+    asks = {
+        (name, whom.name)
+        for plan in plans.values()
+        for name, one in plan.items()
+        for whom in one.asked.values()
+    }
+    expected = {
+        (asker, name)
+        for plan in plans.values()
+        for name, one in plan.items()
+        for asker in one.askers
+    }
+    assert asks == expected
+    for partition, plan in plans.items():
+        assert [worker.name for worker in workers[partition]] == list(plan)
+        for one in plan.values():
+            assert one.asked.keys() == workers.keys() - {partition}
+        for other in workers.keys() - {partition}:
+            loads = [sum(a.startswith(f"{other}/") for a in one.askers) for one in plan.values()]
+            assert max(loads) - min(loads) <= 1, "questions spread evenly"
+
+
+def test_a_partition_without_workers() -> None:
+    with pytest.raises(ConfigError, match=r"\[2\] have no sampling workers"):
+        assignments({0: [WorkerAddress("", 0, "a")], 2: []}, 0)
+
+
+def _asking(answering: Answering, name: str = "rank 0 worker 0", access: Access = ACCESS,
+            timeout_s: float = 20.0) -> Asking:  # fmt: skip
+    whom = WorkerAddress(*answering.address, "rank 1 worker 0")
+    return Asking({1: whom}, access, name, timeout_s, 2)
+
+
+@pytest.fixture
+def answering():
+    with_it = Answering(ACCESS, VIEW, "sampling worker 0")
+    yield with_it
+    with_it.close()
+
+
+def test_answers_are_those_of_the_partition(answering: Answering) -> None:
+    """From several threads at once; rows land in the array that was given."""
+    asking, failures = _asking(answering), []
+
+    def ask(thread: int) -> None:
+        try:
+            for turn in range(20):
+                nodes = np.random.default_rng(thread * 100 + turn).permutation(OWN)
+                request = DrawRequest(Draw(EDGE, 3, 2**64 - 1 - turn, with_edge=True), nodes)
+                out = np.empty((nodes.size, *VIEW.node_features[NODE].values.shape[1:]), np.float32)
+                drawn = asking.draw(1, request)
+                rows = asking.rows(1, RowsRequest("node_features", NODE, nodes), out)
+                assert rows.wait().values is out
+                one, other = drawn.wait(), LocalStore(VIEW).answer_draw(request)
+                for name in ("counts", "neighbors", "edge_ids"):
+                    assert np.array_equal(getattr(one, name), getattr(other, name))
+                matrix = VIEW.node_features[NODE]
+                assert np.array_equal(out, matrix.values[matrix.locate(nodes)])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    asking.close()
+
+
+def test_questions_that_are_refused_over_there(answering: Answering) -> None:
+    asking, ids = _asking(answering), OWN[:2]
+    with pytest.raises(ProtocolError, match="unknown type"):
+        asking.draw(1, DrawRequest(Draw(("a", "b", "c"), 1, 1), ids)).wait()
+    with pytest.raises(ProtocolError, match="rows of float64"):
+        asking.rows(1, RowsRequest("node_features", NODE, ids), np.empty((2, 9))).wait()
+    with pytest.raises(ConfigError, match="partition 7, only for"):
+        asking.draw(7, DrawRequest(Draw(EDGE, 1, 1), ids))
+    asking.close()
+
+
+def test_other_jobs_are_not_answered(answering: Answering) -> None:
+    """A port may be used again, by a job with the same certificates or none at all."""
+    request = DrawRequest(Draw(EDGE, 1, 1), OWN)
+    other = _asking(answering, access=Access("", Security.local("of that job"), "a job"))
+    with pytest.raises(JoinRefusedError, match="token"):
+        other.draw(1, request).wait()
+    same_token = _asking(answering, access=Access("", ACCESS.security, "another job"))
+    with pytest.raises(ProtocolError, match="has no method"):
+        same_token.draw(1, request).wait()
+    other.close()
+    same_token.close()
+
+
+def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering, monkeypatch) -> None:
+    """Those that say goodbye at once; those that were cut off after the time to come back."""
+    names = {"first", "second", "cut off"}
+    asking = {name: _asking(answering, name) for name in names}
+    assert answering.wait_for_askers(names, 0.0) == names, "none has come so far"
+    for one in asking.values():
+        one.connect()
+    assert answering.wait_for_askers(names, 0.0) == names
+    asking["first"].close()
+    wait_until(lambda: "first" not in answering.wait_for_askers(names, 0.1), "it left", 10)
+    for caller in asking["cut off"]._callers.values():
+        caller._link.stream.shutdown()
+    asking["second"].close()
+    wait_until(lambda: answering.wait_for_askers(names, 0.1) == {"cut off"}, "it is waited for", 10)
+    monkeypatch.setattr(peers, "_RETURN_S", 0.0)
+    wait_until(lambda: not answering.wait_for_askers(names, 0.1), "it had its time", 10)
+    monkeypatch.setattr(peers, "_RETURN_S", 1000.0)
+    asking["cut off"].draw(1, DrawRequest(Draw(EDGE, 1, 1), OWN)).wait()
+    assert answering.wait_for_askers(names, 0.0) == {"cut off"}, "it came back"
+    asking["cut off"].close()
+    wait_until(lambda: not answering.wait_for_askers(names, 0.1), "it left", 10)
+
+
+def test_a_lost_answer_is_asked_for_again(answering: Answering) -> None:
+    """A connection that breaks costs nothing but time: answers depend on their request alone."""
+    asking = _asking(answering)
+    asking.connect()
+    request = DrawRequest(Draw(EDGE, 2, 5), OWN)
+    for _ in range(10):
+        drawn = asking.draw(1, request)
+        for caller in asking._callers.values():
+            caller._link.stream.shutdown()
+        assert np.array_equal(
+            drawn.wait().neighbors, LocalStore(VIEW).answer_draw(request).neighbors
+        )
+    asking.close()
+
+
+def test_a_worker_that_is_gone_and_one_that_is_busy(answering: Answering, monkeypatch) -> None:
+    asking, request = _asking(answering, timeout_s=0.3), DrawRequest(Draw(EDGE, 2, 5), OWN)
+    asking.draw(1, request).wait()
+    busy = threading.Event()
+    draw = LocalStore.answer_draw
+    monkeypatch.setattr(LocalStore, "answer_draw", lambda *a: (busy.wait(20), draw(*a))[1])
+    late = asking.draw(1, request)
+    with pytest.raises(PeerTimeoutError, match=r"rank 1 worker 0 \(partition 1\).*is stopped"):
+        late.wait()
+    busy.set()
+    late.wait()
+    start = time.monotonic()
+    answering.close()
+    with pytest.raises(PeerError, match=r"rank 1 worker 0 \(partition 1\).*see its log"):
+        asking.draw(1, request).wait()
+    assert time.monotonic() - start < 10
+    asking.close()

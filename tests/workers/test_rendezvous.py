@@ -1,0 +1,171 @@
+"""Ranks that agree in a store: values, deadlines, failures. Each rank is a thread here."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
+from gigl_loader.testing import wait_until
+from gigl_loader.workers.rendezvous import StoreRendezvous, _Calls, meet_ranks
+
+
+@pytest.fixture(params=["file", "tcp"])
+def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int], Any]]:
+    """Yield a function that returns the store as one rank sees it."""
+    if request.param == "file":
+        yield lambda rank: dist.FileStore(str(tmp_path / "store"), 3)
+        return
+    host = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    yield lambda rank: host if rank == 0 else dist.TCPStore("127.0.0.1", host.port, None, False)
+
+
+def _meet(clients: Callable[[int], Any], size: int, timeout_s: float = 30.0) -> list[Any]:
+    stores = [dist.PrefixStore("a loader", clients(rank)) for rank in range(size)]
+    return [StoreRendezvous(store, rank, size, timeout_s) for rank, store in enumerate(stores)]
+
+
+def _at_once(*jobs: Callable[[], Any]) -> list[Any]:
+    """Return what each job returned or raised, all run at once."""
+    results: list[Any] = [None] * len(jobs)
+
+    def run(number: int) -> None:
+        try:
+            results[number] = jobs[number]()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_every_rank_gets_the_values_of_all(clients) -> None:
+    ranks = _meet(clients, 3)
+    values = [b"", b"\x00\xff\n" * 3, b"x" * 100_000]
+
+    def gather(rank: int) -> tuple[list[bytes], bytes]:
+        ranks[rank].publish("key", values[rank])
+        return ranks[rank].gather("key", [2, 0, 1]), ranks[rank].wait_for("key", 1)
+
+    for found in _at_once(*(lambda rank=rank: gather(rank) for rank in range(3))):
+        assert found == ([values[2], values[0], values[1]], values[1])
+    assert ranks[0].gather("nobody's", []) == []
+    for one in ranks:
+        one.close()
+
+
+def test_many_in_a_row_do_not_mix(clients) -> None:
+    stores = [clients(rank) for rank in range(2)]
+
+    def meet(rank: int) -> list[list[bytes]]:
+        found = []
+        for turn in range(30):
+            prefix = dist.PrefixStore(f"loader {turn}", stores[rank])
+            meeting = StoreRendezvous(prefix, rank, 2, 30.0)
+            meeting.publish("key", b"%d %d" % (turn, rank))
+            found.append(meeting.gather("key", [0, 1]))
+            meeting.close()
+        return found
+
+    expected = [[b"%d 0" % turn, b"%d 1" % turn] for turn in range(30)]
+    assert _at_once(lambda: meet(0), lambda: meet(1)) == [expected, expected]
+
+
+def test_the_last_to_leave_clears_the_table(clients) -> None:
+    store = clients(0)
+    before = store.num_keys() if isinstance(store, dist.TCPStore) else 0
+    ranks = _meet(lambda rank: store, 2)
+    for rank, one in enumerate(ranks):
+        one.publish("key", b"value")
+        ranks[0].wait_for("key", rank)
+    ranks[1].fail("no more")
+    ranks[0].close()
+    assert store.check(["a loader/key/0", "a loader/key/1"]), "rank 1 may still read"
+    ranks[1].gather("key", [0, 1])
+    ranks[1].close()
+    if isinstance(store, dist.TCPStore):
+        assert store.num_keys() == before
+
+
+def test_a_failure_of_one_reaches_all_with_its_words(clients) -> None:
+    ranks = _meet(clients, 3)
+    ranks[1].publish("early", b"1")
+
+    def fail() -> None:
+        wait_until(lambda: ranks[2]._store.check(["waits/0"]), "rank 0 waits", 20)
+        ranks[1].fail("MemoryError: größer")
+        ranks[1].fail("a later one")
+
+    def wait() -> bytes:
+        ranks[0].publish("waits", b"")
+        return ranks[0].wait_for("never", 2)
+
+    failed, _ = _at_once(wait, fail)
+    assert isinstance(failed, PeerError)
+    assert "rank 1 failed while rank 0 waited for 'never'" in str(failed)
+    assert "MemoryError: größer" in str(failed)
+    assert ranks[2].wait_for("early", 1) == b"1", "what is there is there"
+    for one in ranks:
+        one.close()
+
+
+def test_ranks_that_do_not_come_are_named(clients) -> None:
+    ranks = _meet(clients, 3, timeout_s=0.2)
+    ranks[1].publish("key", b"")
+    with pytest.raises(PeerTimeoutError, match=r"0\.2 s for 'key' of ranks \[0, 2\]"):
+        ranks[1].gather("key", range(3))
+    for one in ranks:
+        one.close()
+        one.close()
+    with pytest.raises(UsageError, match="closed on rank 1"):
+        ranks[1].publish("key", b"")
+
+
+def test_a_store_that_does_not_answer_or_is_gone() -> None:
+    """As when the process that hosts it is stopped, or killed."""
+    stuck = threading.Event()
+
+    class Stuck:
+        def check(self, keys: list[str]) -> bool:
+            stuck.wait()
+            return False
+
+        def set(self, key: str, value: bytes) -> None:
+            raise RuntimeError("Broken pipe")
+
+        def add(self, key: str, count: int) -> int:
+            raise RuntimeError("Broken pipe")
+
+    meeting = StoreRendezvous(Stuck(), 1, 2, 30.0)  # type: ignore[arg-type]
+    with pytest.raises(PeerError, match=r"store is gone for rank 1.*Broken pipe"):
+        meeting.publish("key", b"")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gigl_loader.workers.rendezvous._LEAVE_S", 0.1)
+        ask = meeting._ask
+        patch.setattr(meeting, "_ask", lambda call, doing: ask(call, doing, 0.1))
+        with pytest.raises(PeerTimeoutError, match="is stopped or cut off"):
+            meeting.gather("key", [0])
+    start = time.monotonic()
+    meeting.close()
+    assert time.monotonic() - start < 5
+    stuck.set()
+
+
+def test_calls_are_made_one_after_another() -> None:
+    calls, seen = _Calls("test"), []
+    assert [calls.do(lambda i=i: seen.append(i) or i, 10.0) for i in range(5)] == seen
+    with pytest.raises(ZeroDivisionError):
+        calls.do(lambda: 1 / 0, 10.0)
+    calls.close()
+
+
+def test_one_process_has_nothing_to_agree_on() -> None:
+    assert meet_ranks(1.0) is None
