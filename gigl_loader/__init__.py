@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         WorkerDiedError,
         WrongTypeError,
     )
+    from gigl_loader.inference.full import full_graph
     from gigl_loader.loader.base import BaseDistLoader
     from gigl_loader.loader.link import DistABLPLoader
     from gigl_loader.loader.link_neighbor import DistLinkNeighborLoader
@@ -103,6 +104,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "UsageError",
     "WorkerDiedError",
     "WrongTypeError",
+    "full_graph",
     "in_batch_negative_mask",
     "is_label_edge_type",
     "message_passing_to_negative_label",
@@ -153,6 +155,7 @@ _NAMES = {
         "WorkerDiedError",
         "WrongTypeError",
     ),
+    "inference.full": ("full_graph",),
     "loader.base": ("BaseDistLoader",),
     "loader.link": ("DistABLPLoader",),
     "loader.link_neighbor": ("DistLinkNeighborLoader",),
