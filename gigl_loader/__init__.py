@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         WrongTypeError,
     )
     from gigl_loader.inference.full import full_graph
+    from gigl_loader.inference.layerwise import NodeEmbeddings, full_graph_inference
     from gigl_loader.loader.base import BaseDistLoader
     from gigl_loader.loader.link import DistABLPLoader
     from gigl_loader.loader.link_neighbor import DistLinkNeighborLoader
@@ -91,6 +92,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "LinkSplit",
     "LinkSplits",
     "NativeLibraryError",
+    "NodeEmbeddings",
     "PartitionOutput",
     "PeerError",
     "PeerTimeoutError",
@@ -105,6 +107,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "WorkerDiedError",
     "WrongTypeError",
     "full_graph",
+    "full_graph_inference",
     "in_batch_negative_mask",
     "is_label_edge_type",
     "message_passing_to_negative_label",
@@ -156,6 +159,7 @@ _NAMES = {
         "WrongTypeError",
     ),
     "inference.full": ("full_graph",),
+    "inference.layerwise": ("NodeEmbeddings", "full_graph_inference"),
     "loader.base": ("BaseDistLoader",),
     "loader.link": ("DistABLPLoader",),
     "loader.link_neighbor": ("DistLinkNeighborLoader",),

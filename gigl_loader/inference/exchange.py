@@ -187,6 +187,8 @@ class NodeShares:
         """Return the rank that computes each of ``ids``: ``[n]`` int64, as they are."""
         book = self._books.get(node_type)
         parts = torch.zeros_like(ids) if book is None else book.owner(ids)
+        if all(len(ranks) == 1 for ranks in self._ranks):
+            return torch.tensor([ranks[0] for ranks in self._ranks])[parts]
         found = torch.empty_like(ids)
         for part, ranks in enumerate(self._ranks):
             mine = parts == part
