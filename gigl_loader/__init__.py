@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         split_supervision_type,
     )
     from gigl_loader.dataset.local import DistDataset
+    from gigl_loader.dataset.lookup import DistFeature
     from gigl_loader.dataset.partition import partition_graph
     from gigl_loader.dataset.parts import (
         FeaturePartitionData,
@@ -77,6 +78,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "DevicePrefetcher",
     "DistABLPLoader",
     "DistDataset",
+    "DistFeature",
     "DistLinkNeighborLoader",
     "DistNeighborLoader",
     "DistSamplingProducer",
@@ -130,6 +132,7 @@ _NAMES = {
         "split_supervision_type",
     ),
     "dataset.local": ("DistDataset",),
+    "dataset.lookup": ("DistFeature",),
     "dataset.partition": ("partition_graph",),
     "dataset.parts": ("FeaturePartitionData", "GraphPartitionData", "PartitionOutput"),
     "remote.dataset": ("ABLPInputNodes", "GraphStoreInfo", "RemoteDistDataset"),

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.dataset.view import Adjacency
-from gigl_loader.inference.exchange import NodeShares, RankExchange
+from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.plan import edges_into, place_of
+from gigl_loader.inference.shares import NodeShares
 from gigl_loader.sampler.neighbor import NodeLabels
 
 

@@ -24,7 +24,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference.exchange import RankExchange
+from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.graph import LocalGraph, local_graph
 from gigl_loader.inference.norms import WholeGraphNorms
 from gigl_loader.inference.plan import EdgePlan, Level

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.lookup import RowLookup
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     EdgeType,
@@ -17,9 +18,9 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Adjacency, PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference.exchange import NodeShares, RankExchange
-from gigl_loader.inference.lookup import RowLookup
+from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.plan import EdgePlan, narrow_plans, place_of, plan_edges
+from gigl_loader.inference.shares import NodeShares
 
 _SPLITS = ("train", "val", "test")
 

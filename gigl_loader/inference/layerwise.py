@@ -14,13 +14,14 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.device.prefetch import DevicePrefetcher
 from gigl_loader.errors import ConfigError
+from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.chunks import Chunk, ChunkReader, Matrix
-from gigl_loader.inference.exchange import NodeShares, RankExchange
 from gigl_loader.inference.graph import message_types
 from gigl_loader.inference.layers import Layer, LayerFunction, degrees, layers_of
 from gigl_loader.inference.parquet import check_parquet, write_parquet
 from gigl_loader.inference.progress import ProgressLine
 from gigl_loader.inference.results import Results, model_digest
+from gigl_loader.inference.shares import NodeShares
 
 _SAMPLE_ROWS = 4096
 _DTYPES = (torch.float16, torch.float32, torch.float64)

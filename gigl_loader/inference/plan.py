@@ -14,7 +14,8 @@ from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.dataset.view import Adjacency
-from gigl_loader.inference.exchange import NodeShares, RankExchange
+from gigl_loader.exchange import RankExchange
+from gigl_loader.inference.shares import NodeShares
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Rows by global id over all partitions, asked for by ``all_to_all``."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
-from gigl_loader.inference.exchange import RankExchange
+from gigl_loader.exchange import RankExchange
 
 Kind = Literal["node_features", "node_labels", "edge_features"]
 
@@ -77,3 +77,56 @@ class RowLookup:
 def _take(rows: Any, ids: Tensor) -> Tensor:
     taken: Tensor = rows.values[rows.locate(ids)]
     return taken
+
+
+class DistFeature:
+    """Features, or another matrix, of all partitions; GLT's name for it.
+
+    Every look-up is collective: all ranks make it, each with ids of its own, or with none.
+
+    Args:
+        dataset: A ``DistDataset`` of ours.
+        kind: ``"node_features"``, ``"node_labels"`` or ``"edge_features"``.
+        group: Process group of the ranks; None: the default one, or a single process.
+    """
+
+    def __init__(self, dataset: Any, kind: Kind = "node_features", group: Any = None) -> None:
+        if kind not in get_args(Kind):
+            raise ConfigError(f"kind must be one of {get_args(Kind)}, got {kind!r}")
+        self._kind: Kind = kind
+        self._view: PartitionView = dataset.view()
+        self._lookup = RowLookup(self._view, RankExchange(group, f"{kind} were looked up"))
+
+    def get(self, ids: Tensor, input_type: NodeType | EdgeType | None = None) -> Tensor:
+        """Return the rows of ``ids``, in their order. Collective.
+
+        Args:
+            ids: ``[n]`` int64, global; repeats allowed.
+            input_type: Node or edge type; None where there is one.
+
+        Raises:
+            ConfigError: There is no such matrix or id, or the type is missing. All ranks have to
+                be given what can work: the others wait for one that was not.
+            PeerError: A rank ended.
+        """
+        known = getattr(self._view, self._kind)
+        if input_type is None and len(known) == 1:
+            input_type = next(iter(known))
+        if input_type is None:
+            raise ConfigError(f"name the type of the ids: one of {sorted(known)}")
+        return self._lookup.rows(self._kind, input_type, ids)
+
+    def __getitem__(self, ids: Tensor | tuple[NodeType | EdgeType, Tensor]) -> Tensor:
+        return self.get(ids[1], ids[0]) if isinstance(ids, tuple) else self.get(ids)
+
+    def async_get(
+        self, ids: Tensor, input_type: NodeType | EdgeType | None = None
+    ) -> "torch.futures.Future[Tensor]":
+        """Return what `get` does, as GLT does: a future.
+
+        It is done when this returns: ranks take part in a collective at the same time, and no
+        earlier.
+        """
+        found: torch.futures.Future[Tensor] = torch.futures.Future()
+        found.set_result(self.get(ids, input_type))
+        return found
