@@ -107,6 +107,9 @@ def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, w
         for key, kind in (("x", view.node_features), ("y", view.node_labels)):
             if name in kind:
                 store[key] = kind[name].values[kind[name].locate(own)].to(device)
+        for (of, key), rows in view.node_attributes.items():
+            if of == name:
+                store[key] = rows.values[rows.locate(own)].to(device)
         for split in _SPLITS:
             ids = _of_type(dataset.split_node_ids(split), name)
             if ids is not None:
