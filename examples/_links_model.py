@@ -6,11 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
+from torch_geometric.metrics import LinkPredMRR, LinkPredRecall
 from torch_geometric.utils import scatter
 
 from gigl_loader import in_batch_negative_mask
 
 TOP = 20
+_LINKS_AT_A_TIME = 512
 
 
 class LinkModel(nn.Module):
@@ -107,3 +109,45 @@ def judge(scores: Tensor, known: Tensor, held_out: Tensor) -> Ranking:
         float(((hits * discount).sum(1) / best)[users].sum()),
         float(users.sum()),
     )
+
+
+@dataclass
+class LinkRanking:
+    """Sums over links, so that shares of them add up."""
+
+    reciprocal_rank: float = 0.0
+    hits: float = 0.0
+    links: int = 0
+
+
+def judge_links(scores: Tensor, known: Tensor, held_out: Tensor, top: int = 10) -> LinkRanking:
+    """Rank the item of each held-out link among all items that are no other link of its user.
+
+    This is the filtered setting (Bordes et al., NIPS 2013): an item that is right too, known or
+    held out, takes no place before the one that is asked for.
+
+    Args:
+        scores: ``[num_users, num_items]``.
+        known: ``[2, n]`` links that the model has seen.
+        held_out: ``[2, n]`` links to find.
+        top: Places that count as a hit.
+    """
+    held_out = held_out.unique(dim=1)
+    right = torch.zeros(scores.shape, dtype=torch.bool)
+    right[known[0], known[1]] = True
+    held_out = held_out[:, ~right[held_out[0], held_out[1]]]
+    right[held_out[0], held_out[1]] = True
+    found = LinkRanking(links=held_out.size(1))
+    for users, items in zip(*(ends.split(_LINKS_AT_A_TIME) for ends in held_out), strict=True):
+        link = torch.arange(users.numel())
+        others = right[users]
+        others[link, items] = False
+        order = scores[users].masked_fill(others, float("-inf")).argsort(dim=1, descending=True)
+        # the metrics of PyG take queries with several answers: here each link is one, with one
+        for name, metric in (
+            ("reciprocal_rank", LinkPredMRR(order.size(1))), ("hits", LinkPredRecall(top)),
+        ):  # fmt: skip
+            metric.sync_on_compute = False  # the ranks add their sums up themselves
+            metric.update(order[:, : metric.k], torch.stack([link, items]))
+            setattr(found, name, getattr(found, name) + float(metric.compute()) * users.numel())
+    return found

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from _figure import save_curve
 from _links_data import USES, load_links
-from _links_model import LinkModel, Ranking, RetrievalLoss, embed, judge
+from _links_model import LinkModel, Ranking, RetrievalLoss, embed, judge, judge_links
 from _links_single import MemorySampler, PygSampler
 from _ranks import on_all_ranks, process_group, shared_folder, sum_over_ranks
 from torch import Tensor
@@ -195,8 +195,16 @@ def rank_items(scores: Tensor, dataset: DistDataset, held_out: Any) -> tuple[flo
     return recall / users, ndcg / users
 
 
-def train(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tuple[float, float]:
-    """Return recall@20 and NDCG@20 on the test links, after the last epoch."""
+def test_links(scores: Tensor, dataset: DistDataset) -> tuple[float, ...]:
+    """Return recall@20, NDCG@20, filtered MRR and Hits@10 on the test links of all partitions."""
+    seen = [dataset.positive_label_edges(links) for links in (USES, VAL)]
+    found = judge_links(scores, torch.cat(seen, dim=1), dataset.positive_label_edges(TEST))
+    rank, hits, links = sum_over_ranks(found.reciprocal_rank, found.hits, found.links)
+    return (*rank_items(scores, dataset, TEST), rank / links, hits / links)
+
+
+def train(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tuple[float, ...]:
+    """Return what `test_links` finds after the last epoch."""
     torch.manual_seed(seed)
     is_first, sizes = dist.get_rank() == 0, dataset.num_nodes
     model = LinkModel(sizes, args.dim, len(args.num_neighbors))
@@ -228,7 +236,7 @@ def train(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tuple[fl
                     f"NDCG@20 {ndcg:.4f}",
                     flush=True,
                 )
-        result = rank_items(scores(), dataset, TEST)
+        result = test_links(scores(), dataset)
     if is_first and seed == args.seeds[0]:
         draw_curve(args, curve)
     return result
@@ -246,16 +254,16 @@ def draw_curve(args: argparse.Namespace, curve: list[tuple[int, float, float]]) 
 # --- what it is compared with --------------------------------------------------------------------
 
 
-def by_popularity(dataset: DistDataset) -> tuple[float, float]:
+def by_popularity(dataset: DistDataset) -> tuple[float, ...]:
     """Rank items by how many users have them in training."""
     known = dataset.positive_label_edges(USES)
     sizes = dataset.num_nodes
     counts = torch.bincount(known[1], minlength=sizes["item"]).double()
     dist.all_reduce(counts)
-    return rank_items(counts.expand(sizes["user"], -1), dataset, TEST)
+    return test_links(counts.expand(sizes["user"], -1), dataset)
 
 
-def train_alone(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tuple[float, float]:
+def train_alone(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tuple[float, ...]:
     """Return the result of one process that holds the whole graph; all ranks judge it."""
     sizes = dataset.num_nodes
     scores = torch.empty(sizes["user"], sizes["item"])
@@ -279,18 +287,20 @@ def train_alone(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tu
             found = model(nodes, graph.edge_index_dict)
             scores = found["user"] @ found["item"].T
     dist.broadcast(scores, src=0)
-    return rank_items(scores, dataset, TEST)
+    return test_links(scores, dataset)
 
 
-def report(title: str, results: list[tuple[float, float]]) -> None:
+def report(title: str, results: list[tuple[float, ...]]) -> None:
     """Print the mean over seeds, and from the lowest to the highest."""
     if dist.get_rank():
         return
     parts = []
-    for name, values in zip(("recall@20", "NDCG@20"), zip(*results, strict=True), strict=True):
+    names = ("recall@20", "NDCG@20", "filtered MRR", "Hits@10")
+    for name, values in zip(names, zip(*results, strict=True), strict=True):
         span = f" ({min(values):.4f} to {max(values):.4f})" if len(values) > 1 else ""
         parts.append(f"{name} {sum(values) / len(values):.4f}{span}")
-    print(f"{title:<26} test {'  '.join(parts)}", flush=True)
+    print(f"{title:<26} test {'  '.join(parts[:2])}", flush=True)
+    print(f"{'':<26} each link: {'  '.join(parts[2:])}", flush=True)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         split_supervision_type,
     )
     from gigl_loader.dataset.local import DistDataset
+    from gigl_loader.dataset.lookup import DistFeature
     from gigl_loader.dataset.partition import partition_graph
     from gigl_loader.dataset.parts import (
         FeaturePartitionData,
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
         WorkerDiedError,
         WrongTypeError,
     )
+    from gigl_loader.inference.full import full_graph
+    from gigl_loader.inference.layerwise import NodeEmbeddings, full_graph_inference
     from gigl_loader.loader.base import BaseDistLoader
     from gigl_loader.loader.link import DistABLPLoader
     from gigl_loader.loader.link_neighbor import DistLinkNeighborLoader
@@ -77,6 +80,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "DevicePrefetcher",
     "DistABLPLoader",
     "DistDataset",
+    "DistFeature",
     "DistLinkNeighborLoader",
     "DistNeighborLoader",
     "DistSamplingProducer",
@@ -92,6 +96,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "LinkSplit",
     "LinkSplits",
     "NativeLibraryError",
+    "NodeEmbeddings",
     "PartitionOutput",
     "PeerError",
     "PeerLostError",
@@ -107,6 +112,8 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "UsageError",
     "WorkerDiedError",
     "WrongTypeError",
+    "full_graph",
+    "full_graph_inference",
     "in_batch_negative_mask",
     "is_label_edge_type",
     "message_passing_to_negative_label",
@@ -129,6 +136,7 @@ _NAMES = {
         "split_supervision_type",
     ),
     "dataset.local": ("DistDataset",),
+    "dataset.lookup": ("DistFeature",),
     "dataset.partition": ("partition_graph",),
     "dataset.parts": ("FeaturePartitionData", "GraphPartitionData", "PartitionOutput"),
     "remote.dataset": ("ABLPInputNodes", "GraphStoreInfo", "RemoteDistDataset"),
@@ -159,6 +167,8 @@ _NAMES = {
         "WorkerDiedError",
         "WrongTypeError",
     ),
+    "inference.full": ("full_graph",),
+    "inference.layerwise": ("NodeEmbeddings", "full_graph_inference"),
     "loader.base": ("BaseDistLoader",),
     "loader.link": ("DistABLPLoader",),
     "loader.link_neighbor": ("DistLinkNeighborLoader",),

@@ -58,6 +58,7 @@ _NAMES = {
     "distributed.dist_dataset": ("DistDataset",),
     "distributed.dist_loader": ("DistLoader",),
     "distributed.dist_options": (
+        "CollocatedDistSamplingWorkerOptions",
         "MpDistSamplingWorkerOptions",
         "RemoteDistSamplingWorkerOptions",
     ),

@@ -24,6 +24,7 @@ from gigl_loader.errors import ConfigError, UsageError
 
 __all__ = [
     "ChannelBase",
+    "CollocatedDistSamplingWorkerOptions",
     "Dataset",
     "DistDataset",
     "DistLoader",
@@ -239,6 +240,21 @@ def _per_worker(devices: Any, num_workers: int) -> list[torch.device] | None:
     if len(devices) != num_workers:
         raise ConfigError(f"worker_devices must name {num_workers} devices, got {len(devices)}")
     return list(devices)
+
+
+class CollocatedDistSamplingWorkerOptions(_WorkerOptions):
+    """Sampling in the training process; see GLT's class of that name."""
+
+    def __init__(
+        self,
+        master_addr: str | None = None,
+        master_port: str | int | None = None,
+        num_rpc_threads: int | None = None,
+        rpc_timeout: float = 180,
+        use_all2all: bool = False,
+    ) -> None:
+        super().__init__(1, None, 1, master_addr, master_port, num_rpc_threads, rpc_timeout)
+        self.use_all2all = use_all2all
 
 
 class MpDistSamplingWorkerOptions(_WorkerOptions):

@@ -67,6 +67,11 @@ def read_partition(
     return reader.read(partition_idx, edge_dir, whole_node_label_file)
 
 
+def count_partitions(root: Any) -> int:
+    """Return how many partitions a directory holds."""
+    return int(_load_meta(Path(root))["num_parts"])
+
+
 class _Reader:
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader import _glt
@@ -20,6 +21,7 @@ from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
 from gigl_loader.dataset._progress import showing
 from gigl_loader.dataset._pyg import Cutter, Supervision, read_pyg
+from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -69,6 +71,7 @@ class DistDataset(_glt.DistDataset):
         super().__init__(num_partitions=world_size, partition_idx=rank, edge_dir=edge_dir)
         self._view: PartitionView | None = None
         self._schema: DatasetSchema | None = None
+        self._lookups: dict[Kind, tuple[Any, DistFeature]] = {}
         self._max_labels: int | None = None
 
     # --- ways in ----------------------------------------------------------------------------------
@@ -392,6 +395,31 @@ class DistDataset(_glt.DistDataset):
         """Return the negatives of a supervision edge type, ``[2, n]`` int64, anchors first."""
         edge_type = edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE
         return self.label_edges.get(message_passing_to_negative_label(edge_type))
+
+    # --- rows of all partitions -------------------------------------------------------------------
+
+    def get_features(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
+        """Return the features of nodes of any partition. Collective: all ranks call it.
+
+        Args:
+            ids: ``[n]`` int64, global; each rank's own, repeats allowed, none too.
+            node_type: None where one type has features.
+
+        Raises:
+            ConfigError: There is no such id or feature, or no rank holds some partition.
+            PeerError: A rank ended.
+        """
+        return self._looked_up("node_features").get(ids, node_type)
+
+    def get_labels(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
+        """Return the labels of nodes of any partition, as `get_features` does features."""
+        return self._looked_up("node_labels").get(ids, node_type)
+
+    def _looked_up(self, kind: Kind) -> DistFeature:
+        group = dist.group.WORLD if dist.is_initialized() else None
+        if kind not in self._lookups or self._lookups[kind][0] is not group:
+            self._lookups[kind] = group, DistFeature(self, kind)
+        return self._lookups[kind][1]
 
     def __repr__(self) -> str:
         place = f"partition {self.partition_idx} of {self.num_partitions}"

@@ -8,13 +8,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gigl_loader._glt import NodeSamplerInput, SamplingConfig
+from gigl_loader._glt import (
+    CollocatedDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    SamplingConfig,
+    init_worker_group,
+)
 from gigl_loader.dataset.held import check_held
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, explained_limits
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors, check_workers, positive
+from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
 from gigl_loader.options import (
@@ -29,6 +35,9 @@ from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 
 DEFAULT_PREFETCH = 4
 """Batches under way per storage server."""
+
+NO_PORT = 0
+"""GLT's options name a port; without workers nobody listens."""
 
 Weighted = dict[EdgeType, bool] | None
 SamplerClass = tuple[str, dict[str, Any]]
@@ -63,6 +72,7 @@ class LoaderArgs:
     even_ranks: str | None
     with_edge: bool | None
     device_prefetch: int
+    exchange: str
 
     @classmethod
     def collect(cls, values: dict[str, Any]) -> "LoaderArgs":
@@ -73,7 +83,12 @@ class LoaderArgs:
         """
         args = cls(**{field.name: values[field.name] for field in fields(cls)})
         positive("batch_size", args.batch_size)
-        check_workers(args.num_workers, args.worker_concurrency)
+        if args.exchange not in ("workers", "collective"):
+            raise ConfigError(f'exchange must be "workers" or "collective", got {args.exchange!r}')
+        if args.in_process:
+            check_no_workers(args)
+        else:
+            check_workers(args.num_workers, args.worker_concurrency)
         positive("device_prefetch", args.device_prefetch)
         parse_size(args.channel_size)
         if args.pin_memory_device is not None:
@@ -90,6 +105,12 @@ class LoaderArgs:
                 f"{options.num_neighbors} differ: give one value to both"
             )
         return args
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the training process samples."""
+        no_workers = self.num_workers == 0 and not isinstance(self.num_workers, bool)
+        return no_workers or self.exchange == "collective"
 
     def epoch_options(self) -> EpochOptions:
         """Return seed, order and deadline; a missing seed is drawn now."""
@@ -121,6 +142,17 @@ def check_device(device: Any) -> None:
             f"pin_memory_device={device!r}, but torch finds {found} CUDA devices here: leave it "
             "out for this process's device, or give 'cpu'"
         )
+
+
+def check_no_workers(args: LoaderArgs) -> None:
+    """Raise `ConfigError` where a keyword is for workers, and there are none."""
+    if args.num_workers not in (0, 1):
+        raise ConfigError(
+            f'exchange="collective" samples in this process: num_workers={args.num_workers} '
+            "processes have nothing to do; leave it out"
+        )
+    if args.worker_init_fn is not None:
+        raise ConfigError("worker_init_fn is for sampling processes, and this loader starts none")
 
 
 def is_remote(dataset: Any) -> bool:
@@ -164,6 +196,18 @@ def colocated_parts(
     place = (data.num_partitions, data.partition_idx)
     sampler_input = share_input(whole, runtime, weighted, place)
     epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
+    parts = {
+        "dataset": data,
+        "sampler_input": sampler_input,
+        "dataset_schema": data.schema,
+        "sampling_config": config,
+        "device": device,
+        "runtime": runtime,
+        "epoch_options": epoch_options,
+        **common_parts(args),
+    }
+    if args.in_process:
+        return {**parts, **_in_process_parts(args, parts, default_sampler)}
     port = BaseDistLoader.initialize_colocated_sampling_worker(
         local_rank=runtime.local_rank,
         local_world_size=runtime.local_world_size,
@@ -188,18 +232,23 @@ def colocated_parts(
         epoch_options=epoch_options, worker_init_fn=args.worker_init_fn,
         default_sampler=default_sampler,
     )  # fmt: skip
-    return {
-        "dataset": data,
-        "sampler_input": sampler_input,
-        "dataset_schema": data.schema,
-        "worker_options": worker_options,
-        "sampling_config": config,
-        "device": device,
-        "runtime": runtime,
-        "producer": producer,
-        "epoch_options": epoch_options,
-        **common_parts(args),
-    }
+    return {**parts, "worker_options": worker_options, "producer": producer}
+
+
+def _in_process_parts(
+    args: LoaderArgs, parts: dict[str, Any], default_sampler: SamplerClass | None
+) -> dict[str, Any]:
+    """Return what takes the place of worker options and producer where no worker is started."""
+    runtime: DistributedRuntimeInfo = parts["runtime"]
+    if parts["device"].type == "cpu" and args.num_cpu_threads is not None:
+        torch.set_num_threads(args.num_cpu_threads)
+    init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
+    source = InProcessSource(
+        parts["dataset"], parts["sampler_input"], parts["sampling_config"],
+        parts["epoch_options"], args.sampler_options, default_sampler,
+    )  # fmt: skip
+    options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
+    return {"worker_options": options, "producer": source}
 
 
 def _check_colocated(
@@ -212,6 +261,8 @@ def _check_colocated(
             "worker_concurrency says how many batches are under way"
         )
     data = DistDataset.wrap(dataset)
+    if args.in_process:
+        check_in_process(data, args.exchange)
     check_weights(data, args.with_weight)
     whole = make_input(data)
     config = BaseDistLoader.create_sampling_config(
@@ -245,6 +296,11 @@ def remote_parts(
     """
     from gigl_loader.remote.service import DistServer
 
+    if args.in_process:
+        raise ConfigError(
+            f"num_workers={args.num_workers} and exchange={args.exchange!r} belong to colocated "
+            "mode: from a graph store, the servers' workers sample"
+        )
     if args.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
     schema = dataset.fetch_schema()

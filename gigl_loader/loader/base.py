@@ -351,7 +351,7 @@ class BaseDistLoader(DistLoader):
                 )
             self._start_colocated(producer, gap_s)
 
-    def _start_colocated(self, producer: DistSamplingProducer, gap_s: float | None) -> None:
+    def _start_colocated(self, producer: Any, gap_s: float | None) -> None:
         self._mp_producer = producer
         self._channel: Any = producer.channel
         self._source: Source = producer
@@ -420,9 +420,10 @@ class BaseDistLoader(DistLoader):
             return f"{kind}(was not built)"
         deployment = "graph store" if self._is_remote_worker else "colocated"
         closed = ", shut down" if self._shutdowned else ""
+        source = self.worker_options if self._is_remote_worker else self._mp_producer
         return (
             f"{kind}({deployment}, seeds={self._input_len}, batches={self._steps} of "
-            f"{self.batch_size}, workers={self.worker_options.num_workers}, epoch={self._epoch}"
+            f"{self.batch_size}, workers={source.num_workers}, epoch={self._epoch}"
             f"{closed})"
         )
 

@@ -126,7 +126,7 @@ def colocated_worker_options(
 def check_workers(num_workers: int, worker_concurrency: int) -> None:
     """Raise where GLT would clamp in silence."""
     if num_workers == 0 and not isinstance(num_workers, bool):
-        raise ConfigError("num_workers must be > 0, got 0: sampling is always done by workers")
+        raise ConfigError("num_workers must be > 0 here, got 0: these options are for workers")
     positive("num_workers", num_workers)
     positive("worker_concurrency", worker_concurrency)
     if worker_concurrency > _MAX_CONCURRENCY:

@@ -5,11 +5,13 @@ import threading
 from typing import Any
 
 from gigl_loader._glt import (
+    CollocatedDistSamplingWorkerOptions,
     MpDistSamplingWorkerOptions,
     NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ class Stagger:
         self.total_s = (gap_s or 0.0) * local_world_size
         """Seconds from the first start to the last."""
 
-    def wait(self, producer: DistSamplingProducer) -> None:
+    def wait(self, producer: DistSamplingProducer | InProcessSource) -> None:
         """Wait for this process's turn: by the clock, or until the one before it is ready."""
         if self._local_rank == 0:
             return
@@ -57,11 +59,13 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
         ),
         "worker_options": (
             isinstance(worker_options, RemoteDistSamplingWorkerOptions),
-            isinstance(worker_options, MpDistSamplingWorkerOptions),
+            isinstance(
+                worker_options, (MpDistSamplingWorkerOptions, CollocatedDistSamplingWorkerOptions)
+            ),
         ),
         "producer": (
             callable(producer) and not isinstance(producer, type),
-            isinstance(producer, DistSamplingProducer),
+            isinstance(producer, (DistSamplingProducer, InProcessSource)),
         ),
     }  # fmt: skip
     for column, is_remote in enumerate((True, False)):

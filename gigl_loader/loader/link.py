@@ -135,6 +135,7 @@ class DistABLPLoader(BaseDistLoader):
         even_ranks: str | None = None,
         with_edge: bool | None = None,
         device_prefetch: int = 2,
+        exchange: str = "workers",
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())

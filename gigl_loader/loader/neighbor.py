@@ -50,7 +50,8 @@ class DistNeighborLoader(BaseDistLoader):
             Colocated seeds are split contiguously over the processes of the machine that were given
             the same ones; a process with seeds of its own, such as those of a partition that only
             it holds, keeps them all.
-        num_workers: Sampling processes of this loader.
+        num_workers: Sampling processes of this loader. 0: this process samples, when a batch is
+            asked for.
         batch_size: Seeds per batch.
         context: Deprecated; see `BaseDistLoader.resolve_runtime`.
         local_process_rank: Deprecated, with ``context``.
@@ -76,6 +77,10 @@ class DistNeighborLoader(BaseDistLoader):
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids. None: where there are edge features.
         device_prefetch: Batches copied ahead to a CUDA device.
+        exchange: Colocated, with several partitions: how they are asked. ``"workers"``: by sampling
+            processes, over connections. ``"collective"``: this process samples ahead in a thread,
+            in step with the other ranks, which exchange by ``all_to_all`` of a gloo group; no
+            process, no port. ``timeout`` is then also how long a rank may compute between batches.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -114,6 +119,7 @@ class DistNeighborLoader(BaseDistLoader):
         even_ranks: str | None = None,
         with_edge: bool | None = None,
         device_prefetch: int = 2,
+        exchange: str = "workers",
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())

@@ -18,6 +18,7 @@ PAGES = (
     "docs/guide/colocated.md",
     "docs/guide/link_prediction.md",
     "docs/guide/training_loop.md",
+    "docs/guide/after_training.md",
     "docs/guide/migrating.md",
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

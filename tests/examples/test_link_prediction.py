@@ -25,6 +25,10 @@ def test_two_ranks_find_the_planted_items(tmp_path: Path) -> None:
     assert ours > 0.8  # a random order finds 0.02
     assert abs(ours - alone) < 0.05
     assert popular < 0.1
+    by_link = re.findall(r"^ +each link: filtered MRR (.+)  Hits@10 (.+)$", printed, re.MULTILINE)
+    assert len(by_link) == 3
+    rank, hits = map(float, by_link[0])
+    assert 0.1 < rank < hits < 1  # a random order finds 0.007 and 0.01
     assert len(re.findall(r"epoch +\d/3  loss .* validation recall@20", printed)) == 3
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -72,3 +76,21 @@ def test_recall_and_ndcg_by_hand(model) -> None:
     assert found.recall == pytest.approx(0.5 + 1.0)
     best = 1 + 1 / torch.tensor(3.0).log2()
     assert found.ndcg == pytest.approx(float(1 / best + 1 / torch.tensor(4.0).log2()))
+
+
+def test_links_are_ranked_without_those_that_are_right_too(model) -> None:
+    """Against a count, link by link: how many items are before it, and are no link of its user."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(7, 30, generator=generator)
+    links = torch.stack([torch.randint(n, (60,), generator=generator) for n in (7, 30)])
+    known, held_out = links[:, :35], links[:, 35:]
+    right = set(map(tuple, links.t().tolist()))
+    asked = set(map(tuple, held_out.t().tolist())) - set(map(tuple, known.t().tolist()))
+    ranks = [
+        1 + sum(bool(scores[u, j] > scores[u, i]) and (u, j) not in right for j in range(30))
+        for u, i in asked
+    ]
+    found = model.judge_links(scores, known, held_out)
+    assert found.links == len(asked)
+    assert found.reciprocal_rank == pytest.approx(sum(1 / rank for rank in ranks))
+    assert found.hits == pytest.approx(sum(rank <= 10 for rank in ranks))

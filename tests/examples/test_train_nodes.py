@@ -12,8 +12,9 @@ pytestmark = pytest.mark.multiprocess
 
 def _accuracy(printed: str) -> float:
     last = printed.strip().splitlines()[-1]
-    found = re.fullmatch(r"test accuracy: (\d\.\d{4})", last)
+    found = re.fullmatch(r"test accuracy: (\d\.\d{4})  on the whole graph: (\d\.\d{4})", last)
     assert found, last
+    assert found.group(1) == found.group(2), "the loader took all neighbours too"
     return float(found.group(1))
 
 

@@ -1,0 +1,132 @@
+"""Rows by global id over all partitions, asked for by ``all_to_all``."""
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError
+from gigl_loader.exchange import RankExchange
+
+Kind = Literal["node_features", "node_labels", "edge_features"]
+
+
+class RowLookup:
+    """Reads matrices of which every partition has some rows. All ranks have to ask together.
+
+    Args:
+        view: This rank's partition.
+        exchange: The ranks that hold all partitions.
+    """
+
+    def __init__(self, view: PartitionView, exchange: RankExchange) -> None:
+        self._view, self._exchange = view, exchange
+        held = exchange.gather(view.partition_idx)
+        # ranks that hold one partition share the questions to it
+        holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
+        missing = [part for part, ranks in enumerate(holders) if not ranks]
+        if missing:
+            raise ConfigError(
+                f"no rank holds partitions {missing} of {view.num_partitions}: start as many ranks "
+                "as there are partitions, each with one"
+            )
+        self._rank_of = torch.tensor([r[exchange.rank % len(r)] for r in holders])
+
+    def rows(self, kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> Tensor:
+        """Return the rows of ``ids``, in their order. Collective.
+
+        Args:
+            kind: Which matrices.
+            name: The type.
+            ids: ``[n]`` int64, global; repeats allowed.
+
+        Raises:
+            ConfigError: There is no such matrix, or an id is out of range.
+            PeerError: The process group broke.
+        """
+        rows: Any = getattr(self._view, kind).get(name)
+        if rows is None:
+            raise ConfigError(f"the dataset has no {kind.replace('_', ' ')} of {name!r}")
+        books: Any = self._view.edge_books if kind == "edge_features" else self._view.node_books
+        book = books.get(name)
+        self._check(ids, name, book)
+        if book is None or rows.whole or self._exchange.size == 1:
+            return _take(rows, ids)
+        owner = self._rank_of[book.owner(ids)]
+        order = torch.argsort(owner, stable=True)
+        ask = torch.bincount(owner, minlength=self._exchange.size).tolist()
+        asked = self._exchange.swap_counts(ask)
+        theirs = self._exchange.swap_values(ids[order], ask, asked)
+        found = self._exchange.swap_values(_take(rows, theirs), asked, ask)
+        out = torch.empty_like(found)
+        out[order] = found
+        return out
+
+    def _check(self, ids: Tensor, name: Any, book: Any) -> None:
+        count = self._view.num_nodes.get(name) if book is None else book.num_ids
+        if ids.dim() != 1 or ids.dtype != torch.int64:
+            raise ConfigError(f"ids must be 1-D int64, got {tuple(ids.shape)} {ids.dtype}")
+        if count is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+            raise ConfigError(
+                f"ids of {name!r} must be in [0, {count}), got {int(ids.min())} to {int(ids.max())}"
+            )
+
+
+def _take(rows: Any, ids: Tensor) -> Tensor:
+    taken: Tensor = rows.values[rows.locate(ids)]
+    return taken
+
+
+class DistFeature:
+    """Features, or another matrix, of all partitions; GLT's name for it.
+
+    Every look-up is collective: all ranks make it, each with ids of its own, or with none.
+
+    Args:
+        dataset: A ``DistDataset`` of ours.
+        kind: ``"node_features"``, ``"node_labels"`` or ``"edge_features"``.
+        group: Process group of the ranks; None: the default one, or a single process.
+    """
+
+    def __init__(self, dataset: Any, kind: Kind = "node_features", group: Any = None) -> None:
+        if kind not in get_args(Kind):
+            raise ConfigError(f"kind must be one of {get_args(Kind)}, got {kind!r}")
+        self._kind: Kind = kind
+        self._view: PartitionView = dataset.view()
+        self._lookup = RowLookup(self._view, RankExchange(group, f"{kind} were looked up"))
+
+    def get(self, ids: Tensor, input_type: NodeType | EdgeType | None = None) -> Tensor:
+        """Return the rows of ``ids``, in their order. Collective.
+
+        Args:
+            ids: ``[n]`` int64, global; repeats allowed.
+            input_type: Node or edge type; None where there is one.
+
+        Raises:
+            ConfigError: There is no such matrix or id, or the type is missing. All ranks have to
+                be given what can work: the others wait for one that was not.
+            PeerError: A rank ended.
+        """
+        known = getattr(self._view, self._kind)
+        if input_type is None and len(known) == 1:
+            input_type = next(iter(known))
+        if input_type is None:
+            raise ConfigError(f"name the type of the ids: one of {sorted(known)}")
+        return self._lookup.rows(self._kind, input_type, ids)
+
+    def __getitem__(self, ids: Tensor | tuple[NodeType | EdgeType, Tensor]) -> Tensor:
+        return self.get(ids[1], ids[0]) if isinstance(ids, tuple) else self.get(ids)
+
+    def async_get(
+        self, ids: Tensor, input_type: NodeType | EdgeType | None = None
+    ) -> "torch.futures.Future[Tensor]":
+        """Return what `get` does, as GLT does: a future.
+
+        It is done when this returns: ranks take part in a collective at the same time, and no
+        earlier.
+        """
+        found: torch.futures.Future[Tensor] = torch.futures.Future()
+        found.set_result(self.get(ids, input_type))
+        return found

@@ -1,0 +1,145 @@
+"""Rows between ranks, by ``all_to_all`` of a process group.
+
+All calls here are collective: every rank of the group has to make them, in the same order, with
+whatever it has; a rank with nothing to send sends nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gigl_loader.errors import PeerError, PeerTimeoutError
+
+
+@contextmanager
+def named_failures(doing: str) -> Iterator[None]:
+    """Turn the process group's errors, which name no cause, into ours.
+
+    Raises:
+        PeerTimeoutError: A rank did not come within the group's timeout.
+        PeerError: A rank has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # what all of torch.distributed's errors derive from
+        stalled = "timed out" in str(error).lower()
+        why = "a rank did not come within the process group's timeout" if stalled else (
+            "a rank has ended, or raised an error"
+        )  # fmt: skip
+        kind = PeerTimeoutError if stalled else PeerError
+        raise kind(
+            f"the process group broke while {doing}: {error}; {why}: see the logs of the other "
+            "ranks. Nothing can be resumed on this group: start the job again"
+        ) from error
+
+
+class RankExchange:
+    """``all_to_all`` over a process group; with one rank, or without a group, nothing is sent.
+
+    Args:
+        group: A process group; None: the default one where there is one.
+        doing: What goes on, for errors.
+    """
+
+    def __init__(self, group: Any = None, doing: str = "rows were exchanged") -> None:
+        joined = dist.is_available() and dist.is_initialized()
+        self._group, self._doing = group, doing
+        self.size: int = dist.get_world_size(group) if joined else 1
+        self.rank: int = dist.get_rank(group) if joined else 0
+        # gloo reads CPU memory, NCCL that of a GPU; any other backend takes tensors as they are
+        backend = dist.get_backend(group) if joined else ""
+        self._device = {"gloo": "cpu", "nccl": "cuda"}.get(backend)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return a small picklable ``value`` of every rank, by rank."""
+        found: list[Any] = [value] * self.size
+        if self.size > 1:
+            with named_failures(self._doing):
+                dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum of ``values`` over all ranks; differentiable."""
+        if self.size == 1:
+            return values
+        summed: Tensor = _Total.apply(values, self)
+        return summed
+
+    def swap(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        """Send rows to every rank and return those of every rank, by rank; differentiable.
+
+        Args:
+            rows: ``[sum(send), ...]``, those for rank 0 first.
+            send: Rows for each rank.
+            receive: Rows from each rank.
+        """
+        if self.size == 1:
+            return rows
+        if rows.requires_grad:
+            swapped: Tensor = _Swap.apply(rows, self, send, receive)
+            return swapped
+        return self.swap_values(rows, send, receive)
+
+    def swap_values(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+        """Do what `swap` does, without a gradient."""
+        out = torch.empty(
+            (sum(receive), *rows.shape[1:]), dtype=rows.dtype, device=self._device or rows.device
+        )
+        with named_failures(self._doing):
+            dist.all_to_all_single(
+                _bytes(out), _bytes(rows.detach().to(out.device).contiguous()),
+                list(receive), list(send), group=self._group,
+            )  # fmt: skip
+        return out.to(rows.device)
+
+    def swap_counts(self, send: Sequence[int]) -> list[int]:
+        """Return how many rows each rank sends here, given how many go to each."""
+        if self.size == 1:
+            return list(send)
+        ones = [1] * self.size
+        return [int(n) for n in self.swap_values(torch.tensor(list(send)), ones, ones)]
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """Do what `total` does, without a gradient."""
+        out = values.detach().clone().to(self._device or values.device)
+        with named_failures(self._doing):
+            dist.all_reduce(out, group=self._group)
+        return out.to(values.device)
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    """Return contiguous rows as ``[n, bytes]``: gloo does not know every dtype."""
+    width = rows.element_size()
+    for size in rows.shape[1:]:
+        width *= size
+    return rows.view(-1).view(torch.uint8).view(rows.shape[0], width)
+
+
+class _Swap(torch.autograd.Function):
+    # torch.distributed.nn has the same, and warns on each call that it is deprecated
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, exchange: RankExchange, send: Sequence[int], receive: Sequence[int]
+    ) -> Tensor:
+        ctx.way = exchange, send, receive
+        return exchange.swap_values(rows, send, receive)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        exchange, send, receive = ctx.way
+        return exchange.swap_values(grads[0], receive, send), None, None, None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, exchange: RankExchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.add_up(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.exchange.add_up(grads[0]), None

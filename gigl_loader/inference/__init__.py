@@ -1,0 +1,1 @@
+"""The same model on the whole graph: exact embeddings and gradients without sampling."""

@@ -1,0 +1,130 @@
+"""``gigl-loader infer``: embeddings of all nodes by a trained model, from the command line.
+
+::
+
+    gigl-loader infer --root GRAPH --model torch_geometric.nn:GraphSAGE \
+        --model-options '{"in_channels": 100, "hidden_channels": 128, "num_layers": 2}' \
+        --checkpoint model.pt --out EMBEDDINGS
+    torchrun --nnodes 4 ... -m gigl_loader infer ...
+
+Without torchrun it starts a rank for each partition on this machine.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessRaisedException, spawn
+
+from gigl_loader.dataset import _disk
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.errors import ConfigError, GiglLoaderError
+from gigl_loader.inference.layerwise import full_graph_inference
+from gigl_loader.ranks import end_group
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(
+        prog="gigl-loader infer",
+        description="Compute the embedding of every node of a partitioned graph.",
+    )
+    parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
+    parser.add_argument("--out", required=True, help="folder for ids and embeddings, by rank")
+    parser.add_argument(
+        "--model", required=True, metavar="MODULE:NAME",
+        help="a class or function that returns the model: a BasicGNN, or a list of layers",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model-options", type=json.loads, default={}, metavar="JSON", help="its keywords"
+    )
+    parser.add_argument("--checkpoint", help="its state_dict, as torch.save wrote it")
+    parser.add_argument("--batch-size", type=int, default=8192, help="rows of a chunk")
+    parser.add_argument("--format", choices=("npy", "parquet"), default="npy")
+    parser.add_argument("--device", default="cpu", help='"cuda": the GPU of the local rank')
+    parser.add_argument("--quiet", action="store_true", help="no progress line")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    args = parse_args(argv)
+    try:
+        load_model(args)  # before anything starts
+        num_partitions = _disk.count_partitions(args.root)
+        if "RANK" in os.environ:
+            dist.init_process_group("gloo")
+            _infer(args, num_partitions)
+        else:
+            _start_ranks(args, num_partitions)
+    except (GiglLoaderError, ProcessRaisedException) as error:
+        print(f"gigl-loader infer: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if dist.is_initialized():
+            end_group()
+    return 0
+
+
+def load_model(args: argparse.Namespace) -> Any:
+    """Return the model of ``--model``, with the values of ``--checkpoint``.
+
+    Raises:
+        ConfigError: It cannot be imported, made or filled.
+    """
+    module, _, name = args.model.partition(":")
+    try:
+        model = getattr(importlib.import_module(module), name)(**args.model_options)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"--model {args.model} cannot be made: {error}") from error
+    if isinstance(model, torch.nn.Module):
+        model.eval()
+    if args.checkpoint is None:
+        return model
+    try:
+        state = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
+        model.load_state_dict(state.get("model", state))
+    except (OSError, RuntimeError, AttributeError, TypeError) as error:
+        raise ConfigError(f"--checkpoint {args.checkpoint} cannot be loaded: {error}") from error
+    return model
+
+
+def _start_ranks(args: argparse.Namespace, num_partitions: int) -> None:
+    if num_partitions == 1:
+        _infer(args, 1)
+        return
+    with tempfile.TemporaryDirectory(prefix="gigl_loader_") as folder:
+        spawn(_rank, (args, num_partitions, f"file://{folder}/store"), num_partitions)
+
+
+def _rank(rank: int, args: argparse.Namespace, num_partitions: int, meeting: str) -> None:
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=num_partitions)
+    _infer(args, num_partitions)
+    end_group()
+
+
+def _infer(args: argparse.Namespace, num_partitions: int) -> None:
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    device = args.device
+    if device == "cuda":
+        device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+    model: Any = load_model(args)
+    if isinstance(model, torch.nn.Module):
+        model = model.to(device)
+    found = full_graph_inference(
+        model, DistDataset.load(args.root, rank % num_partitions), out=args.out,
+        batch_size=args.batch_size, device=device, format=args.format,
+        progress=False if args.quiet else None,
+    )  # fmt: skip
+    print(f"rank {rank}: {tuple(found.values.shape)} embeddings in {found.path}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

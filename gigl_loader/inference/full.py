@@ -1,0 +1,272 @@
+"""`full_graph`: an unchanged model over all nodes, each rank computing those that it owns.
+
+Every message-passing module gets two hooks. Before it runs, the rows of neighbours that other
+ranks own are fetched and put behind the own rows; after it, its output is cut to own rows::
+
+    own rows --(linear, norm, activation: as they are)--> own rows
+        |  pre-hook: all_to_all                               ^
+        v                                                     | post-hook: cut
+    own rows + halo ----------> GATConv, SAGEConv... ---------+
+
+So everything outside of these modules sees own rows only, and needs no change.
+"""
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.errors import ConfigError
+from gigl_loader.exchange import RankExchange
+from gigl_loader.inference.graph import LocalGraph, local_graph
+from gigl_loader.inference.norms import WholeGraphNorms
+from gigl_loader.inference.plan import EdgePlan, Level
+from gigl_loader.inference.rules import SEVERAL_HOPS, check_model, is_normalized, units
+from gigl_loader.inference.training import WholeGraphStatistics
+
+logger = logging.getLogger(__name__)
+
+_NODE_LEVEL = ("x", "x_0")
+
+
+@contextmanager
+def full_graph(
+    model: torch.nn.Module,
+    dataset: DistDataset,
+    *,
+    nodes: Any = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    group: Any = None,
+) -> Iterator[Data | HeteroData]:
+    """Let ``model`` compute over the whole graph inside a ``with`` block, unchanged.
+
+    All ranks enter together, run the model equally often, and, in training, all call ``backward``
+    (a rank whose rows have no loss adds ``0 * out.sum()``). Edges are those of a sampled batch with
+    all neighbours: from a neighbour to the node that it is a neighbour of. ::
+
+        with full_graph(model, dataset) as data, torch.no_grad():
+            out = model(data.x, data.edge_index)  # a row for each of data.n_id
+
+    Sums of gradients over ranks are those of one process, where the loss is a sum over nodes.
+    Dropout of nodes and edges is drawn by global id on a homogeneous graph, so that it does not
+    depend on the number of ranks; ``BatchNorm`` takes its statistics over all ranks.
+
+    Args:
+        model: Of PyG's modules; homogeneous, or heterogeneous by ``HeteroConv`` or ``to_hetero``.
+        dataset: This rank's partition. Ranks that hold the same one share its nodes.
+        nodes: Global ids (``{node type: ids}`` where there are types) whose output is wanted, of
+            any owner; the union over ranks counts. Each layer then computes only the rows that
+            these depend on; the other rows of the output mean nothing. ``data.out_index`` says
+            which rows of this rank they are, ascending. None: all nodes.
+        device: Where rows and edges go; None: where the model's parameters are.
+        seed: Decides dropout; the forwards of one context differ.
+        group: Process group of the ranks; None: the default one, or a single process.
+
+    Yields:
+        Rows of own nodes in the order of ``n_id`` (``x``, ``y``, ``train_mask``...), and the edges
+        into them. ``edge_index`` must reach the layers as it is: it says which edges they are.
+
+    Raises:
+        ConfigError: A module does not fit; names it. Or the ranks do not hold all partitions.
+        PeerError: A rank ended; from the model's forward or backward too.
+    """
+    unknown = check_model(model)
+    if unknown:
+        logger.warning(
+            "no test has compared %s with one process: it computes the same only if all that it "
+            "knows of other nodes is the rows of x that propagate() gathers", unknown,
+        )  # fmt: skip
+    dataset = DistDataset.wrap(dataset)
+    place = torch.device(device or next((p.device for p in model.parameters()), "cpu"))
+    session = _Session(
+        model,
+        dataset,
+        nodes,
+        place,
+        seed,
+        RankExchange(group, "rows of the full graph were exchanged"),
+    )
+    with ExitStack() as stack:
+        session.attach(stack)
+        yield session.graph.data
+
+
+@dataclass
+class _Frame:
+    """A module that is running."""
+
+    plan: EdgePlan
+    level: Level
+    weight: Tensor | None
+    calls: int = 0
+    """Times that it has propagated."""
+
+
+class _Session:
+    def __init__(
+        self, model: torch.nn.Module, dataset: DistDataset, nodes: Any, device: torch.device,
+        seed: int, exchange: RankExchange,
+    ) -> None:  # fmt: skip
+        self._model = model
+        self._units = units(model)
+        self._narrow = nodes is not None and not any(
+            type(module).__name__ in SEVERAL_HOPS for module in self._units
+        )
+        num_layers = len(set(self._units.values())) if self._narrow else 0
+        self.graph: LocalGraph = local_graph(dataset, exchange, device, nodes, num_layers)
+        self._plans = {id(plan.whole.edge_index): plan for plan in self.graph.plans.values()}
+        stores = self.graph.data.edge_stores
+        for store, plan in zip(stores, self.graph.plans.values(), strict=True):
+            store.edge_index = plan.whole.edge_index
+        self._num_own = {name: ids.numel() for name, ids in self.graph.shares.own.items()}
+        self._norms = WholeGraphNorms([s.edge_weight for s in stores if "edge_weight" in s])
+        self._statistics = WholeGraphStatistics(self.graph, seed, rows_missing=nodes is not None)
+        self._frames: list[_Frame] = []
+        self._order: dict[int, int] = {}
+        self._ran: set[torch.nn.Module] = set()
+
+    def attach(self, stack: ExitStack) -> None:
+        """Hook into the modules until ``stack`` ends."""
+        handles = [self._model.register_forward_pre_hook(self._begin)]
+        module: Any  # PyG has no types
+        for module in self._units:
+            handles += [
+                module.register_forward_pre_hook(self._before, with_kwargs=True),
+                module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+                module.register_propagate_forward_pre_hook(self._propagate),
+                module.register_edge_update_forward_pre_hook(self._edge_update),
+            ]
+        for handle in handles:
+            stack.callback(handle.remove)
+        stack.enter_context(self._statistics)
+
+    # -- hooks -------------------------------------------------------------------------------------
+
+    def _begin(self, model: torch.nn.Module, args: Any) -> None:
+        self._frames.clear()
+        self._order.clear()
+        self._ran.clear()
+        self._statistics.begin()
+
+    def _before(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        given = bound.arguments
+        plan = self._plan_of(module, given["edge_index"])
+        level = plan.level(self._hops_to_come(module))
+        self._frames.append(_Frame(plan, level, given.get("edge_weight")))
+        self._check_loops(module, plan)
+        given["edge_index"] = level.edge_index
+        for name, value in given.items():
+            if name in _NODE_LEVEL:
+                given[name] = self._extend(module, level, value)
+            elif name.startswith("edge_") and name != "edge_index" and isinstance(value, Tensor):
+                given[name] = value if level.edges is None else value[level.edges]
+            elif name == "size":
+                given[name] = None
+        return bound.args, bound.kwargs
+
+    def _after(self, module: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        if not self._frames:
+            return None
+        frame = self._frames.pop()
+        self._statistics.layer_ended()
+        if out is None:  # it raised
+            return None
+        if not isinstance(out, Tensor):
+            raise ConfigError(
+                f"{type(module).__name__} returned a {type(out).__name__}: only layers that return "
+                "one tensor run over a distributed graph (no return_attention_weights)"
+            )
+        return frame.level.put_back(out, self._num_own[frame.level.edge_type[2]])
+
+    def _propagate(self, module: Any, inputs: Any) -> Any:
+        edge_index, size, values = inputs
+        frame = self._frames[-1]
+        frame.calls += 1
+        if frame.calls > 1:  # own rows are new, those of the halo have to be fetched again
+            values = {**values, "x": self._again(module, frame, values.get("x"))}
+        if is_normalized(module):
+            edge_index, weights = self._norms.of(
+                module, frame.plan.whole, frame.level, frame.weight, values["x"].dtype
+            )
+            values = {**values, "edge_weight": weights}
+        self._statistics.edges(frame.plan, frame.level, edge_index)
+        return edge_index, size, values
+
+    def _edge_update(self, module: Any, inputs: Any) -> None:
+        frame = self._frames[-1]
+        self._statistics.edges(frame.plan, frame.level, inputs[0])
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _plan_of(self, module: Any, edge_index: Any) -> EdgePlan:
+        plan = self._plans.get(id(edge_index))
+        if plan is None:
+            raise ConfigError(
+                f"{type(module).__name__} got an edge_index that is not one of the graph's: give "
+                "the model data.edge_index (data.edge_index_dict) as full_graph() made it; a model "
+                "that changes its edges before a layer does not fit a distributed graph"
+            )
+        return plan
+
+    def _hops_to_come(self, module: torch.nn.Module) -> int | None:
+        """Return how many layers follow this one at most; None: not to be known."""
+        if not self._narrow:
+            return None
+        if module in self._ran:
+            raise ConfigError(
+                f"{type(module).__name__} runs twice in one forward, so the rows that `nodes` "
+                "depend on are not known: leave `nodes` out"
+            )
+        self._ran.add(module)
+        order = self._order.setdefault(self._units[module], len(self._order))
+        return len(set(self._units.values())) - 1 - order
+
+    def _check_loops(self, module: Any, plan: EdgePlan) -> None:
+        src, _, dst = plan.edge_type
+        if src != dst and getattr(module, "add_self_loops", False):
+            raise ConfigError(
+                f"{type(module).__name__} adds self-loops between nodes of {src!r} and {dst!r}: "
+                "build it with add_self_loops=False"
+            )
+
+    def _extend(self, module: Any, level: Level, x: Any) -> Any:
+        src, _, dst = level.edge_type
+        if isinstance(x, Tensor):
+            if src != dst:
+                raise ConfigError(
+                    f"{type(module).__name__} needs (x_src, x_dst) for {level.edge_type}"
+                )
+            self._check_rows(module, x, src)
+            return level.extend(x)
+        if x is None:
+            return None
+        x_src, x_dst = x
+        self._check_rows(module, x_src, src)
+        if x_dst is not None:
+            self._check_rows(module, x_dst, dst)
+            x_dst = level.cut(x_dst)
+        return level.extend(x_src), x_dst
+
+    def _check_rows(self, module: Any, x: Tensor, node_type: str) -> None:
+        if x.size(0) != self._num_own[node_type]:
+            raise ConfigError(
+                f"{type(module).__name__} got {x.size(0)} rows of {node_type!r}, of which this "
+                f"rank has {self._num_own[node_type]}: give it data.x as full_graph() made it"
+            )
+
+    def _again(self, module: Any, frame: _Frame, x: Any) -> Tensor:
+        if not isinstance(x, Tensor) or frame.level.sources is not None:
+            raise ConfigError(
+                f"{type(module).__name__} propagates several times in one forward, in a way that "
+                "does not fit a distributed graph"
+            )
+        return frame.level.extend(x[: frame.level.num_sources])

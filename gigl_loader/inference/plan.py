@@ -1,0 +1,228 @@
+"""Local numbers for the edges of one type, and which rows travel before a layer reads them.
+
+A rank computes its own nodes. The edges into them start at own nodes or at nodes of other ranks,
+the halo. A layer sees a small graph: own rows first, then the halo::
+
+    row    0 ... num_out-1 | ... num_own-1 | num_own ... num_own+num_halo-1
+           computed here   | read only     | fetched before the layer runs
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.dataset.view import Adjacency
+from gigl_loader.exchange import RankExchange
+from gigl_loader.inference.shares import NodeShares
+
+
+@dataclass(frozen=True)
+class Level:
+    """One edge type as one layer reads it: all own rows, or those that a later layer needs."""
+
+    edge_type: EdgeType
+    """As messages go: source, relation, destination."""
+    edge_index: Tensor
+    """``[2, num_edges]`` int64; row 0 counts sources, own ones then halo; row 1 destinations."""
+    exchange: RankExchange
+    sources: Tensor | None
+    """Own source rows in the order that ``edge_index`` counts them; None: all, as they are."""
+    targets: Tensor | None
+    """Own destination rows that are computed; None: all."""
+    edges: Tensor | None
+    """Which of the rank's edges these are; None: all."""
+    num_sources: int
+    """Own rows among the sources."""
+    num_targets: int
+    """Rows computed."""
+    send_rows: Tensor
+    """Own source rows that other ranks read, those for rank 0 first."""
+    send: list[int]
+    """Rows for each rank."""
+    receive: list[int]
+    """Rows from each rank; together the halo."""
+
+    @property
+    def num_rows(self) -> int:
+        """Sources, own ones and halo."""
+        return self.num_sources + sum(self.receive)
+
+    def fetch(self, rows: Tensor) -> Tensor:
+        """Return the halo's rows, given all own source rows. Collective."""
+        return self.exchange.swap(rows[self.send_rows], self.send, self.receive)
+
+    def extend(self, rows: Tensor) -> Tensor:
+        """Return ``[num_rows, ...]``: sources and halo, given all own source rows. Collective."""
+        own = rows if self.sources is None else rows[self.sources]
+        return torch.cat([own, self.fetch(rows)]) if self.exchange.size > 1 else own
+
+    def cut(self, rows: Tensor) -> Tensor:
+        """Return the destinations that are computed, of all own destination rows."""
+        return rows if self.targets is None else rows[self.targets]
+
+    def put_back(self, out: Tensor, num_own: int) -> Tensor:
+        """Return what a layer computed as a row for each own node; zeros where none was."""
+        out = out[: self.num_targets]
+        if self.targets is None:
+            return out
+        whole = out.new_zeros((num_own, *out.shape[1:]))
+        return whole.index_copy(0, self.targets, out)
+
+    def to(self, device: torch.device) -> "Level":
+        """Return it with its tensors on ``device``."""
+
+        def there(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        return Level(
+            self.edge_type, self.edge_index.to(device), self.exchange, there(self.sources),
+            there(self.targets), there(self.edges), self.num_sources, self.num_targets,
+            self.send_rows.to(device), self.send, self.receive,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LocalEdges:
+    """The edges into a rank's own nodes, in canonical order."""
+
+    sources: Tensor
+    """``[num_edges]`` int64, global ids."""
+    targets: Tensor
+    """``[num_edges]`` int64, places among the own destinations, ascending."""
+    positions: Tensor
+    """``[num_edges]`` int64, where each stands in the partition's adjacency."""
+
+
+def edges_into(adjacency: Adjacency, ids: Tensor) -> LocalEdges:
+    """Return all edges of the rows ``ids`` (``[n]`` int64, global): sources in canonical order."""
+    limit = adjacency.indptr.numel() - 1
+    known = ids.clamp(max=max(limit - 1, 0))
+    starts = adjacency.indptr[known] if limit else torch.zeros_like(ids)
+    ends = adjacency.indptr[known + 1] if limit else starts
+    counts = torch.where(ids < limit, ends - starts, 0)
+    targets = torch.repeat_interleave(torch.arange(ids.numel()), counts)
+    first = counts.cumsum(0) - counts
+    positions = torch.arange(targets.numel()) + (starts - first)[targets]
+    return LocalEdges(adjacency.indices[positions], targets, positions)
+
+
+def place_of(ids: Tensor, among: Tensor) -> Tensor:
+    """Return the place of each of ``ids`` in ``among`` (ascending), -1 where it is not there."""
+    if among.numel() == 0:
+        return torch.full_like(ids, -1)
+    at = torch.searchsorted(among, ids).clamp_(max=among.numel() - 1)
+    return torch.where(among[at] == ids, at, -1)
+
+
+@dataclass
+class EdgePlan:
+    """All levels of one edge type.
+
+    Attributes:
+        edge_type: As messages go.
+        whole: All own rows.
+        positions: See `LocalEdges`.
+        halo: ``[num_halo]`` int64, global ids of the halo, by owner.
+        narrow: By hops that are still to come: the rows that are needed, where ``nodes`` were
+            named.
+    """
+
+    edge_type: EdgeType
+    whole: Level
+    positions: Tensor
+    halo: Tensor
+    narrow: dict[int, Level] = field(default_factory=dict)
+
+    def level(self, hops_to_come: int | None) -> Level:
+        """Return the level of a layer after which ``hops_to_come`` more follow; None: all rows."""
+        return self.whole if hops_to_come is None else self.narrow.get(hops_to_come, self.whole)
+
+
+def plan_edges(
+    edge_type: EdgeType, adjacency: Adjacency, shares: NodeShares, exchange: RankExchange
+) -> EdgePlan:
+    """Number the edges into this rank's nodes and agree on the halo. Collective."""
+    src, _, dst = edge_type
+    own = shares.own[src]
+    edges = edges_into(adjacency, shares.own[dst])
+    rows = place_of(edges.sources, own)
+    outside = rows < 0
+    halo = torch.unique(edges.sources[outside])
+    owner = shares.owner(src, halo)
+    halo = halo[torch.argsort(owner, stable=True)]
+    receive = torch.bincount(owner, minlength=exchange.size).tolist()
+    rows[outside] = own.numel() + _places(edges.sources[outside], halo)
+    send = exchange.swap_counts(receive)
+    wanted = exchange.swap(halo, receive, send)
+    level = Level(
+        edge_type, torch.stack([rows, edges.targets]), exchange, None, None, None, own.numel(),
+        shares.own[dst].numel(), place_of(wanted, own), send, receive,
+    )  # fmt: skip
+    return EdgePlan(edge_type, level, edges.positions, halo)
+
+
+def _places(ids: Tensor, among: Tensor) -> Tensor:
+    """Return the place of each of ``ids`` in ``among``, in any order."""
+    order = torch.argsort(among)
+    return order[place_of(ids, among[order])]
+
+
+def narrow_plans(
+    plans: dict[EdgeType, EdgePlan], wanted: dict[str, Tensor], num_layers: int
+) -> None:
+    """Work out, layer by layer from the last one, which rows ``wanted`` depend on. Collective.
+
+    Args:
+        plans: By edge type; their ``narrow`` is filled.
+        wanted: ``[num_own]`` bool by node type, the rows that the last layer has to give.
+        num_layers: Layers of the model.
+    """
+    for hops in range(num_layers):
+        needed = {name: mask.clone() for name, mask in wanted.items()}
+        picks = {}
+        for edge_type, plan in plans.items():
+            edges = wanted[edge_type[2]][plan.whole.edge_index[1]].nonzero().view(-1)
+            halo = _mark_sources(plan.whole, edges, needed[edge_type[0]])
+            picks[edge_type] = edges, halo
+        for edge_type, plan in plans.items():
+            plan.narrow[hops] = _narrow(plan.whole, *picks[edge_type], needed, wanted)
+        wanted = needed
+
+
+def _mark_sources(whole: Level, edges: Tensor, needed: Tensor) -> Tensor:
+    """Mark the sources of ``edges`` as needed at their owners; return the halo's part, a mask."""
+    mask = torch.zeros(whole.num_rows, dtype=torch.bool)
+    mask[whole.edge_index[0, edges]] = True
+    needed |= mask[: whole.num_sources]
+    asked = whole.exchange.swap(mask[whole.num_sources :], whole.receive, whole.send)
+    needed[whole.send_rows[asked]] = True
+    return mask[whole.num_sources :]
+
+
+def _narrow(
+    whole: Level, edges: Tensor, halo: Tensor, needed: dict[str, Tensor], wanted: dict[str, Tensor]
+) -> Level:
+    src, _, dst = whole.edge_type
+    targets = wanted[dst].nonzero().view(-1)
+    sources = needed[src].nonzero().view(-1)
+    if src == dst:  # the rows that are computed come first
+        sources = torch.cat([targets, (needed[src] & ~wanted[src]).nonzero().view(-1)])
+    number = torch.full((whole.num_rows,), -1)
+    number[sources] = torch.arange(sources.numel())
+    outside = halo.nonzero().view(-1)
+    number[whole.num_sources + outside] = sources.numel() + torch.arange(outside.numel())
+    place = torch.full((wanted[dst].numel(),), -1)
+    place[targets] = torch.arange(targets.numel())
+    old = whole.edge_index[:, edges]
+    asked = whole.exchange.swap(halo, whole.receive, whole.send)
+    return Level(
+        whole.edge_type, torch.stack([number[old[0]], place[old[1]]]), whole.exchange, sources,
+        targets, edges, sources.numel(), targets.numel(), whole.send_rows[asked],
+        _per_rank(asked, whole.send), _per_rank(halo, whole.receive),
+    )  # fmt: skip
+
+
+def _per_rank(mask: Tensor, sizes: list[int]) -> list[int]:
+    return [int(part.sum()) for part in mask.split(sizes)]

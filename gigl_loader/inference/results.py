@@ -1,0 +1,155 @@
+"""What a layer computed, in memory or in mapped files that outlive a killed process.
+
+A folder holds, for each rank (``part``)::
+
+    part-00000.ids.npy     global ids, ascending
+    part-00000.layer0.npy  rows of the first layer, while they are needed
+    part-00000.npy         rows of the last layer
+    part-00000.json        what was computed: a run that differs does not go on from here
+    part-00000.log         a line for each finished chunk: layer, chunk, digest of its rows
+"""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory.tensors import dtype_name
+
+logger = logging.getLogger(__name__)
+
+
+class Results:
+    """Rows by layer, in memory where there is no folder.
+
+    Args:
+        folder: Where to write; None: memory.
+        part: This rank.
+        ids: ``[num_own]`` int64.
+        identity: What decides the rows; plain values.
+
+    Raises:
+        ConfigError: The folder holds what another run computed.
+    """
+
+    def __init__(self, folder: Path | None, part: int, ids: Tensor, identity: dict[str, Any]):
+        self._folder, self._part = folder, part
+        self._num_rows = ids.numel()
+        self._done: dict[int, dict[int, str]] = {}
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.blake2b(ids.numpy().data, digest_size=16).hexdigest()
+        self._check_identity({**identity, "ids": digest})
+        np.save(self._path(".ids.npy"), ids.numpy())
+        self._read_log()
+        self._log = open(self._path(".log"), "a")  # noqa: SIM115 - closed by close()
+
+    def _path(self, ending: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"part-{self._part:05d}{ending}"
+
+    def _check_identity(self, identity: dict[str, Any]) -> None:
+        path = self._path(".json")
+        if path.exists():
+            before = json.loads(path.read_text())
+            changed = sorted(k for k in {*before, *identity} if before.get(k) != identity.get(k))
+            if changed:
+                raise ConfigError(
+                    f"{path} is of a run that differs in {changed}: give out= another folder, or "
+                    "remove this one"
+                )
+        path.write_text(json.dumps(identity, indent=1) + "\n")
+
+    def _read_log(self) -> None:
+        path = self._path(".log")
+        for line in path.read_text().splitlines() if path.exists() else ():
+            words = line.split()
+            if len(words) == 4 and words[3] == "ok":  # the last line may be cut off
+                self._done.setdefault(int(words[0]), {})[int(words[1])] = words[2]
+
+    def existing(self, layer: int, *, last: bool) -> Tensor | None:
+        """Return the rows that an earlier run left of a layer, finished or not."""
+        if self._folder is None or layer not in self._done:
+            return None
+        path = self._layer_path(layer, last=last)
+        try:
+            rows = torch.from_numpy(np.load(path, mmap_mode="r+"))
+        except (OSError, ValueError):  # it was removed, or cut off
+            rows = None
+        if rows is None or len(rows) != self._num_rows:
+            self._done.pop(layer)
+            return None
+        return rows
+
+    def create(self, layer: int, width: int, dtype: torch.dtype, *, last: bool) -> Tensor:
+        """Return ``[num_own, width]`` to write a layer's rows to."""
+        shape = (self._num_rows, width)
+        if self._folder is None:
+            return torch.empty(shape, dtype=dtype)
+        path = self._layer_path(layer, last=last)
+        if self._num_rows == 0:  # nothing can be mapped
+            np.save(path, np.empty(shape, dtype_name(dtype)))
+            return torch.empty(shape, dtype=dtype)
+        return torch.from_numpy(
+            np.lib.format.open_memmap(path, "w+", np.dtype(dtype_name(dtype)), shape)
+        )
+
+    def _layer_path(self, layer: int, *, last: bool) -> Path:
+        return self._path(".npy" if last else f".layer{layer}.npy")
+
+    def finished(self, layer: int, rows: Tensor, bounds: Any) -> set[int]:
+        """Return the chunks that an earlier run finished and whose rows are as it left them."""
+        kept = set()
+        for chunk, digest in self._done.get(layer, {}).items():
+            start, stop = bounds(chunk)
+            if _digest(rows[start:stop]) == digest:
+                kept.add(chunk)
+            else:
+                logger.warning("chunk %d of layer %d was damaged: computing it again", chunk, layer)
+        return kept
+
+    def note(self, layer: int, chunk: int, rows: Tensor) -> None:
+        """A chunk's rows have been written."""
+        if self._folder is not None:
+            self._log.write(f"{layer} {chunk} {_digest(rows)} ok\n")
+            self._log.flush()
+
+    def forget(self, layer: int) -> None:
+        """Remove the file of a layer that nothing reads any more."""
+        if self._folder is not None:
+            self._path(f".layer{layer}.npy").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._folder is not None:
+            self._log.close()
+
+    def path(self, ending: str = ".npy") -> Path | None:
+        """Return the file of the last layer, or the one with another ending."""
+        return None if self._folder is None else self._path(ending)
+
+
+def _digest(rows: Tensor) -> str:
+    return hashlib.blake2b(rows.contiguous().numpy().data, digest_size=16).hexdigest()
+
+
+def model_digest(model: Any) -> str:
+    """Return a digest of a model: structure and values of all that is a module in it."""
+    found = hashlib.blake2b(digest_size=16)
+    module: Any
+    for module in [model] if isinstance(model, torch.nn.Module) else model:
+        found.update(repr(module).encode() if isinstance(module, torch.nn.Module) else b"")
+        state = module.state_dict() if isinstance(module, torch.nn.Module) else {}
+        for name, value in state.items():
+            found.update(name.encode())
+            if isinstance(value, Tensor):
+                data = value.detach().cpu().contiguous()
+                found.update(data.view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -1,0 +1,334 @@
+"""What the ranks of ``test_full.py`` do; a module, so that their processes can import it."""
+
+import copy
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.errors import ConfigError, PeerError
+from gigl_loader.inference.full import full_graph
+
+WIDTH, EDGE_WIDTH, OUT = 6, 3, 4
+TYPES = (("user", "buys", "item"), ("item", "rev_buys", "user"), ("user", "knows", "user"))
+
+
+def graph(seed: int = 0, num_nodes: int = 60, num_edges: int = 420) -> Data:
+    """Return a random graph with repeated edges and loops, its edges in the dataset's order."""
+    generator = torch.Generator().manual_seed(seed)
+    edges = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    edges = edges[:, torch.argsort(edges[1] * num_nodes + edges[0], stable=True)]
+    return Data(
+        x=torch.randn(num_nodes, WIDTH, generator=generator),
+        edge_index=edges,
+        edge_attr=torch.randn(num_edges, EDGE_WIDTH, generator=generator),
+        edge_weight=torch.rand(num_edges, generator=generator),
+        num_nodes=num_nodes,
+    )
+
+
+def typed_graph() -> HeteroData:
+    data = HeteroData()
+    for name, count in (("user", 50), ("item", 30)):
+        data[name].x = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(count))
+    generator = torch.Generator().manual_seed(5)
+    for src, relation, dst in TYPES:
+        n, m = data[src].num_nodes, data[dst].num_nodes
+        edges = torch.stack([torch.randint(k, (200,), generator=generator) for k in (n, m)])
+        order = torch.argsort(edges[1] * n + edges[0], stable=True)
+        data[src, relation, dst].edge_index = edges[:, order]
+    return data
+
+
+def partition(data: Any, rank: int, world: int, edge_dir: Any = "in") -> DistDataset:
+    """Return this rank's part of ``data``; the last rank gets most."""
+    generator = torch.Generator().manual_seed(world)
+
+    def book(count: int) -> Tensor:
+        return torch.randint(world + 1, (count,), generator=generator).clamp_(max=world - 1)
+
+    books: Any = book(data.num_nodes) if isinstance(data, Data) else None
+    if books is None:
+        books = {name: book(data[name].num_nodes) for name in data.node_types}
+    return DistDataset.from_pyg(
+        data, edge_dir=edge_dir, partition_book=books, partition_idx=rank, num_partitions=world
+    )
+
+
+def _stack(*layers: Any, inputs: str = "x, e") -> torch.nn.Module:
+    named = [(layer, f"{inputs} -> x") for layer in layers]
+    return pyg.Sequential(inputs, named)
+
+
+def _mlp(width: int, out: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(width, out), torch.nn.ReLU())
+
+
+def _model(name: str, **options: Any) -> Callable[[], torch.nn.Module]:
+    return lambda: getattr(pyg.models, name)(WIDTH, 8, 2, OUT, **options)
+
+
+DEGREES = torch.bincount(torch.bincount(graph().edge_index[1], minlength=60))
+PNA = {
+    "aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"], "deg": DEGREES,
+}  # fmt: skip
+
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    "SAGE": _model("GraphSAGE"),
+    "SAGE, jumping knowledge, batch norm": _model("GraphSAGE", norm="batch", jk="cat"),
+    "SAGE, max": _model("GraphSAGE", aggr="max"),
+    "GCN": _model("GCN"),
+    "GCN, improved": _model("GCN", improved=True),
+    "GCN, no loops": _model("GCN", add_self_loops=False),
+    "GAT": _model("GAT", heads=2),
+    "GATv2": _model("GAT", v2=True),
+    "GIN": _model("GIN"),
+    "PNA": _model("PNA", **PNA),
+    "EdgeCNN": _model("EdgeCNN"),
+    "Graph": lambda: _stack(pyg.GraphConv(WIDTH, 8), pyg.GraphConv(8, OUT)),
+    "Transformer": lambda: _stack(pyg.TransformerConv(WIDTH, 4, 2), pyg.TransformerConv(8, OUT)),
+    "ResGatedGraph": lambda: _stack(pyg.ResGatedGraphConv(WIDTH, OUT)),
+    "APPNP": lambda: _stack(pyg.APPNP(4, 0.1), pyg.GCNConv(WIDTH, OUT)),
+    "SG": lambda: _stack(pyg.SGConv(WIDTH, OUT, K=3)),
+    "TAG": lambda: _stack(pyg.TAGConv(WIDTH, 8, K=2), pyg.TAGConv(8, OUT, normalize=False)),
+    "LG": lambda: _stack(pyg.LGConv(), pyg.LGConv(normalize=False), pyg.SAGEConv(WIDTH, OUT)),
+    "GatedGraph": lambda: _stack(pyg.GatedGraphConv(WIDTH, 3)),
+    "GEN": lambda: _stack(pyg.GENConv(WIDTH, OUT)),
+    "FiLM": lambda: _stack(pyg.FiLMConv(WIDTH, OUT)),
+    "AntiSymmetric": lambda: _stack(pyg.AntiSymmetricConv(WIDTH), pyg.SAGEConv(WIDTH, OUT)),
+    "Simple": lambda: _stack(pyg.SimpleConv(), pyg.SAGEConv(WIDTH, OUT)),
+}
+
+WITH_EDGES: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
+    "GAT": (lambda: _stack(pyg.GATConv(WIDTH, OUT, edge_dim=EDGE_WIDTH), inputs="x, e, f"), "attr"),
+    "GINE": (
+        lambda: _stack(
+            pyg.GINEConv(_mlp(WIDTH, OUT), edge_dim=EDGE_WIDTH),
+            pyg.GINEConv(_mlp(OUT, OUT), edge_dim=EDGE_WIDTH), inputs="x, e, f",
+        ),
+        "attr",
+    ),
+    "NN": (
+        lambda: _stack(
+            pyg.NNConv(WIDTH, OUT, torch.nn.Linear(EDGE_WIDTH, WIDTH * OUT)), inputs="x, e, f"
+        ),
+        "attr",
+    ),
+    "CG": (lambda: _stack(pyg.CGConv(WIDTH, EDGE_WIDTH), inputs="x, e, f"), "attr"),
+    "Transformer": (
+        lambda: _stack(pyg.TransformerConv(WIDTH, OUT, edge_dim=EDGE_WIDTH), inputs="x, e, f"),
+        "attr",
+    ),
+    "GCN": (
+        lambda: _stack(pyg.GCNConv(WIDTH, 8), pyg.GCNConv(8, OUT), inputs="x, e, f"), "weight"
+    ),
+    "Graph": (lambda: _stack(pyg.GraphConv(WIDTH, OUT), inputs="x, e, f"), "weight"),
+    "TAG": (lambda: _stack(pyg.TAGConv(WIDTH, OUT), inputs="x, e, f"), "weight"),
+}  # fmt: skip
+
+
+class ByType(torch.nn.Module):
+    """Two layers of ``HeteroConv`` with another kind of layer for each edge type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(self._layer(width) for width in (WIDTH, 8))
+        self.out = torch.nn.Linear(8, OUT)
+
+    def _layer(self, width: int) -> pyg.HeteroConv:
+        return pyg.HeteroConv({
+            TYPES[0]: pyg.SAGEConv((width, width), 8),
+            TYPES[1]: pyg.GATConv((width, width), 8, add_self_loops=False),
+            TYPES[2]: pyg.GCNConv(width, 8),
+        })  # fmt: skip
+
+    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> dict[str, Tensor]:
+        for layer in self.layers:
+            x = {name: rows.relu() for name, rows in layer(x, edges).items()}
+        return {name: self.out(rows) for name, rows in x.items()}
+
+
+class Plain(torch.nn.Module):
+    """What ``to_hetero`` makes a heterogeneous model of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = pyg.SAGEConv((WIDTH, WIDTH), 8)
+        self.second = pyg.GATv2Conv((8, 8), OUT, add_self_loops=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+TYPED: dict[str, Callable[[], torch.nn.Module]] = {
+    "HeteroConv": ByType,
+    "to_hetero": lambda: pyg.to_hetero(Plain(), (["user", "item"], list(TYPES))),
+}
+
+
+def _close(name: str, found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(
+        found, wanted, rtol=1e-5, atol=1e-5, msg=lambda text: f"{name}: {text}"
+    )
+
+
+def _loss(out: Any) -> Tensor:
+    """Return a sum over nodes, of which every rank has a part."""
+    rows = out.values() if isinstance(out, dict) else [out]
+    return sum((r.sin().sum() for r in rows), torch.zeros(()))
+
+
+def _gradients(model: torch.nn.Module, *, over_ranks: bool) -> list[Tensor]:
+    found = []
+    for parameter in model.parameters():
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        if over_ranks:
+            dist.all_reduce(grad)
+        found.append(grad)
+    model.zero_grad()
+    return found
+
+
+def _compare(
+    name: str, make: Any, data: Any, dataset: DistDataset, inputs: Callable[[Any], Any]
+) -> None:
+    """Compare outputs and gradients, and outputs of a few nodes, with PyG in this process."""
+    torch.manual_seed(1)
+    model = make().eval()
+    wanted = model(*inputs(data))
+    _loss(wanted).backward()
+    gradients = _gradients(model, over_ranks=False)
+    with full_graph(model, dataset) as mine:
+        for _ in range(2):  # what the first forward kept must fit the second
+            out = model(*inputs(mine))
+        _loss(out).backward()
+    _same_rows(name, mine, out, wanted, None)
+    for found, grad in zip(_gradients(model, over_ranks=True), gradients, strict=True):
+        _close(f"gradients of {name}", found, grad)
+    some: Any = torch.tensor([1, 5, 17])
+    some = {"user": some} if isinstance(data, HeteroData) else some
+    with full_graph(model, dataset, nodes=some) as mine, torch.no_grad():
+        out = model(*inputs(mine))
+    _same_rows(f"{name}, some nodes", mine, out, wanted, some)
+
+
+def _same_rows(name: str, mine: Any, out: Any, wanted: Any, some: Any) -> None:
+    if not isinstance(out, dict):
+        mine, out, wanted, some = (
+            {"": mine},
+            {"": out},
+            {"": wanted},
+            None if some is None else {"": some},
+        )
+    for node_type, rows in out.items():
+        store = mine[node_type]
+        rows, ids = rows.detach(), store.n_id
+        if some is not None:
+            rows, ids = rows[store.out_index], ids[store.out_index]
+            named = some.get(node_type, torch.empty(0, dtype=torch.int64))
+            assert torch.equal(ids, named[torch.isin(named, store.n_id)]), name
+        _close(f"{name} {node_type}", rows, wanted[node_type].detach()[ids])
+
+
+def same_as_one_process(rank: int, world: int) -> None:
+    data = graph()
+    dataset = partition(data, rank, world)
+    for name, make in MODELS.items():
+        _compare(name, make, data, dataset, lambda d: (d.x, d.edge_index))
+    for name, (make, kind) in WITH_EDGES.items():
+        _compare(
+            f"{name} with edges", make, data, dataset,
+            lambda d, kind=kind: (d.x, d.edge_index, d[f"edge_{kind}"]),
+        )  # fmt: skip
+
+
+def same_by_type(rank: int, world: int) -> None:
+    data = typed_graph()
+    for name, make in TYPED.items():
+        dataset = partition(data, rank, world)
+        _compare(name, make, data, dataset, lambda d: (d.x_dict, d.edge_index_dict))
+
+
+def against_the_edges(rank: int, world: int) -> None:
+    """With ``edge_dir="out"`` messages come from the nodes that an edge points to."""
+    data = graph()
+    turned = data.edge_index.flip(0)
+    order = torch.argsort(turned[1] * 60 + turned[0], stable=True)
+    turned_data = Data(x=data.x, edge_index=turned[:, order])
+    dataset = partition(data, rank, world, "out")
+    _compare("out", MODELS["GCN"], turned_data, dataset, lambda d: (d.x, d.edge_index))
+
+
+def bits_do_not_depend_on_ranks(rank: int, world: int) -> None:
+    """One process with all of the graph, and these ranks: training too, dropout and all."""
+    alone = next(g for r in range(world) if (g := dist.new_group([r])) and r == rank)
+    data = graph()
+    for name, options in {
+        "GraphSAGE": {"dropout": 0.5, "norm": "batch"},
+        "GAT": {"dropout": 0.5, "heads": 2},
+        "GCN": {"dropout": 0.3},
+    }.items():
+        torch.manual_seed(1)
+        first = _model(name, **options)().train()
+        second = copy.deepcopy(first)
+        with full_graph(first, partition(data, 0, 1), group=alone, seed=3) as whole:
+            for _ in range(2):
+                wanted = first(whole.x, whole.edge_index)
+            _loss(wanted).backward()
+        with full_graph(second, partition(data, rank, world), seed=3) as mine:
+            for _ in range(2):
+                out = second(mine.x, mine.edge_index)
+            _loss(out).backward()
+        _close(name, out.detach(), wanted.detach()[mine.n_id])
+        grads = _gradients(first, over_ranks=False), _gradients(second, over_ranks=True)
+        for one, other in zip(*grads, strict=True):
+            _close(f"gradients of {name}", other, one)
+        for one, other in zip(first.buffers(), second.buffers(), strict=True):
+            _close(f"buffers of {name}", other, one)
+
+
+def shared_partitions(rank: int, world: int) -> None:
+    """Three ranks, two partitions: ranks 1 and 2 share the nodes of the second."""
+    data = graph()
+    dataset = partition(data, min(rank, 1), 2)
+    torch.manual_seed(1)
+    model = MODELS["GCN"]().eval()
+    with full_graph(model, dataset) as mine, torch.no_grad():
+        out = model(mine.x, mine.edge_index)
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, mine.n_id)
+    assert torch.equal(torch.cat(found).sort().values, torch.arange(60))
+    _close("shared", out, model(data.x, data.edge_index).detach()[mine.n_id])
+
+
+def a_missing_partition_is_named(rank: int, world: int) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"missing are \[1\]"),
+        full_graph(MODELS["SAGE"](), partition(graph(), 0, 2)),
+    ):
+        pass
+
+
+def _run_for_ever(model: torch.nn.Module, mine: Any) -> None:
+    while True:
+        model(mine.x, mine.edge_index)
+
+
+def a_rank_dies(rank: int, world: int) -> None:
+    dataset = partition(graph(), rank, world)
+    model = MODELS["SAGE"]()
+    with full_graph(model, dataset) as mine:
+        model(mine.x, mine.edge_index)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerError, match="a rank has ended"):
+            _run_for_ever(model, mine)
+    os._exit(0)  # the group is broken, so it cannot be ended

@@ -1,0 +1,168 @@
+"""An unchanged model over a distributed graph, against PyG in one process."""
+
+from pathlib import Path
+from typing import Any
+
+import full_jobs
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch_geometric.nn.pool import TopKPooling
+
+from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.inference.full import full_graph
+from gigl_loader.testing import run_ranks
+
+ranks = pytest.mark.multiprocess
+
+
+@ranks
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("job", ["same_as_one_process", "same_by_type"])
+def test_outputs_and_gradients_are_those_of_one_process(
+    job: str, world: int, tmp_path: Path
+) -> None:
+    run_ranks(getattr(full_jobs, job), world_size=world, tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize("job", ["same_as_one_process", "same_by_type", "against_the_edges"])
+def test_one_process_needs_no_group(job: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(full_jobs.dist, "all_reduce", lambda grad: None)
+        getattr(full_jobs, job)(0, 1)
+
+
+@ranks
+@pytest.mark.parametrize(
+    ("job", "world"),
+    [
+        ("against_the_edges", 2),
+        ("bits_do_not_depend_on_ranks", 3),
+        ("shared_partitions", 3),
+        ("a_missing_partition_is_named", 2),
+    ],
+)
+def test_ranks(job: str, world: int, tmp_path: Path) -> None:
+    run_ranks(getattr(full_jobs, job), world_size=world, tmp_path=tmp_path)
+
+
+@ranks
+def test_a_killed_rank_is_an_error_on_the_others(tmp_path: Path) -> None:
+    run_ranks(full_jobs.a_rank_dies, world_size=2, tmp_path=tmp_path, may_die=[1])
+
+
+class _Pools(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.readout = pyg.MeanAggregation()
+
+
+class _Nested(pyg.MessagePassing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = pyg.SAGEConv(4, 4)
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.inner(x, edge_index)
+
+
+class _Own(pyg.MessagePassing):
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return self.propagate(edge_index, x=x)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (pyg.ChebConv(4, 4, K=2), "ChebConv at 'the top' .* Laplacian"),
+        (pyg.SGConv(4, 4, cached=True), "SGConv .* cached=True"),
+        (pyg.GCNConv(4, 4, cached=True), "GCNConv .* cached=True"),
+        (pyg.HGTConv(4, 4, (["a"], [("a", "b", "a")])), "HGTConv .* all types at once"),
+        (pyg.GraphNorm(4), "GraphNorm .* statistics over all nodes"),
+        (pyg.GraphSAGE(4, 4, 2, norm="LayerNorm"), "LayerNorm at 'norms.0' .* mode='node'"),
+        (_Pools(), "MeanAggregation at 'readout' .* pools"),
+        (TopKPooling(4), "TopKPooling .* pools"),
+        (_Nested(), "SAGEConv at 'inner' .* is part of another"),
+        (pyg.GCNConv(4, 4, flow="target_to_source"), "target to source"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(module: torch.nn.Module, text: str) -> None:
+    dataset = full_jobs.partition(full_jobs.graph(), 0, 1)
+    with pytest.raises(ConfigError, match=text), full_graph(module, dataset):
+        pass
+
+
+def test_a_layer_that_no_test_knows_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    data = full_jobs.graph()
+    with full_graph(_Own(), full_jobs.partition(data, 0, 1)) as mine:
+        pass
+    assert "_Own" in caplog.text
+    assert mine.num_nodes == 60
+
+
+def _use(model: torch.nn.Module, data: Any, how: str) -> None:
+    if how == "other edges":
+        model(data.x, data.edge_index.clone())
+    elif how == "other rows":
+        model(data.x[:-1], data.edge_index)
+    elif how == "twice":
+        model.convs[1] = model.convs[0]
+        model(data.x, data.edge_index)
+
+
+@pytest.mark.parametrize(
+    ("how", "nodes", "text"),
+    [
+        ("other edges", None, "edge_index that is not one of the graph's"),
+        ("other rows", None, "got 59 rows"),
+        ("twice", torch.tensor([1]), "runs twice"),
+        ("", torch.tensor([60]), r"must be in \[0, 60\)"),
+        ("", {"user": torch.tensor([1])}, "unknown node types"),
+    ],
+)
+def test_misuse_is_refused(how: str, nodes: Any, text: str) -> None:
+    model = pyg.GraphSAGE(full_jobs.WIDTH, full_jobs.WIDTH, 2)
+    dataset = full_jobs.partition(full_jobs.graph(), 0, 1)
+    with pytest.raises(ConfigError, match=text), full_graph(model, dataset, nodes=nodes) as data:
+        _use(model, data, how)
+
+
+def test_hooks_end_with_the_block() -> None:
+    model = pyg.GraphSAGE(full_jobs.WIDTH, 4, 2).eval()
+    data = full_jobs.graph()
+    before = model(data.x, data.edge_index)
+    dataset = full_jobs.partition(data, 0, 1)
+    with pytest.raises(ZeroDivisionError), full_graph(model, dataset):
+        raise ZeroDivisionError
+    assert torch.equal(model(data.x, data.edge_index), before)
+
+
+def test_rows_that_nothing_depends_on_are_not_computed() -> None:
+    """A path: the output of node 3 reads nodes 2 and 1 by two layers, and no others."""
+    data = full_jobs.graph()
+    data.edge_index = torch.stack([torch.arange(59), torch.arange(1, 60)])
+    data.edge_attr = data.edge_weight = None
+    model = pyg.GraphSAGE(full_jobs.WIDTH, 4, 2)
+    seen = []
+    for conv in model.convs:
+        conv.register_propagate_forward_pre_hook(lambda m, i: seen.append(i[0].size(1)))
+    with full_graph(model, full_jobs.partition(data, 0, 1), nodes=torch.tensor([3])) as mine:
+        model(mine.x, mine.edge_index)
+    assert seen == [2, 1]
+
+
+def test_dropout_keeps_its_share() -> None:
+    data = full_jobs.graph(num_nodes=3000)
+    data.x = torch.ones(3000, 50)
+    model = torch.nn.Dropout(0.3).train()
+    with full_graph(model, full_jobs.partition(data, 0, 1)) as mine:
+        first, second = model(mine.x), model(mine.x)
+    assert (first == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
+    assert not torch.equal(first, second)
+    for axis in (0, 1):
+        assert ((first == 0).float().mean(axis) < 0.9).all()
+
+
+def test_a_graph_store_is_another_deployment() -> None:
+    with pytest.raises(WrongTypeError, match="DistDataset"), full_graph(torch.nn.Identity(), None):
+        pass

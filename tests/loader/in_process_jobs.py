@@ -1,0 +1,146 @@
+"""What the ranks of ``test_in_process.py`` do; a module, so that their processes can import it."""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import rank_jobs
+import torch
+import torch.distributed as dist
+from torch_geometric.data import Data
+
+from gigl_loader import (
+    ConfigError,
+    CustomSamplerOptions,
+    DistABLPLoader,
+    DistDataset,
+    DistNeighborLoader,
+    PeerError,
+    SamplingError,
+)
+from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.plan import SampleRequest
+from gigl_loader.testing import check_same_batches
+
+GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
+
+
+def linked(rank: int, size: int) -> DistDataset:
+    """Return a graph with labels, whole or this rank's part."""
+    pairs = torch.tensor([[i, (7 * i + 3) % 60] for i in range(60)]).t()
+    graph = GRAPH.to_pyg()
+    data = Data(x=graph.x, edge_index=graph.edge_index)
+    book = {} if size == 1 else {"partition_book": torch.arange(60) % size, "partition_idx": rank}
+    return DistDataset.from_pyg(data, supervision=(pairs, pairs.roll(1, 1)), **book)
+
+
+def same_batches_as_workers(rank: int, size: int) -> None:
+    for graph, edge_dir, given, how in CASES.values():
+        whole = DistNeighborLoader(
+            graph.dataset(edge_dir=edge_dir), input_nodes=given, **COMMON, **how
+        )
+        parts = DistNeighborLoader(
+            graph.partitions(size, edge_dir=edge_dir)[rank], input_nodes=given,
+            exchange="collective", **COMMON, **how,
+        )  # fmt: skip
+        with whole, parts:
+            _same_epochs(whole, parts, rank)
+    with (
+        DistABLPLoader(linked(0, 1), [2, 2], torch.arange(60), batch_size=7, seed=2) as whole,
+        DistABLPLoader(
+            linked(rank, size), [2, 2], torch.arange(60), batch_size=7, seed=2,
+            exchange="collective",
+        ) as parts,
+    ):  # fmt: skip
+        check_same_batches(whole, parts)
+
+
+def _same_epochs(whole: DistNeighborLoader, parts: DistNeighborLoader, rank: int) -> None:
+    assert len(whole) == len(parts)
+    check_same_batches(whole, parts)
+    whole.set_epoch(3)
+    for index, _ in enumerate(whole):  # an epoch that one rank breaks off, and others do not
+        if index == 1 and rank == 0:
+            break
+    parts.set_epoch(3)
+    for index, _ in enumerate(parts):
+        if index == 1 and rank == 0:
+            break
+    check_same_batches(whole, parts)
+    state = parts.state_dict()
+    parts.load_state_dict(state)
+    check_same_batches(whole, parts)
+
+
+def ranks_that_have_fewer_batches(rank: int, size: int) -> None:
+    for given in (torch.arange(9), torch.arange(1)):
+        with DistNeighborLoader(
+            GRAPH.partitions(size)[rank], [3, 3], given, batch_size=2, seed=1,
+            exchange="collective",
+        ) as loader:  # fmt: skip
+            for _ in range(3):
+                found = [batch.batch.tolist() for batch in loader]
+                everyone: list[Any] = [None] * size
+                dist.all_gather_object(everyone, found)
+                seeds = sorted(seed for part in everyone for batch in part for seed in batch)
+                assert seeds == given.tolist()
+
+
+def all_break_off(rank: int, size: int) -> None:
+    """Ranks that leave together wait for nobody: far more batches than any would sample."""
+    with DistNeighborLoader(
+        GRAPH.partitions(size)[rank], [3], torch.arange(60).repeat(2000), exchange="collective",
+    ) as loader:  # fmt: skip
+        for _ in range(3):
+            next(iter(loader))
+
+
+def _loader(rank: int, size: int, **how: Any) -> DistNeighborLoader:
+    return DistNeighborLoader(
+        GRAPH.partitions(size)[rank], [3, 3], torch.arange(60), batch_size=2, seed=1,
+        exchange="collective", **how,
+    )  # fmt: skip
+
+
+def a_rank_dies(rank: int, size: int) -> None:
+    loader = _loader(rank, size)
+    batches = iter(loader)
+    next(batches)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerError, match="a rank has ended"):
+        list(batches)
+    os._exit(0)  # the group is broken
+
+
+class Raising(NeighborSampler):
+    """Raises at the third batch of rank 1."""
+
+    def sample(self, request: SampleRequest) -> Any:
+        if dist.get_rank() == 1 and request.ticket.batch == 2:
+            raise ZeroDivisionError("on purpose")
+        return super().sample(request)
+
+
+def a_sampler_raises(rank: int, size: int) -> None:
+    options = CustomSamplerOptions("in_process_jobs.Raising", {})
+    kind, text = (SamplingError, "batch 2.*on purpose") if rank == 1 else (PeerError, "rank 1")
+    with _loader(rank, size, sampler_options=options) as loader, pytest.raises(kind, match=text):
+        list(loader)
+
+
+def different_epochs(rank: int, size: int) -> None:
+    with _loader(rank, size) as loader:
+        loader.set_epoch(rank)
+        with pytest.raises(ConfigError, match=r"they start \[0, 1\]"):
+            list(loader)
+
+
+def beside_other_collectives(rank: int, size: int) -> None:
+    """The trainer's collectives and the sampler's do not meet, whoever is first."""
+    with _loader(rank, size) as loader:
+        for batch in loader:
+            total = torch.tensor([batch.batch_size])
+            dist.all_reduce(total)
+            assert int(total) == 2 * size

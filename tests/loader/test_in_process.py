@@ -1,0 +1,122 @@
+"""Sampling in the training process: alone, and with other ranks by collectives."""
+
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import in_process_jobs
+import pytest
+import torch
+from in_process_jobs import CASES, COMMON, GRAPH, linked
+
+from gigl_loader import (
+    ConfigError,
+    CustomSamplerOptions,
+    DistABLPLoader,
+    DistNeighborLoader,
+    SamplingError,
+    UsageError,
+)
+from gigl_loader._glt import CollocatedDistSamplingWorkerOptions
+from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.testing import check_same_batches, run_ranks
+
+
+@pytest.mark.multiprocess
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("job", "world", "may_die"),
+    [
+        ("same_batches_as_workers", 2, []),
+        ("ranks_that_have_fewer_batches", 3, []),
+        ("all_break_off", 2, []),
+        ("a_rank_dies", 2, [1]),
+        ("a_sampler_raises", 2, []),
+        ("different_epochs", 2, []),
+        ("beside_other_collectives", 2, []),
+    ],
+)
+def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
+    run_ranks(
+        getattr(in_process_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
+        timeout_s=150,
+    )  # fmt: skip
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", CASES)
+def test_one_partition_gives_the_batches_of_workers(name: str) -> None:
+    graph, edge_dir, given, how = CASES[name]
+    make = {"dataset": graph.dataset(edge_dir=edge_dir), "input_nodes": given, **COMMON, **how}
+    with DistNeighborLoader(**make) as workers, DistNeighborLoader(**make, num_workers=0) as here:
+        assert isinstance(here.worker_options, CollocatedDistSamplingWorkerOptions)
+        for _ in range(2):
+            check_same_batches(workers, here)
+        it = iter(here)
+        first = [next(it) for _ in range(3)]
+        state = here.state_dict()
+        here.load_state_dict(state)
+        workers.set_epoch(2)
+        check_same_batches(workers, [*first, *here])
+        assert here.stats()["batches"] > 0
+        assert "workers=0" in repr(here)
+
+
+@pytest.mark.multiprocess
+def test_labels_too() -> None:
+    how = {"batch_size": 7, "seed": 2, "shuffle": True}
+    with (
+        DistABLPLoader(linked(0, 1), [2, 2], torch.arange(60), **how) as workers,
+        DistABLPLoader(linked(0, 1), [2, 2], torch.arange(60), num_workers=0, **how) as here,
+    ):
+        check_same_batches(workers, here)
+
+
+class Watched(NeighborSampler):
+    """Notes the threads that it runs in; raises where it is told to."""
+
+    threads: ClassVar[set[Any]] = set()
+    fails = False
+
+    def sample(self, request: Any) -> Any:
+        self.threads.add(threading.current_thread())
+        if self.fails:
+            raise ZeroDivisionError("on purpose")
+        return super().sample(request)
+
+
+def _watched(**how: Any) -> DistNeighborLoader:
+    options = CustomSamplerOptions(f"{__name__}.Watched", {})
+    return DistNeighborLoader(
+        GRAPH.dataset(), [2], num_workers=0, sampler_options=options, **how
+    )  # fmt: skip
+
+
+def test_it_samples_in_the_thread_that_asks() -> None:
+    Watched.threads.clear()
+    before = threading.active_count()
+    with _watched() as loader:
+        assert len(list(loader)) == 60
+        assert threading.active_count() == before
+    assert Watched.threads == {threading.current_thread()}
+
+
+def test_an_error_of_the_sampler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watched, "fails", True)
+    with (
+        _watched() as loader,
+        pytest.raises(SamplingError, match=r"in this process, epoch 0, batch 0, .*on purpose"),
+    ):
+        next(iter(loader))
+
+
+def test_after_shutdown_it_says_so() -> None:
+    loader = _watched()
+    loader.shutdown()
+    with pytest.raises(UsageError, match="was shut down"):
+        iter(loader)
+
+
+def test_another_partition_needs_collectives_or_workers() -> None:
+    with pytest.raises(ConfigError, match=r'partition 1 of 2: add exchange="collective"'):
+        DistNeighborLoader(GRAPH.partitions(2)[1], [2], num_workers=0)
