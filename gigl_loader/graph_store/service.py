@@ -196,7 +196,7 @@ class DistServer:
             if not is_label_edge_type(name)
         }
         for asked, column in ((config.with_weight, "weights"), (config.with_edge, "edge_ids")):
-            missing = [name for name, one in walked.items() if getattr(one, column) is None]
+            missing = [name for name, one in walked.items() if not _has(one, column)]
             if asked and missing:
                 raise ConfigError(f"edge types {missing} have no {column}, which were asked for")
 
@@ -524,18 +524,22 @@ class DistServer:
         return ports
 
 
+def _has(adjacency: Any, column: str) -> bool:
+    return adjacency.has_edge_ids if column == "edge_ids" else adjacency.weights is not None
+
+
 def padded_rows(adjacency: Any, nodes: Tensor) -> Tensor:
     """Return the neighbours of ``nodes`` as ``[len(nodes), most]`` int64, padded with -1."""
-    indptr = adjacency.indptr
-    known = nodes < indptr.numel() - 1  # ids past the end have no edge
-    rows = torch.where(known, nodes, 0)
+    indptr, rows = adjacency.indptr, adjacency.locate(nodes)
+    known = rows < indptr.numel() - 1  # ids past the end have no edge
+    rows = torch.where(known, rows, 0)
     starts = indptr[rows]
     counts = torch.where(known, indptr[rows + 1] - starts, 0) if indptr.numel() > 1 else nodes * 0
     most = int(counts.max()) if counts.numel() else 0
     table = nodes.new_full((nodes.numel(), most), -1)
     places = torch.arange(most)
     filled = places < counts[:, None]
-    table[filled] = adjacency.indices[(starts[:, None] + places)[filled]]
+    table[filled] = adjacency.indices[(starts[:, None] + places)[filled]].long()
     return table
 
 
