@@ -1,66 +1,63 @@
-# Every target makes the environment that it needs. A machine needs Python 3.11, make and git.
+# Every target makes the environment that it needs. A machine needs Python 3.11 to 3.14, make and git.
 #
 #   make demo              train on a partitioned graph with two processes
 #   make demo-graph-store  the same with a storage and a compute cluster, all on this machine
 #   make demo-links        link prediction
-#   make test              lint, types, tests
+#   make test              lint, types, tests: on Python 3.11, with graphlearn-torch
+#   make test-modern       the tests on a newer Python, without it (PYTHON=python3.13)
 #   make test-native       the tests with graphlearn-torch's native library loaded
 #   make docs              the site, into docs/_build/html
 #   make bench             the benchmarks in examples/benchmarks
+#
+# PYTHON=python3.12 names the interpreter; otherwise the newest that is found is taken.
 
-PYTHON ?= python3.11
-VENV ?= .venv
-NATIVE ?= .venv-native
-EXTRAS := dev,docs,examples,metis
-TORCHRUN = OMP_NUM_THREADS=1 $(VENV)/bin/torchrun --standalone --nproc-per-node 2
+PYTHON ?=
+NEWEST = .ci/in-venv $(or $(PYTHON),newest)
+TESTED = .ci/in-venv python3.11
+MODERN = .ci/in-venv $(or $(PYTHON),python3.13)
+NATIVE = VENV=.venv-native CONSTRAINTS=.ci/constraints-native.txt $(TESTED)
+TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links test lint docs bench test-native clean
+.PHONY: help venv demo demo-graph-store demo-links test lint docs bench test-modern test-native clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-# The stamp is written last, so an installation that was broken off starts again.
-$(VENV)/.stamp: pyproject.toml .ci/constraints.txt
-	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/python -m pip install -qq -c .ci/constraints.txt -e '.[$(EXTRAS)]'
-	touch $@
+venv:
+	@$(TESTED) true
 
-$(NATIVE)/.stamp: pyproject.toml .ci/constraints-native.txt
-	$(PYTHON) -m venv --clear $(NATIVE)
-	$(NATIVE)/bin/python -m pip install -qq -c .ci/constraints-native.txt -e '.[$(EXTRAS)]'
-	touch $@
+demo:
+	@$(TORCHRUN) examples/train_nodes.py $(ARGS)
 
-venv: $(VENV)/.stamp
+demo-graph-store:
+	@$(NEWEST) python examples/graph_store/demo.py $(ARGS)
 
-demo: $(VENV)/.stamp
-	$(TORCHRUN) examples/train_nodes.py $(ARGS)
+demo-links:
+	@$(TORCHRUN) examples/link_prediction.py $(ARGS)
 
-demo-graph-store: $(VENV)/.stamp
-	$(VENV)/bin/python examples/graph_store/demo.py $(ARGS)
-
-demo-links: $(VENV)/.stamp
-	$(TORCHRUN) examples/link_prediction.py $(ARGS)
-
-lint: $(VENV)/.stamp
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+lint:
+	$(TESTED) ruff check .
+	$(TESTED) ruff format --check .
+	$(TESTED) mypy
 
 test: lint
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(TESTED) python -m pytest $(ARGS)
 
-test-native: $(NATIVE)/.stamp
-	$(NATIVE)/bin/python -c 'from gigl_loader import _glt; assert _glt.native_available'
-	$(NATIVE)/bin/python -m pytest $(ARGS)
+test-modern:
+	$(MODERN) python -m pytest $(ARGS)
 
-docs: $(VENV)/.stamp
-	$(VENV)/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+test-native:
+	$(NATIVE) python -c 'from gigl_loader import _glt; assert _glt.native_available'
+	$(NATIVE) python -m pytest $(ARGS)
+
+docs:
+	$(TESTED) python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "built docs/_build/html/index.html"
 
-bench: $(VENV)/.stamp
-	@set -e; for script in examples/benchmarks/*/bench*.py; do echo "== $$script"; $(VENV)/bin/python $$script $(ARGS); done
+bench:
+	@set -e; for script in examples/benchmarks/*/bench*.py; do echo "== $$script"; $(NEWEST) python $$script $(ARGS); done
 
 clean:
-	rm -rf $(VENV) $(NATIVE) docs/_build
+	rm -rf .venv .venv-modern .venv-native docs/_build

@@ -54,7 +54,7 @@ class GraphDataModule(lightning.LightningDataModule):
     def _loader(self, split: str, **how: Any) -> DistNeighborLoader:
         loader = DistNeighborLoader(
             self._dataset, self._num_neighbors, self._dataset.split_node_ids(split),
-            batch_size=self._batch_size, seed=self._seed, process_start_gap_seconds=None,
+            batch_size=self._batch_size, seed=self._seed,
             pin_memory_device=torch.device("cpu"), **how,  # Lightning moves batches itself
         )  # fmt: skip
         self._loaders.append(loader)

@@ -119,7 +119,7 @@ class Loaders:
     def __init__(self, dataset: DistDataset, args: argparse.Namespace, seed: int) -> None:
         threads = max(1, len(os.sched_getaffinity(0)) // dist.get_world_size())
         how = {
-            "num_workers": args.workers, "process_start_gap_seconds": None, "seed": seed,
+            "num_workers": args.workers, "seed": seed,
             "num_cpu_threads": threads,
         }  # fmt: skip
         everything = [-1] * len(args.num_neighbors)

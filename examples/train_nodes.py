@@ -77,7 +77,6 @@ def make_loader(
         dataset,
         input_nodes=on_all_ranks(dataset.split_node_ids(split)),
         num_workers=args.workers,
-        process_start_gap_seconds=None,  # start when the rank before is ready: no fixed wait
         seed=args.seed,
         **how,
     )

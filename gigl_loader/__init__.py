@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from gigl_loader._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gigl_loader._memory import SharedMemoryError
     from gigl_loader.dataset.links import (
         LinkSplit,
         LinkSplits,
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
         GraphPartitionData,
         PartitionOutput,
     )
-    from gigl_loader.dataset.remote import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
     from gigl_loader.dataset.schema import (
         DEFAULT_HOMOGENEOUS_EDGE_TYPE,
         DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -55,12 +53,14 @@ if TYPE_CHECKING:
     from gigl_loader.loader.neighbor import DistNeighborLoader
     from gigl_loader.loader.profile import profile_workers
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+    from gigl_loader.memory.segments import SharedMemoryError
     from gigl_loader.options import (
         CustomSamplerOptions,
         KHopNeighborSamplerOptions,
         SamplerOptions,
     )
-    from gigl_loader.producer.producer import DistSamplingProducer
+    from gigl_loader.remote.dataset import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
+    from gigl_loader.workers.producer import DistSamplingProducer
 
 __all__ = [  # noqa: RUF022 - as sorted() sorts
     "ABLPInputNodes",
@@ -112,7 +112,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
 ]
 
 _NAMES = {
-    "_memory": ("SharedMemoryError",),
+    "memory.segments": ("SharedMemoryError",),
     "dataset.links": (
         "LinkSplit",
         "LinkSplits",
@@ -123,7 +123,7 @@ _NAMES = {
     "dataset.local": ("DistDataset",),
     "dataset.partition": ("partition_graph",),
     "dataset.parts": ("FeaturePartitionData", "GraphPartitionData", "PartitionOutput"),
-    "dataset.remote": ("ABLPInputNodes", "GraphStoreInfo", "RemoteDistDataset"),
+    "remote.dataset": ("ABLPInputNodes", "GraphStoreInfo", "RemoteDistDataset"),
     "dataset.schema": (
         "DEFAULT_HOMOGENEOUS_EDGE_TYPE",
         "DEFAULT_HOMOGENEOUS_NODE_TYPE",
@@ -155,7 +155,7 @@ _NAMES = {
     "loader.profile": ("profile_workers",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
     "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
-    "producer.producer": ("DistSamplingProducer",),
+    "workers.producer": ("DistSamplingProducer",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

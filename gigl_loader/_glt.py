@@ -1,7 +1,11 @@
 """The door to graphlearn-torch (GLT): nothing else imports it or uses its private names.
 
-GLT 0.2.4 cannot be imported as it is on most machines. This module imports it on any torch from 2.4
-on, with or without CUDA, and leaves the process as it found it:
+GLT is optional. Its wheels are for Python up to 3.11 on x86-64; where it is not installed, the
+names in `EXPORTS` are classes of our own with the same fields and meaning, from
+`gigl_loader._glt_classes`.
+
+Where it is installed, GLT 0.2.4 cannot be imported as it is on most machines. This module imports
+it on any torch from 2.4 on, with or without CUDA, and leaves the process as it found it:
 
 - GLT converts COO to CSR through ``torch_sparse``, which has no wheels for new torch releases and
   takes long to compile. Where it is not installed, a stand-in with that one conversion takes its
@@ -14,7 +18,8 @@ on, with or without CUDA, and leaves the process as it found it:
   called, except for the graph handle that ``init_graph(graph_mode="CPU")`` builds and never uses.
 - GLT sets ``TORCH_CPP_LOG_LEVEL`` in the environment. It is put back.
 
-Names come through `EXPORTS`: ``from gigl_loader._glt import DistLoader``. A test walks that table.
+Names come through `EXPORTS`: ``from gigl_loader._glt import DistLoader``. A test walks that table,
+and one contract test holds the two sets of classes side by side.
 """
 
 import importlib
@@ -23,6 +28,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from types import ModuleType
@@ -31,6 +37,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from gigl_loader._glt_parts import row_major_order, row_offsets
 from gigl_loader.errors import ConfigError, NativeLibraryError, UsageError
 
 _GLT = "graphlearn_torch"
@@ -38,7 +45,7 @@ _NATIVE = f"{_GLT}.py_graphlearn_torch"
 _SUPPORTED = "graphlearn-torch==0.2.4"
 
 _NAMES = {
-    "channel.base": ("ChannelBase", "SampleMessage"),
+    "channel.base": ("ChannelBase",),
     "data.dataset": ("Dataset",),
     "data.feature": ("Feature",),
     "data.graph": ("Graph", "Topology"),
@@ -62,35 +69,55 @@ _NAMES = {
         "SamplingConfig",
         "SamplingType",
     ),
-    "typing": ("FeaturePartitionData", "GraphPartitionData", "reverse_edge_type"),
-    "utils.tensor": ("id2idx",),
+    "typing": ("reverse_edge_type",),
     "utils.units": ("parse_size",),
 }
 
 EXPORTS = {name: module for module, names in _NAMES.items() for name in names}
 """Every name of GLT that gigl_loader uses, and the module below ``graphlearn_torch`` it is from."""
 
+available: bool
+"""Whether GLT itself is behind the names; False: `gigl_loader._glt_classes` is."""
+
 native_available: bool
 """Whether GLT's native library is loaded. Nothing in gigl_loader's own path needs it."""
 
 
-class _MissingPackageError(UsageError, ImportError):
-    """graphlearn-torch is not installed."""
+_GLT_ONLY = ("RandomPartitioner", "load_partition")
+"""Names without a class of our own: tests read and write GLT's own partition files with them."""
 
 
 def __getattr__(name: str) -> Any:
-    module = EXPORTS.get(name)
-    if module is None:
+    if name not in EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; is it in EXPORTS?")
+    value = _from_glt(name) if available else _own(name)
+    globals()[name] = value
+    return value
+
+
+def _from_glt(name: str) -> Any:
+    module = EXPORTS[name]
     try:
-        value = getattr(importlib.import_module(f"{_GLT}.{module}"), name)
+        return getattr(importlib.import_module(f"{_GLT}.{module}"), name)
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"graphlearn-torch {importlib.metadata.version('graphlearn-torch')} has no "
             f"{_GLT}.{module}.{name}, which gigl_loader uses; run: pip install '{_SUPPORTED}'"
         ) from error
-    globals()[name] = value
-    return value
+
+
+def _own(name: str) -> Any:
+    if name in _GLT_ONLY:
+        raise UsageError(
+            f"{_GLT}.{EXPORTS[name]}.{name} needs graphlearn-torch, which is not installed. Its "
+            f"wheels are for x86-64 Linux and Python up to 3.11 (this is {_python()}); with one of "
+            f"those, run: pip install '{_SUPPORTED}'"
+        )
+    return getattr(importlib.import_module("gigl_loader._glt_classes"), name)
+
+
+def _python() -> str:
+    return ".".join(map(str, sys.version_info[:3]))
 
 
 # --- torch_sparse: one conversion -----------------------------------------------------------------
@@ -135,17 +162,9 @@ class _SparseTensor:
                     f"edge {name} indices must be in [0, {size}), "
                     f"got {int(index.min())} to {int(index.max())}"
                 )
-        order = _row_major_order(row, col, sparse_sizes)
-        rowptr = row.new_zeros(num_rows + 1)
-        torch.cumsum(torch.bincount(row, minlength=num_rows), dim=0, out=rowptr[1:])
+        order = row_major_order(row, col, sparse_sizes)
+        rowptr = row_offsets(row, num_rows)
         self.storage = _CsrStorage(rowptr, col[order], None if value is None else value[order])
-
-
-def _row_major_order(row: Tensor, col: Tensor, sizes: tuple[int, int]) -> Tensor:
-    if sizes[0] * sizes[1] < 2**63:  # one key fits
-        return torch.argsort(row * sizes[1] + col, stable=True)
-    order = torch.argsort(col, stable=True)
-    return order[torch.argsort(row[order], stable=True)]
 
 
 def _find_torch_sparse() -> ModuleType:
@@ -276,26 +295,19 @@ def _restoring(mapping: MutableMapping[str, Any], key: str) -> Iterator[None]:
             mapping.pop(key, None)
 
 
-def _import_glt() -> None:
-    """Import ``graphlearn_torch`` with the stand-ins that this machine needs.
-
-    Raises:
-        UsageError: It is not installed. (Also an ImportError.)
-    """
-    if _GLT in sys.modules:  # the caller imported it, so it works here
-        return
+def _find_glt() -> list[str] | None:
+    """Return where ``graphlearn_torch`` is installed; None: it is not."""
     spec = importlib.util.find_spec(_GLT)
-    if spec is None or not spec.submodule_search_locations:
-        raise _MissingPackageError(
-            "graphlearn-torch is not installed, and gigl_loader builds on its Python layer. Its "
-            f"wheels are for Linux and Python up to 3.11 (this is {sys.version.split()[0]}); with "
-            f"one of those, run: pip install '{_SUPPORTED}'"
-        )
+    return list(spec.submodule_search_locations or ()) if spec else None
+
+
+def _import_glt(search_path: list[str]) -> None:
+    """Import ``graphlearn_torch`` with the stand-ins that this machine needs."""
     # What GLT imports comes first, so that no other module meets the stand-ins.
     importlib.import_module("torch.distributed.rpc")
     importlib.import_module("torch_geometric.data")
     torch_sparse = _find_torch_sparse()
-    native = sys.modules.get(_NATIVE) or _load_native(list(spec.submodule_search_locations))
+    native = sys.modules.get(_NATIVE) or _load_native(search_path)
     sys.modules[_NATIVE] = native
     try:
         with (
@@ -312,7 +324,32 @@ def _import_glt() -> None:
     vars(package)["py_graphlearn_torch"] = native
 
 
-_import_glt()
-native_available = not hasattr(sys.modules[_NATIVE], "_gigl_loader_reason")
-native_reason: str | None = getattr(sys.modules[_NATIVE], "_gigl_loader_reason", None)
-"""Why it is not loaded; None where it is."""
+def _try_glt() -> bool:
+    """Import GLT if it is installed. One that does not import is worth a warning, not an end."""
+    if sys.modules.get(_GLT) is not None:  # the caller imported it, so it works here
+        return True
+    search_path = _find_glt()
+    if not search_path:
+        return False
+    try:
+        _import_glt(search_path)
+    except Exception as error:
+        warnings.warn(
+            f"graphlearn-torch is installed and cannot be imported ({error}); gigl_loader goes on "
+            f"with classes of its own. GLT's own loaders and partitioners need: pip install "
+            f"'{_SUPPORTED}'",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+available = _try_glt()
+native_reason: str | None
+"""Why the native library is not loaded; None where it is."""
+if available:
+    native_reason = getattr(sys.modules[_NATIVE], "_gigl_loader_reason", None)
+else:
+    native_reason = "graphlearn-torch is not installed"
+native_available = native_reason is None

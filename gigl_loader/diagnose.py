@@ -28,6 +28,7 @@ _PACKAGES = (
     "gigl_loader", "torch", "torch_geometric", "graphlearn-torch", "numba", "numpy",
     "typing_extensions",
 )  # fmt: skip
+_OPTIONAL = ("graphlearn-torch",)
 _FEW_FILES = 1024
 """Fewer open files than this are soon used up: a batch in a process of its own holds one."""
 _FEW_MAPS = 65530
@@ -51,12 +52,12 @@ class Finding(NamedTuple):
 def versions() -> Iterator[Finding]:
     """Report the system, the interpreter and the packages."""
     yield Finding("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
-    yield Finding("python", platform.python_version(), bad=sys.version_info < (3, 10))
+    yield Finding("python", platform.python_version(), bad=sys.version_info < (3, 11))
     for package in _PACKAGES:
         try:
             yield Finding(package, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(package, "not installed", bad=True)
+            yield Finding(package, "not installed", bad=package not in _OPTIONAL)
     yield Finding("GPUs", _gpus())
 
 
@@ -72,10 +73,11 @@ def _gpus() -> str:
 
 def glt_door() -> Iterator[Finding]:
     """Report whether graphlearn-torch can be imported, and its native library loaded."""
-    try:
-        from gigl_loader import _glt
-    except ImportError as error:
-        yield Finding("Python layer", str(error), bad=True)
+    from gigl_loader import _glt
+
+    if not _glt.available:
+        own = "not installed, and no loader needs it: gigl_loader's own classes take its place"
+        yield Finding("Python layer", own)
         return
     missing = [name for name in _glt.EXPORTS if not _has(_glt, name)]
     found = f"lacks {missing}" if missing else f"imported, {len(_glt.EXPORTS)} names found"
@@ -130,11 +132,11 @@ def memory() -> Iterator[Finding]:
 
 
 def _memfd() -> Finding:
-    from gigl_loader import _memory
+    from gigl_loader.memory import segments
 
     nbytes = 64 * 2**20
     try:
-        os.close(_memory.create_memfd(nbytes))
+        os.close(segments.create_memfd(nbytes))
     except (OSError, AttributeError) as error:
         return Finding("shared memory", f"cannot be made (memfd_create): {error}", bad=True)
     return Finding("shared memory", f"memfd_create works, {_size(nbytes)} reserved for a trial")
@@ -177,6 +179,7 @@ def network() -> Iterator[Finding]:
     for host in dict.fromkeys((address, "127.0.0.1")):
         yield _connects(host)
     yield _master()
+    yield _gloo()
     try:
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     except (OSError, ValueError):
@@ -194,6 +197,24 @@ def _connects(host: str) -> Finding:
     except OSError as error:
         return Finding("connect", f"to {host}: {error}; is a firewall in the way?", bad=True)
     return Finding("connect", f"to {host}: a port can be opened and reached")
+
+
+def _gloo() -> Finding:
+    """Report whether gloo would have other machines connect to themselves."""
+    from gigl_loader._gloo import VARIABLE, interface_needed
+
+    host = socket.gethostname()
+    if VARIABLE in os.environ:
+        return Finding("gloo", f"listens on {os.environ[VARIABLE]} ({VARIABLE})")
+    name = interface_needed(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    if name is None:
+        return Finding("gloo", f"listens where the name of this host, {host!r}, leads")
+    return Finding(
+        "gloo",
+        f"the name of this host, {host!r}, leads to a loopback address: other machines would "
+        f"connect to themselves; export {VARIABLE}={name}",
+        bad=True,
+    )
 
 
 def _master() -> Finding:
@@ -264,7 +285,7 @@ def _sample(seconds: float, num_workers: int, held: "Footprint") -> Iterator[Fin
     began = time.perf_counter()
     with DistNeighborLoader(
         DistDataset.from_pyg(data), [10, 5], num_workers=num_workers, batch_size=512, shuffle=True,
-        process_start_gap_seconds=None, timeout=60.0,
+        timeout=60.0,
     ) as loader:  # fmt: skip
         yield Finding("workers", f"{num_workers} ready after {time.perf_counter() - began:.1f} s")
         held.look(os.getpid(), itself=False)

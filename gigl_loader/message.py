@@ -6,8 +6,11 @@ a heterogeneous one each is prefixed by its type, ``"paper.x"`` or
 loader goes under ``#META.<name>`` and ends as an attribute of the batch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 
@@ -31,7 +34,10 @@ EDGE_FEATURES = "edge_attr"
 BATCH = "batch"
 """``[batch_size]`` int64, the seeds' global ids, of the input type."""
 INPUT_ID = "input_id"
-"""``[batch_size]`` int64, where each seed stands in the loader's input."""
+"""``[batch_size]`` int64, where each seed stands in the loader's input. A column of that name may
+come with the seeds, and is then what the batch has."""
+ATTRIBUTE = "@"
+"""Before the name of a further attribute of nodes or edges, one row for each; a name has no dot."""
 NODES_PER_HOP = "num_sampled_nodes"
 """``[hops + 1]`` int64."""
 EDGES_PER_HOP = "num_sampled_edges"
@@ -84,3 +90,21 @@ class Received:
     ticket: BatchTicket
     message: SampleMessage
     stats: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a message: its size is known before its memory, which ``write`` then fills."""
+
+    key: str
+    dtype: str
+    """A type by torch's name: ``"float32"``."""
+    shape: tuple[int, ...]
+    write: Callable[[Any], Any]
+    """Takes a numpy array of that shape and of the type's storage dtype (`memory.segments`)."""
+
+    @classmethod
+    def of(cls, key: str, values: Any) -> "Field":
+        """Return a field that copies ``values``: an array, or what numpy can make one of."""
+        array = np.asarray(values)
+        return cls(key, array.dtype.name, array.shape, lambda out: np.copyto(out, array))

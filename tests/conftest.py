@@ -9,7 +9,11 @@ settings.load_profile("gigl_loader")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from gigl_loader import _glt
 
-    here = {"gpu": torch.cuda.is_available(), "native": _glt.native_available}
+    here = {
+        "gpu": torch.cuda.is_available(),
+        "glt": _glt.available,
+        "native": _glt.native_available,
+    }
     for item in items:
         for marker, available in here.items():
             if item.get_closest_marker(marker) and not available:

@@ -7,6 +7,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.message import (
+    ATTRIBUTE,
     BATCH,
     EDGE,
     EDGE_FEATURES,
@@ -31,7 +32,7 @@ def to_data(message: SampleMessage) -> Data:
     data = Data()
     _fill_nodes(data, message, None)
     _fill_edges(data, message, None)
-    _add_meta(data, message)
+    _add_rest(data, message, {"": data})
     return data
 
 
@@ -53,7 +54,9 @@ def to_hetero_data(
     # per store, as PyG has it, and over all types, as GLT has it
     data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
     data.num_sampled_edges = {t: data[t].num_sampled_edges for t in edge_types}
-    _add_meta(data, message)
+    graph_types: list[NodeType | EdgeType] = [*node_types, *edge_types]
+    stores = {key("", graph_type): data[graph_type] for graph_type in graph_types}
+    _add_rest(data, message, stores)
     return data
 
 
@@ -86,7 +89,16 @@ def _ints(counts: Tensor) -> list[int]:
     return values
 
 
-def _add_meta(data: Any, message: SampleMessage) -> None:
+def _add_rest(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None:
+    """Add what has no place of its own: further attributes to their stores, by prefix, and META."""
     for name, value in message.items():
         if name.startswith(META):
             data[name[len(META) :]] = value
+            continue
+        start = name.rfind(".") + 1
+        if name.startswith(ATTRIBUTE, start):
+            attribute = name[start + len(ATTRIBUTE) :]
+            # rows come first in a message; PyG has those of an "index" attribute last
+            store = stores[name[:start]]
+            dim = data.__cat_dim__(attribute, value, store)
+            store[attribute] = value.movedim(0, dim) if dim else value

@@ -8,10 +8,15 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import Feature, Graph, RangePartitionBook, Topology
-from gigl_loader._tensors import share_tensor
 from gigl_loader.dataset._books import read_book
-from gigl_loader.dataset._build import canonical, is_canonical
-from gigl_loader.dataset._pieces import SPLITS, is_labeled_homogeneous
+from gigl_loader.dataset._build import canonical, is_canonical, make_rows
+from gigl_loader.dataset._pieces import (
+    SPLITS,
+    WEIGHT_NAMES,
+    count_classes,
+    is_labeled_homogeneous,
+    warn_not_carried,
+)
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -23,6 +28,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.tensors import share_tensor
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +168,8 @@ def _feature(rows: Rows, num_ids: int) -> Any:
         index = torch.full((max(num_ids, int(ids.max()) + 1 if ids.numel() else 0),), -1)
         index[ids] = torch.arange(ids.numel())
         index = share_tensor(index)
-    return Feature(rows.values, index, with_gpu=False, dtype=rows.values.dtype)
+    values = rows.values.unsqueeze(1) if rows.values.dim() == 1 else rows.values  # GLT wants 2-D
+    return Feature(values, index, with_gpu=False, dtype=values.dtype)
 
 
 def _labels(rows: Rows, num_ids: int) -> Any:
@@ -240,6 +247,7 @@ def read_glt(dataset: Any) -> tuple[PartitionView, Splits]:
         getattr(dataset, "edge_pb", None), DEFAULT_HOMOGENEOUS_EDGE_TYPE, num_partitions, "edge_pb"
     )
     adjacency = {t: _read_graph(t, graph, edge_dir, num_nodes) for t, graph in graphs.items()}
+    edge_books = edge_books if several else {}
     labeled = is_labeled_homogeneous(num_nodes, list(adjacency))
     view = PartitionView(
         is_heterogeneous=isinstance(dataset.graph, dict) and not labeled,
@@ -249,12 +257,14 @@ def read_glt(dataset: Any) -> tuple[PartitionView, Splits]:
         num_nodes=num_nodes,
         adjacency=adjacency,
         node_books=node_books if several else {},
-        edge_books=edge_books if several else {},
+        edge_books=edge_books,
         node_features=features,
         node_labels=labels,
         edge_features=_read_features(
             dataset.edge_features, DEFAULT_HOMOGENEOUS_EDGE_TYPE, num_partitions
         ),
+        edge_attributes=_read_weights(adjacency, edge_books, num_partitions),
+        num_classes=count_classes(labels),
     )
     return view, read_splits(dataset)
 
@@ -316,6 +326,26 @@ def _read_feature(feature: Any, num_partitions: int, key: Any) -> Rows:
         )
     index = None if index is None else share_tensor(index.cpu())
     return Rows(share_tensor(values), index, num_partitions == 1)
+
+
+def _read_weights(
+    adjacency: dict[EdgeType, Adjacency], books: dict[EdgeType, Book], num_partitions: int
+) -> dict[tuple[EdgeType, str], Rows]:
+    """Return the edges' weights by edge id, a copy, as batches carry them."""
+    found = {}
+    for edge_type, edges in adjacency.items():
+        if edges.weights is None or is_label_edge_type(edge_type):
+            continue
+        if edges.edge_ids is None or (num_partitions > 1 and edge_type not in books):
+            reason = "there are no edge ids, or no edge partition book"
+            warn_not_carried({f"weights of {edge_type}": reason}, stacklevel=4)
+            continue
+        past = int(edges.edge_ids.max()) + 1 if edges.edge_ids.numel() else 0
+        num_ids = books[edge_type].num_ids if edge_type in books else past
+        order = torch.argsort(edges.edge_ids)
+        rows = make_rows(edges.weights[order], edges.edge_ids[order], num_ids)
+        found[edge_type, WEIGHT_NAMES[0]] = rows
+    return found
 
 
 def _read_labels(value: Any, num_partitions: int) -> dict[NodeType, Rows]:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gigl_loader._tensors import share_tensor
 from gigl_loader.dataset._build import make_book
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.memory.tensors import share_tensor
 
 
 def read_book(value: Any, num_partitions: int, where: str) -> Book:

@@ -1,13 +1,14 @@
 """Tensor work behind datasets: adjacency in canonical order, books, row indexes, shared memory."""
 
 import os
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from gigl_loader._memory import create_memfd
-from gigl_loader._tensors import map_shared_tensor, share_tensor
 from gigl_loader.dataset.view import Adjacency, Book, Rows
+from gigl_loader.memory.segments import create_memfd
+from gigl_loader.memory.tensors import map_shared_tensor, share_tensor
 
 _KEY_LIMIT = 2**63 - 1
 
@@ -115,22 +116,34 @@ def canonical(adjacency: Adjacency, num_cols: int) -> Adjacency:
     )
 
 
-def make_rows(values: Tensor, ids: Tensor | None, num_ids: int) -> Rows:
+def make_rows(values: Tensor, ids: Tensor | None, num_ids: int, like: Iterable[Rows] = ()) -> Rows:
     """Return the rows of one matrix in shared memory, found by global id.
 
     Args:
         values: ``[num_rows, ...]``.
-        ids: ``[num_rows]`` int64; None: row ``i`` belongs to id ``i``, and all ids are here.
+        ids: ``[num_rows]`` int64, each once, below ``num_ids``; None: row ``i`` belongs to id
+            ``i``, and all ids are here.
         num_ids: Ids there are over all partitions.
+        like: Matrices of the same ids, as a rule: the index of one that fits is shared.
     """
     if ids is not None and ids.numel() == num_ids and torch.equal(ids, torch.arange(num_ids)):
         ids = None
     if ids is None:
         return Rows(share_tensor(values.contiguous()), None, True)
-    index = empty_shared((num_ids,), torch.int64)
-    index.fill_(-1)
-    index[ids] = torch.arange(ids.numel())
+    places = torch.arange(ids.numel())
+    index = next((rows.index for rows in like if _finds(rows, ids, places, num_ids)), None)
+    if index is None:
+        index = empty_shared((num_ids,), torch.int64)
+        index.fill_(-1)
+        index[ids] = places
     return Rows(share_tensor(values.contiguous()), index, ids.numel() == num_ids)
+
+
+def _finds(rows: Rows, ids: Tensor, places: Tensor, num_ids: int) -> bool:
+    """Return whether ``rows`` has an index that finds ``ids`` at ``places``, and nothing else."""
+    if rows.index is None or rows.index.numel() != num_ids or len(rows.values) != ids.numel():
+        return False
+    return torch.equal(rows.index[ids], places)
 
 
 def make_book(table: Tensor, num_partitions: int) -> Book:

@@ -15,6 +15,15 @@ def check_tensor(value: Any, where: str) -> Tensor:
         raise WrongTypeError(f"{where} must be a torch.Tensor, got {type(value).__name__}")
     if value.layout != torch.strided:
         raise ConfigError(f"{where} is sparse ({value.layout}): pass value.to_dense()")
+    if value.is_quantized:
+        raise ConfigError(
+            f"{where} is quantised ({value.dtype}), which samplers cannot read: pass "
+            "value.dequantize(), or value.int_repr() and its scale apart"
+        )
+    if value.is_meta:
+        raise ConfigError(
+            f"{where} is on the meta device, which holds shapes and no data: load the data first"
+        )
     return value.detach().cpu()
 
 
@@ -53,14 +62,14 @@ def check_edge_index(value: Any, num_src: int | None, num_dst: int | None, where
 
 
 def check_matrix(value: Any, num_rows: int, what: str, where: str) -> Tensor:
-    """Return ``value`` where it has ``num_rows`` rows; 1-D becomes one column."""
+    """Return ``value`` where it has ``num_rows`` rows; of any shape beyond that, 1-D too."""
     matrix = check_tensor(value, where)
     if matrix.dim() == 0 or matrix.size(0) != num_rows:
         raise ConfigError(
             f"{where} must have one row per {what}: {num_rows} expected, "
             f"got shape {tuple(matrix.shape)}"
         )
-    return matrix.unsqueeze(1) if matrix.dim() == 1 else matrix
+    return matrix
 
 
 def check_weights(value: Any, num_edges: int, where: str) -> Tensor:
@@ -106,6 +115,12 @@ def check_partitions(num_partitions: Any, partition_idx: Any) -> None:
             f"partition_idx must be in [0, {num_partitions}) for {num_partitions} partition(s), "
             f"got {partition_idx}"
         )
+
+
+def check_count(value: Any, where: str) -> None:
+    """Raise `ConfigError` unless ``value`` is an integer above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{where} must be an integer > 0, got {value!r}")
 
 
 def check_edge_dir(edge_dir: Any) -> None:

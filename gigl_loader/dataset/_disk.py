@@ -12,14 +12,16 @@ Ours, which GLT ignores::
     part<k>/gigl_loader/node_labels/<type>.pt         {"values", "ids"}
     part<k>/gigl_loader/splits/<split>/<type>.pt      ids
     part<k>/gigl_loader/label_edges/<type>.pt         [2, n], anchors first
+    part<k>/gigl_loader/node_attributes/<type>.pt     {"ids", "values": {name: [n, ...]}}
+    part<k>/gigl_loader/edge_attributes/<type>.pt     the same; edge_weight as float32 is weights.pt
 """
 
 import io
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,6 +48,8 @@ FORMAT_VERSION = 1
 EXTRAS_FILE = "gigl_loader.json"
 EXTRAS_DIR = "gigl_loader"
 CHUNK_BYTES = 64 * 1024 * 1024
+
+_T = TypeVar("_T")
 
 
 def read_partition(
@@ -185,6 +189,27 @@ class _Reader:
             edge_type = (parts[0], parts[1], parts[2])
             path = folder / "label_edges" / f"{edge_type_str(edge_type)}.pt"
             pieces.label_edges[edge_type] = load_tensor(path)
+        # what follows is missing in directories of the first gigl_loader
+        for node_type, names in self.extras.get("node_attributes", []):
+            path = folder / "node_attributes" / f"{node_type}.pt"
+            for name, part in _load_attributes(path, names):
+                pieces.node_attributes[node_type, name] = part
+        for parts, names in self.extras.get("edge_attributes", []):
+            edge_type = (parts[0], parts[1], parts[2])
+            path = folder / "edge_attributes" / f"{edge_type_str(edge_type)}.pt"
+            for name, part in _load_attributes(path, names):
+                pieces.edge_attributes[edge_type, name] = part
+        pieces.num_classes = dict(self.extras.get("num_classes", {}))
+        self._flatten(pieces)
+
+    def _flatten(self, pieces: Pieces) -> None:
+        """Give features that had one dimension, which GLT's format has no place for, theirs."""
+        assert self.extras is not None
+        for node_type in self.extras.get("flat_nodes", []):
+            pieces.node_features[node_type] = _flat(pieces.node_features[node_type])
+        for parts in self.extras.get("flat_edges", []):
+            edge_type = (parts[0], parts[1], parts[2])
+            pieces.edge_features[edge_type] = _flat(pieces.edge_features[edge_type])
 
     def _read_label_file(self, pieces: Pieces, files: Any) -> None:
         by_type = files if isinstance(files, dict) else {self.node_types[0]: files}
@@ -308,6 +333,19 @@ def _load_features(folder: Path) -> FeaturePartitionData:
     return FeaturePartitionData(feats.unsqueeze(1) if feats.dim() == 1 else feats, ids)
 
 
+def _load_attributes(path: Path, names: list[str]) -> Iterator[tuple[str, FeaturePartitionData]]:
+    """Yield the attributes in a file with their names."""
+    found = _torch_load(path)
+    if not isinstance(found, dict) or not set(names) <= set(found.get("values", ())):
+        raise ConfigError(f"{path} is damaged: it does not hold {names}")
+    for name in names:
+        yield name, FeaturePartitionData(found["values"][name], found.get("ids"))
+
+
+def _flat(rows: FeaturePartitionData) -> FeaturePartitionData:
+    return FeaturePartitionData(rows.feats.reshape(-1), rows.ids)
+
+
 def type_str(key: NodeType | EdgeType) -> str:
     """Return a type as GLT writes it in paths."""
     return key if isinstance(key, str) else edge_type_str(key)
@@ -369,6 +407,23 @@ def _write_extras(folder: Path, pieces: Pieces) -> None:
             save_tensor(folder / "splits" / split / f"{node_type}.pt", ids)
     for edge_type, labels in pieces.label_edges.items():
         save_tensor(folder / "label_edges" / f"{edge_type_str(edge_type)}.pt", labels)
+    for group, attributes in (
+        ("node_attributes", pieces.node_attributes), ("edge_attributes", pieces.edge_attributes),
+    ):  # fmt: skip
+        for key, named in attributes_by_type(attributes).items():
+            ids = next(iter(named.values())).ids
+            values = {name: rows.feats.clone() for name, rows in named.items()}
+            path = folder / group / f"{type_str(key)}.pt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({"values": values, "ids": None if ids is None else ids.clone()}, path)
+
+
+def attributes_by_type(attributes: Mapping[tuple[Any, str], _T]) -> dict[Any, dict[str, _T]]:
+    """Return attributes by type, then by name."""
+    found: dict[Any, dict[str, _T]] = {}
+    for (key, name), value in attributes.items():
+        found.setdefault(key, {})[name] = value
+    return found
 
 
 def _write_features(folder: Path, rows: FeaturePartitionData) -> None:
@@ -378,5 +433,6 @@ def _write_features(folder: Path, rows: FeaturePartitionData) -> None:
     step = max(1, CHUNK_BYTES // row_bytes)
     with (folder / "feats.pkl").open("wb") as feats, (folder / "ids.pkl").open("wb") as id_file:
         for start in range(0, max(ids.numel(), 1), step):
-            pickle.dump(rows.feats[start : start + step].clone(), feats)
+            chunk = rows.feats[start : start + step]
+            pickle.dump(chunk.reshape(-1, 1) if chunk.dim() == 1 else chunk.clone(), feats)
             pickle.dump(ids[start : start + step].clone(), id_file)

@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader._memory import Array, nbytes_of
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array, nbytes_of
 
 FORMAT_VERSION = 2
 ROOT_FILE = "gigl_loader.json"

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gigl_loader._tensors import as_array, bytes_of, dtype_name, dtype_named, map_file, share_tensor
 from gigl_loader.dataset._build import empty_shared, expand_rows
 from gigl_loader.dataset._checks import check_partitions
 from gigl_loader.dataset._mapped import (
@@ -18,6 +17,7 @@ from gigl_loader.dataset._mapped import (
     Part,
     array_path,
     check_sizes,
+    names_below,
     read_header,
     read_part,
     seal,
@@ -25,7 +25,14 @@ from gigl_loader.dataset._mapped import (
     write_array,
 )
 from gigl_loader.dataset._original import OriginalIds
-from gigl_loader.dataset._pieces import Pieces, expanded_end, is_labeled_homogeneous, make_view
+from gigl_loader.dataset._pieces import (
+    WEIGHT_NAMES,
+    Pieces,
+    expanded_end,
+    is_labeled_homogeneous,
+    make_view,
+    with_weights,
+)
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     EdgeDir,
@@ -36,13 +43,23 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.tensors import (
+    as_array,
+    bytes_of,
+    dtype_name,
+    dtype_named,
+    map_file,
+    share_tensor,
+)
 
 Memory = Literal["resident", "mapped"]
 Splits = dict[str, dict[NodeType, Tensor]]
 
 _INT32_IDS = 2**31 - 1
 _COLUMNS = ("indptr", "indices", "edge_ids", "weights")
-_ROWS = ("node_features", "node_labels", "edge_features")
+_ROWS = ("node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes")
+_LOOKUPS = "lookup"
+"""Folder of the arrays by which rows of a type are found, where several matrices have the same."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +85,7 @@ class MappedPart:
         check_partitions(self._header["num_partitions"], partition_idx)
         check_sizes(root, self._shared)
         self._part = read_part(root, self._header, partition_idx)
+        self._lookups: dict[str, Tensor | None] = {}
         self.run: str = self._header["run"]
         self.edge_dir: EdgeDir = self._header["edge_dir"]
         self._stop = threading.Event()
@@ -98,15 +116,39 @@ class MappedPart:
             indptr, indices, found["edge_ids"], found["weights"], **ranges,
         )  # fmt: skip
 
-    def _rows(self, kind: str, key: NodeType | EdgeType) -> Rows | None:
-        where = f"{kind}/{key if isinstance(key, str) else edge_type_str(key)}"
+    def _rows(self, kind: str, key: NodeType | EdgeType, name: str = "") -> Rows | None:
+        text = key if isinstance(key, str) else edge_type_str(key)
+        where = f"{kind}/{text}/{name}" if name else f"{kind}/{text}"
         values = self._own(f"{where}/values")
         if values is None:
             return None
         ranges = self._part.ranges.get(where, {})
         whole = self._header["num_partitions"] == 1
         index, ids = self._own(f"{where}/index"), self._own(f"{where}/ids")
+        if "lookup" in ranges:
+            lookup = self._lookup(text)
+            index, ids = (lookup, None) if kind.startswith("node") else (None, lookup)
         return Rows(values, index, whole, first=ranges.get("first", 0), ids=ids)
+
+    def _lookup(self, text: str) -> Tensor | None:
+        """Return what finds the rows of a type; the same tensor for all matrices."""
+        if text not in self._lookups:
+            self._lookups[text] = self._own(f"{_LOOKUPS}/{text}")
+        return self._lookups[text]
+
+    def _all_rows(self, kind: str, keys: list[Any]) -> dict[Any, Rows]:
+        found: dict[Any, Rows] = {}
+        for key in keys:
+            if not kind.endswith("attributes"):
+                rows = self._rows(kind, key)
+                found |= {} if rows is None else {key: rows}
+                continue
+            text = key if isinstance(key, str) else edge_type_str(key)
+            for below in names_below(self._part, f"{kind}/{text}"):
+                name, _, what = below.partition("/")
+                rows = self._rows(kind, key, name) if what == "values" else None
+                found |= {} if rows is None else {(key, name): rows}
+        return found
 
     def _book(self, kind: str, name: str, found: Any) -> Book:
         if found is not None:
@@ -122,8 +164,9 @@ class MappedPart:
         num_nodes: dict[NodeType, int] = dict(header["num_nodes"])
         rows: dict[str, dict[Any, Rows]] = {}
         for kind in _ROWS:
-            keys: list[Any] = list(adjacency) if kind == "edge_features" else list(num_nodes)
-            rows[kind] = {key: one for key in keys if (one := self._rows(kind, key)) is not None}
+            keys: list[Any] = list(adjacency) if kind.startswith("edge") else list(num_nodes)
+            rows[kind] = self._all_rows(kind, keys)
+        self._add_weights(rows["edge_attributes"], adjacency)
         labeled = is_labeled_homogeneous(num_nodes, list(adjacency))
         several = header["num_partitions"] > 1
         return PartitionView(
@@ -138,7 +181,18 @@ class MappedPart:
             node_features=rows["node_features"],
             node_labels=rows["node_labels"],
             edge_features=rows["edge_features"],
+            node_attributes=rows["node_attributes"],
+            edge_attributes=rows["edge_attributes"],
+            num_classes=dict(header.get("num_classes", {})),
         )
+
+    def _add_weights(self, rows: dict[Any, Rows], adjacency: dict[EdgeType, Adjacency]) -> None:
+        """Let batches carry weights where edge ids are positions: the array is the same."""
+        whole = self._header["num_partitions"] == 1
+        for edge_type, edges in adjacency.items():
+            if edges.weights is not None and edges.first_edge is not None:
+                weights = Rows(edges.weights, None, whole, first=edges.first_edge)
+                rows.setdefault((edge_type, WEIGHT_NAMES[0]), weights)
 
     def node_books(self) -> dict[NodeType, Book]:
         """Return the owners of nodes."""
@@ -198,6 +252,7 @@ class MappedPart:
             target: dict[Any, FeaturePartitionData] = getattr(pieces, name)
             for key, rows in getattr(view, name).items():
                 target[key] = FeaturePartitionData(rows.values, _ids_of(rows))
+        pieces.num_classes = dict(view.num_classes)
         return pieces
 
     # --- checksums --------------------------------------------------------------------------------
@@ -301,15 +356,32 @@ class MappedWriter:
         view = make_view(pieces)
         for edge_type, adjacency in view.adjacency.items():
             self._add_edges(folder, part, pieces, edge_type, adjacency)
-        for kind in ("node_features", "node_labels"):
-            for node_type, rows in getattr(view, kind).items():
-                _write_rows(folder, part, f"{kind}/{node_type}", rows)
-        for edge_type, given in pieces.edge_features.items():
-            _write_edge_rows(folder, part, f"edge_features/{edge_type_str(edge_type)}", given)
+        self._add_rows(folder, part, pieces, view)
         for split, by_type in pieces.splits.items():
             for node_type, ids in by_type.items():
                 write_array(folder, part, f"splits/{split}/{node_type}", ids.numpy())
         self._parts.append(part)
+
+    def _add_rows(self, folder: Path, part: Part, pieces: Pieces, view: PartitionView) -> None:
+        lookups = _Lookups(folder, part)
+        of_nodes: list[tuple[str, dict[Any, Rows]]] = [
+            ("node_features", view.node_features), ("node_labels", view.node_labels),
+            ("node_attributes", view.node_attributes),
+        ]  # fmt: skip
+        for kind, by_key in of_nodes:
+            for key, rows in by_key.items():
+                node_type, name = (key, "") if isinstance(key, str) else key
+                where = f"{kind}/{node_type}/{name}" if name else f"{kind}/{node_type}"
+                _write_rows(lookups, where, node_type, rows)
+        of_edges: list[tuple[str, dict[Any, FeaturePartitionData]]] = [
+            ("edge_features", pieces.edge_features), ("edge_attributes", with_weights(pieces)),
+        ]  # fmt: skip
+        for kind, parts in of_edges:
+            for key, given in parts.items():
+                edge_type, name = (key, "") if len(key) == 3 else key
+                text = edge_type_str(edge_type)
+                where = f"{kind}/{text}/{name}" if name else f"{kind}/{text}"
+                _write_edge_rows(lookups, where, text, given)
 
     def _add_edges(
         self, folder: Path, part: Part, pieces: Pieces, edge_type: EdgeType, found: Adjacency
@@ -356,6 +428,7 @@ class MappedWriter:
             "edge_types": [list(t) for t in (*pieces.edges, *pieces.label_edges)],
             "edge_bounds": edge_bounds,
             "original_ids": self._original,
+            "num_classes": pieces.num_classes,
         }
         seal(self._root, header, self._shared, self._parts)
 
@@ -368,28 +441,46 @@ class MappedWriter:
         return None
 
 
-def _write_values(folder: Path, part: Part, name: str, values: Tensor) -> None:
-    write_array(folder, part, name, as_array(values), dtype_name(values.dtype))
+class _Lookups:
+    """Writes the array that finds the rows of a type once, for all matrices that share it."""
+
+    def __init__(self, folder: Path, part: Part) -> None:
+        self.folder, self.part = folder, part
+        self._written: dict[str, Tensor] = {}
+
+    def add(self, where: str, text: str, lookup: Tensor, own: str) -> None:
+        """Note that the rows at ``where``, of the type ``text``, are found by ``lookup``."""
+        known = self._written.get(text)
+        if known is None:
+            write_array(self.folder, self.part, f"{_LOOKUPS}/{text}", lookup.numpy())
+            self._written[text] = known = lookup
+        if torch.equal(known, lookup):
+            self.part.ranges[where] = {"lookup": 1}
+        else:
+            write_array(self.folder, self.part, f"{where}/{own}", lookup.numpy())
 
 
-def _write_rows(folder: Path, part: Part, where: str, rows: Rows) -> None:
-    ids = _ids_of(rows)
-    values = rows.values
-    if ids is not None and ids.numel() and int(ids[-1]) - int(ids[0]) + 1 == ids.numel():
-        order = torch.argsort(ids)
-        part.ranges[where] = {"first": int(ids[order[0]])}
-        values = values[order]
+def _write_values(lookups: _Lookups, where: str, values: Tensor) -> None:
+    name, array = f"{where}/values", as_array(values)
+    write_array(lookups.folder, lookups.part, name, array, dtype_name(values.dtype))
+
+
+def _write_rows(lookups: _Lookups, where: str, node_type: NodeType, rows: Rows) -> None:
+    ids, values = _ids_of(rows), rows.values
+    if ids is not None and ids.numel() and int(ids.max()) - int(ids.min()) + 1 == ids.numel():
+        lookups.part.ranges[where] = {"first": int(ids.min())}
+        values = values[torch.argsort(ids)]
     elif rows.index is not None:
         narrow = rows.values.size(0) <= _INT32_IDS
         index = rows.index.to(torch.int32) if narrow else rows.index
-        write_array(folder, part, f"{where}/index", index.numpy())
-    _write_values(folder, part, f"{where}/values", values)
+        lookups.add(where, node_type, index, "index")
+    _write_values(lookups, where, values)
 
 
-def _write_edge_rows(folder: Path, part: Part, where: str, given: FeaturePartitionData) -> None:
+def _write_edge_rows(lookups: _Lookups, where: str, text: str, given: FeaturePartitionData) -> None:
     values, ids = given.feats, given.ids
     if ids is not None:
         order = torch.argsort(ids)
-        write_array(folder, part, f"{where}/ids", ids[order].numpy())
+        lookups.add(where, text, ids[order], "ids")
         values = values[order]
-    _write_values(folder, part, f"{where}/values", values)
+    _write_values(lookups, where, values)

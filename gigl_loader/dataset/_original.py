@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader._memory import Array, storage_dtype
 from gigl_loader.dataset._mapped import Part, array_path
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.memory.segments import Array, storage_dtype
 
 PARQUET = "ids/{node_type}.parquet"
 """Where the pairs (``id``, ``node``) of a type are, ascending by ``node``."""

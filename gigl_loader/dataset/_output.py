@@ -10,7 +10,6 @@ from gigl_loader.dataset._checks import (
     check_edge_type,
     check_ids,
     check_matrix,
-    check_tensor,
     check_weights,
 )
 from gigl_loader.dataset._pieces import Pieces, check_ownership, expanded_end
@@ -176,10 +175,9 @@ def _read_rows(pieces: Pieces, output: PartitionOutput) -> None:
             where = f"{name} of {node_type!r}"
             if node_type not in pieces.num_nodes:
                 raise ConfigError(f"{where}: there is no such node type")
-            keep = name == "partitioned_node_labels"
-            target[node_type] = _read_matrix(
-                pieces, part, pieces.num_nodes[node_type], where, keep_shape=keep
-            )
+            target[node_type] = _read_matrix(pieces, part, pieces.num_nodes[node_type], where)
+            if name == "partitioned_node_labels":
+                target[node_type] = _one_column(target[node_type])
     for edge_type, part in by_type(
         output.partitioned_edge_features, DEFAULT_HOMOGENEOUS_EDGE_TYPE
     ).items():
@@ -192,16 +190,18 @@ def _read_rows(pieces: Pieces, output: PartitionOutput) -> None:
         pieces.edge_features[edge_type] = _read_matrix(pieces, part, num_edges, where)
 
 
-def _read_matrix(
-    pieces: Pieces, part: Any, num_ids: int, where: str, *, keep_shape: bool = False
-) -> FeaturePartitionData:
+def _one_column(labels: FeaturePartitionData) -> FeaturePartitionData:
+    """Return labels of one column as GiGL's batches have them: with one dimension."""
+    if labels.feats.dim() == 2 and labels.feats.size(1) == 1:
+        return FeaturePartitionData(labels.feats.squeeze(1), labels.ids)
+    return labels
+
+
+def _read_matrix(pieces: Pieces, part: Any, num_ids: int, where: str) -> FeaturePartitionData:
     if not isinstance(part, FeaturePartitionData):
         raise WrongTypeError(f"{where} must be a FeaturePartitionData, got {type(part).__name__}")
     if part.ids is None and pieces.num_partitions > 1:
         raise ConfigError(f"{where} needs ids: several partitions share the rows")
     ids = None if part.ids is None else check_ids(part.ids, None, f"{where}, ids")
     num_rows = num_ids if ids is None else ids.numel()
-    feats = check_matrix(part.feats, num_rows, "id", where)
-    if keep_shape:
-        feats = check_tensor(part.feats, where)
-    return FeaturePartitionData(feats, ids)
+    return FeaturePartitionData(check_matrix(part.feats, num_rows, "id", where), ids)

@@ -1,6 +1,9 @@
 """One partition as loose tensors (`Pieces`), and how it becomes what workers read."""
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +24,10 @@ from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
 
 SPLITS = ("train", "val", "test")
+WEIGHT_NAMES = ("edge_weight", "weights")
+"""What weights are called in a PyG graph; without a name they are carried as the first."""
+
+_K = TypeVar("_K", NodeType, EdgeType, tuple[NodeType, str], tuple[EdgeType, str])
 
 
 @dataclass
@@ -44,6 +51,11 @@ class Pieces:
     node_labels: dict[NodeType, FeaturePartitionData] = field(default_factory=dict)
     splits: dict[str, dict[NodeType, Tensor]] = field(default_factory=dict)
     """By ``"train"``, ``"val"``, ``"test"`` and node type: ids that this partition owns."""
+    node_attributes: dict[tuple[NodeType, str], FeaturePartitionData] = field(default_factory=dict)
+    """By type and name; what has a row per node and is none of the above."""
+    edge_attributes: dict[tuple[EdgeType, str], FeaturePartitionData] = field(default_factory=dict)
+    num_classes: dict[NodeType, int] = field(default_factory=dict)
+    """Over all partitions, where that is known."""
 
 
 def is_labeled_homogeneous(num_nodes: dict[NodeType, int], edge_types: list[EdgeType]) -> bool:
@@ -71,6 +83,10 @@ def make_view(pieces: Pieces) -> PartitionView:
         adjacency[edge_type] = _labels(pieces, edge_type, labels)
     labeled = is_labeled_homogeneous(pieces.num_nodes, list(adjacency))
     several = pieces.num_partitions > 1
+    features = _node_rows(pieces, pieces.node_features, [])
+    node_labels = _node_rows(pieces, pieces.node_labels, list(features.values()))
+    like = [*features.values(), *node_labels.values()]
+    edge_features = _edge_rows(pieces, pieces.edge_features, adjacency, [])
     return PartitionView(
         is_heterogeneous=pieces.heterogeneous and not labeled,
         edge_dir=pieces.edge_dir,
@@ -80,9 +96,14 @@ def make_view(pieces: Pieces) -> PartitionView:
         adjacency=adjacency,
         node_books=dict(pieces.node_books) if several else {},
         edge_books=dict(pieces.edge_books) if several else {},
-        node_features=_node_rows(pieces, pieces.node_features),
-        node_labels=_node_rows(pieces, pieces.node_labels),
-        edge_features=_edge_rows(pieces, adjacency),
+        node_features=features,
+        node_labels=node_labels,
+        edge_features=edge_features,
+        node_attributes=_node_rows(pieces, pieces.node_attributes, like),
+        edge_attributes=_edge_rows(
+            pieces, with_weights(pieces), adjacency, list(edge_features.values())
+        ),
+        num_classes=pieces.num_classes or count_classes(node_labels),
     )
 
 
@@ -110,25 +131,97 @@ def _labels(pieces: Pieces, edge_type: EdgeType, labels: Tensor) -> Adjacency:
     return Adjacency(found.indptr, found.indices, None, None)
 
 
-def _node_rows(pieces: Pieces, parts: dict[NodeType, FeaturePartitionData]) -> dict[NodeType, Rows]:
-    found = {}
-    for node_type, part in parts.items():
-        rows = make_rows(part.feats, part.ids, pieces.num_nodes[node_type])
+def _node_rows(
+    pieces: Pieces, parts: Mapping[_K, FeaturePartitionData], like: list[Rows]
+) -> dict[_K, Rows]:
+    """Return features, labels or attributes of nodes; ``like``: rows that may share an index."""
+    found: dict[_K, Rows] = {}
+    for name, part in parts.items():
+        node_type: Any = name if isinstance(name, str) else name[0]
+        where = f"features, labels or attributes of node type {node_type!r}"
+        num_nodes = pieces.num_nodes[node_type]
+        _check_known(part.ids, num_nodes, where, "nodes")
+        rows = make_rows(part.feats, part.ids, num_nodes, [*like, *found.values()])
         owned = None
         if rows.index is not None and node_type in pieces.node_books:
             owned = owned_ids(pieces.node_books[node_type], pieces.partition_idx)
-        _check_rows(rows, owned, f"features or labels of node type {node_type!r}")
-        found[node_type] = rows
+        _check_rows(rows, owned, where)
+        found[name] = rows
     return found
 
 
-def _edge_rows(pieces: Pieces, adjacency: dict[EdgeType, Adjacency]) -> dict[EdgeType, Rows]:
+def _edge_rows(
+    pieces: Pieces,
+    parts: Mapping[_K, FeaturePartitionData],
+    adjacency: dict[EdgeType, Adjacency],
+    like: list[Rows],
+) -> dict[_K, Rows]:
+    """Return features or attributes of edges; ``like``: rows that may share an index."""
+    found: dict[_K, Rows] = {}
+    for name, part in parts.items():
+        edge_type: Any = name if len(name) == 3 else name[0]
+        where = f"features or attributes of edge type {edge_type}"
+        num_ids = _num_edge_ids(pieces, edge_type, part)
+        _check_known(part.ids, num_ids, where, "edges")
+        rows = make_rows(part.feats, part.ids, num_ids, [*like, *found.values()])
+        _check_rows(rows, adjacency[edge_type].edge_ids, where)
+        found[name] = rows
+    return found
+
+
+def with_weights(pieces: Pieces) -> dict[tuple[EdgeType, str], FeaturePartitionData]:
+    """Return the attributes of edges, and the weights among them: batches carry these too."""
+    found = dict(pieces.edge_attributes)
+    for edge_type, part in pieces.edges.items():
+        if part.weights is None or any((edge_type, name) in found for name in WEIGHT_NAMES):
+            continue
+        if pieces.num_partitions > 1 and edge_type not in pieces.edge_books:
+            reason = "there is no edge partition book"
+            warn_not_carried({f"weights of {edge_type}": reason}, stacklevel=4)
+            continue
+        found[edge_type, WEIGHT_NAMES[0]] = FeaturePartitionData(part.weights, part.edge_ids)
+    return found
+
+
+def warn_not_carried(reasons: Mapping[str, str], *, stacklevel: int) -> None:
+    """Warn that batches will lack something, by name; ``stacklevel``: of the caller to blame."""
+    if reasons:
+        text = "; ".join(f"{name} ({why})" for name, why in reasons.items())
+        warnings.warn(f"batches will not carry: {text}", stacklevel=stacklevel + 1)
+
+
+def count_classes(labels: Mapping[NodeType, Rows]) -> dict[NodeType, int]:
+    """Return the classes of each type's labels, where all of them are here.
+
+    Source:
+        PyG, ``Dataset.num_classes``: one past the highest label; of labels with several columns,
+        these. (Distinct values, which it counts in floating-point labels, are no classes.)
+    """
     found = {}
-    for edge_type, part in pieces.edge_features.items():
-        rows = make_rows(part.feats, part.ids, _num_edge_ids(pieces, edge_type, part))
-        _check_rows(rows, adjacency[edge_type].edge_ids, f"features of edge type {edge_type}")
-        found[edge_type] = rows
+    for node_type, rows in labels.items():
+        values = rows.values
+        if values.dim() and values.numel() != len(values):
+            found[node_type] = int(values.size(-1))
+        elif rows.whole and not values.is_floating_point() and not values.is_complex():
+            found[node_type] = int(values.max()) + 1 if values.numel() else 0
     return found
+
+
+def _check_known(ids: Tensor | None, num_ids: int, what: str, unit: str) -> None:
+    """Check that rows are given for ids that there are, and once each."""
+    if ids is None or not ids.numel():
+        return
+    low, high = (int(limit) for limit in torch.aminmax(ids))
+    if low < 0 or high >= num_ids:
+        wrong = ids[(ids < 0) | (ids >= num_ids)]
+        raise ConfigError(
+            f"{what} are given for ids that there are not: {wrong[:3].tolist()}"
+            f"{'...' if wrong.numel() > 3 else ''} ({wrong.numel()} of {ids.numel()}); the "
+            f"partition book has {num_ids} {unit} (ids 0 to {num_ids - 1})"
+        )
+    ascending = bool((ids[1:] > ids[:-1]).all())
+    if not ascending and torch.unique(ids).numel() < ids.numel():
+        raise ConfigError(f"{what}: an id has several rows; give each id once")
 
 
 def _check_rows(rows: Rows, owned: Tensor | None, what: str) -> None:
@@ -162,7 +255,17 @@ def make_schema(view: PartitionView) -> DatasetSchema:
         node_feature_info=(nodes or None) if typed else nodes.get(DEFAULT_HOMOGENEOUS_NODE_TYPE),
         edge_feature_info=(edges or None) if typed else edges.get(DEFAULT_HOMOGENEOUS_EDGE_TYPE),
         edge_dir=view.edge_dir,
+        node_attributes=_names(view.node_attributes),
+        edge_attributes=_names(view.edge_attributes),
+        num_classes=dict(view.num_classes),
     )
+
+
+def _names(attributes: Mapping[tuple[Any, str], Rows]) -> dict[Any, tuple[str, ...]]:
+    found: dict[Any, tuple[str, ...]] = {}
+    for owner, name in sorted(attributes, key=str):
+        found[owner] = (*found.get(owner, ()), name)
+    return found
 
 
 def feature_info(rows: Rows) -> FeatureInfo:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -14,10 +15,17 @@ from gigl_loader.dataset._checks import (
     check_edge_type,
     check_mask,
     check_matrix,
-    check_tensor,
     check_weights,
 )
-from gigl_loader.dataset._pieces import SPLITS, Pieces, expanded_end
+from gigl_loader.dataset._levels import levels_of
+from gigl_loader.dataset._pieces import (
+    SPLITS,
+    WEIGHT_NAMES,
+    Pieces,
+    count_classes,
+    expanded_end,
+    warn_not_carried,
+)
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -29,8 +37,11 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
-from gigl_loader.dataset.view import Book
+from gigl_loader.dataset.view import Book, Rows
 from gigl_loader.errors import ConfigError, WrongTypeError
+
+_OF_NODES = ("feat", "pos", "node_type", "n_id", "batch")
+"""Further attributes that PyG takes the number of nodes from."""
 
 Labels = Tensor | tuple[Tensor, Tensor | None]
 """Positive label edges, or positives and negatives: ``[2, n]`` int64, anchors first."""
@@ -49,6 +60,11 @@ class Source:
     node_labels: dict[NodeType, Tensor] = field(default_factory=dict)
     edge_features: dict[EdgeType, Tensor] = field(default_factory=dict)
     splits: dict[str, dict[NodeType, Tensor]] = field(default_factory=dict)
+    node_attributes: dict[tuple[NodeType, str], Tensor] = field(default_factory=dict)
+    edge_attributes: dict[tuple[EdgeType, str], Tensor] = field(default_factory=dict)
+    num_classes: dict[NodeType, int] = field(default_factory=dict)
+    not_carried: dict[str, str] = field(default_factory=dict)
+    """Attributes that batches will lack, and why."""
 
 
 def read_pyg(data: Any, supervision: Supervision | None = None) -> Source:
@@ -69,6 +85,10 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> Source:
     _add_supervision(source, supervision)
     if not source.edges:
         raise ConfigError("data has no message-passing edge type: give it an edge_index")
+    source.num_classes = count_classes(
+        {node_type: Rows(labels, None, True) for node_type, labels in source.node_labels.items()}
+    )
+    warn_not_carried(source.not_carried, stacklevel=3)
     return source
 
 
@@ -84,6 +104,11 @@ def _read_homogeneous(data: Data) -> Source:
     source = Source(False, {node_type: num_nodes})
     _read_nodes(source, store, node_type, "data")
     _read_edges(source, store, edge_type, "data")
+    num_edges = source.edges[edge_type].edge_index.size(1)
+    lost = source.not_carried
+    of_nodes, of_edges = levels_of(data, store, num_nodes, num_edges, lost, "data")
+    _keep(source.node_attributes, node_type, of_nodes)
+    _keep_edges(source, edge_type, of_edges)
     return source
 
 
@@ -98,6 +123,8 @@ def _read_hetero(data: HeteroData) -> Source:
             )
         source.num_nodes[node_type] = num_nodes
         _read_nodes(source, data[node_type], node_type, where)
+        nodes, _ = levels_of(data, data[node_type], num_nodes, None, source.not_carried, where)
+        _keep(source.node_attributes, node_type, nodes)
     for edge_type in data.edge_types:
         where = f"data[{edge_type}]"
         for node_type in (edge_type[0], edge_type[2]):
@@ -105,7 +132,35 @@ def _read_hetero(data: HeteroData) -> Source:
         if data[edge_type].get("edge_index") is None:
             raise ConfigError(_missing_edge_index(data[edge_type], where))
         _read_edges(source, data[edge_type], edge_type, where)
+        if edge_type in source.edges:
+            num_edges = source.edges[edge_type].edge_index.size(1)
+            store, lost = data[edge_type], source.not_carried
+            _, found = levels_of(data, store, None, num_edges, lost, where)
+            _keep_edges(source, edge_type, found)
+        else:
+            for name in data[edge_type]:
+                if name != "edge_index":
+                    source.not_carried[f"{where}.{name}"] = "label edges are no edges of a batch"
+    for name in data._global_store:
+        source.not_carried[f"data.{name}"] = "it is of the whole graph"
     return source
+
+
+def _keep(target: dict[Any, Tensor], owner: Any, found: dict[str, Tensor]) -> None:
+    target.update({(owner, name): value for name, value in found.items()})
+
+
+def _keep_edges(source: Source, edge_type: EdgeType, found: dict[str, Tensor]) -> None:
+    """Keep attributes of edges, but for weights that are carried as they are sampled by."""
+    weights = source.edges[edge_type].weights
+    named = found.get(WEIGHT_NAMES[0])
+    if named is None or weights is None or WEIGHT_NAMES[1] in found:
+        alike = False
+    else:
+        alike = (named.shape, named.dtype) == (weights.shape, weights.dtype)
+    if alike:
+        del found[WEIGHT_NAMES[0]]
+    _keep(source.edge_attributes, edge_type, found)
 
 
 def _check_node_type(source: Source, node_type: NodeType, where: str) -> None:
@@ -130,10 +185,10 @@ def _num_nodes(store: Any, where: str) -> int | None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ConfigError(f"{where}.num_nodes must be a non-negative int, got {count!r}")
         return count
-    for name in ("x", *(f"{split}_mask" for split in SPLITS), "y"):
+    for name in ("x", *(f"{split}_mask" for split in SPLITS), "y", *_OF_NODES):
         value = store.get(name)
-        if isinstance(value, Tensor) and value.dim():
-            return value.size(0)
+        if isinstance(value, Tensor | np.ndarray) and value.ndim:
+            return int(value.shape[0])
     return None
 
 
@@ -142,18 +197,12 @@ def _read_nodes(source: Source, store: Any, node_type: NodeType, where: str) -> 
     if store.get("x") is not None:
         source.node_features[node_type] = check_matrix(store["x"], num_nodes, "node", f"{where}.x")
     if store.get("y") is not None:
-        source.node_labels[node_type] = _read_labels(store["y"], num_nodes, f"{where}.y")
+        source.node_labels[node_type] = check_matrix(store["y"], num_nodes, "node", f"{where}.y")
     for split in SPLITS:
         mask = store.get(f"{split}_mask")
         if mask is not None:
             ids = check_mask(mask, num_nodes, f"{where}.{split}_mask")
             source.splits.setdefault(split, {})[node_type] = ids
-
-
-def _read_labels(value: Any, num_nodes: int, where: str) -> Tensor:
-    labels = check_tensor(value, where)
-    check_matrix(labels, num_nodes, "node", where)
-    return labels
 
 
 def _read_edges(source: Source, store: Any, edge_type: EdgeType, where: str) -> None:
@@ -166,7 +215,7 @@ def _read_edges(source: Source, store: Any, edge_type: EdgeType, where: str) -> 
         return
     num_edges = edge_index.size(1)
     weights = None
-    for name in ("edge_weight", "weights"):
+    for name in WEIGHT_NAMES:
         if weights is None and store.get(name) is not None:
             weights = check_weights(store[name], num_edges, f"{where}.{name}")
     source.edges[edge_type] = GraphPartitionData(edge_index, None, weights)
@@ -242,6 +291,7 @@ class Cutter:
             source.heterogeneous, self._edge_dir, self._count, partition_idx,
             dict(source.num_nodes), {},
             node_books=self.node_books, edge_books=self.edge_books,
+            num_classes=dict(source.num_classes),
         )  # fmt: skip
         for edge_type in source.edges:
             self._cut_edges(pieces, edge_type)
@@ -266,6 +316,9 @@ class Cutter:
         pieces.edges[edge_type] = part
         if features is not None:
             pieces.edge_features[edge_type] = _take(features, mine)
+        for key, values in self._source.edge_attributes.items():
+            if key[0] == edge_type:
+                pieces.edge_attributes[key] = _take(values, mine)
 
     def _cut_nodes(self, pieces: Pieces, node_type: NodeType) -> None:
         source, mine = self._source, None
@@ -275,6 +328,9 @@ class Cutter:
             pieces.node_features[node_type] = _take(source.node_features[node_type], mine)
         if node_type in source.node_labels:
             pieces.node_labels[node_type] = _take(source.node_labels[node_type], mine)
+        for key, values in source.node_attributes.items():
+            if key[0] == node_type:
+                pieces.node_attributes[key] = _take(values, mine)
         for split, by_type in source.splits.items():
             if node_type in by_type:
                 ids = by_type[node_type]

@@ -48,6 +48,7 @@ from gigl_loader.dataset.parts import GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     EdgeType,
+    FilePath,
     edge_type_str,
     is_label_edge_type,
     message_passing_to_positive_label,
@@ -79,7 +80,7 @@ class LinkSplit:
 class LinkSplits:
     """A graph to pass messages over, and the links to predict in training, validation and test."""
 
-    data: Any
+    data: Data | HeteroData
     """A shallow copy of the input without validation and test links and their reverse edges. Its
     ``train_mask``, ``val_mask`` and ``test_mask`` on the source type mark each split's anchors."""
     train: LinkSplit
@@ -138,7 +139,7 @@ class _Plan:
 
 
 def split_links(
-    data: Any,
+    data: Data | HeteroData,
     edge_type: EdgeType | None = None,
     *,
     num_val: float = 0.1,
@@ -278,8 +279,8 @@ def _mark_anchors(data: Any, num_nodes: int, node_type: str, found: dict[str, Li
 
 
 def split_partitions(
-    root: Any,
-    output_root: Any,
+    root: FilePath,
+    output_root: FilePath,
     edge_type: EdgeType | None = None,
     *,
     num_val: float = 0.1,

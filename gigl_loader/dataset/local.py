@@ -6,8 +6,9 @@ for another process (``torch.multiprocessing``) carries file descriptors in plac
 """
 
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -18,14 +19,14 @@ from gigl_loader.dataset import _attributes, _disk
 from gigl_loader.dataset._attributes import MadeWhenAsked
 from gigl_loader.dataset._books import read_node_books
 from gigl_loader.dataset._build import owned_ids
-from gigl_loader.dataset._checks import check_edge_dir, check_partitions
+from gigl_loader.dataset._checks import check_count, check_edge_dir, check_partitions
 from gigl_loader.dataset._mapped import is_mapped_format
 from gigl_loader.dataset._mapped_io import MappedPart, Memory, edges_of
 from gigl_loader.dataset._original import OriginalIds
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
 from gigl_loader.dataset._pyg import Cutter, Supervision, read_pyg
-from gigl_loader.dataset.parts import PartitionOutput
+from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -33,15 +34,19 @@ from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
     FeatureInfo,
+    FilePath,
     NodeType,
     is_label_edge_type,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
-from gigl_loader.dataset.view import Book, PartitionView
+from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 
 ByNodeType = Tensor | dict[NodeType, Tensor]
+
+if TYPE_CHECKING:  # sampling workers read this module and do without it
+    from torch_geometric.data import Data, HeteroData
 
 
 class DistDataset(_glt.DistDataset):
@@ -77,6 +82,7 @@ class DistDataset(_glt.DistDataset):
         self._schema: DatasetSchema | None = None
         self._mapped: MappedPart | None = None
         self._original: dict[NodeType, OriginalIds] = {}
+        self._max_labels: int | None = None
 
     # --- ways in ----------------------------------------------------------------------------------
 
@@ -103,10 +109,10 @@ class DistDataset(_glt.DistDataset):
     @classmethod
     def from_pyg(
         cls,
-        data: Any,
+        data: "Data | HeteroData",
         *,
         edge_dir: EdgeDir = "in",
-        partition_book: Any = None,
+        partition_book: PartitionBook | Mapping[NodeType, PartitionBook] | None = None,
         partition_idx: int = 0,
         num_partitions: int | None = None,
         supervision: Supervision | None = None,
@@ -114,9 +120,11 @@ class DistDataset(_glt.DistDataset):
         """Return a PyG graph in memory as a dataset, whole or the named partition's share.
 
         Read are ``x``, ``edge_index``, ``edge_attr``, ``edge_weight`` (or ``weights``), ``y`` with
-        all columns, ``num_nodes``, and ``train_mask``, ``val_mask``, ``test_mask``. Edge ids are
-        positions in ``edge_index``. Edge types of a `HeteroData` with the label suffixes become
-        label edges.
+        all columns, ``num_nodes``, and ``train_mask``, ``val_mask``, ``test_mask``, which also
+        become the split ids. Every other tensor or array with a row per node or edge, by PyG's
+        rules, is carried into the batches under its name, and so are masks and weights. A warning
+        names what cannot be carried. Edge ids are positions in ``edge_index``. Edge types of a
+        `HeteroData` with the label suffixes become label edges.
 
         Args:
             data: A `Data` or `HeteroData`, with all nodes and edges.
@@ -147,11 +155,11 @@ class DistDataset(_glt.DistDataset):
     @classmethod
     def load(  # type: ignore[override, unused-ignore]
         cls,
-        root: Any,
+        root: FilePath,
         partition_idx: int,
         *,
         edge_dir: EdgeDir | None = None,
-        whole_node_label_file: Any = None,
+        whole_node_label_file: FilePath | dict[NodeType, FilePath] | None = None,
         memory: Memory = "resident",
         verify: Literal["background", "now", "off"] = "background",
     ) -> "DistDataset":
@@ -223,17 +231,18 @@ class DistDataset(_glt.DistDataset):
 
     @classmethod
     def _reopen(
-        cls, root: Path, partition_idx: int, run: str, splits: dict[str, dict[NodeType, Tensor]]
-    ) -> "DistDataset":
+        cls, root: Path, partition_idx: int, run: str, splits: dict[str, dict[NodeType, Tensor]],
+        max_labels: int | None,
+    ) -> "DistDataset":  # fmt: skip
         part = MappedPart(root, partition_idx, "mapped")
         if part.run != run:
             raise ConfigError(f"{root} was written anew while it was in use: load it again")
-        dataset = cls._restore(part.view(), splits)
+        dataset = cls._restore(part.view(), splits, max_labels)
         dataset._keep(part)
         return dataset
 
     @classmethod
-    def wrap(cls, dataset: Any) -> "DistDataset":
+    def wrap(cls, dataset: _glt.Dataset) -> "DistDataset":
         """Return a plain GLT dataset as one of ours; nothing is copied where the order allows.
 
         Neighbours must ascend by (id, edge id) within a row; an adjacency in another order is
@@ -262,12 +271,18 @@ class DistDataset(_glt.DistDataset):
 
     @classmethod
     def _restore(
-        cls, view: PartitionView | None, splits: dict[str, dict[NodeType, Tensor]], *empty: Any
+        cls,
+        view: PartitionView | None,
+        splits: dict[str, dict[NodeType, Tensor]],
+        max_labels: int | None = None,
+        *empty: Any,
     ) -> "DistDataset":
         if view is None:
-            return cls(*empty)
-        dataset = cls(view.partition_idx, view.num_partitions, view.edge_dir)
-        dataset._fill(view, splits)
+            dataset = cls(*empty)
+        else:
+            dataset = cls(view.partition_idx, view.num_partitions, view.edge_dir)
+            dataset._fill(view, splits)
+        dataset._max_labels = max_labels
         return dataset
 
     @classmethod
@@ -282,23 +297,24 @@ class DistDataset(_glt.DistDataset):
 
     # --- to other processes -----------------------------------------------------------------------
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Any, ...]:
         splits = _attributes.read_splits(self)
         part = self._mapped
         if part is not None and part.memory == "mapped":
             return (
                 type(self)._reopen,
-                (part.root.absolute(), self.partition_idx, part.run, splits),
+                (part.root.absolute(), self.partition_idx, part.run, splits, self._max_labels),
             )
         empty = (self.partition_idx, self.num_partitions, self.edge_dir)
-        return (type(self)._rebuild, (self._original, self._view, splits, *empty))
+        state = (self._view, splits, self._max_labels)
+        return (type(self)._rebuild, (self._original, *state, *empty))
 
-    def share_ipc(self) -> Any:
+    def share_ipc(self) -> tuple[Any, ...]:
         """Return what `from_ipc_handle` takes; as in GLT, for use with ``ForkingPickler``."""
         return self.__reduce__()
 
     @classmethod
-    def from_ipc_handle(cls, ipc_handle: Any) -> "DistDataset":
+    def from_ipc_handle(cls, ipc_handle: tuple[Any, ...]) -> "DistDataset":
         """Undo `share_ipc`."""
         make, arguments = ipc_handle
         dataset: DistDataset = make(*arguments)
@@ -386,6 +402,34 @@ class DistDataset(_glt.DistDataset):
         return self.schema.edge_feature_info
 
     @property
+    def num_classes(self) -> int | dict[NodeType, int]:
+        """Classes of the node labels over all partitions, as PyG counts them; 0 without labels.
+
+        One past the highest label; of labels with several columns, the columns. On a typed dataset
+        a dict by the types that have labels.
+
+        Raises:
+            UsageError: Only this partition's labels are known here.
+        """
+        view = self.view()
+        counts = {t: self._count_classes(t, rows) for t, rows in view.node_labels.items()}
+        return counts if self.is_typed else counts.get(DEFAULT_HOMOGENEOUS_NODE_TYPE, 0)
+
+    def _count_classes(self, node_type: NodeType, rows: Rows) -> int:
+        known = self.view().num_classes.get(node_type)
+        if known is not None:
+            return known
+        if rows.whole:  # floating point: PyG counts distinct values
+            distinct: Tensor = torch.unique(rows.values)
+            return distinct.numel()
+        raise UsageError(
+            f"this dataset holds the labels of partition {self.partition_idx} of "
+            f"{self.num_partitions} alone and does not know those of the others: all_reduce the "
+            "highest label over the ranks, or write the directory with partition_graph, which "
+            "keeps the number"
+        )
+
+    @property
     def node_partition_book(self) -> Any:
         """The owner of each node: GLT's range book where ranges allow, else a tensor."""
         return self.node_pb
@@ -394,6 +438,24 @@ class DistDataset(_glt.DistDataset):
     def edge_partition_book(self) -> Any:
         """The owner of each edge; None where there is one partition and nothing to look up."""
         return self.edge_pb
+
+    @property
+    def max_labels_per_anchor_node(self) -> int | None:
+        """Most positives, and most negatives, that an anchor is given; None (the default): all.
+
+        Where an anchor has more, it is given those with the lowest ids. Set it before loaders are
+        built, or storage servers started.
+
+        Raises:
+            ConfigError: Set to something else than None or a number above 0.
+        """
+        return self._max_labels
+
+    @max_labels_per_anchor_node.setter
+    def max_labels_per_anchor_node(self, value: int | None) -> None:
+        if value is not None:
+            check_count(value, "max_labels_per_anchor_node")
+        self._max_labels = value
 
     @property
     def label_edges(self) -> dict[EdgeType, Tensor]:

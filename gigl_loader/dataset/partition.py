@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from gigl_loader.dataset._checks import check_edge_dir, check_partitions
 from gigl_loader.dataset._disk import (
     EXTRAS_FILE,
     FORMAT_VERSION,
+    attributes_by_type,
     save_tensor,
     type_str,
     write_meta,
@@ -28,9 +29,13 @@ from gigl_loader.dataset._mapped import is_mapped_format
 from gigl_loader.dataset._mapped_io import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._pyg import Cutter, Source, Supervision, read_pyg
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType
+from gigl_loader.dataset.parts import FeaturePartitionData
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError, WrongTypeError
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
 
 METHODS = ("contiguous", "random", "metis")
 
@@ -38,9 +43,9 @@ _log = logging.getLogger(__name__)
 
 
 def partition_graph(
-    data: Any,
+    data: "Data | HeteroData",
     num_partitions: int,
-    root: Any,
+    root: FilePath,
     *,
     method: str = "contiguous",
     edge_dir: EdgeDir = "in",
@@ -220,8 +225,23 @@ def write_extras(folder: Path, source: Source | Pieces, **made: Any) -> None:
         "node_labels": list(source.node_labels),
         "splits": {split: list(by_type) for split, by_type in source.splits.items()},
         "label_edge_types": [list(edge_type) for edge_type in source.label_edges],
+        "node_attributes": [
+            [node_type, sorted(named)]
+            for node_type, named in attributes_by_type(source.node_attributes).items()
+        ],
+        "edge_attributes": [
+            [list(edge_type), sorted(named)]
+            for edge_type, named in attributes_by_type(source.edge_attributes).items()
+        ],
+        "num_classes": source.num_classes,
+        "flat_nodes": [t for t, rows in source.node_features.items() if _is_flat(rows)],
+        "flat_edges": [list(t) for t, rows in source.edge_features.items() if _is_flat(rows)],
     }
     (folder / EXTRAS_FILE).write_text(json.dumps(extras, indent=2) + "\n")
+
+
+def _is_flat(rows: Tensor | FeaturePartitionData) -> bool:
+    return (rows if isinstance(rows, Tensor) else rows.feats).dim() == 1
 
 
 def _check_names(source: Source) -> None:

@@ -1,13 +1,25 @@
 """What one partition is made of before it becomes a dataset: tensors with their global ids."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 
 _T = TypeVar("_T")
+
+
+class RangeBook(Protocol):
+    """A partition book of ranges, as GLT's ``RangePartitionBook``: upper bounds by partition."""
+
+    partition_bounds: Tensor
+    """``[num_partitions]`` int64: partition ``p`` owns the ids from bound ``p - 1`` up to ``p``."""
+
+
+PartitionBook = Tensor | RangeBook
+"""``[num_ids]`` integer tensor, the owner of each id; or ranges."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +51,9 @@ class PartitionOutput:
     Each field is one value for a homogeneous graph, a dict by node or edge type, or None.
     """
 
-    node_partition_book: Any = None
+    node_partition_book: PartitionBook | Mapping[NodeType, PartitionBook] | None = None
     """``[num_nodes]`` integer tensor (the owner of each node) or a GLT ``RangePartitionBook``."""
-    edge_partition_book: Any = None
+    edge_partition_book: PartitionBook | Mapping[EdgeType, PartitionBook] | None = None
     """The same for edge ids; needed where there are edge features in several partitions."""
     partitioned_edge_index: GraphPartitionData | dict[EdgeType, GraphPartitionData] | None = None
     """Edges stored at the owner of the node that is expanded: the destination where the dataset's

@@ -1,6 +1,7 @@
 """What a dataset holds, without the data: types, feature widths, direction, label edge types."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # workers read this module and do without torch
@@ -9,6 +10,7 @@ if TYPE_CHECKING:  # workers read this module and do without torch
 NodeType = str
 EdgeType = tuple[str, str, str]
 EdgeDir = Literal["in", "out"]
+FilePath = str | os.PathLike[str]
 
 DEFAULT_HOMOGENEOUS_NODE_TYPE: NodeType = "default_homogeneous_node_type"
 DEFAULT_HOMOGENEOUS_EDGE_TYPE: EdgeType = (
@@ -42,6 +44,13 @@ class DatasetSchema:
     edge_feature_info: FeatureInfo | dict[EdgeType, FeatureInfo] | None
     edge_dir: EdgeDir
     """``"in"``: a node is expanded along its incoming edges; ``"out"``: along its outgoing ones."""
+    node_attributes: "dict[NodeType, tuple[str, ...]]" = field(default_factory=dict)
+    """By type, the further attributes of nodes that batches have (``train_mask``, ``time``...); a
+    homogeneous graph is of the default types."""
+    edge_attributes: "dict[EdgeType, tuple[str, ...]]" = field(default_factory=dict)
+    """The same of edges (``edge_weight``...)."""
+    num_classes: "dict[NodeType, int]" = field(default_factory=dict)
+    """By type, the classes of its labels over all partitions, where that is known."""
 
 
 def message_passing_to_positive_label(edge_type: EdgeType) -> EdgeType:
@@ -54,6 +63,12 @@ def message_passing_to_negative_label(edge_type: EdgeType) -> EdgeType:
     """Return the label edge type that carries the negatives of ``edge_type``."""
     src, relation, dst = edge_type
     return (src, relation + _NEGATIVE_SUFFIX, dst)
+
+
+def positive_label_to_message_passing(edge_type: EdgeType) -> EdgeType:
+    """Undo `message_passing_to_positive_label`."""
+    src, relation, dst = edge_type
+    return (src, relation.removesuffix(_POSITIVE_SUFFIX), dst)
 
 
 def is_label_edge_type(edge_type: EdgeType) -> bool:

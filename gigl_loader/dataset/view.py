@@ -150,5 +150,10 @@ class PartitionView(Generic[A]):
     node_features: dict[NodeType, Rows[A]] = field(default_factory=dict)
     node_labels: dict[NodeType, Rows[A]] = field(default_factory=dict)
     edge_features: dict[EdgeType, Rows[A]] = field(default_factory=dict)
+    node_attributes: dict[tuple[NodeType, str], Rows[A]] = field(default_factory=dict)
+    """Further attributes of nodes, by type and name: masks, times..."""
+    edge_attributes: dict[tuple[EdgeType, str], Rows[A]] = field(default_factory=dict)
+    num_classes: dict[NodeType, int] = field(default_factory=dict)
+    """Classes of each type over all partitions, where they are known."""
     nearby: "dict[int, PartitionView[A]]" = field(default_factory=dict)
     """In a worker: other partitions, by index, that it reads in the memory of this machine."""

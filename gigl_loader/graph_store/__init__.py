@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 from gigl_loader._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gigl_loader.channel.remote import RemoteReceivingChannel
-    from gigl_loader.graph_store.client import (
+    from gigl_loader.remote.channel import RemoteReceivingChannel
+    from gigl_loader.remote.client import (
         async_request_server,
         init_compute_process,
         request_server,
         shutdown_compute_process,
     )
-    from gigl_loader.graph_store.server import StorageProcess, init_storage_process
-    from gigl_loader.graph_store.service import DistServer
+    from gigl_loader.remote.dataset import GraphStoreInfo as GraphStoreInfo
+    from gigl_loader.remote.dataset import RemoteDistDataset as RemoteDistDataset
+    from gigl_loader.remote.server import StorageProcess, init_storage_process
+    from gigl_loader.remote.service import DistServer
 
 __all__ = [
     "DistServer",
@@ -30,15 +32,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "DistServer": "graph_store.service",
-    "RemoteReceivingChannel": "channel.remote",
-    "StorageProcess": "graph_store.server",
-    "async_request_server": "graph_store.client",
-    "init_compute_process": "graph_store.client",
-    "init_storage_process": "graph_store.server",
-    "request_server": "graph_store.client",
-    "shutdown_compute_process": "graph_store.client",
+    "DistServer": "remote.service",
+    "RemoteReceivingChannel": "remote.channel",
+    "StorageProcess": "remote.server",
+    "async_request_server": "remote.client",
+    "init_compute_process": "remote.client",
+    "init_storage_process": "remote.server",
+    "request_server": "remote.client",
+    "shutdown_compute_process": "remote.client",
 }
 
+_ALIASES = ("GraphStoreInfo", "RemoteDistDataset")
+"""Names of ``gigl_loader`` that scripts written for GiGL import from its ``graph_store``."""
+
 if not TYPE_CHECKING:  # a type checker that saw it would let every name pass
-    __getattr__, __dir__ = lazy_names(__name__, _MODULES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES, _ALIASES)

@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
-from gigl_loader._ranks import end_group, gather_from_ranks
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import is_label_edge_type
+from gigl_loader.dataset.schema import EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors, check_workers, positive
@@ -24,11 +23,13 @@ from gigl_loader.options import (
     SamplerOptions,
     parse_size,
 )
-from gigl_loader.producer.producer import DistSamplingProducer, seed_or_drawn
+from gigl_loader.ranks import end_group, gather_from_ranks
+from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 
 DEFAULT_PREFETCH = 4
 """Batches under way per storage server."""
 
+Weighted = dict[EdgeType, bool] | None
 SamplerClass = tuple[str, dict[str, Any]]
 
 
@@ -157,7 +158,8 @@ def colocated_parts(
     except GiglLoaderError as error:
         gather_inputs(runtime, None, error)  # the other ranks wait for this one's word
         raise
-    sampler_input = share_input(whole, runtime)
+    weighted = weighted_types(data) if args.with_weight else None
+    sampler_input = share_input(whole, runtime, weighted)
     epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
     port = BaseDistLoader.initialize_colocated_sampling_worker(
         local_rank=runtime.local_rank,
@@ -238,7 +240,7 @@ def remote_parts(
     Raises:
         ConfigError: A value cannot work; nothing was started.
     """
-    from gigl_loader.graph_store.service import DistServer
+    from gigl_loader.remote.service import DistServer
 
     if args.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
@@ -284,16 +286,23 @@ def common_parts(args: LoaderArgs) -> dict[str, Any]:
     }
 
 
-def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo) -> Any:
+def share_input(
+    sampler_input: Any, runtime: DistributedRuntimeInfo, weighted: Weighted = None
+) -> Any:
     """Return this process's share of a machine's input; further columns are cut with the seeds.
 
     The processes of a machine that were given the same input share it. One that was given an input
     of its own, such as the nodes of a partition that no other process of the machine holds, keeps
     it whole: cutting it would lose the rest.
+
+    Raises:
+        ConfigError: Ranks do not have weights for the same edge types (``weighted``).
+        PeerError: Another rank gave up, or is gone.
     """
     extra = getattr(sampler_input, "extra", None) or {}
     given = digest([sampler_input.node, *extra.values()])
-    same = [place for place, other in gather_inputs(runtime, given).items() if other == given]
+    others = gather_inputs(runtime, given, weighted=weighted)
+    same = [place for place, other in others.items() if other == given]
     rank, size = same.index(runtime.local_rank), len(same)
     share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
     share.extra = {name: local_share(column, rank, size) for name, column in extra.items()}
@@ -301,7 +310,10 @@ def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo) -> Any:
 
 
 def gather_inputs(
-    runtime: DistributedRuntimeInfo, given: bytes | None, error: Exception | None = None
+    runtime: DistributedRuntimeInfo,
+    given: bytes | None,
+    error: Exception | None = None,
+    weighted: Weighted = None,
 ) -> dict[int, bytes]:
     """Tell the other ranks this one's input, or why it has none; return those of this machine.
 
@@ -309,15 +321,18 @@ def gather_inputs(
         runtime: Where this process stands.
         given: A fingerprint of the input.
         error: Why this rank gives up; the others then do so too, instead of waiting for it.
+        weighted: From `weighted_types`; None: weights are not asked for.
 
     Raises:
+        ConfigError: Ranks do not have weights for the same edge types.
         PeerError: Another rank gave up, or is gone.
     """
-    told = (given or b"", None if error is None else str(error))
+    told = (given or b"", None if error is None else str(error), weighted)
     everyone = gather_from_ranks(told, runtime.world_size)
-    for rank, (_, why) in enumerate(everyone):
+    for rank, (_, why, _) in enumerate(everyone):
         if error is None and why is not None:
             raise PeerError(f"rank {rank} could not build its loader: {why}")
+    _check_same_weights([types for _, _, types in everyone])
     first = runtime.node_rank * runtime.local_world_size
     return {place: everyone[first + place][0] for place in range(runtime.local_world_size)}
 
@@ -331,18 +346,40 @@ def digest(tensors: list[torch.Tensor]) -> bytes:
     return found.digest()
 
 
+def weighted_types(data: DistDataset) -> dict[EdgeType, bool]:
+    """Return by walked edge type, of those with edges here, whether it has weights."""
+    return {
+        name: adjacency.weights is not None
+        for name, adjacency in data.view().adjacency.items()
+        if adjacency.indices.numel() and not is_label_edge_type(name)
+    }
+
+
+def _check_same_weights(by_rank: list[Weighted]) -> None:
+    """Raise `ConfigError` where partitions differ: a type would be drawn in two ways."""
+    for edge_type in sorted({name for types in by_rank for name in types or ()}):
+        has = {rank: types[edge_type] for rank, types in enumerate(by_rank)
+               if types and edge_type in types}  # fmt: skip
+        if len(set(has.values())) > 1:
+            raise ConfigError(
+                f"with_weight=True, but edge type {edge_type} has weights on ranks "
+                f"{[rank for rank, there in has.items() if there]} and none on ranks "
+                f"{[rank for rank, there in has.items() if not there]}: give all partitions "
+                "weights, or none"
+            )
+
+
 def check_weights(data: DistDataset, with_weight: bool) -> None:
-    """Raise `ConfigError` where weighted sampling was asked for without weights."""
+    """Raise `ConfigError` where weighted sampling was asked for and no edge type has weights.
+
+    An edge type without weights, beside one with them, is drawn from uniformly.
+    """
     if not with_weight:
         return
-    missing = [
-        name
-        for name, adjacency in data.view().adjacency.items()
-        if adjacency.weights is None and not is_label_edge_type(name)
-    ]
-    if missing:
+    walked = {t: a for t, a in data.view().adjacency.items() if not is_label_edge_type(t)}
+    if all(adjacency.weights is None for adjacency in walked.values()):
         raise ConfigError(
-            f"with_weight=True, but edge types {missing} have no weights: give the graph an "
+            f"with_weight=True, but edge types {list(walked)} have no weights: give the graph an "
             "edge_weight attribute, or sample without weights"
         )
 

@@ -15,16 +15,15 @@ import torch.distributed as dist
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader._glt import (
+    Dataset,
     DistLoader,
     MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
     get_context,
     init_worker_group,
 )
-from gigl_loader._ranks import gather_from_ranks
-from gigl_loader._tensors import bytes_of
-from gigl_loader.channel.shm import ShmChannel
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
 from gigl_loader.device.pin import PinMemoryError, PinnedRange
@@ -36,6 +35,8 @@ from gigl_loader.loader.deployment import Stagger, check_deployment
 from gigl_loader.loader.epoch import LoaderStats, Progress, Source
 from gigl_loader.loader.iterator import EpochIterator
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.memory.channel import ShmChannel
+from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import (
     EDGES_PER_HOP,
     IS_HETERO,
@@ -44,7 +45,9 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
-from gigl_loader.producer.producer import DistSamplingProducer, seed_or_drawn
+from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 
 logger = logging.getLogger(__name__)
 
@@ -87,14 +90,14 @@ class BaseDistLoader(DistLoader):
 
     def __init__(
         self,
-        dataset: Any,
-        sampler_input: Any,
+        dataset: Dataset | RemoteDistDataset,
+        sampler_input: NodeSamplerInput | list[NodeSamplerInput],
         dataset_schema: DatasetSchema,
-        worker_options: Any,
+        worker_options: MpDistSamplingWorkerOptions | RemoteDistSamplingWorkerOptions,
         sampling_config: SamplingConfig,
         device: torch.device,
         runtime: DistributedRuntimeInfo,
-        producer: Any = None,
+        producer: DistSamplingProducer | Callable[..., int] | None = None,
         sampler_options: SamplerOptions | None = None,
         process_start_gap_seconds: float | None = 60.0,
         max_concurrent_producer_inits: int | None = None,
@@ -103,7 +106,7 @@ class BaseDistLoader(DistLoader):
         epoch_options: EpochOptions | None = None,
         even_ranks: str | None = None,
         device_prefetch: int = 2,
-        sampler: Any = None,
+        sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
         self._shutdowned = True  # until something is there to shut down
         producer = _renamed(producer, sampler)
@@ -297,7 +300,7 @@ class BaseDistLoader(DistLoader):
     @staticmethod
     def create_graph_store_worker_options(
         *,
-        dataset: Any,
+        dataset: RemoteDistDataset,
         compute_rank: int,
         worker_key: str,
         num_workers: int,
@@ -309,7 +312,7 @@ class BaseDistLoader(DistLoader):
 
         A sampling port per compute process, free on the storage master, is asked for.
         """
-        from gigl_loader.graph_store.client import worker_options
+        from gigl_loader.remote.client import worker_options
 
         config.check_workers(num_workers, worker_concurrency)
         parse_size(channel_size)
@@ -366,7 +369,7 @@ class BaseDistLoader(DistLoader):
         self, create: Callable[..., int], gap_s: float | None, max_inits: int | None,
         epoch_options: EpochOptions | None,
     ) -> None:  # fmt: skip
-        from gigl_loader.loader.remote import RemoteSource
+        from gigl_loader.remote.source import RemoteSource
 
         seed = self.sampling_config.seed
         self._epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(seed))
@@ -406,6 +409,19 @@ class BaseDistLoader(DistLoader):
     def __len__(self) -> int:
         """Return the batches of an epoch on this rank."""
         return self._steps
+
+    def __repr__(self) -> str:
+        """Name kind, deployment, seeds, batches, workers and the next epoch; raises nothing."""
+        kind = type(self).__name__
+        if not hasattr(self, "_steps"):
+            return f"{kind}(was not built)"
+        deployment = "graph store" if self._is_remote_worker else "colocated"
+        closed = ", shut down" if self._shutdowned else ""
+        return (
+            f"{kind}({deployment}, seeds={self._input_len}, batches={self._steps} of "
+            f"{self.batch_size}, workers={self.worker_options.num_workers}, epoch={self._epoch}"
+            f"{closed})"
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next ``iter`` is; without it, each is one more than the last."""

@@ -79,13 +79,18 @@ def sampling_config(
         batch_size=batch_size,
         shuffle=shuffle,
         drop_last=drop_last,
-        with_edge=bool(schema.edge_feature_info) if with_edge is None else with_edge,
+        with_edge=_has_edge_values(schema) if with_edge is None else with_edge,
         collect_features=True,
         with_neg=False,
         with_weight=with_weight,
         edge_dir=schema.edge_dir,
         seed=seed,
     )
+
+
+def _has_edge_values(schema: DatasetSchema) -> bool:
+    """Return whether edges have features, weights, or other attributes that batches carry."""
+    return bool(schema.edge_feature_info or schema.edge_attributes)
 
 
 def colocated_worker_options(

@@ -10,7 +10,7 @@ from gigl_loader._glt import (
     RemoteDistSamplingWorkerOptions,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
-from gigl_loader.producer.producer import DistSamplingProducer
+from gigl_loader.workers.producer import DistSamplingProducer
 
 logger = logging.getLogger(__name__)
 

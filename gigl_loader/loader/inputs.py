@@ -1,13 +1,71 @@
 """What the user wants sampled, checked before anything starts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, DatasetSchema, NodeType
 from gigl_loader.errors import ConfigError, WrongTypeError
+
+Seeds = Tensor | NDArray[Any] | Sequence[int]
+"""Ids of nodes, or a mask over all nodes of the type."""
+NodeInput = (
+    Seeds
+    | NodeType
+    | tuple[NodeType, Seeds | None]
+    | Mapping[int, Seeds]
+    | tuple[NodeType, Mapping[int, Seeds]]
+)
+"""Seeds of a user: colocated the first three, by storage server the last two."""
+
+
+def read_seeds(
+    given: Any, num_nodes: int, name: str = "input_nodes"
+) -> tuple[Tensor, Tensor | None]:
+    """Return (seeds, ``input_id`` of each; None: its place) of ids or of a mask, as PyG has them.
+
+    Args:
+        given: Ids as a tensor, array or sequence of integers; or a bool mask ``[num_nodes]``.
+        num_nodes: Nodes of the type.
+        name: What to call it in errors.
+
+    Raises:
+        WrongTypeError: None of these.
+        ConfigError: Wrong shape, dtype, device, or range; names the first offender.
+    """
+    seeds = _as_tensor(given, name)
+    if not isinstance(seeds, Tensor) or seeds.dtype != torch.bool:
+        return check_seeds(seeds, num_nodes, name), None
+    if seeds.shape != (num_nodes,):
+        raise ConfigError(
+            f"{name} is a mask of shape {tuple(seeds.shape)}; the type has {num_nodes} nodes, and "
+            f"a mask needs shape [{num_nodes}]"
+        )
+    ids = check_seeds(seeds.nonzero().view(-1), num_nodes, name)
+    return ids, ids
+
+
+def _as_tensor(given: Any, name: str) -> Any:
+    """Return arrays and sequences of integers or bools as tensors, all else as it is."""
+    if isinstance(given, str | bytes) or not isinstance(given, np.ndarray | Sequence):
+        return given
+    try:
+        found = np.asarray(given)
+    except ValueError as error:  # rows of several lengths
+        raise ConfigError(f"{name} cannot be read as node ids: {error}") from error
+    if found.size == 0 and not isinstance(given, np.ndarray):
+        return torch.empty(0, dtype=torch.int64)
+    if found.dtype.kind == "b":
+        return torch.from_numpy(found.copy())
+    if found.dtype.kind not in "iu":
+        raise ConfigError(f"{name} must hold integer node ids, got values of type {found.dtype}")
+    if found.dtype.kind == "u" and found.size and int(found.max()) >= 2**63:
+        raise ConfigError(f"{name} has {int(found.max())}, which is no node id")
+    return torch.from_numpy(found.astype(np.int64))
 
 
 def check_seeds(seeds: Any, num_nodes: int, name: str = "input_nodes") -> Tensor:
@@ -18,7 +76,10 @@ def check_seeds(seeds: Any, num_nodes: int, name: str = "input_nodes") -> Tensor
         ConfigError: Wrong shape, dtype, device, or range; names the first offender.
     """
     if not isinstance(seeds, Tensor):
-        raise WrongTypeError(f"{name} must be a tensor of node ids, got {type(seeds).__name__}")
+        raise WrongTypeError(
+            f"{name} must be node ids, as a tensor, an array or a list, or a mask, got "
+            f"{type(seeds).__name__}"
+        )
     if seeds.dtype == torch.bool:
         raise ConfigError(f"{name} is a boolean mask: pass ids, {name}.nonzero().view(-1)")
     if seeds.dtype != torch.int64 or seeds.dim() != 1:
@@ -38,15 +99,19 @@ def check_seeds(seeds: Any, num_nodes: int, name: str = "input_nodes") -> Tensor
 
 def typed_seeds(
     input_nodes: Any, schema: DatasetSchema, num_nodes: dict[NodeType, int]
-) -> tuple[NodeType, Tensor]:
-    """Return (node type, checked seeds) of colocated ``input_nodes``; the type is always given.
+) -> tuple[NodeType, Any]:
+    """Return (node type, seeds as they were given) of colocated ``input_nodes``.
+
+    The type is always given; the seeds are None where all nodes of the type are meant.
 
     Raises:
         ConfigError: The type is missing or unknown, or the input is a graph store's.
     """
     _refuse_remote(input_nodes)
     plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
-    if isinstance(input_nodes, tuple):
+    if isinstance(input_nodes, str):
+        input_nodes = (input_nodes, None)
+    if _is_typed(input_nodes):
         node_type, seeds = input_nodes
         if node_type not in num_nodes:
             raise ConfigError(
@@ -56,10 +121,16 @@ def typed_seeds(
         node_type, seeds = DEFAULT_HOMOGENEOUS_NODE_TYPE, input_nodes
     else:
         raise ConfigError(
-            "the graph is heterogeneous: pass input_nodes=(node_type, ids), with one of "
-            f"{sorted(num_nodes)}"
+            "the graph is heterogeneous: pass input_nodes=(node_type, ids), for example "
+            f"(node_type, dataset.node_ids[node_type]), with one of {sorted(num_nodes)}"
         )
-    return node_type, check_seeds(seeds, num_nodes[node_type])
+    return node_type, seeds
+
+
+def _is_typed(input_nodes: Any) -> bool:
+    """Return whether it is ``(node_type, seeds)``; a tuple of ids is a sequence like others."""
+    pair = isinstance(input_nodes, tuple) and len(input_nodes) == 2
+    return pair and not isinstance(input_nodes[0], int | np.integer)
 
 
 def _refuse_remote(input_nodes: Any) -> None:
@@ -73,15 +144,15 @@ def _refuse_remote(input_nodes: Any) -> None:
 
 def typed_by_server(
     input_nodes: Any, schema: DatasetSchema, num_nodes: dict[NodeType, int]
-) -> tuple[NodeType, dict[int, Tensor]]:
-    """Return (node type, checked seeds by storage server) of a graph store's ``input_nodes``.
+) -> tuple[NodeType, dict[int, tuple[Tensor, Tensor | None]]]:
+    """Return (node type, what `read_seeds` returns by storage server) of ``input_nodes``.
 
     Raises:
         ConfigError: The type is missing or unknown, or the input is a colocated loader's.
     """
     plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
     node_type, by_server = DEFAULT_HOMOGENEOUS_NODE_TYPE, input_nodes
-    if isinstance(input_nodes, tuple):
+    if _is_typed(input_nodes):
         node_type, by_server = input_nodes
     elif not plain:
         raise ConfigError(
@@ -98,7 +169,7 @@ def typed_by_server(
             f"input_nodes names node type {node_type!r}, the graph has {sorted(num_nodes)}"
         )
     return node_type, {
-        server: check_seeds(ids, num_nodes[node_type], f"input_nodes[{server}]")
+        server: read_seeds(ids, num_nodes[node_type], f"input_nodes[{server}]")
         for server, ids in by_server.items()
     }
 

@@ -1,13 +1,13 @@
 """`DistABLPLoader`: anchors, their positives and negatives, the neighbourhoods of all of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader._glt import NodeSamplerInput
+from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.collate.link import add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
@@ -22,9 +22,14 @@ from gigl_loader.loader.assemble import (
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
+from gigl_loader.loader.inputs import NodeInput
 from gigl_loader.loader.link_input import link_inputs
 from gigl_loader.loader.neighbor import local_input
-from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.loader.runtime import (
+    DistributedContext,
+    DistributedRuntimeInfo,
+    runtime_or_alone,
+)
 from gigl_loader.loader.supervision import (
     SupervisionEdgeType,
     check_anchor_type,
@@ -33,6 +38,7 @@ from gigl_loader.loader.supervision import (
 )
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
 _SAMPLER = "gigl_loader.sampler.link.LinkSampler"
 
@@ -66,7 +72,7 @@ class DistABLPLoader(BaseDistLoader):
         worker_concurrency: Batches that a worker has under way.
         prefetch_size: Graph store only.
         channel_size: Most shared memory of the batches under way.
-        process_start_gap_seconds: Seconds between the starts of a machine's processes.
+        process_start_gap_seconds: None: a rank starts when the one before it is ready.
         num_cpu_threads: Threads of torch operations of this process.
         shuffle: Shuffle the anchors every epoch.
         drop_last: Leave an incomplete last batch out.
@@ -98,9 +104,9 @@ class DistABLPLoader(BaseDistLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset | RemoteDistDataset,
         num_neighbors: NumNeighbors,
-        input_nodes: Any = None,
+        input_nodes: NodeInput | Mapping[int, ABLPInputNodes] | None = None,
         supervision_edge_type: SupervisionEdgeType = None,
         num_workers: int = 1,
         batch_size: int = 1,
@@ -108,7 +114,7 @@ class DistABLPLoader(BaseDistLoader):
         worker_concurrency: int = 4,
         prefetch_size: int | None = None,
         channel_size: int | str = "4GB",
-        process_start_gap_seconds: float | None = 60.0,
+        process_start_gap_seconds: float | None = None,
         num_cpu_threads: int | None = None,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -133,7 +139,7 @@ class DistABLPLoader(BaseDistLoader):
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())
         self._use_label_edge_index_output = use_label_edge_index_output
-        runtime = self.resolve_runtime(context, local_process_rank, local_process_world_size)
+        runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
                 parts = self._remote_parts(
@@ -142,7 +148,10 @@ class DistABLPLoader(BaseDistLoader):
             else:
                 data = DistDataset.wrap(dataset)
                 self._supervision = supervision_types(data.schema, supervision_edge_type)
-                sampler = link_sampler(data.schema, self._supervision, exclude_supervision)
+                sampler = link_sampler(
+                    data.schema, self._supervision, exclude_supervision,
+                    max_labels=data.max_labels_per_anchor_node,
+                )  # fmt: skip
                 parts = colocated_parts(
                     data, args, runtime, lambda data: self._local_input(data, input_nodes), sampler
                 )
@@ -185,11 +194,13 @@ def link_sampler(
     exclude: bool | Sequence[EdgeType],
     *,
     labels_in_input: bool = False,
+    max_labels: int | None = None,
 ) -> SamplerClass:
     """Return the sampler class that workers are to run, and its keywords."""
     keywords = {
         "supervision": tuple(supervision),
         "exclude": excluded_types(schema.edge_types or (), supervision, exclude),
         "labels_in_input": labels_in_input,
+        "max_labels": max_labels,
     }
     return _SAMPLER, keywords

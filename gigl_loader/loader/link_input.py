@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.dataset.remote import ABLPInputNodes
-from gigl_loader.dataset.schema import EdgeType, NodeType, message_passing_to_negative_label
+from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.inputs import check_seeds, check_servers
-from gigl_loader.loader.supervision import check_anchor_type, labeled_types
+from gigl_loader.loader.supervision import check_anchor_type
 from gigl_loader.message import NEGATIVE, POSITIVE, label_column
+from gigl_loader.remote.dataset import ABLPInputNodes
 
 
 def link_inputs(
@@ -30,20 +30,17 @@ def link_inputs(
     """
     _check_kind(input_nodes)
     check_servers(input_nodes, servers)
-    anchor_type, positive_types = _types_of(input_nodes)
-    supervision = labeled_types(positive_types)
-    if len(supervision) < len(positive_types) or not supervision:
-        raise ConfigError(
-            "positive_labels must be by positive label edge type, as "
-            f"message_passing_to_positive_label returns it, got {positive_types}"
-        )
+    anchor_type, supervision = _types_of(input_nodes)
     check_anchor_type(supervision, anchor_type)
     if anchor_type not in num_nodes:
         raise ConfigError(f"anchor_node_type is {anchor_type!r}, the graph has {sorted(num_nodes)}")
-    positives = dict(zip(positive_types, supervision, strict=True))
-    negatives = _negative_types(input_nodes, supervision)
+    negatives = [
+        edge_type
+        for edge_type in supervision
+        if any(nodes.labels[edge_type][1] is not None for nodes in input_nodes.values())
+    ]
     inputs = [
-        _one_input(f"input_nodes[{server}]", input_nodes[server], num_nodes, positives, negatives)
+        _one_input(f"input_nodes[{server}]", input_nodes[server], num_nodes, negatives)
         if server in input_nodes
         else NodeSamplerInput(torch.empty(0, dtype=torch.int64), anchor_type)
         for server in servers
@@ -52,23 +49,21 @@ def link_inputs(
 
 
 def _one_input(
-    where: str, nodes: ABLPInputNodes, num_nodes: dict[NodeType, int],
-    positives: dict[EdgeType, EdgeType], negatives: dict[EdgeType, EdgeType],
-) -> NodeSamplerInput:  # fmt: skip
+    where: str, nodes: ABLPInputNodes, num_nodes: dict[NodeType, int], negatives: list[EdgeType]
+) -> NodeSamplerInput:
     """Return the anchors of one server, with a column of labels per sign and type."""
     anchor_type = nodes.anchor_node_type
     anchors = check_seeds(nodes.anchor_nodes, num_nodes[anchor_type], f"{where}.anchor_nodes")
     found = NodeSamplerInput(anchors, anchor_type)
     found.extra = {}
     nothing = torch.empty((len(anchors), 0), dtype=torch.int64)
-    for name, sign, types, given in (
-        ("positive_labels", POSITIVE, positives, nodes.positive_labels),
-        ("negative_labels", NEGATIVE, negatives, nodes.negative_labels or {}),
-    ):
-        for label_type, edge_type in types.items():
+    for edge_type, pair in nodes.labels.items():
+        for place, sign in enumerate((POSITIVE, NEGATIVE)):
+            if place == 1 and edge_type not in negatives:
+                continue  # no server has any
             found.extra[label_column(sign, edge_type)] = check_labels(
-                given.get(label_type, nothing), len(anchors), num_nodes[edge_type[2]],
-                f"{where}.{name}[{label_type}]",
+                nothing if place == 1 and pair[place] is None else pair[place],
+                len(anchors), num_nodes[edge_type[2]], f"{where}.labels[{edge_type}][{place}]",
             )  # fmt: skip
     return found
 
@@ -109,9 +104,11 @@ def _check_kind(input_nodes: Any) -> None:
 
 
 def _types_of(input_nodes: Mapping[int, ABLPInputNodes]) -> tuple[NodeType, list[EdgeType]]:
-    """Return (anchor type, positive label edge types), the same on all servers."""
+    """Return (anchor type, supervision edge types), the same on all servers."""
+    for server, nodes in input_nodes.items():
+        _check_types(nodes.labels, f"input_nodes[{server}].labels")
     found = {
-        server: (nodes.anchor_node_type, sorted(nodes.positive_labels))
+        server: (nodes.anchor_node_type, sorted(nodes.labels))
         for server, nodes in input_nodes.items()
     }
     first = next(iter(found.values()))
@@ -122,15 +119,20 @@ def _types_of(input_nodes: Mapping[int, ABLPInputNodes]) -> tuple[NodeType, list
     return first
 
 
-def _negative_types(
-    input_nodes: Mapping[int, ABLPInputNodes], supervision: list[EdgeType]
-) -> dict[EdgeType, EdgeType]:
-    """Return {label edge type: supervision edge type} of negatives that any server was given."""
-    given = {name for nodes in input_nodes.values() for name in nodes.negative_labels or {}}
-    known = {message_passing_to_negative_label(edge_type): edge_type for edge_type in supervision}
-    unknown = sorted(given - known.keys())
-    if unknown:
+def _check_types(labels: Any, where: str) -> None:
+    if not isinstance(labels, Mapping) or not labels:
         raise ConfigError(
-            f"negative_labels are of {unknown}, but positive_labels are of {supervision}"
+            f"{where} must be {{supervision edge type: (positives, negatives or None)}}, got "
+            f"{labels if isinstance(labels, Mapping) else type(labels).__name__}"
         )
-    return {label_type: known[label_type] for label_type in known if label_type in given}
+    for edge_type, pair in labels.items():
+        if is_label_edge_type(edge_type):
+            raise ConfigError(
+                f"{where} must be by supervision edge type, got the label edge type {edge_type}: "
+                "name what is predicted, without the suffix"
+            )
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ConfigError(
+                f"{where}[{edge_type}] must be (positives, negatives or None), got "
+                f"{type(pair).__name__}"
+            )

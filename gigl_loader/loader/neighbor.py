@@ -5,11 +5,11 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from gigl_loader._glt import NodeSamplerInput
+from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
-from gigl_loader.errors import ConfigError
+from gigl_loader.dataset.schema import NodeType
 from gigl_loader.loader.assemble import (
     LoaderArgs,
     colocated_parts,
@@ -19,9 +19,17 @@ from gigl_loader.loader.assemble import (
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
-from gigl_loader.loader.inputs import check_servers, typed_by_server, typed_seeds
-from gigl_loader.loader.runtime import DistributedContext
+from gigl_loader.loader.inputs import (
+    NodeInput,
+    check_servers,
+    read_seeds,
+    typed_by_server,
+    typed_seeds,
+)
+from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.message import INPUT_ID
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.remote.dataset import RemoteDistDataset
 
 
 class DistNeighborLoader(BaseDistLoader):
@@ -35,11 +43,13 @@ class DistNeighborLoader(BaseDistLoader):
             process. A ``RemoteDistDataset``: graph-store mode.
         num_neighbors: Neighbours per hop, -1 for all: a list, or on a heterogeneous graph a dict by
             edge type.
-        input_nodes: Seeds, int64 global ids. Colocated: a tensor, ``(node_type, tensor)``, or None
-            for all nodes that this partition owns. Graph store: ``{server_rank: tensor}`` or
-            ``(node_type, {server_rank: tensor})``. Colocated seeds are split contiguously over the
-            processes of the machine that were given the same ones; a process with seeds of its
-            own, such as those of a partition that only it holds, keeps them all.
+        input_nodes: Seeds: global ids as an int64 tensor, an array or a list, or a bool mask over
+            all nodes of the type, of which ``input_id`` is then the node id, as in PyG. Colocated:
+            seeds, ``(node_type, seeds)``, or None or a node type for all nodes that this partition
+            owns. Graph store: ``{server_rank: seeds}`` or ``(node_type, {server_rank: seeds})``.
+            Colocated seeds are split contiguously over the processes of the machine that were given
+            the same ones; a process with seeds of its own, such as those of a partition that only
+            it holds, keeps them all.
         num_workers: Sampling processes of this loader.
         batch_size: Seeds per batch.
         context: Deprecated; see `BaseDistLoader.resolve_runtime`.
@@ -49,8 +59,9 @@ class DistNeighborLoader(BaseDistLoader):
         worker_concurrency: Batches that a worker has under way.
         channel_size: Most shared memory of the batches under way: bytes, or a text as ``"4GB"``.
         prefetch_size: Graph store only: batches under way per server (default 4).
-        process_start_gap_seconds: Local rank ``i`` starts its workers ``i`` times this later. None:
-            as soon as the local rank before it is ready.
+        process_start_gap_seconds: None: a local rank starts its workers when the local rank before
+            it is ready, so that memory peaks do not add up. A number: local rank ``i`` starts them
+            ``i`` times this many seconds later.
         num_cpu_threads: Threads of torch operations of this process, on a CPU device (default 2).
         shuffle: Shuffle the seeds every epoch.
         drop_last: Leave an incomplete last batch out.
@@ -75,9 +86,9 @@ class DistNeighborLoader(BaseDistLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset | RemoteDistDataset,
         num_neighbors: NumNeighbors,
-        input_nodes: Any = None,
+        input_nodes: NodeInput | None = None,
         num_workers: int = 1,
         batch_size: int = 1,
         context: DistributedContext | None = None,
@@ -87,7 +98,7 @@ class DistNeighborLoader(BaseDistLoader):
         worker_concurrency: int = 4,
         channel_size: int | str = "4GB",
         prefetch_size: int | None = None,
-        process_start_gap_seconds: float | None = 60.0,
+        process_start_gap_seconds: float | None = None,
         num_cpu_threads: int | None = None,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -106,7 +117,7 @@ class DistNeighborLoader(BaseDistLoader):
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())
-        runtime = self.resolve_runtime(context, local_process_rank, local_process_world_size)
+        runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
                 name = f"{type(self).__name__} {next(self._counter)}"
@@ -123,16 +134,19 @@ class DistNeighborLoader(BaseDistLoader):
 
 def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
     """Return the checked seeds of all processes of this machine; see `DistNeighborLoader`."""
-    if input_nodes is None:
-        if data.is_typed and not data.schema.is_homogeneous_with_labeled_edge_type:
-            raise ConfigError(
-                "the graph is heterogeneous: pass input_nodes=(node_type, ids), for example "
-                "(node_type, dataset.node_ids[node_type])"
-            )
+    num_nodes = data.view().num_nodes
+    node_type, given = typed_seeds(input_nodes, data.schema, num_nodes)
+    if given is None:
         ids = data.node_ids
-        input_nodes = ids[DEFAULT_HOMOGENEOUS_NODE_TYPE] if isinstance(ids, dict) else ids
-    node_type, seeds = typed_seeds(input_nodes, data.schema, data.view().num_nodes)
-    return NodeSamplerInput(seeds, node_type)
+        given = ids[node_type] if isinstance(ids, dict) else ids
+    return with_input_id(*read_seeds(given, num_nodes[node_type]), node_type)
+
+
+def with_input_id(seeds: Tensor, input_id: Tensor | None, node_type: NodeType) -> NodeSamplerInput:
+    """Return a sampler's input; ``input_id`` rides along where it is not the place of the seed."""
+    found = NodeSamplerInput(seeds, node_type)
+    found.extra = {} if input_id is None else {INPUT_ID: input_id}
+    return found
 
 
 def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:
@@ -143,4 +157,11 @@ def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:
     servers = range(dataset.cluster_info.num_storage_nodes)
     check_servers(by_server, servers)
     nothing = torch.empty(0, dtype=torch.int64)
-    return [NodeSamplerInput(by_server.get(server, nothing), node_type) for server in servers]
+    masked = any(input_id is not None for _, input_id in by_server.values())
+    inputs = []
+    for server in servers:
+        seeds, input_id = by_server.get(server, (nothing, None))
+        if masked and input_id is None:  # one column, of all servers' seeds
+            input_id = seeds
+        inputs.append(with_input_id(seeds, input_id, node_type))
+    return inputs

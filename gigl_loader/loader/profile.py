@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gigl_loader.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gigl_loader.device.prefetch import DevicePrefetcher
+    from gigl_loader.loader.base import BaseDistLoader
 
 _SAMPLE, _GATHER = "gigl_loader.sample", "gigl_loader.gather"
 
@@ -96,7 +100,7 @@ class WorkerRanges:
 
 
 @contextmanager
-def profile_workers(loader: Any) -> Iterator[WorkerRanges]:
+def profile_workers(loader: "BaseDistLoader | DevicePrefetcher[Any]") -> Iterator[WorkerRanges]:
     """Record what the workers of ``loader`` do, to add it to a trace of ``torch.profiler``.
 
     ::

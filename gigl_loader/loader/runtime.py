@@ -8,8 +8,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from gigl_loader._ranks import gather_from_ranks, tell_ranks
+from gigl_loader._gloo import interface_towards
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.ranks import gather_from_ranks, tell_ranks
 
 _CONTEXT_PORT = 29_591
 """Port of the process group that is started for a `DistributedContext`, on its main worker."""
@@ -68,6 +69,25 @@ def resolve_runtime(
     return from_addresses(rank, gather_from_ranks(own_address(), world_size))
 
 
+def runtime_or_alone(
+    context: DistributedContext | None = None,
+    local_process_rank: int | None = None,
+    local_process_world_size: int | None = None,
+) -> DistributedRuntimeInfo:
+    """Return what `resolve_runtime` finds; a job of one process needs no process group for it.
+
+    Without a group, ``WORLD_SIZE`` tells a job of one process from a rank that forgot to call
+    ``init_process_group``: torchrun sets it.
+
+    Raises:
+        UsageError: No process group, and ``WORLD_SIZE`` is above 1.
+        ConfigError: As `resolve_runtime`.
+    """
+    if context is None and not dist.is_initialized() and os.environ.get("WORLD_SIZE", "1") == "1":
+        return from_addresses(0, ["127.0.0.1"])
+    return resolve_runtime(context, local_process_rank, local_process_world_size)
+
+
 def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
     """Return the runtime of ``rank``, given the address of every rank's machine.
 
@@ -109,13 +129,14 @@ def _from_context(
     world_size = context.global_world_size * local_world_size
     started = not dist.is_initialized()
     if started:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{context.main_worker_ip_address}:{_CONTEXT_PORT}",
-            rank=rank,
-            world_size=world_size,
-            timeout=_GROUP_TIMEOUT,
-        )
+        with interface_towards(context.main_worker_ip_address):
+            dist.init_process_group(
+                "gloo",
+                init_method=f"tcp://{context.main_worker_ip_address}:{_CONTEXT_PORT}",
+                rank=rank,
+                world_size=world_size,
+                timeout=_GROUP_TIMEOUT,
+            )
     return DistributedRuntimeInfo(
         node_world_size=context.global_world_size,
         node_rank=context.global_rank,

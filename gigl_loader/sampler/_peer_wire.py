@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader._memory import Array
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerError, ProtocolError
+from gigl_loader.memory.segments import Array
 
 MAX_ARGS = 8
 MAX_DIMS = 8

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gigl_loader._memory import Array
 from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
@@ -14,6 +13,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ProtocolError
+from gigl_loader.memory.segments import Array
 from gigl_loader.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
@@ -56,6 +56,7 @@ class LinkSampler(NeighborSampler):
         supervision: Edge types that are predicted, anchors first.
         exclude: Message-passing edge types without the copies of the batch's positives.
         labels_in_input: Labels come with the seeds; label edges of the graph are not read.
+        max_labels: Most labels of an anchor and sign that are read; None: all.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class LinkSampler(NeighborSampler):
         supervision: Sequence[EdgeType],
         exclude: Sequence[EdgeType] = (),
         labels_in_input: bool = False,
+        max_labels: int | None = None,
     ) -> None:
         super().__init__(view, plan, peers)
         self._supervision = [_as_type(edge_type) for edge_type in supervision]
         self._exclude = [_as_type(edge_type) for edge_type in exclude]
         self._labels_in_input = labels_in_input
+        self._max_labels = max_labels
         self._found: list[_Labels] = []
         self._links = _Links({}, {})
 
@@ -115,7 +118,7 @@ class LinkSampler(NeighborSampler):
 
         def read() -> tuple[Array, Array]:
             drawn = answer()
-            return drawn.counts, drawn.neighbors
+            return _at_most(self._max_labels, drawn.counts, drawn.neighbors)
 
         return read
 
@@ -198,6 +201,15 @@ def _without(gone: Array, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
     counts = np.bincount(rows[keep], minlength=drawn.counts.size)
     edge_ids = None if drawn.edge_ids is None else drawn.edge_ids[keep]
     return targets[keep], Drawn(counts, drawn.neighbors[keep], edge_ids)
+
+
+def _at_most(most: int | None, counts: Array, ids: Array) -> tuple[Array, Array]:
+    """Return the first ``most`` of each row's ``ids``, and how many these are."""
+    if most is None:
+        return counts, ids
+    starts = np.repeat(counts.cumsum() - counts, counts)
+    kept = np.arange(ids.size) - starts < most
+    return np.minimum(counts, most), ids[kept]
 
 
 def _as_type(edge_type: Sequence[str]) -> EdgeType:

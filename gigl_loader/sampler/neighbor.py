@@ -1,13 +1,16 @@
 """k-hop neighbour sampling: seeds to the fields of one message."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from gigl_loader._memory import Array
 from gigl_loader.dataset.schema import EdgeType, NodeType, reverse_edge_type
 from gigl_loader.dataset.view import PartitionView
+from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
+    ATTRIBUTE,
     BATCH,
     EDGE,
     EDGE_FEATURES,
@@ -24,7 +27,7 @@ from gigl_loader.message import (
 )
 from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan, draw_key
-from gigl_loader.sampler.store import Draw, Drawn, GraphStore, Peers
+from gigl_loader.sampler.store import Draw, Drawn, GraphStore, Peers, Split
 
 
 class NodeLabels:
@@ -117,6 +120,9 @@ class NeighborSampler:
         self._plan = plan
         self._store = GraphStore(view, peers)
         self._labels = {node_type: NodeLabels() for node_type in sorted(view.num_nodes)}
+        self._attributes: dict[Any, list[str]] = {}
+        if plan.collect_features:
+            self._attributes = _names_by_type(view.node_attributes, view.edge_attributes)
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
@@ -196,7 +202,7 @@ class NeighborSampler:
         return [
             Field.of(IS_HETERO, np.uint8(hetero)),
             Field.of(key(BATCH, input_type), request.seeds),
-            Field.of(key(INPUT_ID, input_type), request.input_id),
+            Field.of(key(INPUT_ID, input_type), request.extra.get(INPUT_ID, request.input_id)),
         ]
 
     def _node_fields(self, per_hop: dict[NodeType, list[int]]) -> list[Field]:
@@ -213,6 +219,17 @@ class NeighborSampler:
             if node_type in self._view.node_labels:
                 rows = self._store.fetch("node_labels", node_type, nodes, split)
                 fields.append(Field(key(NODE_LABELS, name), *rows))
+            fields += self._attribute_fields("node_attributes", node_type, name, nodes, split)
+        return fields
+
+    def _attribute_fields(
+        self, kind: str, owner: Any, name: Any, ids: Array, split: Split | None
+    ) -> list[Field]:
+        """Return further attributes of a type: ``owner`` in the dataset, ``name`` in a batch."""
+        fields = []
+        for attribute in self._attributes.get(owner, ()):
+            rows = self._store.fetch(kind, (owner, attribute), ids, split)
+            fields.append(Field(key(ATTRIBUTE + attribute, name), *rows))
         return fields
 
     def _edge_fields(self, edges: dict[EdgeType, _EdgeCollector]) -> list[Field]:
@@ -229,8 +246,20 @@ class NeighborSampler:
             if self._plan.with_edge:
                 ids = np.concatenate(collected.edge_ids) if collected.edge_ids else per_hop[:0]
                 fields.append(Field.of(key(EDGE, name), ids))
-                if self._plan.collect_features and edge_type in self._view.edge_features:
-                    split = self._store.split(self._view.edge_books.get(edge_type), ids)
+                has_features = self._plan.collect_features and edge_type in self._view.edge_features
+                if not has_features and edge_type not in self._attributes:
+                    continue
+                split = self._store.split(self._view.edge_books.get(edge_type), ids)
+                if has_features:
                     rows = self._store.fetch("edge_features", edge_type, ids, split)
                     fields.append(Field(key(EDGE_FEATURES, name), *rows))
+                fields += self._attribute_fields("edge_attributes", edge_type, name, ids, split)
         return fields
+
+
+def _names_by_type(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """Return the names of attributes by the type that has them, ascending."""
+    names: dict[Any, list[str]] = {}
+    for owner, name in sorted(chain(*attributes), key=str):
+        names.setdefault(owner, []).append(name)
+    return names

@@ -22,7 +22,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gigl_loader._memory import Array
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
@@ -33,6 +32,7 @@ from gigl_loader.errors import (
     SamplingError,
     UsageError,
 )
+from gigl_loader.memory.segments import Array
 from gigl_loader.sampler import _peer_wire as wire
 
 _log = logging.getLogger(__name__)

@@ -6,12 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
-from gigl_loader._memory import Array
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.message import BatchTicket
+from gigl_loader.memory.segments import Array
+from gigl_loader.message import BatchTicket, Field
+
+__all__ = [
+    "Field",
+    "SampleRequest",
+    "Sampler",
+    "SamplerFactory",
+    "SamplingPlan",
+    "draw_key",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,24 +64,6 @@ class SampleRequest:
     """``[batch_size]`` int64, places in the loader's input."""
     extra: dict[str, Array] = field(default_factory=dict)
     """Further columns of the input, one row per seed (labels of anchors, for example)."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """One tensor of a message: its size is known before its memory, which ``write`` then fills."""
-
-    key: str
-    dtype: str
-    """A type by torch's name: ``"float32"``."""
-    shape: tuple[int, ...]
-    write: Callable[[Array], Any]
-    """Takes an array of that shape and of the type's `gigl_loader._memory.storage_dtype`."""
-
-    @classmethod
-    def of(cls, key: str, values: Any) -> "Field":
-        """Return a field that copies ``values``: an array, or what numpy can make one of."""
-        array = np.asarray(values)
-        return cls(key, array.dtype.name, array.shape, lambda out: np.copyto(out, array))
 
 
 class Sampler(Protocol):

@@ -21,7 +21,6 @@ from types import TracebackType
 
 import numpy as np
 
-from gigl_loader._memory import Array
 from gigl_loader.errors import (
     ConfigError,
     JoinRefusedError,
@@ -30,6 +29,7 @@ from gigl_loader.errors import (
     ProtocolError,
     UsageError,
 )
+from gigl_loader.memory.segments import Array
 from gigl_loader.sampler._peer_wire import bytes_of
 from gigl_loader.sampler.peers import PeerAddress, PeerPool, PeerServer
 

@@ -11,16 +11,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gigl_loader._memory import Array, array_in, nbytes_of
 from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ProtocolError
+from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
 
 NEIGHBORS, ROWS = 1, 2
 """Operations between partitions."""
 
-_KINDS = ("node_features", "node_labels", "edge_features")
+_KINDS = (
+    "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
+)  # fmt: skip
+_Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
+"""Of a matrix: its type; of an attribute, type and name."""
 _REPLACE, _WEIGHT, _EDGE_IDS = 1, 2, 4
 _NOTHING: Array = np.empty(0, np.int64)
 
@@ -153,7 +157,7 @@ class LocalStore:
             kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
         return positions, rows[2]
 
-    def rows(self, kind: str, name: NodeType | EdgeType) -> Rows[Array]:
+    def rows(self, kind: str, name: _Name) -> Rows[Array]:
         """Return the matrix ``kind`` (``node_features``...) of a type."""
         rows: Rows[Array] = getattr(self._view, kind)[name]
         return rows
@@ -252,13 +256,14 @@ class GraphStore:
         return Drawn(counts, neighbors, edge_ids)
 
     def fetch(
-        self, kind: str, name: NodeType | EdgeType, ids: Array, split: Split | None = None
+        self, kind: str, name: _Name, ids: Array, split: Split | None = None
     ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
         """Ask for rows; they are on their way when this returns.
 
         Args:
-            kind: ``node_features``, ``node_labels`` or ``edge_features``.
-            name: The type.
+            kind: ``node_features``, ``node_labels``, ``edge_features``, ``node_attributes`` or
+                ``edge_attributes``.
+            name: The type; of an attribute, (type, name).
             ids: ``[n]`` int64, global ids.
             split: From `split` for the same ids; None: all of them are here.
 

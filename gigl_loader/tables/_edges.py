@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from gigl_loader._memory import Array
 from gigl_loader.dataset._mapped import ArraySpec, Part, array_path
 from gigl_loader.dataset.schema import EdgeType, edge_type_str
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
 from gigl_loader.tables._job import Job
 from gigl_loader.tables._source import (
     Table,

@@ -8,9 +8,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from gigl_loader._memory import Array
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
 from gigl_loader.tables._edges import Mapped
 from gigl_loader.tables._job import Job
 from gigl_loader.tables._source import Table, quoted

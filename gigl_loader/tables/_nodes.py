@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gigl_loader._memory import Array
 from gigl_loader.dataset._mapped import ArraySpec, Part, array_path
 from gigl_loader.dataset._original import PARQUET
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
 from gigl_loader.tables._job import Job
 from gigl_loader.tables._source import (
     BATCH_ROWS,

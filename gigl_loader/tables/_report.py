@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader._memory import Array, storage_dtype
 from gigl_loader.dataset._mapped import Part, array_path
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
+from gigl_loader.memory.segments import Array, storage_dtype
 
 REPORT, PICTURE = "report.json", "report.svg"
 _CHUNK_EDGES = 2**22

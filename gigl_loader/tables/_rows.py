@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gigl_loader._memory import Array
 from gigl_loader.dataset._mapped import Part, write_array
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
 from gigl_loader.tables._job import Job
 from gigl_loader.tables._nodes import Numbering, Placer, note_array, part_files
 from gigl_loader.tables._source import (

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gigl_loader._memory import Array
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
 from gigl_loader.tables._job import Job
 
 BATCH_ROWS = 65536

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader._memory import Array
 from gigl_loader.dataset._mapped import Part, is_mapped_format, read_header, seal
 from gigl_loader.dataset.schema import (
     EdgeDir,
@@ -30,6 +29,7 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.memory.segments import Array
 from gigl_loader.tables._edges import (
     Ends,
     Extras,

@@ -4,9 +4,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from gigl_loader import _memory, _tensors
-from gigl_loader._memory import Array
 from gigl_loader.dataset.view import PartitionView
+from gigl_loader.memory import segments, tensors
+from gigl_loader.memory.segments import Array
 from gigl_loader.message import SampleMessage
 from gigl_loader.sampler.plan import Sampler, SampleRequest
 from gigl_loader.sampler.store import LocalStore
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 def as_worker_gets(obj: T) -> Any:
     """Return ``obj`` as a worker receives it: its tensors are arrays over shared memory."""
-    data, fds = _tensors.dumps(obj)
+    data, fds = tensors.dumps(obj)
     try:
-        return _memory.loads(data, fds)
+        return segments.loads(data, fds)
     finally:
-        _memory.close_fds(fds)
+        segments.close_fds(fds)
 
 
 class _Answered:
@@ -65,7 +65,7 @@ def sample_message(sampler: Sampler, request: SampleRequest) -> SampleMessage:
     """
     message = {}
     for field in sampler.sample(as_worker_gets(request)):
-        buffer = (ctypes.c_char * _memory.nbytes_of(field.dtype, field.shape))()
-        field.write(_memory.array_in(buffer, field.dtype, field.shape, 0))
-        message[field.key] = _tensors.tensor_in(buffer, field.dtype, field.shape, 0)
+        buffer = (ctypes.c_char * segments.nbytes_of(field.dtype, field.shape))()
+        field.write(segments.array_in(buffer, field.dtype, field.shape, 0))
+        message[field.key] = tensors.tensor_in(buffer, field.dtype, field.shape, 0)
     return message

@@ -28,7 +28,8 @@ class TinyGraph:
 
     Node ``i`` of the ``t``-th node type (by name) has features ``[i, t]`` and labels
     ``[i, 100 + i, t]``; edge ``i`` of the ``t``-th edge type has features ``[i, t]`` and weight
-    ``i % 4`` (every fourth edge weighs nothing).
+    ``i % 4`` (every fourth edge weighs nothing). Further attributes are ``node_time``, ``3 * i`` as
+    int64, ``train_mask``, whether ``i`` is even, and ``edge_age``, ``[-i, i]`` as int16.
     """
 
     num_nodes: dict[NodeType, int]
@@ -85,6 +86,16 @@ class TinyGraph:
         return [[i, number] for i in ids]
 
     @staticmethod
+    def node_attributes(ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (``node_time``, ``train_mask``) of nodes."""
+        return 3 * ids, ids % 2 == 0
+
+    @staticmethod
+    def edge_ages(ids: Tensor) -> Tensor:
+        """Return ``edge_age`` of edges."""
+        return torch.stack([-ids, ids], 1).to(torch.int16)
+
+    @staticmethod
     def weight(edge_id: int) -> float:
         """Return the weight of an edge."""
         return float(edge_id % 4)
@@ -96,6 +107,7 @@ class TinyGraph:
             store = data[node_type] if self.is_heterogeneous else data
             features, targets = self.node_rows(node_type, list(range(count)))
             store.x = torch.tensor(features, dtype=torch.float32).reshape(count, 2)
+            store.node_time, store.train_mask = self.node_attributes(torch.arange(count))
             if labels:
                 store.y = torch.tensor(targets, dtype=torch.int64).reshape(count, 3)
         for edge_type, pairs in self.edges.items():
@@ -104,6 +116,7 @@ class TinyGraph:
                 torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().contiguous()
             )
             store.edge_weight = torch.tensor([self.weight(i) for i in range(len(pairs))])
+            store.edge_age = self.edge_ages(torch.arange(len(pairs)))
             if edge_features:
                 rows = self.edge_rows(edge_type, list(range(len(pairs))))
                 store.edge_attr = torch.tensor(rows, dtype=torch.float32).reshape(len(pairs), 2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gigl_loader._ranks import end_group
+from gigl_loader.ranks import end_group
 from gigl_loader.testing._forked import ForkedProcess
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -58,7 +59,7 @@ class _Rules:
 
 
 def check_batch(
-    batch: Any,
+    batch: Data | HeteroData,
     graph: TinyGraph,
     *,
     seeds: Tensor,
@@ -104,7 +105,7 @@ def check_batch(
 
 def _check_hops(
     rules: _Rules,
-    batch: Any,
+    batch: Data | HeteroData,
     nodes: dict[NodeType, Any],
     num_neighbors: Mapping[EdgeType, Sequence[int]],
 ) -> None:
@@ -155,6 +156,10 @@ def _check_nodes(rules: _Rules, name: NodeType, store: Any, seeds: Tensor | None
     _must(store.x.shape == (len(ids), 2), "shape of x", name, store.x.shape)
     _must(store.x.dtype == torch.float32, "dtype of x", name, store.x.dtype)
     _must(store.x.tolist() == features, "features of another node", name)
+    if "node_time" in store or "train_mask" in store:
+        time, mask = rules.graph.node_attributes(store.n_id)
+        _must(_same(store.node_time, time), "node_time of another node", name)
+        _must(_same(store.train_mask, mask), "train_mask of another node", name)
     if "y" in store:
         _must(store.y.shape == (len(ids), 3), "shape of y", name, store.y.shape)
         _must(store.y.tolist() == labels, "labels of another node", name)
@@ -206,9 +211,14 @@ def _check_edge_ids(
     if "edge_attr" in store:
         rows = store.edge_attr[slice(*span)].tolist()
         _must(rows == rules.graph.edge_rows(name, edge_ids), "features of another edge", name)
+    if "edge_age" in store:
+        ages = rules.graph.edge_ages(store.e_id)
+        _must(_same(store.edge_age, ages), "edge_age of another edge", name)
+        weights = [rules.graph.weight(edge_id) for edge_id in store.e_id.tolist()]
+        _must(store.edge_weight.tolist() == weights, "weight of another edge", name)
 
 
-def batch_tensors(batch: Any) -> dict[str, Any]:
+def batch_tensors(batch: Data | HeteroData) -> dict[str, Any]:
     """Return all that a batch holds, by a name that says where: for comparing batches."""
     found: dict[str, Any] = {}
     for store in batch.stores:

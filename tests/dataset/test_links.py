@@ -202,6 +202,7 @@ def test_a_directory_has_the_same_splits_as_the_graph(
         assert adjacency.weights.tolist() == (ids / 4).tolist()
 
 
+@pytest.mark.glt
 def test_a_directory_that_glt_wrote_can_be_split(tmp_path: Path) -> None:
     torch.manual_seed(0)
     data = _shop(100)

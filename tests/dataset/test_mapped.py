@@ -12,12 +12,12 @@ import pytest
 import torch
 from dataset_reference import BUYS, KNOWS, REV_BUYS, E, Graph, N, check_partitions
 
-from gigl_loader import _tensors
-from gigl_loader._memory import close_fds, loads
 from gigl_loader.dataset import _mapped
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition import partition_graph
 from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.memory import tensors as _tensors
+from gigl_loader.memory.segments import close_fds, loads
 
 RING = Graph({N: 8}, {E: [(i, (i + 1) % 8) for i in range(8)] + [(3, 3), (0, 1)]}, {}, False)
 SHOP = Graph(

@@ -62,6 +62,7 @@ def test_partitions_on_disk_unite_to_the_graph(
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
 
 
+@pytest.mark.glt
 @pytest.mark.parametrize("graph", [RING, SHOP], ids=["homogeneous", "heterogeneous"])
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 def test_glt_reads_what_we_write(tmp_path: Path, graph: Graph, edge_dir: str) -> None:
@@ -139,6 +140,7 @@ GLT_SHOP = Graph(
 )
 
 
+@pytest.mark.glt
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 @pytest.mark.parametrize(
     ("graph", "caching"),
@@ -158,6 +160,7 @@ def test_we_read_what_glt_writes(
             [DistDataset.load(tmp_path, index, edge_dir=other) for index in range(2)]
 
 
+@pytest.mark.glt
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 def test_edge_ids_that_glt_did_not_save_come_from_the_features(
     tmp_path: Path, edge_dir: str
@@ -177,6 +180,7 @@ def test_cached_features_of_others_are_left_where_they_are(tmp_path: Path) -> No
     check_partitions(RING, [DistDataset.load(tmp_path, index) for index in range(2)], "in")
 
 
+@pytest.mark.glt
 def test_labels_of_all_nodes_in_a_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     _write_with_glt(RING, tmp_path / "graph", "in")
@@ -357,6 +361,7 @@ def test_features_are_written_and_read_in_chunks(tmp_path: Path, monkeypatch) ->
         assert pickle.load(file).shape == (2, 3)
 
 
+@pytest.mark.glt
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 @pytest.mark.parametrize("graph", [RING, GLT_SHOP], ids=["homogeneous", "heterogeneous"])
 def test_what_glt_loads_can_be_wrapped(tmp_path: Path, graph: Graph, edge_dir: str) -> None:

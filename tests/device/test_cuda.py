@@ -12,10 +12,10 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader._memory import create_memfd, map_fd, unmap
 from gigl_loader.device._engine import TorchBackend
 from gigl_loader.device.pin import PinMemoryError, PinnedRange
 from gigl_loader.device.prefetch import CopyAhead, CopyEngine, DevicePrefetcher
+from gigl_loader.memory.segments import create_memfd, map_fd, unmap
 
 pytestmark = [
     pytest.mark.gpu,

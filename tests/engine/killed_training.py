@@ -214,7 +214,7 @@ def _train_from_a_store(info: GraphStoreInfo, rank: int, life: Life) -> None:
 def _loader(dataset: Any, seeds: Any, life: Life, **how: Any) -> DistNeighborLoader:
     return DistNeighborLoader(
         dataset, [3, 2], seeds, num_workers=_NUM_WORKERS[life.number % len(_NUM_WORKERS)],
-        batch_size=BATCH_SIZE, shuffle=True, seed=7, process_start_gap_seconds=None, **how,
+        batch_size=BATCH_SIZE, shuffle=True, seed=7, **how,
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def _group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def _make(seeds: torch.Tensor | None = None, **how) -> DistNeighborLoader:
     seeds = torch.arange(60) if seeds is None else seeds
-    given = {"num_workers": 2, "batch_size": 2, "seed": 1, "process_start_gap_seconds": None}
+    given = {"num_workers": 2, "batch_size": 2, "seed": 1}
     return DistNeighborLoader(DATASET, [3, 2], seeds, **{**given, **how})
 
 
@@ -210,7 +210,7 @@ def test_no_shared_memory_left() -> None:
     big = TinyGraph.random(3000, 30_000)
     with _leaves_nothing() as seen, DistNeighborLoader(
         big.dataset(), [-1], torch.arange(3000), batch_size=3000,
-        worker_init_fn=faults.limit_memory, process_start_gap_seconds=None,
+        worker_init_fn=faults.limit_memory,
     ) as loader:  # fmt: skip
         seen.look(os.getpid())
         with _bounded(), pytest.raises(SamplingError, match="could not reserve") as caught:
@@ -219,13 +219,13 @@ def test_no_shared_memory_left() -> None:
         assert "worker 0" in str(caught.value)
 
 
-def test_a_killed_steward() -> None:
+def test_a_killed_supervisor() -> None:
     with _leaves_nothing() as seen, _make() as loader:
         iterator = iter(loader)
         next(iterator)
         seen.look(os.getpid())
         pool = loader._mp_producer._pool
-        _kill(pool._steward.pid, dead=tuple(pool.pids))
+        _kill(pool._supervisor.pid, dead=tuple(pool.pids))
         with (
             _bounded(),
             pytest.raises(WorkerDiedError, match=r"worker \d .pid \d+. died: .*supervis"),
@@ -324,7 +324,7 @@ def test_the_end_of_the_trainer_is_the_end_of_its_workers(trainers, how: str) ->
         return (folder / "ready").exists()
 
     wait_until(ready, "the trainer is ready", 90.0)
-    enough = 1 if how == "early" else 3  # the steward; the steward and two workers
+    enough = 1 if how == "early" else 3  # the supervisor; the supervisor and two workers
     wait_until(
         lambda: len(Footprint.below(process.pid).pids) >= enough, "it has started them", 60.0
     )

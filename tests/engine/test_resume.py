@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "graph_store"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "remote"))
 import killed_training as killed
 from store_cluster import info_of, processes, serve
 

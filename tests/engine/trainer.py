@@ -18,7 +18,6 @@ def main() -> None:
     with one_rank(folder):
         loader = DistNeighborLoader(
             TinyGraph.random(60, 500).dataset(), [3, 2], num_workers=2, batch_size=2, seed=1,
-            process_start_gap_seconds=None,
         )  # fmt: skip
         kept = []
         while True:

@@ -30,7 +30,7 @@ def _loader(num_seeds: int, even_ranks: str | None) -> DistNeighborLoader:
     data = Data(x=torch.ones(40, 1), edge_index=edge_index)
     return DistNeighborLoader(
         DistDataset.from_pyg(data), [2], torch.arange(num_seeds), batch_size=4, seed=0,
-        process_start_gap_seconds=None, even_ranks=even_ranks,
+        even_ranks=even_ranks,
     )  # fmt: skip
 
 

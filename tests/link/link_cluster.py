@@ -5,12 +5,12 @@ import socket
 import traceback
 from multiprocessing.connection import wait
 
-from gigl_loader.dataset.remote import GraphStoreInfo
 from gigl_loader.graph_store import (
     init_compute_process,
     init_storage_process,
     shutdown_compute_process,
 )
+from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.testing._forked import ForkedProcess
 
 HOST = "127.0.0.1"

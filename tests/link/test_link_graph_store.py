@@ -34,7 +34,7 @@ pytestmark = pytest.mark.multiprocess
 
 
 def _loader(dataset, num_neighbors, nodes, **how) -> DistABLPLoader:
-    how = {"batch_size": 4, "seed": 1, "with_edge": True, "process_start_gap_seconds": None, **how}
+    how = {"batch_size": 4, "seed": 1, "with_edge": True, **how}
     return DistABLPLoader(dataset, num_neighbors, nodes, **how)
 
 
@@ -109,8 +109,7 @@ def _use_shop(info, rank: int) -> None:
         _check_loader(loader, graph, [BUYS], whole[BUYS], "in")
     both = {  # several supervision edge types, merged by hand
         server: ABLPInputNodes(
-            "user", one.anchor_nodes,
-            {**one.positive_labels, **whole[KNOWS][server].positive_labels}, one.negative_labels,
+            one.anchor_nodes, "user", {**one.labels, **whole[KNOWS][server].labels},
         )
         for server, one in whole[BUYS].items()
     }  # fmt: skip
@@ -125,9 +124,7 @@ def _use_shop(info, rank: int) -> None:
     items = ("item", remote.fetch_node_ids(rank, 2, node_type="item"))
     with (
         _loader(remote, [2], train) as links,
-        DistNeighborLoader(
-            remote, [2], items, batch_size=3, process_start_gap_seconds=None
-        ) as random_items,
+        DistNeighborLoader(remote, [2], items, batch_size=3) as random_items,
     ):
         for batch, negatives in zip_with_negatives(links, random_items):
             assert batch.y_positive.keys() == set(range(batch["user"].batch_size))

@@ -3,6 +3,8 @@
 import inspect
 import itertools
 import os
+import pickle
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -24,11 +26,14 @@ from link_reference import (
     sample,
     shop,
 )
+from torch_geometric.data import Data
 
-from gigl_loader import CustomSamplerOptions, DistABLPLoader, DistNeighborLoader
+from gigl_loader import CustomSamplerOptions, DistABLPLoader, DistDataset, DistNeighborLoader
 from gigl_loader.errors import ConfigError
+from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.negatives import zip_with_negatives
 from gigl_loader.options import SAME_MEMORY_VARIABLE
+from gigl_loader.remote.requests import ABLPRequest
 from gigl_loader.testing import batch_tensors, run_ranks
 
 pytestmark = pytest.mark.multiprocess
@@ -42,7 +47,7 @@ def alone(tmp_path: Path):
 
 
 def _loader(dataset, num_neighbors, anchors, **how) -> DistABLPLoader:
-    how = {"batch_size": 4, "seed": 1, "with_edge": True, "process_start_gap_seconds": None, **how}
+    how = {"batch_size": 4, "seed": 1, "with_edge": True, **how}
     return DistABLPLoader(dataset, num_neighbors, anchors, **how)
 
 
@@ -104,7 +109,6 @@ def test_links_and_random_nodes_side_by_side(alone) -> None:
         _loader(dataset, [2], ("user", _all_of(graph)), supervision_edge_type=BUYS) as links,
         DistNeighborLoader(
             dataset, [2], ("item", torch.arange(16)), batch_size=6, shuffle=True, drop_last=True,
-            process_start_gap_seconds=None,
         ) as items,
     ):  # fmt: skip
         pairs = list(zip_with_negatives(links, items))
@@ -113,6 +117,32 @@ def test_links_and_random_nodes_side_by_side(alone) -> None:
         drawn = [negatives["item"].batch for _, negatives in pairs]
         assert all(ids.numel() == 6 for ids in drawn)
         assert len({tuple(ids.tolist()) for ids in drawn}) > 2  # another epoch, another order
+
+
+@pytest.mark.parametrize("form", [{}, {"use_label_edge_index_output": True}])
+def test_most_labels_of_an_anchor(form, alone) -> None:
+    """As GiGL's cap: the first labels of each anchor, here by id; 0 has 5, 1 has 1, 2 has none."""
+    positives = torch.tensor([[0, 0, 0, 0, 0, 1], [9, 3, 5, 7, 4, 8]])
+    negatives = torch.tensor([[2, 2, 2], [6, 5, 4]])
+    data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), num_nodes=10)
+    dataset = DistDataset.from_pyg(data, supervision=(positives, negatives))
+    dataset.max_labels_per_anchor_node = 2
+    server = DistServer(pickle.loads(ForkingPickler.dumps(dataset)))
+    with _loader(dataset, [-1], torch.arange(3), **form) as loader:
+        (batch,) = loader
+    expected = {"y_positive": {0: [3, 4], 1: [8], 2: []}, "y_negative": {0: [], 1: [], 2: [4, 5]}}
+    for name, by_anchor in expected.items():
+        found = batch[name]
+        if form:
+            found = {a: found[1][found[0] == a] for a in range(3)}
+        assert {a: batch.n_id[labels].tolist() for a, labels in found.items()} == by_anchor
+    _, anchors, labels, others = server.get_ablp_input(ABLPRequest())
+    assert anchors.tolist() == list(range(10))
+    assert [table.tolist()[:3] for table in labels.values()] == [[[3, 4], [8, -1], [-1, -1]]]
+    assert [table.tolist()[:3] for table in others.values()] == [[[-1, -1], [-1, -1], [4, 5]]]
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ConfigError, match="max_labels_per_anchor_node must be an integer > 0"):
+            dataset.max_labels_per_anchor_node = wrong
 
 
 def test_workers_run_a_subclass(alone) -> None:

@@ -24,8 +24,6 @@ from gigl_loader import (
 )
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
-from gigl_loader.producer.meeting import Meeting
-from gigl_loader.producer.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
@@ -33,6 +31,8 @@ from gigl_loader.testing import (
     check_batch,
     check_same_batches,
 )
+from gigl_loader.workers.meeting import Meeting
+from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 
 GRAPH = TinyGraph.random(60, 500)
 TYPED = TinyGraph.random(40, 300, heterogeneous=True)
@@ -79,7 +79,10 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
 
 def check(graph: TinyGraph, edge_dir: str, how: dict, batch) -> None:
     typed = {"input_type": "user"} if graph.is_heterogeneous else {}
-    seeds = (batch["user"] if typed else batch).batch
+    store = batch["user"] if typed else batch
+    seeds = store.batch
+    assert "train_mask" in store
+    assert all("edge_age" in store for store in batch.edge_stores)
     check_batch(batch, graph, seeds=seeds, edge_dir=edge_dir, with_weight=True, **how, **typed)
 
 
@@ -89,7 +92,6 @@ def even_steps(rank: int, size: int) -> None:
     for even, steps in (("drop", 2), ("wrap", 3), (None, 3 - rank)):
         with DistNeighborLoader(
             dataset, [2], torch.arange(9), batch_size=2, even_ranks=even, seed=1,
-            process_start_gap_seconds=None,
         ) as loader:  # fmt: skip
             for _ in range(2):
                 found = [batch.batch.tolist() for batch in loader]
@@ -102,9 +104,7 @@ def even_steps(rank: int, size: int) -> None:
 
 
 def an_input_that_is_empty_on_one_rank(rank: int, size: int) -> None:
-    with DistNeighborLoader(
-        GRAPH.partitions(size)[rank], [2], torch.arange(1), seed=1, process_start_gap_seconds=None
-    ) as loader:
+    with DistNeighborLoader(GRAPH.partitions(size)[rank], [2], torch.arange(1), seed=1) as loader:
         assert len(loader) == 1 - rank
         assert [batch.batch.tolist() for batch in loader] == [[0]] * (1 - rank)
     if rank == 1:
@@ -118,9 +118,7 @@ def seeds_of_its_own(rank: int, size: int) -> None:
     """Every seed once, whether the ranks are given the same, or each what its partition owns."""
     dataset = GRAPH.partitions(size)[rank]
     for given in (None, dataset.node_ids, torch.arange(60)):
-        with DistNeighborLoader(
-            dataset, [2], given, batch_size=7, seed=1, process_start_gap_seconds=None
-        ) as loader:
+        with DistNeighborLoader(dataset, [2], given, batch_size=7, seed=1) as loader:
             found = [batch.batch for batch in loader]
         everyone: list = [None] * size
         dist.all_gather_object(everyone, torch.cat(found).tolist())
@@ -131,14 +129,13 @@ def an_input_that_is_refused_on_one_rank(rank: int, size: int) -> None:
     """Both ranks hear of it at once, and neither waits for the other."""
     given = torch.tensor([5 if rank == 0 else 60])
     with pytest.raises(PeerError if rank == 0 else ConfigError, match="60 is no node id") as caught:
-        DistNeighborLoader(GRAPH.dataset(), [2], given, process_start_gap_seconds=None)
+        DistNeighborLoader(GRAPH.dataset(), [2], given)
     assert rank == 1 or "rank 1 could not build its loader" in str(caught.value)
 
 
 def _one_seed(even_ranks: str) -> DistNeighborLoader:
     return DistNeighborLoader(
         GRAPH.dataset(), [2], torch.arange(1), seed=1, even_ranks=even_ranks,
-        process_start_gap_seconds=None,
     )  # fmt: skip
 
 
@@ -168,7 +165,6 @@ def partitions_here_and_there(rank: int, size: int) -> None:
         with DistNeighborLoader(
             dataset,
             input_nodes=given,
-            process_start_gap_seconds=None,
             num_workers=2,
             **COMMON,
             **how,
@@ -186,7 +182,6 @@ def a_partition_in_the_same_memory_outlives_its_workers(rank: int, size: int) ->
     """No worker is asked for what lies in this machine's memory, and none is waited for."""
     with DistNeighborLoader(
         GRAPH.partitions(size)[rank], [3, 2], torch.arange(60), batch_size=4, seed=1,
-        process_start_gap_seconds=None,
     ) as loader:  # fmt: skip
         assert len(list(loader)) == len(loader)
         dist.barrier()
@@ -217,7 +212,7 @@ def _big_loader(rank: int, size: int, **how) -> DistNeighborLoader:
     os.environ[SAME_MEMORY_VARIABLE] = "0"
     return DistNeighborLoader(
         TinyGraph.random(600, 9000).partitions(size)[rank], [5, 5], torch.arange(600).repeat(20),
-        batch_size=2, seed=2, process_start_gap_seconds=None, **how,
+        batch_size=2, seed=2, **how,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from gigl_loader import (
     message_passing_to_positive_label,
     partition_graph,
 )
+from gigl_loader.loader.assemble import _check_same_weights
 from gigl_loader.loader.deployment import Stagger
 from gigl_loader.testing import TinyGraph, one_rank
 
@@ -55,7 +56,7 @@ def _make(dataset, num_neighbors=(2, 2), seeds=None, **how):
     if isinstance(num_neighbors, tuple):
         num_neighbors = list(num_neighbors)
     seeds = torch.arange(5) if seeds is None else seeds
-    DistNeighborLoader(dataset, num_neighbors, seeds, process_start_gap_seconds=None, **how)
+    DistNeighborLoader(dataset, num_neighbors, seeds, **how)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +67,9 @@ def _make(dataset, num_neighbors=(2, 2), seeds=None, **how):
         (torch.tensor([1.0]), "int64.*float32"),
         (torch.tensor([1], dtype=torch.int32), "int64.*int32"),
         (torch.tensor([[1, 2]]), r"\[n\] int64, got \[1, 2\]"),
-        (torch.ones(20, dtype=torch.bool), "boolean mask.*nonzero"),
+        (torch.ones(19, dtype=torch.bool), "mask of shape"),
         (torch.empty(3, dtype=torch.int64, device="meta"), "on the CPU.*meta"),
-        ([1, 2], "tensor of node ids, got list"),
+        (object(), "node ids, as a tensor, an array or a list, or a mask, got object"),
         (("no_such", torch.arange(2)), "'no_such'"),
         ({0: torch.arange(2)}, "graph store"),
     ],
@@ -93,7 +94,7 @@ def test_seeds_by_type(typed: DistDataset, seeds, match: str) -> None:
 
 def test_all_nodes_of_a_heterogeneous_graph(typed: DistDataset) -> None:
     with pytest.raises(ConfigError, match="input_nodes"):
-        DistNeighborLoader(typed, [2], process_start_gap_seconds=None)
+        DistNeighborLoader(typed, [2])
 
 
 @pytest.mark.parametrize(
@@ -162,9 +163,8 @@ def test_fanouts_by_type(typed: DistDataset, change: dict, match: str) -> None:
     ],
 )
 def test_options(plain: DistDataset, how: dict, match: str) -> None:
-    given = {"process_start_gap_seconds": None, **how}
     with pytest.raises(ConfigError, match=match):
-        DistNeighborLoader(plain, [2, 2], torch.arange(5), **given)
+        DistNeighborLoader(plain, [2, 2], torch.arange(5), **how)
 
 
 def test_a_worker_init_fn_that_no_worker_can_import(plain: DistDataset) -> None:
@@ -223,9 +223,14 @@ def test_parts_of_two_deployments() -> None:
 
 
 def test_no_process_group(plain: DistDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun started several processes, and the script made no group of them."""
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match=r"init_process_group.*torchrun"):
         _make(plain)
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(UsageError, match=r"init_process_group.*torchrun"):
+        BaseDistLoader.resolve_runtime()
 
 
 def test_what_is_refused_leaves_the_next_loader_alone(plain: DistDataset, caplog) -> None:
@@ -235,3 +240,10 @@ def test_what_is_refused_leaves_the_next_loader_alone(plain: DistDataset, caplog
         with pytest.raises(ConfigError):
             create()
     assert "Exception ignored" not in caplog.text
+
+
+def test_weights_that_only_one_partition_has() -> None:
+    types = [{("a", "to", "a"): True}, {("a", "to", "a"): False}, {}, None]
+    with pytest.raises(ConfigError, match=r"weights on ranks \[0\] and none on ranks \[1\]"):
+        _check_same_weights(types)
+    _check_same_weights([types[0], types[0], {}, None])

@@ -38,7 +38,6 @@ class FakeDeviceLoader(DistNeighborLoader):
 def loader() -> Iterator[FakeDeviceLoader]:
     with FakeDeviceLoader(
         GRAPH.dataset(), [4, 3], torch.arange(80), batch_size=4, worker_concurrency=1, seed=5,
-        process_start_gap_seconds=None,
     ) as one:  # fmt: skip
         yield one
 

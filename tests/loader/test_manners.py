@@ -44,7 +44,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader(data: Data, notes: Path) -> Iterator[DistNeighborLoader]:
     with DistNeighborLoader(
         DistDataset.from_pyg(data), [3, 2], SEEDS, batch_size=8, num_workers=2, shuffle=True,
-        seed=3, worker_init_fn=partial(leave_a_note, notes), process_start_gap_seconds=None,
+        seed=3, worker_init_fn=partial(leave_a_note, notes),
     ) as one:  # fmt: skip
         yield one
 
@@ -52,6 +52,21 @@ def loader(data: Data, notes: Path) -> Iterator[DistNeighborLoader]:
 def test_the_init_function_ran_in_each_worker(loader: DistNeighborLoader, notes: Path) -> None:
     found = {int(file.name): int(file.read_text()) for file in notes.iterdir()}
     assert found == dict(enumerate(loader._mp_producer.pids))
+
+
+def test_a_loader_says_what_it_is(loader: DistNeighborLoader) -> None:
+    loader.set_epoch(4)
+    assert repr(loader) == (
+        "DistNeighborLoader(colocated, seeds=50, batches=7 of 8, workers=2, epoch=4)"
+    )
+    closed = DistNeighborLoader(loader.data, [2], SEEDS, drop_last=True, batch_size=20)
+    closed.shutdown()
+    assert repr(closed) == (
+        "DistNeighborLoader(colocated, seeds=50, batches=2 of 20, workers=1, epoch=0, shut down)"
+    )
+    assert repr(DistNeighborLoader.__new__(DistNeighborLoader)) == (
+        "DistNeighborLoader(was not built)"
+    )
 
 
 def test_tqdm_shows_a_total(loader: DistNeighborLoader) -> None:
@@ -80,7 +95,6 @@ def test_the_state_of_as_many_other_seeds_is_refused(loader: DistNeighborLoader)
     for other in (seeds.flip(0), seeds.clone().index_fill_(0, torch.tensor([7]), 1)):
         changed = DistNeighborLoader(
             loader.dataset, [2], other, batch_size=8, shuffle=True, seed=3,
-            process_start_gap_seconds=None,
         )  # fmt: skip
         with changed, pytest.raises(ConfigError, match=r"saved -> now\) seeds_digest: "):
             changed.load_state_dict(state)

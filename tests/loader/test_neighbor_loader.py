@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 
-from gigl_loader import ConfigError, DistNeighborLoader, UsageError
-from gigl_loader.producer.producer import epoch_order
+from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
 from gigl_loader.testing import TinyGraph, check_batch, check_same_batches
+from gigl_loader.workers.producer import epoch_order
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 
@@ -47,9 +48,7 @@ def _loader(graph: TinyGraph, edge_dir: str, how: dict, length: int, dataset=Non
     seeds = torch.randint(count, (length,), generator=torch.Generator().manual_seed(length))
     given = ("user", seeds) if graph.is_heterogeneous else seeds
     dataset = dataset or graph.dataset(edge_dir=edge_dir)
-    with DistNeighborLoader(
-        dataset, input_nodes=given, **{"seed": 11, "process_start_gap_seconds": None, **how}
-    ) as loader:
+    with DistNeighborLoader(dataset, input_nodes=given, **{"seed": 11, **how}) as loader:
         yield SimpleNamespace(
             loader=loader, seeds=seeds, graph=graph, edge_dir=edge_dir, how=how, dataset=dataset
         )
@@ -323,9 +322,7 @@ def test_no_seeds_no_batches_and_a_use_after_the_end() -> None:
 
 def test_more_workers_than_batches_and_all_nodes_by_default(caplog) -> None:
     caplog.set_level("INFO")
-    with DistNeighborLoader(
-        PLAIN.dataset(), [2], num_workers=3, batch_size=50, process_start_gap_seconds=None
-    ) as loader:
+    with DistNeighborLoader(PLAIN.dataset(), [2], num_workers=3, batch_size=50) as loader:
         batches = list(loader)
         assert [batch.batch.numel() for batch in batches] == [50, 10]
         assert torch.cat([batch.batch for batch in batches]).tolist() == list(range(60))
@@ -333,7 +330,7 @@ def test_more_workers_than_batches_and_all_nodes_by_default(caplog) -> None:
 
 
 def test_a_loader_that_is_dropped_says_so_and_ends_its_workers() -> None:
-    made = DistNeighborLoader(PLAIN.dataset(), [2], batch_size=50, process_start_gap_seconds=None)
+    made = DistNeighborLoader(PLAIN.dataset(), [2], batch_size=50)
     pool = made._mp_producer._pool
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -343,3 +340,23 @@ def test_a_loader_that_is_dropped_says_so_and_ends_its_workers() -> None:
         ResourceWarning
     ]
     assert pool._stopped
+
+
+@pytest.mark.parametrize("weighted", [("user", "buys", "item"), ("item", "rev_buys", "user")])
+def test_weights_of_one_edge_type_alone(weighted) -> None:
+    """The type with weights is drawn by weight, the other one uniformly."""
+    ids = torch.arange(20)
+    data = HeteroData()
+    data["user"].num_nodes = data["item"].num_nodes = 20
+    for edge_type in (("user", "buys", "item"), ("item", "rev_buys", "user")):
+        data[edge_type].edge_index = torch.stack([ids.repeat_interleave(4), torch.arange(80) % 20])
+    first = torch.arange(80) < 40  # the other half has weight 0 and is never drawn
+    data[weighted].edge_weight = first.float()
+    dataset = DistDataset.from_pyg(data)
+    for edge_type in data.edge_types:
+        with DistNeighborLoader(
+            dataset, [-1], (edge_type[2], ids), batch_size=20, with_weight=True, with_edge=True
+        ) as loader:
+            (batch,) = loader
+        expected = range(40) if edge_type == weighted else range(80)
+        assert sorted(batch[edge_type].e_id.tolist()) == list(expected)

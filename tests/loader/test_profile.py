@@ -56,7 +56,7 @@ def test_a_trace_holds_what_happened_to_every_batch(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with FakeDeviceLoader(
         TinyGraph.random(80, 600).dataset(), [4, 3], batch_size=8, num_workers=2,
-        worker_concurrency=1, seed=1, process_start_gap_seconds=None,
+        worker_concurrency=1, seed=1,
     ) as loader:  # fmt: skip
         list(loader)  # not profiled: it must not show
         with (

@@ -19,7 +19,7 @@ def _expected(name: str, rank: int) -> list[dict]:
     graph, edge_dir, given, how = rank_jobs.CASES[name]
     with DistNeighborLoader(
         graph.dataset(edge_dir=edge_dir), input_nodes=rank_jobs.share(given, rank, 2),
-        process_start_gap_seconds=None, **rank_jobs.COMMON, **how,
+        **rank_jobs.COMMON, **how,
     ) as loader:  # fmt: skip
         found = []
         for epoch in (0, 3):
@@ -70,6 +70,6 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
 def _check_gone(folder: Path) -> None:
     for rank in range(2):
         seen = pickle.loads((folder / f"seen{rank}.pkl").read_bytes())
-        assert len(seen.pids) >= 2, "a steward and a worker were seen"
+        assert len(seen.pids) >= 2, "a supervisor and a worker were seen"
         assert seen.sockets, "a listening worker was seen"
         seen.check_gone()

@@ -30,9 +30,7 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def _batches(data: Data | HeteroData, seeds: object, edge_dir: str = "in") -> list:
     dataset = DistDataset.from_pyg(data, edge_dir=edge_dir)
-    with DistNeighborLoader(
-        dataset, HOPS, seeds, batch_size=16, seed=1, process_start_gap_seconds=None
-    ) as loader:
+    with DistNeighborLoader(dataset, HOPS, seeds, batch_size=16, seed=1) as loader:
         return [batch.clone() for batch in loader]
 
 

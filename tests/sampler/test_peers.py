@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gigl_loader._memory import Array
 from gigl_loader.errors import (
     ConfigError,
     JoinRefusedError,
@@ -27,6 +26,7 @@ from gigl_loader.errors import (
     SamplingError,
     UsageError,
 )
+from gigl_loader.memory.segments import Array
 from gigl_loader.sampler import _peer_wire as wire
 from gigl_loader.sampler.peers import PeerAddress, PeerPool, PeerServer
 from gigl_loader.testing._forked import ForkedProcess

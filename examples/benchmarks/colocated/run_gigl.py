@@ -33,7 +33,6 @@ def _loader(dataset: DistDataset, job: _job.Job) -> DistNeighborLoader:
         _job.seeds_of_all_ranks(job),  # the ranks of one machine each take their block of it
         num_workers=job.num_workers,
         batch_size=job.batch_size,
-        process_start_gap_seconds=None,
         seed=job.seed,
         replace=job.replace,
     )

@@ -1,0 +1,97 @@
+"""Which attributes of a PyG graph have a row per node or edge, so that batches can carry them."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gigl_loader.memory.segments import storage_dtype
+
+_NODES_READ, _EDGES_READ = ("x", "y", "num_nodes"), ("edge_index", "edge_attr")
+"""What the dataset reads for itself, of nodes and of edges."""
+_OF_LOADERS = frozenset(
+    (
+        "n_id", "node", "e_id", "edge", "batch", "batch_size", "input_id", "num_sampled_nodes",
+        "num_sampled_edges", "y_positive", "y_negative", "seed_time", "ptr",
+    )
+)  # fmt: skip
+"""What loaders put into every batch."""
+
+
+def levels_of(
+    data: Any,
+    store: Any,
+    num_nodes: int | None,
+    num_edges: int | None,
+    not_carried: dict[str, str],
+    where: str,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the attributes of nodes and of edges in ``store``, rows first; CPU tensors.
+
+    Args:
+        data: The `Data` or `HeteroData` that ``store`` belongs to.
+        store: One of its stores.
+        num_nodes: Nodes of the store; None: it is of edges.
+        num_edges: Edges of the store; None: it is of nodes.
+        not_carried: Takes name and reason of each attribute that is neither, or that no batch can
+            have.
+        where: What to call the store.
+
+    Source:
+        PyG, ``Data.is_node_attr`` and ``is_edge_attr``: the size along the dimension in which PyG
+        would concatenate decides; where there are as many nodes as edges, "edge" in the name does.
+    """
+    found: dict[str, dict[str, Tensor]] = {"node": {}, "edge": {}}
+    read = (_NODES_READ if num_nodes is not None else ()) + (
+        _EDGES_READ if num_edges is not None else ()
+    )
+    for name in store:
+        value = store[name]
+        if name in read or value is None:
+            continue
+        reason = _reason_against(name, value)
+        if reason is None:
+            dim = data.__cat_dim__(name, value, store)
+            level = _level(name, value, dim, num_nodes, num_edges)
+            if level is not None:
+                rows = torch.as_tensor(value).detach().cpu()
+                found[level][name] = rows.movedim(dim, 0)
+                continue
+            reason = f"shape {tuple(value.shape)} has no row per node or edge"
+        not_carried[f"{where}.{name}"] = reason
+    return found["node"], found["edge"]
+
+
+def _level(
+    name: str, value: Any, dim: Any, num_nodes: int | None, num_edges: int | None
+) -> str | None:
+    """Return whether ``value`` has a row per ``"node"`` or ``"edge"``; None: neither."""
+    rows = value.shape[dim] if isinstance(dim, int) else None
+    if rows is None or rows not in (num_nodes, num_edges):
+        return None
+    if num_nodes == num_edges:
+        return "edge" if "edge" in name else "node"
+    return "node" if rows == num_nodes else "edge"
+
+
+def _reason_against(name: str, value: Any) -> str | None:
+    """Return why no batch can have this attribute; None: its shape decides."""
+    if name in _OF_LOADERS:
+        return "loaders give batches one of that name: rename it"
+    if not name.isidentifier() or name.startswith("_"):
+        return "its name is no public Python name: rename it"
+    if isinstance(value, np.ndarray):
+        try:
+            value = torch.as_tensor(value)
+        except TypeError:
+            return f"an array of {value.dtype}"
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}: only tensors and arrays have rows that can be taken"
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        return "a sparse, quantised or meta tensor: make it a plain one"
+    try:
+        storage_dtype(str(value.dtype).removeprefix("torch."))
+    except TypeError:
+        return f"samplers cannot read {value.dtype}"
+    return "it is of the whole graph" if value.dim() == 0 else None

@@ -1,0 +1,236 @@
+"""Shared memory that leaves nothing behind: anonymous files (``memfd``), never names in /dev/shm.
+
+A ``memfd`` has no name, so it is gone with its last user, however that user ends; and it does not
+count against the size of /dev/shm, which containers keep small.
+
+Two uses. Long-lived tensors (graph, features, seeds) are shared as they are: the trainer pickles
+them as file descriptors (`gigl_loader.memory.tensors`), `loads` maps them in a worker, as arrays,
+without a copy. Messages lie in slots: one mapping each, recycled.
+
+Workers import this, so it does not import torch.
+"""
+
+import ctypes
+import ctypes.util
+import io
+import math
+import mmap
+import os
+import pickle
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gigl_loader.errors import PeerError
+
+Array = NDArray[Any]
+"""An array of numbers, or of the bits of numbers that numpy has no name for."""
+
+ALIGNMENT = 64
+"""Bytes to which every array inside a segment is aligned: one cache line."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+]  # fmt: skip
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class SharedMemoryError(PeerError, OSError):
+    """The machine could not give the shared memory that was asked for."""
+
+    def __init__(self, nbytes: int, reason: str) -> None:
+        super().__init__(nbytes, reason)
+        self.nbytes, self.reason = nbytes, reason
+
+    def __str__(self) -> str:
+        return (
+            f"could not reserve {self.nbytes / 2**20:.0f} MiB of shared memory: {self.reason}; "
+            "lower batch_size, num_neighbors or worker_concurrency, or raise the memory limit"
+        )
+
+
+def align(nbytes: int) -> int:
+    """Round ``nbytes`` up to `ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def create_memfd(nbytes: int, name: str = "gigl_loader") -> int:
+    """Return the descriptor of a new anonymous file of ``nbytes`` bytes, pages reserved.
+
+    Raises:
+        SharedMemoryError: The pages cannot be reserved. (Without the reservation the first write
+            to a missing page would end the process with SIGBUS.)
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, max(nbytes, 1))
+    except OSError as error:
+        os.close(fd)
+        raise SharedMemoryError(nbytes, os.strerror(error.errno or 0)) from error
+    return fd
+
+
+def map_fd(fd: int, nbytes: int, *, populate: bool = True, file: bool = False) -> int:
+    """Map ``nbytes`` bytes of ``fd`` for reading and writing; return the address.
+
+    The descriptor may be closed afterwards. (``mmap.mmap`` keeps a duplicate of it, and a loop that
+    keeps many batches would run out of descriptors.)
+
+    Args:
+        fd: The memory.
+        nbytes: What it has, at most.
+        populate: Enter all pages into the page table now, not when they are first touched.
+        file: ``fd`` is a file on disk, perhaps opened for reading only. Pages are read from the
+            page cache, and what is written to them stays in this process.
+
+    Raises:
+        SharedMemoryError: The system refuses.
+    """
+    flags = mmap.MAP_PRIVATE if file else mmap.MAP_SHARED
+    flags |= mmap.MAP_POPULATE if populate else 0
+    address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise SharedMemoryError(nbytes, os.strerror(ctypes.get_errno()))
+    return int(address)
+
+
+def open_fd_of(pid: int, fd: int) -> int:
+    """Return a descriptor of this process for what ``fd`` is in process ``pid``.
+
+    Raises:
+        OSError: There is no such process or descriptor to be seen from here, no right to it, or it
+            is another user's (what is read there is trusted).
+    """
+    path = f"/proc/{pid}/fd/{fd}"
+    try:
+        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # a mapped file that may be read only
+        own = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if os.fstat(own).st_uid != os.geteuid():
+        os.close(own)
+        raise PermissionError(f"descriptor {fd} of process {pid} is another user's")
+    return own
+
+
+def peek(pid: int, fd: int, nbytes: int, name: str) -> bytes | None:
+    """Return the first bytes of memory of process ``pid``; None: they cannot be read from here.
+
+    Args:
+        pid: The process.
+        fd: Its descriptor.
+        nbytes: How many bytes.
+        name: What `create_memfd` was told there; nothing else is opened.
+    """
+    try:
+        if not os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{name} "):
+            return None
+        own = open_fd_of(pid, fd)
+    except OSError:
+        return None
+    try:
+        return os.pread(own, nbytes, 0)
+    finally:
+        os.close(own)
+
+
+def unmap(address: int, nbytes: int) -> None:
+    """Undo `map_fd`."""
+    _libc.munmap(address, nbytes)
+
+
+def buffer_at(address: int, nbytes: int) -> Any:
+    """Return an object with the buffer protocol over mapped memory; it owns nothing.
+
+    It takes weak references, and every array or tensor made of it keeps it alive.
+    """
+    return (ctypes.c_char * nbytes).from_address(address)
+
+
+def storage_dtype(name: str) -> "np.dtype[Any]":
+    """Return the numpy type that holds the bits of torch's type ``name`` (``"float32"``...).
+
+    Types that numpy does not know, ``bfloat16`` and those of 8 bits, are held as unsigned integers.
+    """
+    return np.dtype(_UNKNOWN_TO_NUMPY.get(name, name))
+
+
+_UNKNOWN_TO_NUMPY = {
+    "bfloat16": "uint16", "complex32": "uint32",
+    **dict.fromkeys(
+        ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        "uint8",
+    ),
+}  # fmt: skip
+
+
+def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes that an array takes."""
+    return storage_dtype(dtype).itemsize * math.prod(shape)
+
+
+def array_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Array:
+    """Return an array over part of ``buffer``, without a copy.
+
+    Args:
+        buffer: What has the bytes.
+        dtype: A type's name, as torch has it.
+        shape: Of the array.
+        offset: Of its first byte.
+    """
+    array: Array = np.ndarray(shape, storage_dtype(dtype), buffer, offset)
+    return array
+
+
+@dataclass(frozen=True)
+class SharedPart:
+    """Where a pickled tensor lies: what `loads` needs to map it."""
+
+    index: int | None
+    """Of the descriptor; None: the tensor is empty."""
+    nbytes: int
+    """Size of the shared memory behind the descriptor."""
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """Of the first byte."""
+    file: bool = False
+    """The descriptor is of a file on disk, open for reading."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, fds: list[int]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._fds = fds
+        self._mapped: dict[int, Any] = {}
+
+    def persistent_load(self, pid: Any) -> Array:
+        part: SharedPart = pid
+        if part.index is None:
+            return np.empty(part.shape, storage_dtype(part.dtype))
+        if part.index not in self._mapped:
+            fd = self._fds[part.index]
+            if os.fstat(fd).st_size < part.nbytes:  # to touch what is missing would be SIGBUS
+                raise SharedMemoryError(part.nbytes, f"descriptor {fd} has fewer bytes")
+            address = map_fd(fd, part.nbytes, populate=False, file=part.file)
+            buffer = self._mapped[part.index] = buffer_at(address, part.nbytes)
+            weakref.finalize(buffer, unmap, address, part.nbytes).atexit = False
+        return array_in(self._mapped[part.index], part.dtype, part.shape, part.offset)
+
+
+def loads(data: bytes, fds: list[int]) -> Any:
+    """Undo `gigl_loader.memory.tensors.dumps`, but that tensors come back as arrays.
+
+    The descriptors stay the caller's to close.
+    """
+    return _Unpickler(data, fds).load()
+
+
+def close_fds(fds: list[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)

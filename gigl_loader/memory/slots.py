@@ -1,0 +1,125 @@
+"""The worker's side of message memory: slots are written, read by the trainer, and come back."""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gigl_loader.memory import segments
+from gigl_loader.message import Field
+
+_SPARE = 1.2
+"""A new slot is this much larger than its first message: batches vary a little."""
+_PAGE = 64 * 1024
+
+Layout = list[tuple[str, str, tuple[int, ...], int]]
+"""(key, name of the dtype, shape, offset in bytes) of each tensor of a message."""
+
+
+@dataclass
+class Slot:
+    """One mapped segment."""
+
+    number: int
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """A finished message."""
+
+    slot: int
+    nbytes: int
+    """Size of the slot."""
+    fd: int | None
+    """Descriptor of the slot where it is new: to be sent along, then closed."""
+    retired: tuple[int, ...]
+    """Slots that this worker gave up."""
+    layout: Layout
+
+
+def layout_of(fields: Sequence[Field]) -> tuple[Layout, int]:
+    """Return where each field goes, and the bytes needed."""
+    layout: Layout = []
+    at = 0
+    for field in fields:
+        layout.append((field.key, field.dtype, field.shape, at))
+        at += segments.align(segments.nbytes_of(field.dtype, field.shape))
+    return layout, at
+
+
+def write_fields(fields: Sequence[Field], layout: Layout, buffer: Any) -> None:
+    """Let each field write itself to its place."""
+    for field, (_, dtype, shape, offset) in zip(fields, layout, strict=True):
+        field.write(segments.array_in(buffer, dtype, shape, offset))
+
+
+class SlotWriter:
+    """Slots of one worker. A free one that is large enough is used again; else a new one is made.
+
+    Used by several sampling threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[int, Slot] = {}
+        self._lent: dict[int, Slot] = {}
+        self._next = 0
+
+    def write(self, fields: Sequence[Field]) -> Written:
+        """Write a message.
+
+        Raises:
+            SharedMemoryError: The machine is out of shared memory.
+        """
+        layout, nbytes = layout_of(fields)
+        slot, fd, retired = self._acquire(nbytes)
+        try:
+            write_fields(fields, layout, segments.buffer_at(slot.address, slot.nbytes))
+        except BaseException:
+            if fd is not None:
+                os.close(fd)
+            with self._lock:
+                del self._lent[slot.number]
+                if fd is None:  # the trainer knows it; a new one is just dropped
+                    self._free[slot.number] = slot
+                else:
+                    segments.unmap(slot.address, slot.nbytes)
+            raise
+        return Written(slot.number, slot.nbytes, fd, retired, layout)
+
+    def _acquire(self, nbytes: int) -> tuple[Slot, int | None, tuple[int, ...]]:
+        with self._lock:
+            fitting = [slot for slot in self._free.values() if slot.nbytes >= nbytes]
+            if fitting:
+                slot = min(fitting, key=lambda slot: slot.nbytes)
+                del self._free[slot.number]
+                self._lent[slot.number] = slot
+                return slot, None, ()
+            retired = tuple(self._free)
+            self.retire(retired)
+            size = -(-int(nbytes * _SPARE + 1) // _PAGE) * _PAGE
+            fd = segments.create_memfd(size, "gigl_loader.slot")
+            try:
+                slot = Slot(self._next, segments.map_fd(fd, size), size)
+            except BaseException:
+                os.close(fd)
+                raise
+            self._next += 1
+            self._lent[slot.number] = slot
+            return slot, fd, retired
+
+    def give_back(self, free: Sequence[int], retired: Sequence[int]) -> None:
+        """Take slots back from the trainer: to be used again, or to be given up."""
+        with self._lock:
+            for number in (*free, *retired):
+                self._free[number] = self._lent.pop(number)
+            self.retire(retired)
+
+    def retire(self, numbers: Sequence[int]) -> None:
+        """Unmap free slots."""
+        for number in numbers:
+            slot = self._free.pop(number)
+            segments.unmap(slot.address, slot.nbytes)

@@ -1,0 +1,184 @@
+"""Tensors in shared memory: the trainer's side of `gigl_loader.memory.segments`."""
+
+import io
+import os
+import pickle
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.memory.segments import (
+    Array,
+    SharedPart,
+    buffer_at,
+    create_memfd,
+    map_fd,
+    nbytes_of,
+    storage_dtype,
+    unmap,
+)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return torch's name of a type, ``"float32"`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Undo `dtype_name`."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def as_array(tensor: Tensor) -> Array:
+    """Return the bits of a CPU tensor as an array over the same memory (a copy: if not contiguous).
+
+    The array is of `gigl_loader.memory.segments.storage_dtype`.
+    """
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    storage = storage_dtype(dtype_name(tensor.dtype))
+    if storage.name != dtype_name(tensor.dtype):
+        tensor = tensor.view(dtype_named(storage.name))
+    array: Array = tensor.numpy()
+    return array
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor as a view, not a copy."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def tensor_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Tensor:
+    """Return a tensor over part of ``buffer``: see `gigl_loader.memory.segments.array_in`."""
+    count = 1
+    for size in shape:
+        count *= size
+    if count == 0:  # torch.frombuffer refuses empty tensors
+        return torch.empty(shape, dtype=dtype_named(dtype))
+    return torch.frombuffer(buffer, dtype=dtype_named(dtype), count=count, offset=offset).view(
+        shape
+    )
+
+
+def share_tensor(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` (CPU) in memory that `dumps` can hand to another process.
+
+    Copies once, unless it is in shared memory or a mapped file already, or is empty.
+    """
+    if tensor.is_shared() or tensor.numel() == 0 or is_mapped_file(tensor):
+        return tensor
+    nbytes = tensor.numel() * tensor.element_size()
+    fd = create_memfd(nbytes, "gigl_loader.tensor")
+    try:
+        shared = map_shared_tensor(fd, nbytes, tensor.dtype, tuple(tensor.shape))
+    finally:
+        os.close(fd)
+    shared.copy_(tensor)
+    return shared
+
+
+def map_shared_tensor(fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Return the first ``nbytes`` bytes of ``fd`` as a contiguous tensor; ``fd`` may be closed.
+
+    The storage is torch's own kind of shared one: GLT and torch.multiprocessing see it as shared.
+    """
+    storage: Any = torch.UntypedStorage
+    storage = storage._new_shared_fd_cpu(fd, nbytes)
+    strides = torch.empty(shape, device="meta").stride()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+
+
+# --- files on disk --------------------------------------------------------------------------------
+
+_mapped_files: dict[int, tuple[int, int]] = {}
+"""By address of a mapping that `map_file` made: (descriptor, bytes)."""
+
+
+def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a file of bare numbers as a tensor over the page cache; nothing is read yet.
+
+    `dumps` hands it to other processes as the file's descriptor. What is written to the tensor
+    stays in this process; the file does not change.
+
+    Args:
+        path: The file; it must have the bytes of the tensor.
+        dtype: A type's name, as torch has it.
+        shape: Of the tensor.
+
+    Raises:
+        SharedMemoryError: The system does not map it.
+    """
+    nbytes = nbytes_of(dtype, shape)
+    if nbytes == 0:
+        return torch.empty(shape, dtype=dtype_named(dtype))
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        address = map_fd(fd, nbytes, populate=False, file=True)
+    except BaseException:
+        os.close(fd)
+        raise
+    buffer = buffer_at(address, nbytes)
+    _mapped_files[address] = (fd, nbytes)
+    weakref.finalize(buffer, _unmap_file, address).atexit = False
+    return tensor_in(buffer, dtype, shape, 0)
+
+
+def _unmap_file(address: int) -> None:
+    fd, nbytes = _mapped_files.pop(address)
+    unmap(address, nbytes)
+    os.close(fd)
+
+
+def is_mapped_file(tensor: Tensor) -> bool:
+    """Return whether `map_file` made the memory of ``tensor``."""
+    return tensor.untyped_storage().data_ptr() in _mapped_files
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.fds: list[int] = []
+        self.tensors: list[Tensor] = []
+        self._index: dict[int, tuple[int, int]] = {}  # storage address -> (index in fds, bytes)
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return None
+        shape, dtype = tuple(obj.shape), dtype_name(obj.dtype)
+        if obj.numel() == 0:
+            return SharedPart(None, 0, dtype, shape, 0)
+        tensor = share_tensor(obj.detach().resolve_conj().resolve_neg().contiguous())
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        file = is_mapped_file(tensor)
+        if address not in self._index:
+            fd, nbytes = _mapped_files[address] if file else storage._share_fd_cpu_()
+            self._index[address] = (len(self.fds), nbytes)
+            self.fds.append(fd)
+            self.tensors.append(tensor)
+        index, nbytes = self._index[address]
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        return SharedPart(index, nbytes, dtype, shape, offset, file)
+
+
+def describe(obj: Any) -> tuple[bytes, list[int], list[Tensor]]:
+    """Pickle ``obj``; its tensors become descriptors.
+
+    `gigl_loader.memory.segments.loads` undoes it, in a process that has the same descriptors.
+
+    Returns:
+        (pickle, descriptors, the tensors that own them: they are open as long as those are kept)
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(obj)
+    return file.getvalue(), pickler.fds, pickler.tensors
+
+
+def dumps(obj: Any) -> tuple[bytes, list[int]]:
+    """As `describe`, with descriptors that the caller sends along, then closes."""
+    data, fds, _tensors = describe(obj)
+    return data, [os.dup(fd) for fd in fds]

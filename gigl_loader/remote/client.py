@@ -1,0 +1,242 @@
+"""A compute process's way into the graph store: join, ask, leave."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from gigl_loader._gloo import interface_towards
+from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
+from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
+from gigl_loader.ranks import end_group
+from gigl_loader.remote import wire
+from gigl_loader.remote.dataset import GraphStoreInfo
+from gigl_loader.remote.rpc import CALL_TIMEOUT_S, Cluster, result_of
+
+_log = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 1800.0
+"""Storage servers may take long to load a large graph."""
+_RPC_TIMEOUT_S = 600.0
+_GROUP_TIMEOUT = timedelta(minutes=30)
+
+T = TypeVar("T")
+
+_cluster: Cluster | None = None
+_owns_group = False
+
+
+def init_compute_process(
+    local_rank: int,
+    cluster_info: GraphStoreInfo,
+    compute_world_backend: str | None = None,
+    *,
+    token: str | None = None,
+    timeout_s: float = JOIN_TIMEOUT_S,
+) -> None:
+    """Join the storage cluster, then the process group of the compute processes.
+
+    Waits for servers that are still loading, and says so in the log. Call it once per process.
+
+    Args:
+        local_rank: This process on its machine.
+        cluster_info: A ``GraphStoreInfo``.
+        compute_world_backend: Of ``torch.distributed``; None: torch's default.
+        token: The cluster's secret. None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``.
+        timeout_s: How long all of that may take.
+
+    Raises:
+        UsageError: A process group is up already, or this process has joined.
+        JoinRefusedError: The token is wrong.
+        PeerTimeoutError: A server or another compute process did not come in time.
+    """
+    global _cluster, _owns_group
+    if _cluster is not None:
+        raise UsageError("this process has joined a graph store: call shutdown_compute_process()")
+    if dist.is_initialized():
+        raise UsageError(
+            "torch.distributed is up already: let init_compute_process start it, after it has "
+            "joined the storage cluster"
+        )
+    rank, world_size = (
+        compute_rank(local_rank, cluster_info),
+        cluster_info.compute_cluster_world_size,
+    )
+    num_servers = cluster_info.num_storage_nodes
+    deadline = time.monotonic() + timeout_s
+    cluster = Cluster.join(
+        cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
+        rank=rank, world_size=world_size, num_servers=num_servers,
+        token=wire.cluster_token(token), timeout_s=timeout_s,
+    )  # fmt: skip
+    try:
+        _set_client_context(num_servers, world_size, rank, "gigl_loader_clients")
+        with interface_towards(cluster_info.compute_cluster_master_ip):
+            _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
+    except BaseException:
+        cluster.close()
+        raise
+    _cluster, _owns_group = cluster, True
+
+
+def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
+    """Return the rank of this process among all compute processes.
+
+    ``RANK`` is the machine's, where one process per machine was started and started the others
+    itself; where torchrun started them all, ``GROUP_RANK`` is.
+
+    Raises:
+        ConfigError: ``local_rank`` is out of range.
+    """
+    per_node = cluster_info.num_processes_per_compute
+    if not 0 <= local_rank < per_node:
+        raise ConfigError(f"local_rank must be in [0, {per_node}), got {local_rank}")
+    by_torchrun = "GROUP_RANK" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") == str(per_node)
+    node = int(os.environ["GROUP_RANK"]) if by_torchrun else cluster_info.compute_node_rank
+    return int(node) * int(per_node) + local_rank
+
+
+def _start_group(
+    rank: int, world_size: int, info: Any, backend: str | None, deadline: float
+) -> None:
+    host, port = info.compute_cluster_master_ip, info.compute_cluster_master_port
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if has_agent and os.environ.get("MASTER_PORT") == str(port):
+        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=_GROUP_TIMEOUT)
+        return
+    # torch's own tcp:// would look for the store of torchrun's agent on this port
+    left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    try:
+        store = dist.TCPStore(host, port, world_size, rank == 0, left)  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        raise _no_meeting(rank, host, port, left, error) from error
+    store.set_timeout(_GROUP_TIMEOUT)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=_GROUP_TIMEOUT
+    )
+
+
+def _no_meeting(
+    rank: int, host: str, port: int, waited: timedelta, error: RuntimeError
+) -> Exception:
+    """Return what to raise where compute processes did not find each other."""
+    if rank == 0 and "EADDRINUSE" in str(error):
+        return ConfigError(
+            f"compute process 0 cannot listen on {host}:{port}, where the compute processes meet: "
+            "another program does; give another compute_cluster_master_port"
+        )
+    return PeerTimeoutError(
+        f"compute process {rank} did not meet the others at {host}:{port} within "
+        f"{waited.total_seconds():.0f} s, after all had joined the storage cluster: one of them "
+        "died, or compute_cluster_master_ip or a firewall is in the way "
+        f"({str(error).splitlines()[0]})"
+    )
+
+
+def shutdown_compute_process() -> None:
+    """Leave the storage cluster and end the process group. Shut loaders down before. Idempotent."""
+    global _cluster, _owns_group
+    cluster, _cluster = _cluster, None
+    if cluster is not None:
+        cluster.close()
+    owned, _owns_group = _owns_group, False
+    if owned and dist.is_initialized():
+        end_group()
+
+
+def current_cluster() -> Cluster:
+    """Return the cluster that this process has joined.
+
+    Raises:
+        UsageError: It has not, or has left.
+    """
+    if _cluster is None:
+        raise UsageError(
+            "this process is not part of a graph store: call "
+            "gigl_loader.graph_store.init_compute_process(...) first"
+        )
+    return _cluster
+
+
+def call_server(server_rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> "Future[T]":
+    """Let a server call ``func``; returns at once, with a future whose waits can have deadlines."""
+    return current_cluster().link(server_rank).call(func, *args, **kwargs)
+
+
+def async_request_server(
+    server_rank: int, func: Callable[..., T], *args: Any, **kwargs: Any
+) -> "torch.futures.Future[T]":
+    """Let a storage server call ``func``, which returns at once.
+
+    Args:
+        server_rank: Which.
+        func: A method of `DistServer`, called on the server's own, or any function that the server
+            can import.
+        args: For it; tensors travel without being pickled.
+        kwargs: For it.
+
+    Raises:
+        UsageError: This process has not joined.
+        ConfigError: There is no such server.
+    """
+    answer: torch.futures.Future[T] = torch.futures.Future()
+
+    def hand_on(done: "Future[T]") -> None:
+        error = done.exception()
+        if error is None:
+            answer.set_result(done.result())
+        else:
+            answer.set_exception(error)  # type: ignore[arg-type]
+
+    call_server(server_rank, func, *args, **kwargs).add_done_callback(hand_on)
+    return answer
+
+
+def request_server(server_rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Let a storage server call ``func`` and return what it returned; see `async_request_server`.
+
+    Raises:
+        PeerTimeoutError: It took longer than ten minutes.
+        ServerDiedError: The server is gone.
+        Exception: What ``func`` raised there.
+    """
+    what = f"{getattr(func, '__name__', func)} on storage server {server_rank}"
+    return result_of(call_server(server_rank, func, *args, **kwargs), CALL_TIMEOUT_S, what)
+
+
+def worker_options(
+    *,
+    dataset: Any,
+    compute_rank: int,
+    worker_key: str,
+    num_workers: int,
+    worker_concurrency: int,
+    channel_size: int | str,
+    prefetch_size: int,
+) -> RemoteDistSamplingWorkerOptions:
+    """Return GLT's options: see ``BaseDistLoader.create_graph_store_worker_options``."""
+    info = dataset.cluster_info
+    world_size = info.compute_cluster_world_size
+    if not 0 <= compute_rank < world_size:
+        raise ConfigError(f"compute_rank must be in [0, {world_size}), got {compute_rank}")
+    ports = dataset.fetch_free_ports_on_storage_cluster(world_size)
+    options = RemoteDistSamplingWorkerOptions(
+        server_rank=list(range(info.num_storage_nodes)),
+        num_workers=num_workers,
+        worker_devices=[torch.device("cpu")] * num_workers,
+        worker_concurrency=worker_concurrency,
+        master_addr=info.storage_cluster_master_ip,
+        master_port=ports[compute_rank],
+        rpc_timeout=_RPC_TIMEOUT_S,
+        buffer_size=channel_size,
+        prefetch_size=min(prefetch_size, num_workers * worker_concurrency),
+        worker_key=worker_key,
+    )
+    options.prefetch_size = prefetch_size  # GLT's limit is of its own buffer, which is not used
+    return options

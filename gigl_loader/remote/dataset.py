@@ -1,0 +1,412 @@
+"""`RemoteDistDataset`: a handle on a graph that storage servers hold; and where those are."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+from torch import Tensor
+
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    DatasetSchema,
+    EdgeDir,
+    EdgeType,
+    FeatureInfo,
+    NodeType,
+    message_passing_to_negative_label,
+    message_passing_to_positive_label,
+    positive_label_to_message_passing,
+)
+from gigl_loader.dataset.shares import Share, shares_of
+from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
+from gigl_loader.ranks import tell_ranks
+
+_SHARING_TIMEOUT_S = 600.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GraphStoreInfo:
+    """A storage cluster and the compute cluster that trains from it."""
+
+    num_storage_nodes: int
+    """Machines that hold the graph; one storage server on each."""
+    num_compute_nodes: int
+    """Machines that train."""
+    num_processes_per_compute: int
+    """Compute processes on each of them."""
+    cluster_master_ip: str
+    """Of all machines: the first compute machine, as a rule."""
+    storage_cluster_master_ip: str
+    """Of storage server 0."""
+    compute_cluster_master_ip: str
+    """Of the first compute machine."""
+    cluster_master_port: int
+    """Of torchrun over all machines; not used by gigl_loader itself."""
+    storage_cluster_master_port: int
+    """For a process group of the storage servers; not used by gigl_loader itself."""
+    compute_cluster_master_port: int
+    """Of the process group of the compute processes."""
+    rpc_master_port: int
+    """Where storage server 0 listens."""
+    rpc_wait_port: int
+    """Kept for scripts that name it; not used: clients wait at ``rpc_master_port``."""
+
+    @property
+    def num_cluster_nodes(self) -> int:
+        """Machines of both clusters."""
+        return self.num_storage_nodes + self.num_compute_nodes
+
+    @property
+    def compute_cluster_world_size(self) -> int:
+        """Compute processes on all machines."""
+        return self.num_compute_nodes * self.num_processes_per_compute
+
+    @property
+    def storage_node_rank(self) -> int:
+        """This machine among the storage machines, by ``RANK``: compute machines come first.
+
+        Raises:
+            ConfigError: It is a compute machine.
+        """
+        return _node_rank(self.num_compute_nodes, self.num_cluster_nodes, "storage")
+
+    @property
+    def compute_node_rank(self) -> int:
+        """This machine among the compute machines, by ``RANK``.
+
+        Raises:
+            ConfigError: It is a storage machine.
+        """
+        return _node_rank(0, self.num_compute_nodes, "compute")
+
+
+def _node_rank(start: int, end: int, kind: str) -> int:
+    if "RANK" not in os.environ:
+        raise UsageError(f"RANK is not set: start the {kind} processes with torchrun")
+    rank = int(os.environ["RANK"])
+    if not start <= rank < end:
+        raise ConfigError(f"RANK={rank} is no {kind} machine: those are [{start}, {end})")
+    return rank - start
+
+
+@dataclass(frozen=True)
+class ABLPInputNodes:
+    """Anchors and their labels on one server; field by field GiGL's class of this name."""
+
+    anchor_nodes: Tensor
+    """``[num_anchors]`` int64, global ids."""
+    anchor_node_type: NodeType
+    labels: dict[EdgeType, tuple[Tensor, Tensor | None]]
+    """By supervision edge type: positives, and negatives or None, each ``[num_anchors, most]``
+    int64, global ids, padded with -1."""
+
+    @property
+    def positive_labels(self) -> dict[EdgeType, Tensor]:
+        """The positives, by positive label edge type."""
+        return {
+            message_passing_to_positive_label(edge_type): positives
+            for edge_type, (positives, _) in self.labels.items()
+        }
+
+    @property
+    def negative_labels(self) -> dict[EdgeType, Tensor] | None:
+        """The negatives, by negative label edge type; None: there are none."""
+        found = {
+            message_passing_to_negative_label(edge_type): negatives
+            for edge_type, (_, negatives) in self.labels.items()
+            if negatives is not None
+        }
+        return found or None
+
+    def cut(self, share: Share) -> "ABLPInputNodes":
+        """Return the share of the anchors, with their labels."""
+        labels = {
+            edge_type: (share.cut(positives), None if negatives is None else share.cut(negatives))
+            for edge_type, (positives, negatives) in self.labels.items()
+        }
+        return ABLPInputNodes(share.cut(self.anchor_nodes), self.anchor_node_type, labels)
+
+
+class RemoteDistDataset:
+    """The graph of a storage cluster, as compute processes see it.
+
+    Args:
+        cluster_info: The clusters; `init_compute_process` was called with the same.
+        local_rank: This process on its machine.
+        mp_sharing_dict: A ``Manager().dict()`` that the processes of this machine share. With it,
+            local rank 0 fetches ids and labels, and the others map the same memory.
+        mp_barrier: A barrier of these processes. All of them have to make the same fetches.
+    """
+
+    def __init__(
+        self,
+        cluster_info: GraphStoreInfo,
+        local_rank: int,
+        mp_sharing_dict: MutableMapping[str, Any] | None = None,
+        mp_barrier: threading.Barrier | None = None,
+    ) -> None:
+        if (mp_sharing_dict is None) != (mp_barrier is None):
+            raise ConfigError("mp_sharing_dict and mp_barrier are given together, or neither is")
+        self._cluster_info, self._local_rank = cluster_info, local_rank
+        self._sharing_dict: Any = mp_sharing_dict
+        self._barrier: Any = mp_barrier
+        self._schema: DatasetSchema | None = None
+
+    @property
+    def cluster_info(self) -> GraphStoreInfo:
+        """The clusters."""
+        return self._cluster_info
+
+    @property
+    def local_rank(self) -> int:
+        """This process on its machine."""
+        return self._local_rank
+
+    # -- what it is -----------------------------------------------------------------------------
+
+    def fetch_schema(self) -> DatasetSchema:
+        """Return types, feature widths and direction; asked once."""
+        if self._schema is None:
+            self._schema = cast("DatasetSchema", self._ask(0, "get_schema"))
+        return self._schema
+
+    def fetch_node_feature_info(self) -> FeatureInfo | dict[NodeType, FeatureInfo] | None:
+        """Return width and dtype of the node features; a dict by type on a typed graph."""
+        return self.fetch_schema().node_feature_info
+
+    def fetch_edge_feature_info(self) -> FeatureInfo | dict[EdgeType, FeatureInfo] | None:
+        """Return width and dtype of the edge features."""
+        return self.fetch_schema().edge_feature_info
+
+    def fetch_edge_dir(self) -> EdgeDir:
+        """Return the direction in which nodes are expanded."""
+        return self.fetch_schema().edge_dir
+
+    def fetch_edge_types(self) -> list[EdgeType] | None:
+        """Return all edge types, label edge types included; None for a homogeneous graph."""
+        return self.fetch_schema().edge_types
+
+    def fetch_node_types(self) -> list[NodeType] | None:
+        """Return all node types; None for a homogeneous graph."""
+        return cast("list[NodeType] | None", self._ask(0, "get_node_types"))
+
+    @property
+    def num_classes(self) -> int | dict[NodeType, int]:
+        """Classes of the node labels, as `DistDataset.num_classes` gives them; 0 without labels.
+
+        Types whose number the servers do not know are left out.
+        """
+        schema = self.fetch_schema()
+        if schema.edge_types is not None:
+            return dict(schema.num_classes)
+        return schema.num_classes.get(DEFAULT_HOMOGENEOUS_NODE_TYPE, 0)
+
+    def fetch_num_nodes(self) -> dict[NodeType, int]:
+        """Return how many nodes of each type there are over all servers."""
+        return cast("dict[NodeType, int]", self._ask(0, "get_num_nodes"))
+
+    def fetch_node_partition_book(self, node_type: NodeType | None = None) -> Any:
+        """Return the owner of each node of a type: GLT's range book, or a tensor."""
+        return self._ask(0, "get_node_partition_book", node_type)
+
+    def fetch_edge_partition_book(self, edge_type: EdgeType | None = None) -> Any:
+        """Return the owner of each edge of a type; None where there is nothing to look up."""
+        return self._ask(0, "get_edge_partition_book", edge_type)
+
+    # -- input ----------------------------------------------------------------------------------
+
+    def fetch_node_ids(
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        split: str | None = None,
+        node_type: NodeType | None = None,
+    ) -> dict[int, Tensor]:
+        """Return ``{server_rank: ids}``: the ids of the servers that a compute rank is given.
+
+        Whole servers are handed out contiguously, as in GiGL: of 4 servers, rank 0 of 2 has all
+        ids of servers 0 and 1, and none of the others. A server is cut only where counts do not
+        fit: of 3 servers, rank 0 of 2 has server 0 and the first half of server 1.
+
+        Args:
+            rank: Whose share (a process, or in GiGL's scripts a machine); None, with
+                ``world_size``: everything.
+            world_size: How many shares.
+            split: ``"train"``, ``"val"`` or ``"test"``; None: all nodes.
+            node_type: Required on a heterogeneous graph.
+
+        Returns:
+            ``[n]`` int64 by server, of every server, empty where the rank has no share of it; in
+            rank order the shares of a server concatenate to all of it.
+
+        Raises:
+            ConfigError: A share is out of range; the graph has no such split or type.
+        """
+        from gigl_loader.remote.requests import NodeIdsRequest
+
+        servers = range(self._cluster_info.num_storage_nodes)
+        shares = shares_of(len(servers), rank, world_size)
+
+        def ask(shares: dict[int, Share]) -> dict[int, Tensor]:
+            requests = {
+                server: NodeIdsRequest(split=split, node_type=node_type, share=share)
+                for server, share in shares.items()
+            }
+            return self._ask_all("get_node_ids", requests)
+
+        if self._sharing_dict is None:
+            found = ask(shares)
+        else:
+            everything = shares_of(len(servers), None, None)
+            whole = self._once(("node_ids", split, node_type), lambda: ask(everything))
+            found = {server: share.cut(whole[server]) for server, share in shares.items()}
+        nothing = next(iter(found.values())).new_empty(0)
+        return {server: found.get(server, nothing) for server in servers}
+
+    def fetch_ablp_input(
+        self,
+        split: str | None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        anchor_node_type: NodeType | None = None,
+        supervision_edge_type: EdgeType | None = None,
+    ) -> dict[int, ABLPInputNodes]:
+        """Return ``{server_rank: anchors with their labels}``, handed out as by `fetch_node_ids`.
+
+        Args:
+            split: Of the anchors; None: all nodes.
+            rank: Whose share; None, with ``world_size``: everything.
+            world_size: How many shares.
+            anchor_node_type: None: the source of ``supervision_edge_type``.
+            supervision_edge_type: Edges to predict; None: those of a labeled-homogeneous graph.
+
+        Raises:
+            ConfigError: The graph has no such split, type or labels.
+        """
+        from gigl_loader.remote.requests import ABLPRequest
+
+        servers = range(self._cluster_info.num_storage_nodes)
+        shares = shares_of(len(servers), rank, world_size)
+
+        def ask(shares: dict[int, Share]) -> dict[int, Any]:
+            requests = {
+                server: ABLPRequest(
+                    split=split, anchor_node_type=anchor_node_type,
+                    supervision_edge_type=supervision_edge_type, share=share,
+                )
+                for server, share in shares.items()
+            }  # fmt: skip
+            return self._ask_all("get_ablp_input", requests)
+
+        if self._sharing_dict is None:
+            found = {server: _nodes_of(answer) for server, answer in ask(shares).items()}
+        else:
+            key = ("ablp", split, anchor_node_type, supervision_edge_type)
+            everything = shares_of(len(servers), None, None)
+            whole = self._once(key, lambda: ask(everything))
+            found = {
+                server: _nodes_of(whole[server]).cut(share) for server, share in shares.items()
+            }
+        nothing = next(iter(found.values())).cut(Share(0, 0))
+        return {server: found.get(server, nothing) for server in servers}
+
+    def fetch_free_ports_on_storage_cluster(self, num_ports: int) -> list[int]:
+        """Return ports that are free on storage server 0, the same on all compute processes.
+
+        All compute processes have to call it.
+
+        Raises:
+            UsageError: ``torch.distributed`` is not up.
+            PeerError: Another compute process is gone.
+        """
+        if not dist.is_initialized():
+            raise UsageError(
+                "ports are agreed on over torch.distributed: init_compute_process first"
+            )
+        ports: Any = None
+        if dist.get_rank() == 0:
+            try:
+                ports = self._ask(0, "get_free_ports", num_ports)
+            except Exception as error:  # the others wait to be told
+                ports = error
+        ports = tell_ranks(ports, dist.get_world_size())
+        if isinstance(ports, Exception):
+            raise ports
+        return cast("list[int]", ports)
+
+    # -- how ------------------------------------------------------------------------------------
+
+    def _ask(self, server_rank: int, name: str, *args: Any) -> Any:
+        from gigl_loader.remote.client import request_server
+        from gigl_loader.remote.service import DistServer
+
+        return request_server(server_rank, getattr(DistServer, name), *args)
+
+    def _ask_all(self, name: str, requests: dict[int, Any]) -> dict[int, Any]:
+        from gigl_loader.remote.client import call_server
+        from gigl_loader.remote.rpc import CALL_TIMEOUT_S, result_of
+        from gigl_loader.remote.service import DistServer
+
+        function = getattr(DistServer, name)
+        answers = {
+            server: call_server(server, function, request) for server, request in requests.items()
+        }
+        deadline = time.monotonic() + CALL_TIMEOUT_S  # of all servers together
+        found = {}
+        for server, answer in answers.items():
+            what = f"{name} on storage server {server}"
+            found[server] = result_of(answer, deadline - time.monotonic(), what, CALL_TIMEOUT_S)
+        return found
+
+    def _once(self, key: tuple[Any, ...], fetch: Callable[[], T]) -> T:
+        """Let local rank 0 fetch, and all processes of this machine have what it got."""
+        name = repr(key)
+        if self._local_rank == 0 and name not in self._sharing_dict:
+            try:
+                found = _shared(fetch())
+            except Exception as error:  # the others wait at the barrier
+                found = error
+            self._sharing_dict[name] = found
+        try:
+            self._barrier.wait(_SHARING_TIMEOUT_S)
+        except Exception as error:
+            raise PeerTimeoutError(
+                f"local rank {self._local_rank}: the processes of this machine did not all fetch "
+                f"{name} within {_SHARING_TIMEOUT_S:.0f} s: a process died, or makes other fetches"
+            ) from error
+        if name not in self._sharing_dict:
+            raise ConfigError(
+                f"local rank 0 did not fetch {name}: all have to make the same fetches"
+            )
+        found = self._sharing_dict[name]
+        if isinstance(found, Exception):
+            raise found
+        return cast("T", found)
+
+
+def _nodes_of(answer: Any) -> ABLPInputNodes:
+    """Return what ``DistServer.get_ablp_input`` answered as users see it."""
+    anchor_type, anchors, positives, negatives = answer
+    labels = {}
+    for label_type, table in positives.items():
+        edge_type = positive_label_to_message_passing(label_type)
+        negative = (negatives or {}).get(message_passing_to_negative_label(edge_type))
+        labels[edge_type] = (table, negative)
+    return ABLPInputNodes(anchors, anchor_type, labels)
+
+
+def _shared(value: Any) -> Any:
+    """Return ``value`` with its tensors in shared memory."""
+    if isinstance(value, Tensor):
+        return value.share_memory_()
+    if isinstance(value, dict):
+        return {key: _shared(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_shared(one) for one in value)
+    return value

@@ -1,0 +1,263 @@
+"""One producer on a storage server and the compute processes that take its batches."""
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from gigl_loader.errors import GiglLoaderError, SamplingError, UsageError
+from gigl_loader.memory.leases import ServerMemory
+from gigl_loader.message import Received
+from gigl_loader.remote.requests import EpochRequest, ProducerRequest, share_of_batches
+from gigl_loader.workers.producer import DistSamplingProducer
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.25
+_MOST_WAITING = 256
+"""Fetches of one consumer that may wait at once; more are a broken client."""
+_NONE, _BROKEN = -1, -2
+
+Fetched = tuple[Received | None, bool]
+"""(a batch or None, whether the consumer's epoch is over)."""
+_STALE: Fetched = (None, False)
+_Answers = list[tuple["Future[Fetched]", Fetched | GiglLoaderError]]
+
+
+@dataclass
+class _Consumer:
+    """One compute process's share of the producer."""
+
+    client: Hashable
+    round: int = _NONE
+    """Of the epoch under way; `_NONE`: none was started, `_BROKEN`: it was broken off."""
+    left: int = 0
+    """Batches of the epoch that were not fetched."""
+    waiting: deque["Future[Fetched]"] = field(default_factory=deque)
+    error: GiglLoaderError | None = None
+    """Why the epoch cannot go on; it does where this is of the epoch before, see `_serve`."""
+    released: bool = False
+
+
+class SharedProducer:
+    """Feeds each consumer from its own stream. Nobody waits in here but the pumping thread.
+
+    ::
+
+        fetch() --taken at once, or--> waiting --> pump thread: worker's batch arrived --> Future
+
+    A consumer has at most ``limit`` batches started and not fetched, and fewer where those would
+    take more than ``limit_bytes``; so a slow one holds up nobody but itself.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        producer: DistSamplingProducer,
+        memory: ServerMemory,
+        request: ProducerRequest,
+        clients: Sequence[Hashable],
+        limit_bytes: int,
+    ) -> None:
+        self.key, self.producer = key, producer
+        self._memory, self._request, self._limit_bytes = memory, request, limit_bytes
+        self._limit = memory.capacity
+        self._lock = threading.RLock()
+        self._consumers = {number: _Consumer(client) for number, client in enumerate(clients)}
+        self._fatal: GiglLoaderError | None = None
+        self._closing = False
+        for number in range(1, len(clients)):
+            producer.add_stream(number, self._limit)
+        self._thread = threading.Thread(target=self._pump_all, name=f"pump {key}", daemon=True)
+        self._thread.start()
+
+    # -- consumers ------------------------------------------------------------------------------
+
+    def start_epoch(self, epoch: int, request: EpochRequest) -> None:
+        """Begin a consumer's epoch; what is left of the one before is dropped.
+
+        Raises:
+            PeerError: A worker is gone.
+            UsageError: There is no such consumer.
+        """
+        with self._lock:
+            consumer = self._get(request.consumer)
+            self._check()
+            batches: Sequence[int]
+            if request.batches is None:
+                total = self.producer.num_batches
+                batches = share_of_batches(total, self._request, request.consumer)
+            else:
+                batches = request.batches.tolist()
+            stale = self._take_waiting(consumer)
+            consumer.round, consumer.error, consumer.left = request.round, None, len(batches)
+            try:
+                self.producer.start_epoch(epoch, batches, stream=request.consumer)
+            finally:
+                _answer([(future, _STALE) for future in stale])
+
+    def cancel_epoch(self, request: EpochRequest) -> None:
+        """Break a consumer's epoch off, if it is still the one of ``request.round``."""
+        with self._lock:
+            consumer = self._get(request.consumer)
+            if consumer.round != request.round:
+                return
+            consumer.round = _BROKEN
+            self.producer.cancel_epoch(stream=request.consumer)
+            _answer([(future, _STALE) for future in self._take_waiting(consumer)])
+
+    def fetch(self, number: int, round_number: int | None) -> "Future[Fetched]":
+        """Return the next batch of a consumer, as soon as there is one; never waits.
+
+        Args:
+            number: The consumer.
+            round_number: A fetch of another round than the one under way is answered with nothing.
+                None: of the one under way.
+        """
+        future: Future[Fetched] = Future()
+        with self._lock:
+            consumer = self._get(number)
+            self._check()
+            if consumer.round == _NONE:
+                raise UsageError(f"producer {self.key!r}: fetch before start_new_epoch_sampling")
+            if consumer.round == _BROKEN or round_number not in (None, consumer.round):
+                future.set_result(_STALE)
+                return future
+            if len(consumer.waiting) >= _MOST_WAITING:
+                raise UsageError(f"producer {self.key!r}: {_MOST_WAITING} fetches wait already")
+            consumer.waiting.append(future)
+            done = self._serve(number, consumer)
+        _answer(done)
+        return future
+
+    def release(self, number: int) -> bool:
+        """Let a consumer go, its epoch broken off; return whether it was the last."""
+        with self._lock:
+            consumer = self._get(number)
+            consumer.released = True
+            with contextlib.suppress(GiglLoaderError):  # workers that are gone sample nothing
+                self.producer.cancel_epoch(stream=number)
+            self.producer.remove_stream(number)
+            _answer([(future, _STALE) for future in self._take_waiting(consumer)])
+            return all(consumer.released for consumer in self._consumers.values())
+
+    def consumers_of(self, client: Hashable) -> list[int]:
+        """Return the consumers that a client has not released."""
+        return [n for n, c in self._consumers.items() if c.client == client and not c.released]
+
+    def _get(self, number: int) -> _Consumer:
+        consumer = self._consumers.get(number)
+        if consumer is None or consumer.released:
+            raise UsageError(f"producer {self.key!r} has no consumer {number}, or released it")
+        return consumer
+
+    def _check(self) -> None:
+        if self._closing:
+            raise UsageError(f"producer {self.key!r} was destroyed")
+        if self._fatal is not None:
+            raise self._fatal
+
+    @staticmethod
+    def _take_waiting(consumer: _Consumer) -> list["Future[Fetched]"]:
+        waiting = list(consumer.waiting)
+        consumer.waiting.clear()
+        return waiting
+
+    # -- batches --------------------------------------------------------------------------------
+
+    def _serve(self, number: int, consumer: _Consumer) -> _Answers:
+        """Take what has arrived for the fetches that wait.
+
+        A batch that fails ends its epoch in the producer. So a failure counts where the producer
+        has ended an epoch of which batches are left; else it is one of an epoch that the client
+        broke off and followed with the next, before the failure was heard of here.
+        """
+        done: _Answers = []
+        while consumer.waiting:
+            received, is_over = self.producer.take(number)
+            if received is None and consumer.left > 0:
+                if is_over and consumer.error is not None:
+                    done += [(future, consumer.error) for future in self._take_waiting(consumer)]
+                break
+            consumer.left -= received is not None
+            done.append((consumer.waiting.popleft(), (received, consumer.left == 0)))
+        return done
+
+    def _pump_all(self) -> None:
+        while not self._closing:
+            failures: list[tuple[int, SamplingError]] = []
+            try:
+                self.producer.pump(_POLL_S, failures)
+            except GiglLoaderError as error:
+                if not self._closing:
+                    self._fail(error)
+                return
+            for number, failure in failures:
+                _log.error("producer %r: %s", self.key, failure)
+                with self._lock:
+                    if number in self._consumers:
+                        self._consumers[number].error = failure
+            self._serve_all()
+
+    def _serve_all(self) -> None:
+        done: _Answers = []
+        with self._lock:
+            largest = max(self._memory.largest, 1)
+            limit = max(1, min(self._limit, self._limit_bytes // largest))
+            for number, consumer in self._consumers.items():
+                if not consumer.released:
+                    self.producer.limit_stream(number, limit)
+                    try:
+                        done += self._serve(number, consumer)
+                    except GiglLoaderError as error:
+                        self._fail(error)
+        _answer(done)
+
+    def _fail(self, error: GiglLoaderError) -> None:
+        """Give up: hand an error to all consumers, now and from now on."""
+        failed: list[Future[Fetched]] = []
+        with self._lock:
+            self._fatal = error
+            for consumer in self._consumers.values():
+                failed += self._take_waiting(consumer)
+        _log.error("producer %r failed: %s", self.key, error)
+        _answer([(future, error) for future in failed])
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, object]:
+        """Return what there is to know from outside."""
+        with self._lock:  # consumers, and with them the producer's streams, come and go
+            return {
+                "key": self.key,
+                "consumers": [str(c.client) for c in self._consumers.values() if not c.released],
+                "worker_pids": self.producer.pids,
+                "queued_batches": self.producer.queue_depth,
+                "queued_bytes": self._memory.leased_bytes,
+                "failed": None if self._fatal is None else str(self._fatal),
+            }
+
+    def describe_workers(self) -> str:
+        """Say what the workers are doing."""
+        return self.producer.describe_workers()
+
+    def close(self, linger_s: float | None = None) -> None:
+        """End the workers. Fetches that wait fail. Idempotent."""
+        self._closing = True
+        self._thread.join(2 * _POLL_S + 5.0)
+        self.producer.shutdown(*(() if linger_s is None else (linger_s,)))
+        with self._lock:
+            waiting = [f for c in self._consumers.values() for f in self._take_waiting(c)]
+        destroyed = UsageError(f"producer {self.key!r} was destroyed")
+        _answer([(future, destroyed) for future in waiting])
+
+
+def _answer(answers: Sequence[tuple["Future[Fetched]", Fetched | GiglLoaderError]]) -> None:
+    for future, answer in answers:
+        if isinstance(answer, GiglLoaderError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)

@@ -1,0 +1,409 @@
+"""A loader's side of the graph store: agrees with the other ranks, creates producers, receives."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerError,
+    PeerTimeoutError,
+    SamplingError,
+    UsageError,
+)
+from gigl_loader.message import Received
+from gigl_loader.options import EpochOptions
+from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.remote.channel import RemoteReceivingChannel
+from gigl_loader.remote.client import call_server, current_cluster
+from gigl_loader.remote.requests import ProducerRequest, share_of_batches
+from gigl_loader.remote.rpc import result_of
+from gigl_loader.remote.service import DistServer
+from gigl_loader.workers.schedule import num_batches
+
+_log = logging.getLogger(__name__)
+
+_PING_S = 5.0
+_RELEASE_S = 60.0
+"""How long servers may take to release producers: their workers may linger."""
+_RELEASE_BROKEN_S = 3.0
+"""The same after a failure: servers that still live end the workers at once, waited for or not."""
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a compute process tells the others before producers are created."""
+
+    key: str
+    digest: str
+    options: EpochOptions
+
+
+class RemoteSource:
+    """A loader's batches from a graph store: creates the producers, then receives from them.
+
+    Args:
+        dataset: A ``RemoteDistDataset``.
+        inputs: One ``NodeSamplerInput`` per server, empty where a server has none. The loader's
+            seeds are their concatenation, in server order.
+        config: What to sample.
+        options: GLT's ``RemoteDistSamplingWorkerOptions``.
+        sampler_options: Another sampler.
+        epoch_options: Seed, order, deadline.
+        pin_memory: Receive into page-locked memory.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        inputs: Sequence[NodeSamplerInput],
+        config: Any,
+        options: Any,
+        sampler_options: Any,
+        epoch_options: EpochOptions,
+        *,
+        pin_memory: bool = False,
+    ) -> None:
+        servers = options.server_rank
+        self._servers = list(servers) if isinstance(servers, (list, tuple)) else [servers]
+        if len(inputs) != len(self._servers):
+            raise ConfigError(
+                f"sampler_input must be a list with one input per storage server: got "
+                f"{len(inputs)} for servers {self._servers}"
+            )
+        self._cluster = current_cluster()
+        if sorted(self._servers) != list(range(len(self._cluster.links))):
+            raise ConfigError(
+                f"worker_options.server_rank must name all {len(self._cluster.links)} storage "
+                f"servers, got {self._servers}"
+            )
+        self._config, self._options, self._sampler_options = config, options, sampler_options
+        self.epoch_options = epoch_options
+        self._pin_memory = pin_memory
+        self._input = concatenated(inputs)
+        self._active = [
+            server for server, one in zip(self._servers, inputs, strict=True) if len(one)
+        ]
+        self.num_seeds = len(self._input)
+        self._share: list[tuple[int, int]] = []
+        self._producers: dict[int, int] = {}
+        self._consumer = 0
+        self._num_consumers = 1
+        self._broken = False
+        """Whether a server or worker failed this process."""
+        self.channel: RemoteReceivingChannel | None = None
+        self._own_index: dict[int, int] = {}
+
+    # -- start ----------------------------------------------------------------------------------
+
+    def create(
+        self, create: Callable[..., int], *, gap_s: float | None, max_concurrent: int | None
+    ) -> None:
+        """Create the producers, one per worker key and server, and open the channel.
+
+        All compute processes have to call it. The lowest rank of each key asks all servers at once.
+
+        Args:
+            create: What the servers are to call.
+            gap_s: Seconds between batches of leaders.
+            max_concurrent: Leaders per batch; None: all.
+
+        Raises:
+            PeerError: A producer could not be started, for whichever rank.
+            ConfigError: Ranks share a key and differ in their input.
+        """
+        if max_concurrent is not None and max_concurrent < 1:
+            raise ConfigError(f"max_concurrent_producer_inits must be >= 1, got {max_concurrent}")
+        rank, world_size = self._cluster.rank, self._cluster.world_size
+        key = self._options.worker_key or f"rank {rank}"
+        offer = _Offer(key, _digest(self._input, self._config, self._active), self.epoch_options)
+        offers = gather_from_ranks(offer, world_size)
+        ranks = [one for one, other in enumerate(offers) if other.key == key]
+        leader = ranks[0]
+        differ = [one for one in ranks if offers[one].digest != offer.digest]
+        leaders = sorted({next(i for i, o in enumerate(offers) if o.key == k.key) for k in offers})
+        outcome: Any = None
+        if differ:
+            outcome = ConfigError(
+                f"compute ranks {ranks} share the worker key {key!r}, but {differ} have another "
+                "input or sampling config than this one: give them the same, or keys of their own"
+            )
+        elif rank == leader:
+            _wait_turn(leaders.index(rank), gap_s, max_concurrent)
+            outcome = self._ask_servers(create, ranks, offers[leader].options)
+        outcomes = gather_from_ranks(outcome, world_size)
+        self._adopt(outcomes, leader, ranks, offers[leader].options)
+
+    def _ask_servers(
+        self, create: Callable[..., int], ranks: list[int], epoch_options: EpochOptions
+    ) -> dict[int, int] | Exception:
+        """Send the create call to every server, all at once; return producer ids or an error."""
+        limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
+        try:
+            answers = {
+                server: call_server(
+                    server, create, self._input, self._config, self._options,
+                    self._sampler_options,
+                    request=self._request(server, tuple(ranks), epoch_options),
+                )
+                for server in self._servers
+            }  # fmt: skip
+            found: dict[int, int] = {}
+            deadline = time.monotonic() + limit  # of all servers together
+            error: Exception | None = self._silent(answers, epoch_options.timeout_s)
+            if error is not None:  # the others wait for that server
+                deadline = time.monotonic()
+            for server, answer in answers.items():
+                try:
+                    what = f"starting a producer on storage server {server}"
+                    found[server] = result_of(answer, deadline - time.monotonic(), what, limit)
+                except Exception as one:  # every answer is awaited: what started must be ended
+                    error = error or one
+                    answer.add_done_callback(partial(self._end_late_one, server))
+            if error is None:
+                return found
+            self._broken = True
+            self._release(found)
+            return error
+        except Exception as error:
+            return error
+
+    def _silent(
+        self, answers: dict[int, "Future[int]"], timeout_s: float
+    ) -> PeerTimeoutError | None:
+        """Wait for ``answers``; after ``timeout_s``, return an error if a server is stopped.
+
+        A server that lives has deadlines of its own, and reports.
+        """
+        wait(answers.values(), timeout_s)
+        pings = {
+            server: call_server(server, os.getpid)
+            for server, answer in answers.items()
+            if not answer.done()
+        }
+        wait(pings.values(), _PING_S)
+        silent = [self._cluster.link(server) for server, ping in pings.items() if not ping.done()]
+        if not silent:
+            return None
+        names = " and ".join(link.name for link in silent)
+        return PeerTimeoutError(
+            f"{names} did not start a producer within {timeout_s:.0f} s, and did not answer "
+            "otherwise: the process is stopped or overloaded; look at its log"
+        )
+
+    def _end_late_one(self, server: int, answer: "Future[int]") -> None:
+        """End a producer that came up after this process gave it up."""
+        if answer.exception() is None:
+            link = self._cluster.link(server)
+            link.call(DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
+
+    def _request(
+        self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions
+    ) -> ProducerRequest:
+        return ProducerRequest(
+            epoch_options=epoch_options,
+            stripe=self._active.index(server) if server in self._active else None,
+            num_stripes=max(1, len(self._active)),
+            client_ranks=ranks,
+        )
+
+    def _adopt(
+        self, outcomes: list[Any], leader: int, ranks: list[int], epoch_options: EpochOptions
+    ) -> None:
+        own, failed = outcomes[leader], [o for o in outcomes if isinstance(o, Exception)]
+        if isinstance(own, dict):
+            self._producers = own
+        self._consumer, self._num_consumers = ranks.index(self._cluster.rank), len(ranks)
+        if failed:
+            self._broken = True
+            self._release_own()
+            raise failed[0]
+        self.epoch_options = epoch_options
+        self._share = self._own_share(tuple(ranks))
+        self._own_index = {batch: index for index, (_, batch) in enumerate(self._share)}
+        self.channel = RemoteReceivingChannel(
+            self._active,
+            [self._producers[server] for server in self._active],
+            self._options.prefetch_size,
+            consumer=self._consumer,
+            in_order=epoch_options.in_order,
+            timeout_s=epoch_options.timeout_s,
+            pin_memory=self._pin_memory,
+            cluster=self._cluster,
+        )
+
+    def _own_share(self, ranks: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Return ``(place among the active servers, batch)``, ascending by batch."""
+        total = num_batches(self.num_seeds, self._config.batch_size, self._config.drop_last)
+        share = [
+            (place, batch)
+            for place, server in enumerate(self._active)
+            for batch in share_of_batches(
+                total, self._request(server, ranks, self.epoch_options), self._consumer
+            )
+        ]
+        return sorted(share, key=lambda one: one[1])
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch that are this process's."""
+        return len(self._share)
+
+    # -- epochs: gigl_loader.loader.epoch.Source ------------------------------------------------
+
+    def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
+        """Begin an epoch on the servers; ``batches`` count within this process's share."""
+        with self._noting_failures():
+            self._channel.start_epoch(epoch, [self._share[index] for index in batches])
+
+    def cancel_epoch(self) -> None:
+        """Stop sampling for the epoch under way."""
+        if self.channel is not None:
+            self.channel.cancel()
+
+    def next(self, timeout_s: float | None = None) -> Received | None:
+        """Return the next batch, or None at the end of the epoch; see the channel's `next`."""
+        with self._noting_failures():
+            received = self._channel.next(timeout_s)
+        if received is None or self._num_consumers == 1:
+            return received
+        index = self._own_index[received.ticket.batch]
+        return replace(received, ticket=replace(received.ticket, batch=index))
+
+    @contextlib.contextmanager
+    def _noting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except SamplingError:  # a batch failed; servers and workers are well
+            raise
+        except PeerError:
+            self._broken = True
+            raise
+
+    def ready(self) -> bool:
+        """Return whether `next` would not wait."""
+        return self._channel.ready()
+
+    @property
+    def _channel(self) -> RemoteReceivingChannel:
+        if self.channel is None:
+            raise UsageError("the loader has no channel: its producers were not created")
+        return self.channel
+
+    @property
+    def queue_depth(self) -> int:
+        """Batches that have arrived and wait to be taken."""
+        return 0 if self.channel is None else self.channel.queue_depth
+
+    # -- end ------------------------------------------------------------------------------------
+
+    def shutdown(self, linger_s: float | None = None) -> None:
+        """Release the producers on all servers, all at once. Idempotent, never raises.
+
+        Args:
+            linger_s: How long workers may go on answering those of other servers. None: the
+                servers' default; 0 is taken after a failure in any case.
+        """
+        self._broken = self._broken or linger_s == 0.0
+        if self.channel is not None:
+            self.channel.cancel()
+            self.channel.close()
+        self._release_own()
+
+    def _release_own(self) -> None:
+        producers, self._producers = self._producers, {}
+        self._release(producers, self._consumer)
+
+    def _release(self, producers: dict[int, int], consumer: int | None = None) -> None:
+        """Release this process's share of producers; None: end them."""
+        how = {"linger_s": 0.0} if self._broken else {}
+        limit = _RELEASE_BROKEN_S if self._broken else _RELEASE_S
+        deadline = time.monotonic() + limit  # of all servers together
+        answers = []
+        for server, producer in producers.items():
+            with contextlib.suppress(GiglLoaderError):
+                link = self._cluster.link(server)
+                if consumer is None:
+                    answer = link.call(DistServer.destroy_sampling_producer, producer, **how)
+                else:
+                    answer = link.call(
+                        DistServer.release_sampling_producer, producer, consumer, **how
+                    )
+                answers.append((server, answer))
+        for server, answer in answers:
+            try:
+                what = f"the release of a producer on storage server {server}"
+                result_of(answer, deadline - time.monotonic(), what, limit)
+            except (
+                PeerError,
+                UsageError,
+            ) as error:  # gone, or this process left: it is freed there
+                if not self._cluster.closed:
+                    level = logging.DEBUG if self._broken else logging.WARNING
+                    _log.log(level, "storage server %d: %s", server, error)
+
+
+def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:
+    """Return the inputs of all servers as one, on the CPU; further columns go with the seeds.
+
+    Columns of labels may differ in width: they are padded with -1.
+
+    Raises:
+        ConfigError: There is none, or they are of several types.
+    """
+    if not inputs:
+        raise ConfigError("sampler_input is an empty list: give one input per storage server")
+    types = {one.input_type for one in inputs}
+    if len(types) > 1:
+        raise ConfigError(f"the inputs of the storage servers are of several types: {types}")
+    whole = NodeSamplerInput(torch.cat([one.node.cpu() for one in inputs]), types.pop())
+    extras = [getattr(one, "extra", None) or {} for one in inputs]
+    names = {name for extra in extras for name in extra}
+    whole.extra = {
+        name: _stacked([extra[name].cpu() for extra in extras if name in extra])
+        for name in sorted(names)
+    }
+    for name, column in whole.extra.items():
+        if column.size(0) != len(whole):
+            raise ConfigError(f"column {name!r} of the input is missing for some servers' seeds")
+    return whole
+
+
+def _stacked(columns: list[Tensor]) -> Tensor:
+    if columns[0].dim() < 2:
+        return torch.cat(columns)
+    width = max(column.size(1) for column in columns)
+    padded = [torch.nn.functional.pad(c, (0, width - c.size(1)), value=-1) for c in columns]
+    return torch.cat(padded)
+
+
+def _digest(sampler_input: NodeSamplerInput, config: Any, active: list[int]) -> str:
+    """Return what has to be equal where producers are shared."""
+    digest = hashlib.blake2b(repr((config, active, sampler_input.input_type)).encode())
+    digest.update(sampler_input.node.contiguous().numpy().data)
+    for name, column in sampler_input.extra.items():
+        digest.update(name.encode() + column.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _wait_turn(place: int, gap_s: float | None, max_concurrent: int | None) -> None:
+    """Let leaders begin in batches."""
+    if gap_s is not None and gap_s < 0:
+        raise ConfigError(f"process_start_gap_seconds must be >= 0 or None, got {gap_s}")
+    batch = 0 if max_concurrent is None else place // max_concurrent
+    seconds = batch * (gap_s or 0.0)
+    if seconds > 0:
+        _log.info("this process creates its producers in %.0f s", seconds)
+        time.sleep(seconds)

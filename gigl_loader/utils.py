@@ -1,0 +1,123 @@
+"""Addresses, ports and devices of a job, by the names of ``gigl.distributed.utils``.
+
+Loaders find all of this by themselves. These functions are for scripts that were written for GiGL
+and spawn their training processes themselves. Where other ranks are asked, all ranks have to call.
+"""
+
+import socket
+
+import torch
+import torch.distributed as dist
+
+from gigl_loader import GraphStoreInfo
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.loader.runtime import own_address
+from gigl_loader.ranks import gather_from_ranks
+
+__all__ = [
+    "GraphStoreInfo",
+    "get_available_device",
+    "get_free_port",
+    "get_free_ports",
+    "get_free_ports_from_master_node",
+    "get_free_ports_from_node",
+    "get_internal_ip_from_all_ranks",
+    "get_internal_ip_from_master_node",
+    "get_internal_ip_from_node",
+]
+
+
+def get_available_device(local_process_rank: int) -> torch.device:
+    """Return this process's CUDA device, taken in turn where processes outnumber them, or the CPU.
+
+    Args:
+        local_process_rank: This process on its machine.
+    """
+    count = torch.cuda.device_count()
+    return torch.device("cuda", local_process_rank % count) if count else torch.device("cpu")
+
+
+def get_free_port() -> int:
+    """Return a port that is free on this machine right now."""
+    return get_free_ports(1)[0]
+
+
+def get_free_ports(num_ports: int) -> list[int]:
+    """Return ``num_ports`` different ports that are free on this machine right now.
+
+    Raises:
+        ConfigError: ``num_ports`` is below 1.
+    """
+    if num_ports < 1:
+        raise ConfigError(f"num_ports must be an integer > 0, got {num_ports!r}")
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(num_ports)]
+    try:
+        for sock in sockets:
+            sock.bind(("", 0))  # all are held until the last is found: no port comes twice
+        return [int(sock.getsockname()[1]) for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def get_free_ports_from_master_node(num_ports: int) -> list[int]:
+    """Return ports that are free on rank 0's machine, the same on all ranks.
+
+    Raises:
+        UsageError: No process group.
+        ConfigError: ``num_ports`` is below 1.
+    """
+    return get_free_ports_from_node(num_ports, 0)
+
+
+def get_free_ports_from_node(num_ports: int, node_rank: int) -> list[int]:
+    """Return ports that are free on the machine of rank ``node_rank``, the same on all ranks.
+
+    Raises:
+        UsageError: No process group.
+        ConfigError: ``num_ports`` is below 1, or there is no such rank.
+    """
+    _check_rank(node_rank)
+    ports = get_free_ports(num_ports) if dist.get_rank() == node_rank else []
+    found: list[int] = gather_from_ranks(ports, dist.get_world_size())[node_rank]
+    return found
+
+
+def get_internal_ip_from_master_node() -> str:
+    """Return the address of rank 0's machine, as the other machines of the job see it.
+
+    Raises:
+        UsageError: No process group.
+    """
+    return get_internal_ip_from_node(0)
+
+
+def get_internal_ip_from_node(node_rank: int) -> str:
+    """Return the address of the machine of rank ``node_rank``.
+
+    Raises:
+        UsageError: No process group.
+        ConfigError: There is no such rank.
+    """
+    _check_rank(node_rank)
+    return get_internal_ip_from_all_ranks()[node_rank]
+
+
+def get_internal_ip_from_all_ranks() -> list[str]:
+    """Return the address of each rank's machine, by rank.
+
+    Raises:
+        UsageError: No process group.
+    """
+    _check_rank(0)
+    return gather_from_ranks(own_address(), dist.get_world_size())
+
+
+def _check_rank(rank: int) -> None:
+    if not dist.is_initialized():
+        raise UsageError(
+            "ranks agree over torch.distributed: call torch.distributed.init_process_group(...) "
+            "first, or start the script with torchrun"
+        )
+    if not 0 <= rank < dist.get_world_size():
+        raise ConfigError(f"node_rank must be in [0, {dist.get_world_size()}), got {rank!r}")

@@ -1,0 +1,99 @@
+"""Messages between a trainer and its own workers: one datagram each, descriptors beside it.
+
+The socket is a Unix ``SOCK_SEQPACKET`` pair: a message arrives whole or not at all, and the end of
+either process is an end of file for the other. Only a parent and the children that it started share
+such a pair, so pickle is safe here.
+"""
+
+import array
+import pickle
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from gigl_loader.errors import ProtocolError
+from gigl_loader.memory import segments
+
+MAX_BYTES = 160 * 1024
+"""Bytes in one datagram; Linux allows about 208 KiB by default."""
+_MAX_FDS = 200
+"""Descriptors in one datagram; Linux allows 253."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two connected ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
+    """Send one small message, with descriptors.
+
+    Raises:
+        OSError: The other end is gone, or did not read for the socket's timeout.
+    """
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(f"a control message of {len(data)} bytes exceeds {MAX_BYTES}")
+    if fds:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        sock.sendmsg([data], rights)
+    else:
+        sock.send(data)
+
+
+def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
+    """Return the next message and its descriptors, or None: the other end is gone.
+
+    Raises:
+        BlockingIOError, TimeoutError: Nothing came within the socket's timeout.
+    """
+    try:
+        data, ancillary, flags, _ = sock.recvmsg(MAX_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4))
+    except ConnectionError:
+        return None
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    if not data:
+        return None
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        raise ProtocolError("a control message arrived cut off")
+    return pickle.loads(data), list(fds)
+
+
+def send_object(sock: socket.socket, obj: Any) -> None:
+    """Send an object of any size whose tensors are shared, not copied, and arrive as arrays."""
+    from gigl_loader.memory import tensors  # workers only receive, and do without torch
+
+    data, fds = tensors.dumps(obj)
+    try:
+        pieces = [data[i : i + MAX_BYTES // 2] for i in range(0, len(data), MAX_BYTES // 2)]
+        groups = [fds[i : i + _MAX_FDS] for i in range(0, len(fds), _MAX_FDS)]
+        count = max(len(pieces), len(groups), 1)
+        for i in range(count):
+            piece = pieces[i] if i < len(pieces) else b""
+            send(sock, (count - i - 1, piece), groups[i] if i < len(groups) else ())
+    finally:
+        segments.close_fds(fds)
+
+
+def receive_object(sock: socket.socket) -> Any:
+    """Undo `send_object`.
+
+    Raises:
+        ConnectionError: The other end is gone.
+    """
+    data, fds = b"", []
+    try:
+        left = 1
+        while left:
+            got = receive(sock)
+            if got is None:
+                raise ConnectionError("the process that sends the set-up is gone")
+            (left, piece), more = got
+            data += piece
+            fds += more
+        return segments.loads(data, fds)
+    finally:
+        segments.close_fds(fds)

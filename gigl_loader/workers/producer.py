@@ -1,0 +1,536 @@
+"""One input sampled for one loader: feeds the workers, files what they send, watches them."""
+
+import importlib.util
+import logging
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gigl_loader._glt import (
+    Dataset,
+    MpDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    SamplingConfig,
+    get_context,
+)
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError, PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.memory import segments, tensors
+from gigl_loader.memory.slots import Written
+from gigl_loader.message import BatchTicket, Received, SampleMessage
+from gigl_loader.options import (
+    CustomSamplerOptions,
+    EpochOptions,
+    SamplerOptions,
+    usable_cpus,
+)
+from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.workers import setup as kinds
+from gigl_loader.workers.meeting import Meeting, worker_name
+from gigl_loader.workers.pool import Event, WorkerPool
+from gigl_loader.workers.schedule import FairQueue, Stream, num_batches
+from gigl_loader.workers.setup import Plugins, SeedInput, WorkerSetup
+
+logger = logging.getLogger(__name__)
+
+LINGER_S = 30.0
+"""Workers go on answering other partitions after their loader was shut down, until those are done
+or have asked nothing for this many seconds."""
+_PEER_SHARE = 0.8
+"""Of its own deadline, how long a worker waits for another partition: so that the error names the
+worker that does not answer, and not the one that waits for it."""
+
+
+class MessageMemory(Protocol):
+    """Where messages come to lie in this process; ``channel.shm.ShmChannel`` is one."""
+
+    capacity: int
+    size: int
+
+    def open(self, sender: int, written: Written) -> SampleMessage:
+        """Return the message that worker ``sender`` wrote."""
+        ...
+
+    def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
+        """Return the slots of a worker that are free again: (to reuse, to give up)."""
+        ...
+
+    def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:
+        """Let ``recv`` ask ``source``."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory."""
+        ...
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest slot."""
+        ...
+
+
+def epoch_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
+    """Return the shuffle of an epoch: ``[num_seeds]`` int64, a function of ``(seed, epoch)``."""
+    generator = torch.Generator()
+    generator.manual_seed((seed * 0x9E3779B1 + epoch * 0x85EBCA77 + 1) % 2**63)
+    return torch.randperm(num_seeds, generator=generator)
+
+
+class DistSamplingProducer:
+    """Samples ``sampler_input`` in subprocesses and fills a channel with the messages.
+
+    Built, it has checked its arguments and started nothing; `init` starts the workers.
+
+    Args:
+        data: The dataset (ours, or a plain GLT one).
+        sampler_input: Seeds. Further columns (labels of anchors) ride along as an attribute
+            ``extra``, a dict of tensors with one row per seed.
+        sampling_config: What to sample.
+        worker_options: GLT's options: ``num_workers``, ``worker_concurrency``, ``master_addr``,
+            ``master_port``, ``rpc_timeout``.
+        channel: Takes the messages; from ``BaseDistLoader.create_colocated_channel``.
+        sampler_options: Another sampler than the k-hop neighbour sampler.
+        epoch_options: Seed, order, deadline; by default the seed is drawn from torch's generator.
+        worker_init_fn: Called with the worker's number in each worker before it samples.
+        default_sampler: Sampler class path and keywords where ``sampler_options`` names none.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        sampler_input: NodeSamplerInput,
+        sampling_config: SamplingConfig,
+        worker_options: MpDistSamplingWorkerOptions,
+        channel: MessageMemory,
+        sampler_options: SamplerOptions | None = None,
+        *,
+        epoch_options: EpochOptions | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        default_sampler: tuple[str, dict[str, Any]] | None = None,
+    ) -> None:
+        self.data, self.sampling_config = data, sampling_config
+        self.worker_options, self.channel = worker_options, channel
+        self.num_workers: int = worker_options.num_workers
+        self.epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(sampling_config.seed))
+        view = _view_of(data)
+        self._seed_input = SeedInput(
+            sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
+        )
+        self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
+        sampler = default_sampler
+        if isinstance(sampler_options, CustomSamplerOptions):
+            sampler = (sampler_options.class_path, sampler_options.keywords)
+        self._plugins = _pickled(Plugins(sampler, worker_init_fn))
+        self._main_path = _main_path(worker_init_fn)
+        self._view = view
+        self._pool = WorkerPool(self.num_workers)
+        self._queue: FairQueue[Received] = FairQueue()
+        self._loads = [0] * self.num_workers
+        self._lock = threading.RLock()
+        self._meeting = Meeting(view, worker_options)
+        self._shut_down = False
+        self._order: tuple[int, Tensor | None] = (-1, None)
+        self._last_progress = time.monotonic()
+        self.add_stream(0, channel.capacity)
+
+    # -- start ----------------------------------------------------------------------------------
+
+    def init(self) -> None:
+        """Start the workers and connect them with those of the other partitions."""
+        self.join()
+        self.start()
+        self.connect()
+
+    def join(self, extra_s: float = 0.0) -> None:
+        """Meet the other ranks, where there are any, on the options' master address and port.
+
+        Args:
+            extra_s: Seconds beyond the timeout that the last rank may take to come.
+
+        Raises:
+            PeerError: The port is taken, or the master does not answer.
+        """
+        self._meeting.join(self.epoch_options.timeout_s + extra_s)
+
+    def announce(self, what: str) -> None:
+        """Tell the other ranks that this one got so far."""
+        self._meeting.announce(what)
+
+    def wait_for_rank_before(self, what: str) -> None:
+        """Wait until the rank before this one announced ``what``.
+
+        Raises:
+            PeerError: A rank failed, or did not come so far in time.
+        """
+        try:
+            self._meeting.wait_for_rank_before(what)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def start(self) -> None:
+        """Start this producer's own workers; returns when each is ready.
+
+        Raises:
+            PeerError: A worker raised, died, or was not ready in time; none is left.
+        """
+        try:
+            setup = self._worker_setup(self._meeting.token())
+            self._pool.start(setup, self.epoch_options.timeout_s)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self.channel.bind(self._receive)
+
+    def connect(self) -> None:
+        """Tell the workers where the other partitions' workers are, and let them sample.
+
+        Raises:
+            PeerError: Another rank failed, or did not come up in time.
+        """
+        try:
+            peers = self._meeting.exchange(self._pool.addresses)
+            rank = get_context().rank if peers is not None else 0
+            nearby = self._meeting.nearby
+            for worker in range(self.num_workers):
+                self._pool.send(worker, (kinds.PEERS, peers, nearby, worker_name(rank, worker)))
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._meeting.fail(error)
+        self.shutdown(linger_s=0.0)
+
+    def _worker_setup(self, token: bytes) -> WorkerSetup:
+        return WorkerSetup(
+            view=self._view,
+            plan=self._plan,
+            seed_input=self._seed_input,
+            batch_size=self.sampling_config.batch_size,
+            concurrency=self.worker_options.worker_concurrency,
+            cpus=self._cpus_of_a_worker(),
+            peer_host=self._meeting.host,
+            token=token,
+            rpc_timeout_s=min(
+                self.worker_options.rpc_timeout, _PEER_SHARE * self.epoch_options.timeout_s
+            ),
+            plugins=self._plugins,
+            main_path=self._main_path,
+        )
+
+    def _cpus_of_a_worker(self) -> int:
+        context = get_context()
+        world_size = 1 if context is None else context.world_size
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # torchrun sets it
+        return max(1, usable_cpus() // (self.num_workers * processes))
+
+    # -- epochs ---------------------------------------------------------------------------------
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch over the whole input."""
+        config = self.sampling_config
+        return num_batches(len(self._seed_input), config.batch_size, config.drop_last)
+
+    def add_stream(self, number: int, limit: int) -> None:
+        """Add a consumer that may have ``limit`` batches started and not taken."""
+        with self._lock:
+            self._queue.add(Stream(number, limit, self.epoch_options.in_order))
+
+    def remove_stream(self, number: int) -> None:
+        """Forget a consumer and what is under way for it."""
+        with self._lock:
+            self._queue.remove(number)
+
+    def start_epoch(
+        self, epoch: int, batches: Sequence[int] | None = None, stream: int = 0
+    ) -> None:
+        """Begin an epoch; whatever is left of the one before is dropped, and never sampled.
+
+        Args:
+            epoch: With the seed it decides the shuffle and every draw.
+            batches: Indices of the batches to sample, in this order (None: all).
+            stream: The consumer.
+
+        Raises:
+            UsageError: The producer was shut down, or has not been started.
+            WorkerDiedError: A worker is gone.
+        """
+        with self._lock:
+            self._check_usable()
+            chosen = range(self.num_batches) if batches is None else batches
+            state = self._queue.streams[stream]
+            round_number = state.start(epoch, chosen)
+            order = self._order_of(epoch)
+            for worker in range(self.num_workers):
+                message = (kinds.ROUND, stream, round_number, order is not None)
+                self._pool.send(worker, message, order)
+            self._last_progress = time.monotonic()
+            self._dispatch()
+
+    def cancel_epoch(self, stream: int = 0) -> None:
+        """Break the epoch of a consumer off."""
+        with self._lock:
+            if stream not in self._queue.streams or self._shut_down:
+                return
+            state = self._queue.streams[stream]
+            if not state.finished:
+                state.cancel()
+                for worker in range(self.num_workers):
+                    self._pool.send(worker, (kinds.ROUND, stream, state.round, False))
+
+    def _order_of(self, epoch: int) -> Tensor | None:
+        if not self.sampling_config.shuffle:
+            return None
+        if self._order[0] != epoch:
+            order = epoch_order(len(self._seed_input), self.epoch_options.seed, epoch)
+            self._order = (epoch, tensors.share_tensor(order))
+        return self._order[1]
+
+    def _dispatch(self) -> None:
+        while self._has_room():
+            found = self._queue.next_ticket()
+            if found is None:
+                return
+            ticket, place = found
+            worker = min(range(self.num_workers), key=self._loads.__getitem__)
+            free, retired = self.channel.returned(worker, self.worker_options.worker_concurrency)
+            self._pool.send(worker, (kinds.TASK, ticket, place, free, retired))
+            self._loads[worker] += 1
+
+    def _has_room(self) -> bool:
+        """Whether one more message of the largest size seen fits into the channel's bytes."""
+        under_way = sum(stream.waiting for stream in self._queue.streams.values())
+        under_way += sum(self._loads)
+        if self.channel.largest == 0:  # nothing is known of their size yet: one per worker
+            return under_way < self.num_workers
+        return under_way == 0 or (under_way + 1) * self.channel.largest <= self.channel.size
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def next(self, timeout_s: float | None = None, stream: int = 0) -> Received | None:
+        """Return the next batch of a consumer, or None at the end of its epoch.
+
+        Raises:
+            PeerTimeoutError: No worker made progress for ``timeout_s`` (default: the option's).
+            WorkerDiedError, SamplingError: A worker ended, or raised.
+        """
+        limit = self.epoch_options.timeout_s if timeout_s is None else timeout_s
+        self._last_progress = time.monotonic()
+        while True:
+            with self._lock:
+                self._check_usable()
+                state = self._queue.streams[stream]
+                received = state.take()
+                if received is not None:
+                    self._dispatch()
+                    return received
+                if state.finished:
+                    return None
+            self.pump(min(1.0, limit))
+            if time.monotonic() - self._last_progress >= limit:
+                self._raise_stalled(state, limit)
+
+    def _receive(self, timeout_s: float | None) -> SampleMessage:
+        received = self.next(timeout_s)
+        if received is None:
+            raise UsageError("recv past the end of the epoch: start the next one first")
+        return received.message
+
+    def ready(self, stream: int = 0) -> bool:
+        """Return whether `next` would not wait."""
+        self.pump(0.0)
+        with self._lock:
+            state = self._queue.streams[stream]
+            return state.finished or state.can_take
+
+    def take(self, stream: int) -> tuple[Received | None, bool]:
+        """Return (the next batch if it has arrived, whether the epoch is over); never waits."""
+        with self._lock:
+            state = self._queue.streams[stream]
+            received = state.take()
+            self._dispatch()
+            return received, state.finished
+
+    def pump(
+        self, timeout_s: float, failures: list[tuple[int, SamplingError]] | None = None
+    ) -> bool:
+        """File what workers sent, waiting up to ``timeout_s`` for the first; return whether any.
+
+        Args:
+            timeout_s: Seconds.
+            failures: Takes (consumer, error) for each batch that failed; None: the first is raised.
+
+        Raises:
+            WorkerDiedError: A worker ended.
+        """
+        events = self._pool.poll(timeout_s)
+        failed: list[tuple[int, SamplingError]] = [] if failures is None else failures
+        with self._lock:
+            for event in events:  # all of them: the failure of one costs no other its batch
+                self._file(event, failed)
+            self._dispatch()
+        if failures is None and failed:
+            raise failed[0][1]
+        return bool(events)
+
+    def _file(self, event: Event, failed: list[tuple[int, SamplingError]]) -> None:
+        kind, *rest = event.message
+        self._last_progress = time.monotonic()
+        if kind == kinds.ERROR:
+            self._loads[event.worker] -= 1
+            ticket, cause, text = rest
+            stream = self._queue.streams.get(ticket.stream)
+            if stream is not None and stream.round == ticket.round:
+                stream.cancel()
+                error = SamplingError(self._name_of(event.worker, ticket), cause, text)
+                failed.append((ticket.stream, error))
+            return
+        if kind == kinds.STALE:
+            self._loads[event.worker] -= 1
+            return
+        if kind != kinds.BATCH:
+            raise SamplingError(f"sampling worker {event.worker}", *rest)
+        self._loads[event.worker] -= 1
+        ticket, place, slot, nbytes, retired, layout, stats = rest
+        fd = event.fds[0] if event.fds else None
+        try:
+            message = self.channel.open(event.worker, Written(slot, nbytes, fd, retired, layout))
+        finally:
+            segments.close_fds(list(event.fds))
+        stream = self._queue.streams.get(ticket.stream)
+        if stream is not None:
+            stats.update(worker=event.worker, nbytes=nbytes)
+            stream.arrived(ticket, place, Received(ticket, message, stats))
+
+    def _name_of(self, worker: int, ticket: BatchTicket) -> str:
+        pid = self._pool.pids[worker]
+        return f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
+
+    def _raise_stalled(self, state: Stream[Received], limit: float) -> None:
+        busy = [number for number, load in enumerate(self._loads) if load]
+        raise PeerTimeoutError(
+            f"no sampling worker made progress for {limit:.1f} s; waiting for batch "
+            f"{state.awaited} of epoch {state.epoch} from {self._pool.describe(busy)}; if a batch "
+            "really takes that long, raise `timeout`"
+        )
+
+    def _check_usable(self) -> None:
+        if self._shut_down:
+            raise UsageError("the producer was shut down: build a new loader")
+
+    def limit_stream(self, number: int, limit: int) -> None:
+        """Let a consumer have at most ``limit`` batches started and not taken."""
+        with self._lock:
+            self._queue.streams[number].limit = limit
+
+    def describe_workers(self) -> str:
+        """Say what the system says that the workers are doing."""
+        return self._pool.describe(list(range(self.num_workers)))
+
+    @property
+    def queue_depth(self) -> int:
+        """Batches that have arrived and wait to be taken."""
+        with self._lock:
+            return sum(stream.waiting for stream in self._queue.streams.values())
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self._pool.pids
+
+    # -- stop -----------------------------------------------------------------------------------
+
+    def shutdown(self, linger_s: float = LINGER_S) -> None:
+        """Stop the workers and release their memory. Idempotent.
+
+        Args:
+            linger_s: They go on answering other partitions whose loaders are still at work, until
+                those are done or have asked nothing for this long. 0: they end at once.
+        """
+        with self._lock:
+            if self._shut_down:
+                return
+            self._shut_down = True
+            self.channel.bind(None)
+            for stream in self._queue.streams.values():
+                stream.cancel()
+        others = self._meeting.others
+        self._pool.stop(linger_s if others else 0.0, others)
+        self._meeting.close()
+        self.channel.close()
+
+
+def seed_or_drawn(seed: int | None) -> int:
+    """Return ``seed``, or one drawn from torch's global generator, which is logged."""
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+        logger.info("no seed was given: using seed=%d", seed)
+    return seed
+
+
+def make_plan(
+    view: PartitionView, sampler_input: Any, config: SamplingConfig, options: EpochOptions
+) -> SamplingPlan:
+    """Return what the workers are to do for a GLT ``SamplingConfig``."""
+    fanouts = config.num_neighbors
+    if not isinstance(fanouts, dict):
+        fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
+    return SamplingPlan(
+        input_type=sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE,
+        fanouts={name: tuple(fanouts[name]) for name in sorted(fanouts)},
+        seed=options.seed,
+        with_edge=config.with_edge,
+        with_weight=config.with_weight,
+        replace=options.replace,
+        collect_features=config.collect_features,
+    )
+
+
+def _view_of(data: Any) -> PartitionView:
+    if not hasattr(data, "view"):
+        from gigl_loader.dataset.local import DistDataset
+
+        data = DistDataset.wrap(data)
+    view: PartitionView = data.view()
+    return view
+
+
+def _pickled(plugins: Plugins) -> bytes:
+    try:
+        return pickle.dumps(plugins)
+    except Exception as error:
+        raise ConfigError(
+            f"worker_init_fn={plugins.init_fn!r}, or the keywords of the sampler "
+            f"{plugins.sampler}, cannot be sent to workers ({error}): give a function of a module, "
+            "or a functools.partial of one, and keywords that can be pickled"
+        ) from error
+
+
+def _main_path(function: Callable[..., Any] | None) -> str | None:
+    """Return the path of the user's script where ``function`` is defined in it.
+
+    Raises:
+        ConfigError: Workers could not import it: this session has no script.
+    """
+    if function is None:
+        return None
+    if getattr(function, "__module__", "") != "__main__":
+        return None
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None or importlib.util.find_spec("gigl_loader") is None:
+        raise ConfigError(
+            "worker_init_fn is defined in an interactive session, where workers cannot import it: "
+            "put it into a module"
+        )
+    return str(path)

@@ -1,0 +1,28 @@
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from _run import EXAMPLES
+from nbclient import NotebookClient
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+
+
+def test_the_notebook_trains(tmp_path: Path) -> None:
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(
+        output.get("text", "")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    )
+    assert "29 batches" in printed
+    assert float(re.search(r"test accuracy: (\S+) of 359 nodes", printed).group(1)) > 0.9
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")

@@ -1,0 +1,155 @@
+"""`DistServer` in this process: no sockets."""
+
+import threading
+
+import pytest
+import torch
+from store_cluster import tiny_graph
+
+from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
+from gigl_loader.dataset.shares import Share
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.graph_store import DistServer
+from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.options import EpochOptions
+from gigl_loader.remote.requests import (
+    EpochRequest,
+    FetchRequest,
+    NodeIdsRequest,
+    ProducerRequest,
+    share_of_batches,
+)
+
+pytestmark = pytest.mark.multiprocess
+
+
+@pytest.fixture(scope="module")
+def server():
+    one = DistServer(tiny_graph().dataset())
+    yield one
+    one.close()
+    one.close()
+
+
+def _arguments(server, key="a", num_seeds=20, batch_size=3):
+    config = BaseDistLoader.create_sampling_config([3, 2], server.get_schema(), batch_size, seed=1)
+    options = RemoteDistSamplingWorkerOptions(
+        server_rank=[0], num_workers=1, worker_concurrency=4, master_addr="127.0.0.1",
+        master_port=1, worker_key=key,
+    )  # fmt: skip
+    return NodeSamplerInput(torch.arange(num_seeds)), config, options, None
+
+
+def _drain(server, producer, consumer=0):
+    seeds = []
+    while True:
+        message, is_over = server.fetch_one_sampled_message(producer, consumer=consumer)
+        if message is not None:
+            seeds += message["batch"].tolist()
+        if is_over:
+            return seeds
+
+
+@pytest.mark.parametrize("total", [0, 1, 7, 24])
+def test_shares_cover_all_batches_once(total):
+    ranks = (0, 1, 2)
+    options = EpochOptions(seed=0)
+    shares = [
+        share_of_batches(
+            total,
+            ProducerRequest(
+                epoch_options=options, stripe=stripe, num_stripes=2, client_ranks=ranks
+            ),
+            consumer,
+        )
+        for stripe in range(2)
+        for consumer in range(3)
+    ]
+    assert sorted(batch for share in shares for batch in share) == list(range(total))
+
+
+def test_the_plain_calls_sample_everything_once_and_destroy(server):
+    producer = server.create_sampling_producer(*_arguments(server))
+    with pytest.raises(UsageError, match="before start_new_epoch_sampling"):
+        server.fetch_one_sampled_message(producer)
+    for epoch in range(2):
+        server.start_new_epoch_sampling(producer, epoch)
+        assert _drain(server, producer) == list(range(20))
+    assert server.fetch_one_sampled_message(producer) == (None, True)
+    server.destroy_sampling_producer(producer)
+    for call in (
+        lambda: server.fetch_one_sampled_message(producer),
+        lambda: server.start_new_epoch_sampling(producer, 3),
+        lambda: server.destroy_sampling_producer(producer),
+        lambda: server.fetch_one_sampled_message(99),
+    ):
+        with pytest.raises(UsageError, match=r"was destroyed|never existed"):
+            call()
+
+
+def test_a_key_has_one_producer_however_many_ask_at_once(server):
+    found = []
+    before = server.create_calls
+
+    def ask():
+        found.append(server.create_sampling_producer(*_arguments(server, key="shared")))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert server.create_calls == before + 4
+    assert len(server.status()["producers"]) == 1
+    server.destroy_sampling_producer(found[0])
+
+
+def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
+    request = ProducerRequest(epoch_options=EpochOptions(seed=1), client_ranks=(0, 1))
+    producer = server.create_sampling_producer(
+        *_arguments(server, key="two", num_seeds=60, batch_size=2), request=request
+    )
+    for consumer in range(2):
+        server.start_new_epoch_sampling(
+            producer, 0, request=EpochRequest(consumer=consumer, round=1)
+        )
+    fast = _drain(server, producer, consumer=1)  # while consumer 0 takes nothing
+    slow = _drain(server, producer, consumer=0)
+    assert sorted(fast + slow) == list(range(60))
+    assert len(fast) == len(slow) == 30
+
+    # a broken-off epoch: its fetches get nothing, the next epoch is whole
+    server.start_new_epoch_sampling(producer, 1, request=EpochRequest(consumer=0, round=2))
+    server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, round=2))
+    stale = server.fetch(FetchRequest(producer_id=producer, consumer=0, round=2))
+    assert stale.result(5) == (None, False)
+    server.start_new_epoch_sampling(producer, 2, request=EpochRequest(consumer=0, round=3))
+    server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, round=2))  # late: ignored
+    assert sorted(_drain(server, producer)) == sorted(slow)
+
+    server.release_sampling_producer(producer, 0)
+    assert len(server.status()["producers"]) == 1
+    server.release_sampling_producer(producer, 1)
+    assert server.status()["producers"] == {}
+
+
+def test_a_client_that_is_gone_frees_its_producers(server):
+    request = ProducerRequest(epoch_options=EpochOptions(seed=1), client_ranks=(0, 1))
+    server.create_sampling_producer(*_arguments(server, key="gone"), request=request)
+    server.client_gone((None, 0))
+    assert len(server.status()["producers"]) == 1
+    server.client_gone((None, 1))
+    assert server.status()["producers"] == {}
+
+
+def test_getters(server):
+    assert server.get_node_ids().tolist() == list(range(60))
+    shares = [server.get_node_ids(NodeIdsRequest(share=Share(r, r + 1, 7))) for r in range(7)]
+    assert torch.cat(shares).tolist() == list(range(60))
+    with pytest.raises(ConfigError, match="no node type"):
+        server.get_node_ids(NodeIdsRequest(node_type="paper"))
+    with pytest.raises(ConfigError, match="split must be"):
+        server.get_node_ids(NodeIdsRequest(split="training"))
+    ports = server.get_free_ports(3)
+    assert len(set(ports)) == 3

@@ -1,0 +1,145 @@
+"""One producer and its consumers, around a producer that does what the test says."""
+
+import queue
+import threading
+import time
+
+import pytest
+from store_cluster import tiny_graph
+
+from gigl_loader.errors import SamplingError
+from gigl_loader.graph_store import DistServer
+from gigl_loader.memory.leases import ServerMemory
+from gigl_loader.message import BatchTicket, Received
+from gigl_loader.options import EpochOptions
+from gigl_loader.remote.requests import EpochRequest, ProducerRequest
+from gigl_loader.remote.shared import SharedProducer
+from gigl_loader.testing import wait_until
+
+
+class ScriptedProducer:
+    """Has the interface that `SharedProducer` uses; ``events`` holds what a pump brings."""
+
+    num_batches = 4
+    pids = (1,)
+    queue_depth = 0
+
+    def __init__(self):
+        self.events: queue.Queue = queue.Queue()
+        self.left, self.arrived = 0, []
+
+    def start_epoch(self, epoch, batches, stream=0):
+        self.left, self.arrived = len(batches), []
+
+    def cancel_epoch(self, stream=0):
+        self.left = 0
+
+    def take(self, stream):
+        received = self.arrived.pop(0) if self.arrived else None
+        self.left -= received is not None
+        return received, self.left == 0
+
+    def pump(self, timeout_s, failures):
+        try:
+            self.events.get(timeout=timeout_s)(failures)
+        except queue.Empty:
+            return False
+        return True
+
+    def fail(self, failures):
+        self.left = 0  # as the stream of a failed batch
+        failures.append((0, SamplingError("worker 0", "no luck")))
+
+    def limit_stream(self, number, limit):
+        pass
+
+    def remove_stream(self, number):
+        pass
+
+    def shutdown(self, *_):
+        pass
+
+
+@pytest.fixture
+def producer():
+    return ScriptedProducer()
+
+
+@pytest.fixture
+def shared(producer):
+    request = ProducerRequest(epoch_options=EpochOptions(seed=0))
+    one = SharedProducer("key", producer, ServerMemory(4), request, ["client"], 1 << 20)
+    yield one
+    one.close()
+
+
+def _received(batch):
+    return Received(BatchTicket(0, 0, 0, batch), {}, {})
+
+
+def test_a_failure_goes_to_the_fetches_that_wait_and_to_those_after(shared, producer):
+    shared.start_epoch(0, EpochRequest(round=1))
+    waiting = shared.fetch(0, 1)
+    producer.events.put(producer.fail)
+    for future in (waiting, shared.fetch(0, 1)):
+        with pytest.raises(SamplingError, match="no luck"):
+            future.result(5)
+
+
+def test_a_failure_of_a_broken_off_epoch_does_not_reach_the_next(shared, producer):
+    """The client starts its next epoch between the failure and the server's hearing of it."""
+    shared.start_epoch(0, EpochRequest(round=1))
+    restarted = threading.Event()
+
+    def fail_then_restart(failures):
+        producer.fail(failures)
+        thread = threading.Thread(target=shared.start_epoch, args=(1, EpochRequest(round=2)))
+        thread.start()
+        thread.join()
+        restarted.set()
+
+    producer.events.put(fail_then_restart)
+    assert restarted.wait(5)
+    wait_until(lambda: shared._consumers[0].error is not None, "the failure was heard of")
+    future = shared.fetch(0, 2)
+    producer.events.put(lambda _: producer.arrived.append(_received(0)))
+    assert future.result(5)[0].ticket.batch == 0
+
+
+def test_who_shares_a_key_waits_until_the_producer_can_be_used(monkeypatch):
+    """One asks first and creates; the other is told that it is up, and finds it."""
+
+    class Slow(DistServer):
+        def _start(self, *_):
+            time.sleep(0.2)
+            request = ProducerRequest(epoch_options=EpochOptions(seed=0))
+            return SharedProducer(
+                "key", ScriptedProducer(), ServerMemory(4), request, ["client"], 1 << 20
+            )
+
+        def _adopt(self, slot, shared, client):
+            time.sleep(0.2)  # the other would look at the slot meanwhile
+            super()._adopt(slot, shared, client)
+
+    class Options:
+        worker_key = "key"
+
+    server = Slow(tiny_graph().dataset())
+    found: queue.Queue = queue.Queue()
+
+    def ask():
+        try:
+            found.put(server.create_sampling_producer(None, Config, Options))
+        except Exception as error:
+            found.put(error)
+
+    class Config:
+        seed = 0
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found.get(), found.get()] == [0, 0]
+    server.close()

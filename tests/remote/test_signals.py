@@ -1,0 +1,170 @@
+"""Servers that come late, are stopped, go on, and are told to end: one cluster, in that order."""
+
+import logging
+import os
+import re
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from store_cluster import compute, info_of, processes, serve, share_of_each_server
+
+from gigl_loader import DistNeighborLoader, RemoteDistDataset
+from gigl_loader.errors import PeerTimeoutError, ServerDiedError
+from gigl_loader.graph_store import DistServer, request_server
+from gigl_loader.remote import wire
+from gigl_loader.remote.client import call_server
+from gigl_loader.remote.rpc import result_of
+from gigl_loader.testing import Footprint, wait_until
+from gigl_loader.workers.pool import process_state
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
+
+TIMEOUT_S = 3.0
+AT_MOST_S = 10.0
+"""Beyond the timeout."""
+
+
+def _compute(info, rank, function, folder):
+    """As `compute`, with a log that soon says what is waited for."""
+    logging.basicConfig(filename=folder / f"client{rank}.log", level=logging.WARNING)
+    wire._FIRST_REPORT_S = 0.5
+    compute(info, rank, function, folder)
+
+
+def _loader(info, rank, nodes, **how):
+    how = {"batch_size": 1, "seed": 7, "timeout": 60.0, **how}
+    return DistNeighborLoader(RemoteDistDataset(info, rank), [3, 2], nodes, prefetch_size=1, **how)
+
+
+@contextmanager
+def _fails(error, pattern, timeout_s=TIMEOUT_S):
+    started = time.monotonic()
+    with pytest.raises(error, match=pattern):
+        yield
+    assert time.monotonic() - started < timeout_s + AT_MOST_S
+
+
+@contextmanager
+def _soon():
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < AT_MOST_S
+
+
+def _send(rank, pid, number, state=None):
+    """Let rank 0 send a signal; returns on all ranks when it has arrived."""
+    dist.barrier()
+    if rank == 0:
+        os.kill(pid, number)
+        if state is not None:
+            wait_until(lambda: process_state(pid).startswith(state), f"{pid} is {state}")
+    dist.barrier()
+
+
+def _client(info, rank, folder):
+    pids = [request_server(server, os.getpid) for server in range(2)]
+    nodes = share_of_each_server(info, rank, 2)
+    loader = _loader(info, rank, nodes)
+    loader._remote_source.channel._timeout_s = TIMEOUT_S  # its workers are up
+    iterator = iter(loader)
+    next(iterator)
+    _send(rank, pids[1], signal.SIGSTOP, "stopped")
+    _server_1_is_stopped(info, rank, nodes, loader, iterator)
+    _send(rank, pids[1], signal.SIGCONT)
+    for server in range(2):
+        wait_until(
+            lambda server=server: _idle(request_server(server, DistServer.status)),
+            f"server {server} has freed what was given up",
+            30,
+        )
+    dist.barrier()
+    loader = _loader(info, rank, nodes)
+    assert len(list(loader)) == len(loader) == 30  # it serves again
+    iterator = iter(loader)
+    next(iterator)
+    dist.barrier()
+    (folder / f"under way {rank}").write_text("")
+    wait_until((folder / "go on").exists, "what runs was looked at", 60)
+    _servers_are_told_to_end(rank, pids, loader, iterator)
+
+
+def _idle(status):
+    return status["producers"] == {} and status["starting_producers"] == []
+
+
+def _server_1_is_stopped(info, rank, nodes, loader, iterator):
+    name = r"storage server 1 \(127\.0\.0\.1:\d+\)"
+    with _fails(
+        PeerTimeoutError,
+        r"no batch of epoch 0 came for 3\.0 s; waiting for .*storage server 1: does not answer "
+        r"\(TimeoutError\): its process is stopped or overloaded",
+    ):
+        list(iterator)
+    with _fails(PeerTimeoutError, r"the start of epoch 1 on storage server 1 took longer than 3 s"):
+        iter(loader)
+    with _fails(PeerTimeoutError, r"pid on storage server 1 took .* is stopped or overloaded"):
+        result_of(call_server(1, os.getpid), TIMEOUT_S, "pid on storage server 1")
+    with _soon():
+        loader.shutdown()
+    with _fails(PeerTimeoutError, rf"{name} did not start a producer within 5 s", 5.0):
+        _loader(info, rank, nodes, timeout=5.0)
+
+
+def _servers_are_told_to_end(rank, pids, loader, iterator):
+    _send(rank, pids[1], signal.SIGTERM)
+    with _fails(
+        ServerDiedError, r"storage server 1 .* is gone: it was shut down\. .* start the job again"
+    ):
+        list(iterator)
+    with _soon():
+        loader.shutdown()
+    lost = re.compile(r"storage server 1 at .* is gone .* the graph is incomplete without it")
+    wait_until(
+        lambda: lost.match(request_server(0, DistServer.status)["health"]),
+        "server 0 has noticed",
+    )
+    _send(rank, pids[0], signal.SIGINT)
+    with _fails(ServerDiedError, r"storage server 0 .* is gone: it was shut down"):
+        while True:
+            request_server(0, torch.get_num_threads)
+            time.sleep(0.1)
+
+
+def _server_children(servers):
+    return [set(Footprint.below(one.pid).pids) for one in servers]
+
+
+def test_servers_that_are_late_stopped_and_told_to_end(tmp_path):
+    info, seen = info_of(2, 2), Footprint()
+    with processes(tmp_path) as started:
+        clients = [started.start(_compute, info, rank, _client, tmp_path) for rank in range(2)]
+        servers = [started.start(serve, info, 0, None)]
+        said = "waits for storage server 0 .*here; storage servers [1] have not loaded their"
+        for rank in range(2):
+            log = tmp_path / f"client{rank}.log"
+            wait_until(
+                lambda log=log: log.exists() and said.split(".*")[1] in log.read_text(),
+                f"client {rank} says that it waits for storage server 1",
+                120,
+            )
+            assert said.split(".*")[0] in log.read_text()
+        servers.append(started.start(serve, info, 1, None))
+        wait_until(
+            lambda: (
+                all((tmp_path / f"under way {rank}").exists() for rank in range(2))
+                or not all(one.is_alive() for one in clients)
+            ),
+            "the clients have seen a stopped server",
+            200,
+        )
+        assert all(one.is_alive() for one in clients), started.notes()
+        assert all(_server_children(servers)), "workers are at work"
+        for one in (*servers, *clients):
+            seen.look(one.pid, itself=True)
+        (tmp_path / "go on").write_text("")
+        started.join([*clients, *servers], 60.0)
+        seen.check_gone()

@@ -1,0 +1,149 @@
+"""Worker processes played in this process, step by step: which one answers next is drawn."""
+
+import os
+import pickle
+import random
+from collections import deque
+from typing import Any
+
+import torch
+
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.memory.channel import ShmChannel
+from gigl_loader.memory.slots import SlotWriter
+from gigl_loader.options import EpochOptions
+from gigl_loader.testing import as_worker_gets
+from gigl_loader.workers import setup as kinds
+from gigl_loader.workers.pool import Event
+from gigl_loader.workers.producer import DistSamplingProducer
+from gigl_loader.workers.worker import Worker, load_sampler
+
+
+class FakeWorker(Worker):
+    """A worker without a socket and without threads; sampling and slots are the real ones."""
+
+    def __init__(self, number: int, setup: kinds.WorkerSetup) -> None:
+        self._number, self._setup = number, as_worker_gets(setup)
+        self._plugins = pickle.loads(setup.plugins)
+        self._slots = SlotWriter()
+        self._rounds = {}
+        self._num_asked = 0
+        self.tasks: deque[Any] = deque()
+        self.sent: deque[tuple[Any, list[int]]] = deque()
+        self.sampler = load_sampler(self._setup, self._plugins, None)
+        self.sampled: list[Any] = []
+
+    def take(self, message: Any, obj: Any) -> None:
+        kind, *rest = message
+        if kind == kinds.TASK:
+            ticket, place, free, retired = rest
+            self._slots.give_back(free, retired)
+            self.tasks.append((ticket, place))
+        elif kind == kinds.ROUND:
+            stream, number, has_order = rest
+            assert has_order == (obj is not None)
+            self._rounds[stream] = (number, as_worker_gets(obj))
+
+    def work(self, index: int, fails: Any = None) -> None:
+        """Do the task at ``index``, or find that it is stale."""
+        ticket, place = self.tasks[index]
+        del self.tasks[index]
+        request = self._request(ticket)
+        if request is None:
+            self._send((kinds.STALE, ticket))
+            return
+        self.sampled.append(ticket)
+        if fails is not None and fails(ticket):
+            try:
+                raise ArithmeticError(f"no batch {ticket.batch}")
+            except ArithmeticError as error:
+                self._report(ticket, error)
+        else:
+            self._sample(self.sampler, request, place, 0.0)
+
+    def _send(self, message: Any, fds: list[int] | None = None) -> None:
+        self.sent.append((message, [os.dup(fd) for fd in fds or ()]))
+
+
+class FakePool:
+    """Stands in for `WorkerPool`."""
+
+    def __init__(self, num_workers: int, concurrency: int, seed: int) -> None:
+        self.num_workers, self._concurrency = num_workers, concurrency
+        self._random = random.Random(seed)
+        self.fails: Any = None
+        self.together = False
+        """Whether one poll returns what all tasks came to, in place of one."""
+
+    def start(self, setup: kinds.WorkerSetup, timeout_s: float) -> None:
+        self.workers = [FakeWorker(number, setup) for number in range(self.num_workers)]
+        self.stopped = 0
+
+    def send(self, number: int, message: Any, obj: Any = None) -> None:
+        self.workers[number].take(message, obj)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        events: list[Event] = []
+        while True:
+            busy = [worker for worker in self.workers if worker.tasks]
+            if busy:
+                worker = self._random.choice(busy)
+                among = min(len(worker.tasks), self._concurrency)
+                worker.work(self._random.randrange(among), self.fails)
+            for worker in self.workers:
+                while worker.sent:
+                    message, fds = worker.sent.popleft()
+                    events.append(Event(worker._number, message, tuple(fds)))
+            if not busy and not events:
+                raise AssertionError("a wait for workers that have nothing to do: a hang")
+            if not busy or (events and not self.together):
+                return events
+
+    @property
+    def pids(self) -> list[int]:
+        return [1000 + number for number in range(self.num_workers)]
+
+    addresses: tuple[None, ...] = ()
+
+    def describe(self, numbers: list[int]) -> str:
+        return f"workers {numbers}"
+
+    def stop(self, linger_s: float, expected: Any = None) -> None:
+        self.stopped += 1
+
+
+def make_producer(
+    dataset: Any, seeds: torch.Tensor, *, batch_size: int = 4, workers: int = 2,
+    concurrency: int = 2, shuffle: bool = False, drop_last: bool = False, in_order: bool = True,
+    seed: int = 3, channel_size: int = 2**30, num_neighbors: Any = (2, 2), pool_seed: int = 0,
+    timeout: float = 120.0,
+) -> tuple[DistSamplingProducer, FakePool]:  # fmt: skip
+    """Return a started producer over fake workers."""
+    options = BaseDistLoader.create_colocated_worker_options(
+        dataset_num_partitions=1, num_workers=workers, worker_concurrency=concurrency,
+        master_ip_address="127.0.0.1", master_port=1, channel_size=channel_size, pin_memory=False,
+    )  # fmt: skip
+    config = BaseDistLoader.create_sampling_config(
+        list(num_neighbors), dataset.schema, batch_size, shuffle, drop_last, seed=seed
+    )
+    producer = DistSamplingProducer(
+        dataset, NodeSamplerInput(seeds), config, options,
+        ShmChannel(options.channel_capacity, channel_size),
+        epoch_options=EpochOptions(seed=seed, in_order=in_order, timeout_s=timeout),
+    )  # fmt: skip
+    pool = FakePool(workers, concurrency, pool_seed)
+    producer._pool = pool  # type: ignore[assignment]
+    producer.start()
+    return producer, pool
+
+
+def drain(producer: DistSamplingProducer, most: int | None = None) -> list[Any]:
+    """Return what is received up to the end of the epoch, or up to ``most`` batches."""
+    found: list[Any] = []
+    while most is None or len(found) < most:
+        received = producer.next()
+        if received is None:
+            break
+        found.append(received)
+    return found

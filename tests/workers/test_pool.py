@@ -1,0 +1,69 @@
+"""What `WorkerPool` makes of its sockets; the other ends are held by the test."""
+
+import selectors
+import signal
+
+import pytest
+
+from gigl_loader.errors import UsageError, WorkerDiedError
+from gigl_loader.workers import pipe
+from gigl_loader.workers import setup as kinds
+from gigl_loader.workers.pool import WorkerPool, _Worker
+
+
+@pytest.fixture
+def ends():
+    """A pool of two workers, with the other ends: (pool, control, worker 0, worker 1)."""
+    pool = WorkerPool(2)
+    (control, supervisor), *pairs = (pipe.pair() for _ in range(3))
+    pool._control = control
+    pool._workers = [
+        _Worker(number, ours, pid=100 + number) for number, (ours, _) in enumerate(pairs)
+    ]
+    for sock, worker in [(control, None), *((w.sock, w) for w in pool._workers)]:
+        pool._selector.register(sock, selectors.EVENT_READ, worker)
+    others = [supervisor, *(theirs for _, theirs in pairs)]
+    yield pool, *others
+    pool.stop(0.0)
+    for sock in others:
+        sock.close()
+
+
+def test_a_death_is_told_while_others_keep_sending(ends) -> None:
+    pool, supervisor, first, second = ends
+    pipe.send(first, (kinds.ERROR, "last words"))
+    first.close()
+    pipe.send(supervisor, (kinds.EXITED, 0, 100, -signal.SIGKILL))
+    heard = []
+
+    def listen() -> None:
+        for _ in range(4):
+            pipe.send(second, (kinds.STALE, None))
+            heard.extend(event.message[1] for event in pool.poll(1.0) if event.worker == 0)
+
+    with pytest.raises(WorkerDiedError, match=r"worker 0 .pid 100. died: SIGKILL"):
+        listen()
+    assert heard == ["last words"], "what it had sent comes first"
+
+
+def test_a_supervisor_that_is_gone_takes_its_workers_along(ends) -> None:
+    pool, supervisor, *_ = ends
+    supervisor.close()
+    with pytest.raises(WorkerDiedError, match="exit code unknown"):
+        pool.poll(1.0)
+
+
+def test_sending_to_a_dead_worker(ends) -> None:
+    pool, supervisor, first, _ = ends
+    first.close()
+    pipe.send(supervisor, (kinds.EXITED, 0, 100, 3))
+    with pytest.raises(WorkerDiedError, match="exit code 3"):
+        pool.send(0, (kinds.STOP,))
+
+
+def test_a_stopped_pool(ends) -> None:
+    pool, *_ = ends
+    pool.stop(0.0)
+    pool.stop(0.0)
+    with pytest.raises(UsageError, match="stopped"):
+        pool.poll(0.0)
