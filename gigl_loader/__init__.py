@@ -60,6 +60,8 @@ if TYPE_CHECKING:
         SamplerOptions,
     )
     from gigl_loader.remote.dataset import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
+    from gigl_loader.tables.partition import partition_tables
+    from gigl_loader.tables.spec import EdgeTable, NodeTable
     from gigl_loader.workers.producer import DistSamplingProducer
 
 __all__ = [  # noqa: RUF022 - as sorted() sorts
@@ -77,6 +79,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "DistSamplingProducer",
     "DistributedContext",
     "DistributedRuntimeInfo",
+    "EdgeTable",
     "FeatureInfo",
     "FeaturePartitionData",
     "GiglLoaderError",
@@ -87,6 +90,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "LinkSplit",
     "LinkSplits",
     "NativeLibraryError",
+    "NodeTable",
     "PartitionOutput",
     "PeerError",
     "PeerTimeoutError",
@@ -104,6 +108,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "message_passing_to_negative_label",
     "message_passing_to_positive_label",
     "partition_graph",
+    "partition_tables",
     "profile_workers",
     "split_links",
     "split_partitions",
@@ -156,6 +161,8 @@ _NAMES = {
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
     "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
     "workers.producer": ("DistSamplingProducer",),
+    "tables.partition": ("partition_tables",),
+    "tables.spec": ("EdgeTable", "NodeTable"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

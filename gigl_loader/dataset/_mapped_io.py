@@ -274,7 +274,8 @@ class MappedPart:
         try:
             self.verify()
         except ConfigError as error:
-            if self.root.exists():  # what is open stays, also where the directory is removed
+            gone = isinstance(error.__cause__, FileNotFoundError)
+            if not gone:  # what is open stays, also where the directory is removed
                 _log.error("%s", error)
                 self._failure = error
         except OSError as error:

@@ -6,7 +6,7 @@ for another process (``torch.multiprocessing``) carries file descriptors in plac
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -42,6 +42,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.memory.segments import Array
 
 ByNodeType = Tensor | dict[NodeType, Tensor]
 
@@ -492,7 +493,7 @@ class DistDataset(_glt.DistDataset):
                              "checksums")  # fmt: skip
         self._mapped.verify()
 
-    def to_original(self, ids: Any, node_type: NodeType | None = None) -> Any:
+    def to_original(self, ids: Tensor | Array, node_type: NodeType | None = None) -> Array:
         """Return the ids that nodes had in the tables that `partition_tables` read.
 
         Args:
@@ -509,7 +510,9 @@ class DistDataset(_glt.DistDataset):
         found = ids.numpy() if isinstance(ids, Tensor) else np.asarray(ids, np.int64)
         return self._dictionary(node_type).to_original(found)
 
-    def from_original(self, values: Any, node_type: NodeType | None = None) -> Tensor:
+    def from_original(
+        self, values: Sequence[int] | Sequence[str] | Array, node_type: NodeType | None = None
+    ) -> Tensor:
         """Return the ids in this dataset of nodes that are named as in the tables.
 
         Reads through the file of all ids once, a block at a time: give many ids at once.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gigl_loader.dataset._mapped import ArraySpec, Part, array_path
@@ -30,6 +31,7 @@ from gigl_loader.tables._source import (
     named,
     number_type,
     quoted,
+    time_type,
     width_of,
 )
 from gigl_loader.tables.spec import EdgeTable, columns_of
@@ -47,6 +49,9 @@ class Extras:
 
     weight: str | None
     features: list[str]
+    time: str | None = None
+    time_sql: str = ""
+    """The time as an integer, in the unit of its column: the engine has units of its own."""
     dtype: Any = None
     """numpy's, of the features."""
     width: int = 0
@@ -56,6 +61,7 @@ class Extras:
         """What they are called on the way; ``pos`` is the row, for edges that are alike."""
         found = [f"c{i}" for i in range(len(self.features))]
         found += ["weight"] if self.weight else []
+        found += ["time"] if self.time else []
         return [*found, "pos"] if found else []
 
     def select(self, first_row: int) -> str:
@@ -63,6 +69,8 @@ class Extras:
         found = [f"e.{named(column)} AS c{i}" for i, column in enumerate(self.features)]
         if self.weight:
             found.append(f"CAST(e.{named(self.weight)} AS FLOAT) AS weight")
+        if self.time:
+            found.append(f"CAST({self.time_sql} AS BIGINT) AS time")
         if found:
             found.append(f"CAST(e.file_row_number + {first_row} AS BIGINT) AS pos")
         return "".join(f", {one}" for one in found)
@@ -75,10 +83,20 @@ def read_extras(table: Table, spec: EdgeTable) -> Extras:
         number_type(table, [spec.weight], "weights")
         if is_list(table.type_of(spec.weight)):
             raise ConfigError(f"{table.where}: weights are numbers, {spec.weight!r} holds lists")
+    time_sql = "" if spec.time is None else _time_sql(table, spec.time)
     if not columns:
-        return Extras(spec.weight, [])
+        return Extras(spec.weight, [], spec.time, time_sql)
     dtype = number_type(table, columns, "features")
-    return Extras(spec.weight, columns, dtype, width_of(table, columns))
+    return Extras(spec.weight, columns, spec.time, time_sql, dtype, width_of(table, columns))
+
+
+def _time_sql(table: Table, column: str) -> str:
+    time_type(table, column)
+    kind, name = table.type_of(column), f"e.{named(column)}"
+    if pa.types.is_integer(kind):
+        return name
+    unit = kind.unit if pa.types.is_timestamp(kind) else "ms"  # date64 counts milliseconds
+    return f"epoch_ms({name}) // 1000" if unit == "s" else f"epoch_{unit}({name})"
 
 
 @dataclass(frozen=True)
@@ -120,10 +138,12 @@ def check_values(job: Job, table: Table, spec: EdgeTable, extras: Extras, key: s
     """
 
     def check(file: TableFile) -> None:
-        columns = [*([spec.weight] if spec.weight else []), *extras.features]
+        columns = [c for c in (spec.weight, spec.time, *extras.features) if c is not None]
         for row, batch in table.batches(file, columns):
             if extras.features:
                 matrix_in(table, file, extras.features, row, batch, extras.width)
+            if spec.time:
+                matrix_in(table, file, [spec.time], row, batch, 1)
             if spec.weight:
                 weights = matrix_in(table, file, [spec.weight], row, batch, 1).reshape(-1)
                 bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
@@ -296,6 +316,9 @@ def sort_edges(
     }
     if extras.weight:
         targets[f"{where}/weights"] = ArraySpec("float32", (num_edges,))
+    if extras.time:
+        targets[f"edge_attributes/{key}/time/values"] = ArraySpec("int64", (num_edges,))
+        part.ranges[f"edge_attributes/{key}/time"] = {"first": first_edge or 0}
     if extras.features:
         name = f"edge_features/{key}/values"
         targets[name] = ArraySpec(extras.dtype.name, (num_edges, extras.width))
@@ -321,7 +344,7 @@ def _sort(
             pointer.add(batch.column("row").to_numpy().astype(np.int64))
             for name, spec in targets.items():
                 if not name.endswith("/indptr"):
-                    values = _column(batch, name.rpartition("/")[2], extras)
+                    values = _column(batch, name, extras)
                     files[name].write(np.ascontiguousarray(values, spec.dtype).data)
         pointer.finish()
     finally:
@@ -345,12 +368,15 @@ def _in_order(job: Job, files: list[str], extras: Extras) -> Iterator[Any]:
 
 
 def _column(batch: Any, name: str, extras: Extras) -> Array:
-    if name == "indices":
+    if name.endswith("/indices"):
         found: Array = batch.column("neighbor").to_numpy()
         return found
-    if name == "weights":
+    if name.endswith("/weights"):
         weights: Array = batch.column("weight").to_numpy()
         return weights
+    if name.endswith("/time/values"):
+        times: Array = batch.column("time").cast(pa.int64()).to_numpy()
+        return times
     columns = [batch.column(f"c{i}") for i in range(len(extras.features))]
     flat = [c.flatten() if is_list(c.type) else c for c in columns]
     arrays = [c.to_numpy(zero_copy_only=False).reshape(len(batch), -1) for c in flat]

@@ -18,8 +18,6 @@ from gigl_loader.errors import ConfigError
 _ENGINE_SHARE = 0.6
 """Of the memory, for the engine: it goes over its limit, and Python and Arrow need some, too."""
 _BASE_BYTES = 100_000_000
-MIN_BYTES = 300_000_000
-"""Less memory than this holds the libraries and nothing else."""
 
 
 class Job:
@@ -120,7 +118,8 @@ class _Stage:
 
     def __init__(self, name: str, total: int, shown: bool, unit: str = "rows") -> None:
         self._name, self._total, self._shown, self._unit = name, total, shown, unit
-        self._start, self._done, self._last = time.monotonic(), 0, 0.0
+        self._start, self._done = time.monotonic(), 0
+        self._last = self._start
 
     def add(self, rows: int) -> None:
         self._done += rows

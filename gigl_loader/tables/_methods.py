@@ -16,7 +16,6 @@ from gigl_loader.tables._job import Job
 from gigl_loader.tables._source import Table, quoted
 from gigl_loader.tables.spec import NodeTable
 
-METHODS = ("contiguous", "random", "column", "ldg", "metis")
 NEED_EDGES = ("ldg", "metis")
 """Methods that look at edges before they place nodes."""
 

@@ -20,8 +20,10 @@ from gigl_loader.tables._source import (
     BATCH_ROWS,
     Table,
     TableFile,
+    is_list,
     matrix_in,
     number_type,
+    time_type,
     width_of,
 )
 from gigl_loader.tables.spec import NodeTable, columns_of, is_npy
@@ -29,6 +31,15 @@ from gigl_loader.tables.spec import NodeTable, columns_of, is_npy
 _SPLITS = {
     "train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
 }  # fmt: skip
+
+
+def _attribute(table: Table, column: str) -> str:
+    """Return a column's name, fit for an attribute of a batch."""
+    if not column.isidentifier() or column.startswith("_"):
+        raise ConfigError(
+            f"{table.where}: attribute {column!r} is no public Python name: rename the column"
+        )
+    return column
 
 
 class NodeRows:
@@ -45,15 +56,27 @@ class NodeRows:
         self._job, self._table, self._spec, self._node_type = job, table, spec, node_type
         self._beside: Array | None = None
         self._types: dict[str, tuple[np.dtype[Any], int]] = {}
+        self._columns: dict[str, list[str]] = {}
+        self._flat: set[str] = set()
         if is_npy(spec.features):
             self._open_beside(str(spec.features))
         elif spec.features is not None:
-            self._add("node_features", columns_of(spec.features), "features")
+            self._add(f"node_features/{node_type}", columns_of(spec.features), "features")
+        self._labels = f"node_labels/{node_type}"
         if spec.label is not None:
-            self._add("node_labels", columns_of(spec.label), "labels")
-            dtype, width = self._types["node_labels"]
+            self._add(self._labels, columns_of(spec.label), "labels")
+            dtype, width = self._types[self._labels]
             if dtype.kind in "iub":  # losses want int64
-                self._types["node_labels"] = np.dtype(np.int64), width
+                self._types[self._labels] = np.dtype(np.int64), width
+        for column in columns_of(spec.attributes):
+            self._add(f"node_attributes/{node_type}/{_attribute(table, column)}", [column], column)
+        if spec.time is not None:
+            where = f"node_attributes/{node_type}/time"
+            self._types[where] = time_type(table, spec.time), 1
+            self._columns[where] = [spec.time]
+        for where, columns in self._columns.items():  # one number a node, as PyG has it
+            if len(columns) == 1 and not is_list(table.type_of(columns[0])):
+                self._flat |= set() if where.startswith("node_features") else {where}
         if spec.split is not None:
             table.type_of(spec.split)
 
@@ -68,54 +91,73 @@ class NodeRows:
                 f"{self._table.num_rows} rows: give one row of features for each"
             )
         self._beside = found.reshape(len(found), -1)
-        self._types["node_features"] = found.dtype, self._beside.shape[1]
+        self._types[f"node_features/{self._node_type}"] = found.dtype, self._beside.shape[1]
 
     def _add(self, kind: str, columns: list[str], what: str) -> None:
         dtype = number_type(self._table, columns, what)
         if dtype.name.startswith(("uint", "bool")) and dtype.itemsize > 1:
             dtype = np.dtype(np.int64)  # torch computes with few unsigned types
         self._types[kind] = dtype, width_of(self._table, columns)
+        self._columns[kind] = columns
 
-    def write(self, out: Path, numbering: Numbering, parts: list[Part]) -> None:
-        """Write the rows to their partitions and note them in the manifests."""
+    def write(self, out: Path, numbering: Numbering, parts: list[Part]) -> int | None:
+        """Write the rows to their partitions and note them in the manifests.
+
+        Returns:
+            The number of classes, as `DistDataset.num_classes` counts them; None: there are none.
+        """
+        highest = -1
         with self._job.stage(f"rows {self._node_type}", self._table.num_rows) as progress:
             for i, file in enumerate(self._table.files):
                 name = f"rows/{self._node_type}/{i}"
-                self._job.step(name, partial(self._write_file, out, numbering, file, i))
+                found = self._job.step(name, partial(self._write_file, out, numbering, file, i))
+                highest = max(highest, found)
                 progress(file.num_rows)
         counts = np.diff(numbering.ends, prepend=0)
         for k, part in enumerate(parts):
             folder = out / f"part{k}"
-            for kind, (dtype, width) in self._types.items():
-                where = f"{kind}/{self._node_type}"
-                note_array(part, folder, f"{where}/values", dtype.name, (int(counts[k]), width))
+            for where, (dtype, width) in self._types.items():
+                shape = (int(counts[k]),) if where in self._flat else (int(counts[k]), width)
+                note_array(part, folder, f"{where}/values", dtype.name, shape)
                 part.ranges[where] = {"first": int(numbering.starts[k])}
             if self._spec.split is not None:
                 self._write_splits(folder, part, k)
+        return self._num_classes(highest)
 
-    def _write_file(self, out: Path, numbering: Numbering, file: TableFile, i: int) -> None:
+    def _num_classes(self, highest: int) -> int | None:
+        if self._labels not in self._types:
+            return None
+        dtype, width = self._types[self._labels]
+        if width > 1:
+            return width
+        return highest + 1 if dtype.kind == "i" else None
+
+    def _write_file(self, out: Path, numbering: Numbering, file: TableFile, i: int) -> int:
+        """Return the highest label, -1 where there is none."""
         table, spec, count = self._table, self._spec, len(numbering.ends)
         placer = Placer(numbering, table, file)
-        columns = [] if self._beside is not None else columns_of(spec.features)
-        columns += columns_of(spec.label) + columns_of(spec.split)
+        columns = [*columns_of(spec.split), *(c for found in self._columns.values() for c in found)]
+        columns = list(dict.fromkeys(columns))
+        highest = -1
         splits: dict[str, list[Array]] = {}
         with ExitStack() as stack:
             files = {
-                kind: stack.enter_context(
-                    part_files(out, f"{kind}/{self._node_type}/values", count)
-                )
-                for kind in self._types
+                where: stack.enter_context(part_files(out, f"{where}/values", count))
+                for where in self._types
             }
             for row, batch in self._batches(file, columns):
                 numbers, pieces = placer.next(row, batch.num_rows)
                 for kind, target in files.items():
                     rows = self._rows(kind, file, row, batch)
+                    if kind == self._labels and rows.size and rows.dtype.kind == "i":
+                        highest = max(highest, int(rows.max()))
                     for partition, first, places in pieces:
                         offset = first * rows.shape[1] * rows.itemsize
                         target.write(partition, offset, rows[places])
                 if spec.split is not None:
                     self._split(splits, file, row, batch.column(spec.split), numbers, numbering)
         self._keep_splits(i, splits)
+        return highest
 
     def _batches(self, file: TableFile, columns: list[str]) -> Iterator[tuple[int, Any]]:
         if columns:
@@ -127,12 +169,10 @@ class NodeRows:
 
     def _rows(self, kind: str, file: TableFile, row: int, batch: Any) -> Array:
         dtype, width = self._types[kind]
-        if kind == "node_features" and self._beside is not None:
+        if kind not in self._columns and self._beside is not None:
             start = file.first_row + row
             return np.array(self._beside[start : start + batch.num_rows])
-        spec = self._spec
-        columns = columns_of(spec.features if kind == "node_features" else spec.label)
-        found = matrix_in(self._table, file, columns, row, batch, width)
+        found = matrix_in(self._table, file, self._columns[kind], row, batch, width)
         return found.astype(dtype, copy=False)
 
     # --- splits -----------------------------------------------------------------------------------

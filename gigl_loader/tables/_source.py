@@ -270,6 +270,8 @@ def matrix_in(
         if values.null_count:
             rows = first + np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
             table.refuse(file, column, rows, "has nulls")
+        if pa.types.is_temporal(values.type):
+            values = values.cast(pa.int64())
         if is_list(values.type):
             values = _flat(table, file, column, first, values, width)
         found.append(_numbers(values, len(batch)))
@@ -308,6 +310,21 @@ def _flat(
 def _numbers(values: Any, num_rows: int) -> Array:
     found: Array = values.to_numpy(zero_copy_only=False)
     return found.reshape(num_rows, -1) if num_rows else found.reshape(0, 0)
+
+
+def time_type(table: Table, column: str) -> "np.dtype[Any]":
+    """Return int64, the type of times.
+
+    Raises:
+        ConfigError: The column holds no integers or timestamps.
+    """
+    kind = table.type_of(column)
+    wide = pa.types.is_timestamp(kind) or pa.types.is_date64(kind)
+    if not (wide or pa.types.is_integer(kind)):
+        raise ConfigError(
+            f"{table.where}: column {column!r} holds {kind}; times must be integers or timestamps"
+        )
+    return np.dtype(np.int64)
 
 
 def number_type(table: Table, columns: list[str], what: str) -> "np.dtype[Any]":

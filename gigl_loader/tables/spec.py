@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     EdgeType,
+    FilePath,
     NodeType,
     edge_type_str,
     is_label_edge_type,
@@ -16,6 +17,11 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
 
+if TYPE_CHECKING:
+    import pyarrow
+
+METHODS = ("contiguous", "random", "column", "ldg", "metis")
+
 Columns = str | Sequence[str] | None
 
 
@@ -23,7 +29,7 @@ Columns = str | Sequence[str] | None
 class NodeTable:
     """The nodes of one type, one in each row."""
 
-    source: Any
+    source: "FilePath | Sequence[FilePath] | pyarrow.Table"
     """A Parquet or CSV file, a directory or a pattern of them, a list of those, also as a URL that
     ``fsspec`` reads (``s3://``, ``gs://``), or a ``pyarrow.Table``."""
     _: KW_ONLY
@@ -37,6 +43,11 @@ class NodeTable:
     split: str | None = None
     """A column with ``"train"``, ``"val"`` (or ``"valid"``, ``"validation"``), ``"test"``, or
     nothing."""
+    time: str | None = None
+    """A column of integers or timestamps; batches carry it as ``time`` (timestamps: in their own
+    unit)."""
+    attributes: Columns = None
+    """Columns of numbers or lists that batches carry under their names."""
     partition: str | None = None
     """A column with the partition of each node, for ``method="column"``."""
 
@@ -45,7 +56,7 @@ class NodeTable:
 class EdgeTable:
     """Edges of one type, one in each row."""
 
-    source: Any
+    source: "FilePath | Sequence[FilePath] | pyarrow.Table"
     """As in `NodeTable`."""
     _: KW_ONLY
     src: str = "src"
@@ -56,6 +67,8 @@ class EdgeTable:
     """A column of lists or numbers, or several columns of numbers."""
     weight: str | None = None
     """A column of finite numbers that are not negative."""
+    time: str | None = None
+    """A column of integers or timestamps; batches carry it as ``time``."""
     supervision: Literal["positive", "negative"] | None = None
     """The rows are label edges of the type, not edges that are walked."""
 
@@ -116,8 +129,10 @@ def _add_edges(found: Graph, edge_type: EdgeType, table: EdgeTable) -> None:
                 f"(there are {sorted(found.nodes)})"
             )
     if table.supervision is not None:
-        if table.weight is not None or table.features is not None:
-            raise ConfigError(f"supervision of {edge_type} has weight or features: leave them out")
+        if (table.weight, table.features, table.time) != (None, None, None):
+            raise ConfigError(
+                f"supervision of {edge_type} has weight, time or features: leave them out"
+            )
         if table.supervision == "positive":
             edge_type = message_passing_to_positive_label(edge_type)
         elif table.supervision == "negative":

@@ -41,7 +41,7 @@ class Tables:
         nodes = {
             "user": NodeTable(
                 self._write(folder / "user", files, self._users()), id="name",
-                features="x", label=["y", "z"], split="part",
+                features="x", label=["y", "z"], split="part", time="y",
             ),
             "item": NodeTable(
                 self._write(folder / "item", files, self._items(), csv=True),
@@ -51,7 +51,7 @@ class Tables:
         edges: dict[tuple, Any] = {}
         for edge_type, pairs in self.edges.items():
             where = self._write(folder / edge_type[1], files, self._pairs(edge_type, pairs))
-            extra = {"weight": "w", "features": "f"} if edge_type == BUYS else {}
+            extra = {"weight": "w", "features": "f", "time": "t"} if edge_type == BUYS else {}
             edges[edge_type] = [EdgeTable(where, src="from", dst="to", **extra)]
         where = self._write(folder / "labels", files, self._pairs(BUYS, self.labels))
         edges[BUYS].append(EdgeTable(where, src="from", dst="to", supervision="positive"))
@@ -81,6 +81,7 @@ class Tables:
         return pa.table(
             {"from": pa.array([p[0] for p in pairs], kinds[0]), "w": weights,
              "to": pa.array([p[1] for p in pairs], kinds[1]),
+             "t": pa.array([10**15 + i for i in rows], pa.timestamp("ns")),
              "f": pa.array([[i, i + 0.5] for i in rows], pa.list_(pa.float64(), 2))}
         )  # fmt: skip
 
@@ -132,6 +133,7 @@ def check(graph: Tables, datasets: list, edge_dir: str) -> None:
     ]  # fmt: skip
     assert sorted(positives) == sorted(graph.labels)
     for dataset in datasets:
+        assert dataset.num_classes == {"user": 2, "item": len(graph.items)}
         _check_nodes(graph, dataset, names)
 
 
@@ -157,6 +159,10 @@ def _check_edges(graph, datasets, names, edge_type, pairs, edge_dir) -> None:
                 if edge_type == BUYS:
                     rows = view.edge_features[edge_type]
                     feature = rows.values[edge_id - rows.first].tolist()
+                    weight = view.edge_attributes[edge_type, "edge_weight"]
+                    assert weight.values[place] == adjacency.weights[place]
+                    time = view.edge_attributes[edge_type, "time"]
+                    assert time.values[edge_id - time.first] == 10**15 + feature[0]
                     extra = (float(adjacency.weights[place]), *feature)
                 found.append((*(ends[::-1] if edge_dir == "in" else ends), *extra))
         if len(datasets) > 1:
@@ -180,6 +186,8 @@ def _check_nodes(graph, dataset, names) -> None:
         if node_type == "user":
             assert found == [[row, -row, 0.5] for row in rows]
             assert known == [[row, 7] for row in rows]
+            times = view.node_attributes["user", "time"]
+            assert times.values[times.locate(owned)].tolist() == rows
             for remainder, split in enumerate(("train", "val", "test")):
                 ids = dataset.split_node_ids(split)["user"].tolist()
                 wanted = [i for i, row in zip(owned.tolist(), rows, strict=True)
@@ -187,4 +195,4 @@ def _check_nodes(graph, dataset, names) -> None:
                 assert ids == wanted
         else:
             assert found == [[row, row / 2 + 0.25] for row in rows]
-            assert known == [[row] for row in rows]
+            assert known == rows
