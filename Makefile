@@ -47,14 +47,14 @@ lint:
 	$(TESTED) mypy
 
 test: lint
-	$(TESTED) python -m pytest $(ARGS)
+	$(TESTED) python -m pytest -n 2 $(ARGS)
 
 test-modern:
-	$(MODERN) python -m pytest $(ARGS)
+	$(MODERN) python -m pytest -n 2 $(ARGS)
 
 test-native:
 	$(NATIVE) python -c 'from gigl_loader import _glt; assert _glt.native_available'
-	$(NATIVE) python -m pytest $(ARGS)
+	$(NATIVE) python -m pytest -n 2 $(ARGS)
 
 docs:
 	$(TESTED) python -m sphinx -W --keep-going -q -b html docs docs/_build/html

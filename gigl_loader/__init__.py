@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from gigl_loader.loader.base import BaseDistLoader
     from gigl_loader.loader.link import DistABLPLoader
+    from gigl_loader.loader.link_neighbor import DistLinkNeighborLoader
     from gigl_loader.loader.negatives import in_batch_negative_mask, zip_with_negatives
     from gigl_loader.loader.neighbor import DistNeighborLoader
     from gigl_loader.loader.profile import profile_workers
@@ -75,6 +76,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "DevicePrefetcher",
     "DistABLPLoader",
     "DistDataset",
+    "DistLinkNeighborLoader",
     "DistNeighborLoader",
     "DistSamplingProducer",
     "DistributedContext",
@@ -155,6 +157,7 @@ _NAMES = {
     ),
     "loader.base": ("BaseDistLoader",),
     "loader.link": ("DistABLPLoader",),
+    "loader.link_neighbor": ("DistLinkNeighborLoader",),
     "loader.negatives": ("in_batch_negative_mask", "zip_with_negatives"),
     "loader.neighbor": ("DistNeighborLoader",),
     "loader.profile": ("profile_workers",),

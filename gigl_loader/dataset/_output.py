@@ -25,6 +25,7 @@ from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
     NodeType,
+    is_label_edge_type,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
@@ -56,9 +57,16 @@ def read_output(
         num_nodes={},
         edges={},
     )
-    _read_books(pieces, output, edges)
+    labels = {key: edges.pop(key) for key in list(edges) if _is_label_type(key)}
+    if not edges:
+        raise ConfigError(
+            "partition_output.partitioned_edge_index has label edges only: a graph needs edges to "
+            "pass messages over"
+        )
+    _read_books(pieces, output, {**edges, **labels})
     for edge_type, part in edges.items():
         pieces.edges[edge_type] = _read_edges(pieces, edge_type, part)
+    _read_label_edges(pieces, labels)
     _read_labels(pieces, output)
     _read_rows(pieces, output)
     return pieces
@@ -73,9 +81,9 @@ def _read_books(pieces: Pieces, output: PartitionOutput, edges: dict[EdgeType, A
     for edge_type, value in by_type(
         output.edge_partition_book, DEFAULT_HOMOGENEOUS_EDGE_TYPE
     ).items():
-        pieces.edge_books[edge_type] = read_book(
-            value, pieces.num_partitions, f"edge_partition_book of {edge_type}"
-        )
+        if not _is_label_type(edge_type):  # labels are looked up by anchor
+            where = f"edge_partition_book of {edge_type}"
+            pieces.edge_books[edge_type] = read_book(value, pieces.num_partitions, where)
     for edge_type in edges:
         check_edge_type(edge_type, "partitioned_edge_index")
         for node_type in (edge_type[0], edge_type[2]):
@@ -151,17 +159,56 @@ def _read_labels(pieces: Pieces, output: PartitionOutput) -> None:
             getattr(output, name), DEFAULT_HOMOGENEOUS_EDGE_TYPE
         ).items():
             where = f"{name} of {edge_type}"
-            src, _, dst = check_edge_type(edge_type, name)
-            for node_type in (src, dst):
-                if node_type not in pieces.num_nodes:
-                    raise ConfigError(f"{where}: there is no node type {node_type!r}")
-            labels = check_edge_index(labels, pieces.num_nodes[src], pieces.num_nodes[dst], where)
-            if src in pieces.node_books and pieces.num_partitions > 1:
-                check_ownership(
-                    pieces.node_books[src].owner(labels[0]), pieces.partition_idx,
-                    f"{where}, anchors (row 0)", "labels are stored where their anchor is",
-                )  # fmt: skip
-            pieces.label_edges[to_label_type(edge_type)] = labels
+            check_edge_type(edge_type, name)
+            _keep_labels(pieces, to_label_type(edge_type), labels, where)
+
+
+def _is_label_type(edge_type: Any) -> bool:
+    return is_label_edge_type(check_edge_type(edge_type, "partition_output"))
+
+
+def _read_label_edges(pieces: Pieces, parts: dict[EdgeType, Any]) -> None:
+    """Read label edges that came among the edges, where GiGL keeps them."""
+    for given, part in parts.items():
+        where = f"partitioned_edge_index of {given}"
+        if not isinstance(part, GraphPartitionData):
+            raise WrongTypeError(f"{where} must be a GraphPartitionData, got {type(part).__name__}")
+        edge_type, labels = given, part.edge_index
+        if pieces.edge_dir == "in" and _was_turned(given, list(pieces.edges)):
+            edge_type = (given[2], given[1], given[0])
+            labels = check_edge_index(labels, None, None, where).flip(0)
+            where = f"{where}, turned to {edge_type}"
+        _keep_labels(pieces, edge_type, labels, where)
+
+
+def _was_turned(label_type: EdgeType, walked: list[EdgeType]) -> bool:
+    """Return whether a label edge type ends at the anchor.
+
+    Source:
+        GiGL, ``treat_labels_as_edges``: with ``edge_dir="in"`` both ends of label edges change
+        places and the relation stays. What is predicted then is an edge type of the graph in the
+        other direction alone.
+    """
+    src, relation, dst = label_type
+    plain = relation.rpartition("_gigl_")[0]
+    return src != dst and (src, plain, dst) not in walked and (dst, plain, src) in walked
+
+
+def _keep_labels(pieces: Pieces, label_type: EdgeType, labels: Any, where: str) -> None:
+    """Check labels, ``[2, n]`` with the anchors first, and keep them."""
+    src, _, dst = label_type
+    for node_type in (src, dst):
+        if node_type not in pieces.num_nodes:
+            raise ConfigError(f"{where}: there is no node type {node_type!r}")
+    if label_type in pieces.label_edges:
+        raise ConfigError(f"{where}: the labels {label_type} were given already; give them once")
+    labels = check_edge_index(labels, pieces.num_nodes[src], pieces.num_nodes[dst], where)
+    if src in pieces.node_books and pieces.num_partitions > 1:
+        check_ownership(
+            pieces.node_books[src].owner(labels[0]), pieces.partition_idx,
+            f"{where}, anchors (row 0)", "labels are stored where their anchor is",
+        )  # fmt: skip
+    pieces.label_edges[label_type] = labels
 
 
 def _read_rows(pieces: Pieces, output: PartitionOutput) -> None:

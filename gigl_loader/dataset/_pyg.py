@@ -36,6 +36,7 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
+    plain_edge_type,
 )
 from gigl_loader.dataset.view import Book, Rows
 from gigl_loader.errors import ConfigError, WrongTypeError
@@ -125,7 +126,7 @@ def _read_hetero(data: HeteroData) -> Source:
         _read_nodes(source, data[node_type], node_type, where)
         nodes, _ = levels_of(data, data[node_type], num_nodes, None, source.not_carried, where)
         _keep(source.node_attributes, node_type, nodes)
-    for edge_type in data.edge_types:
+    for edge_type in map(plain_edge_type, data.edge_types):
         where = f"data[{edge_type}]"
         for node_type in (edge_type[0], edge_type[2]):
             _check_node_type(source, node_type, where)

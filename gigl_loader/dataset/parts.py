@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.schema import EdgeType, NodeType, plain_edge_type
 
 _T = TypeVar("_T")
 
@@ -57,7 +57,11 @@ class PartitionOutput:
     """The same for edge ids; needed where there are edge features in several partitions."""
     partitioned_edge_index: GraphPartitionData | dict[EdgeType, GraphPartitionData] | None = None
     """Edges stored at the owner of the node that is expanded: the destination where the dataset's
-    ``edge_dir`` is ``"in"``, the source where it is ``"out"``."""
+    ``edge_dir`` is ``"in"``, the source where it is ``"out"``.
+
+    Label edge types may be among them, at the owner of their anchor: row 0 anchors, row 1 label
+    nodes, whatever the ``edge_dir``. Between two node types they may also come as GiGL turns them
+    for ``"in"``: the type's ends in the other order, and the rows too."""
     partitioned_node_features: (
         FeaturePartitionData | dict[NodeType, FeaturePartitionData] | None
     ) = None
@@ -79,4 +83,6 @@ def by_type(value: _T | dict[Any, _T] | None, default_type: Any) -> dict[Any, _T
     """Return a field of `PartitionOutput` as a dict; a single value belongs to ``default_type``."""
     if value is None:
         return {}
-    return dict(value) if isinstance(value, dict) else {default_type: value}
+    if not isinstance(value, dict):
+        return {default_type: value}
+    return {plain_edge_type(k) if isinstance(k, tuple) else k: v for k, v in value.items()}

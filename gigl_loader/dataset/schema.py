@@ -53,6 +53,16 @@ class DatasetSchema:
     """By type, the classes of its labels over all partitions, where that is known."""
 
 
+def plain_edge_type(edge_type: EdgeType) -> EdgeType:
+    """Return ``edge_type`` as a tuple.
+
+    Users may name types by a named tuple (GiGL's ``EdgeType`` is one), which equals the tuple; but
+    its class would have to be imported wherever it is sent: to workers, servers, files.
+    """
+    src, relation, dst = edge_type
+    return (src, relation, dst)
+
+
 def message_passing_to_positive_label(edge_type: EdgeType) -> EdgeType:
     """Return the label edge type that carries the positives of ``edge_type``."""
     src, relation, dst = edge_type

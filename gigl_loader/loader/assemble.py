@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
+from gigl_loader.dataset.held import check_held
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError
@@ -159,7 +160,8 @@ def colocated_parts(
         gather_inputs(runtime, None, error)  # the other ranks wait for this one's word
         raise
     weighted = weighted_types(data) if args.with_weight else None
-    sampler_input = share_input(whole, runtime, weighted)
+    place = (data.num_partitions, data.partition_idx)
+    sampler_input = share_input(whole, runtime, weighted, place)
     epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
     port = BaseDistLoader.initialize_colocated_sampling_worker(
         local_rank=runtime.local_rank,
@@ -287,7 +289,10 @@ def common_parts(args: LoaderArgs) -> dict[str, Any]:
 
 
 def share_input(
-    sampler_input: Any, runtime: DistributedRuntimeInfo, weighted: Weighted = None
+    sampler_input: Any,
+    runtime: DistributedRuntimeInfo,
+    weighted: Weighted = None,
+    partition: tuple[int, int] = (1, 0),
 ) -> Any:
     """Return this process's share of a machine's input; further columns are cut with the seeds.
 
@@ -296,12 +301,13 @@ def share_input(
     it whole: cutting it would lose the rest.
 
     Raises:
-        ConfigError: Ranks do not have weights for the same edge types (``weighted``).
+        ConfigError: Ranks do not have weights for the same edge types (``weighted``), or no rank
+            has some partition (``partition``: how many there are, and this rank's).
         PeerError: Another rank gave up, or is gone.
     """
     extra = getattr(sampler_input, "extra", None) or {}
     given = digest([sampler_input.node, *extra.values()])
-    others = gather_inputs(runtime, given, weighted=weighted)
+    others = gather_inputs(runtime, given, weighted=weighted, partition=partition)
     same = [place for place, other in others.items() if other == given]
     rank, size = same.index(runtime.local_rank), len(same)
     share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
@@ -314,6 +320,7 @@ def gather_inputs(
     given: bytes | None,
     error: Exception | None = None,
     weighted: Weighted = None,
+    partition: tuple[int, int] | None = None,
 ) -> dict[int, bytes]:
     """Tell the other ranks this one's input, or why it has none; return those of this machine.
 
@@ -322,19 +329,34 @@ def gather_inputs(
         given: A fingerprint of the input.
         error: Why this rank gives up; the others then do so too, instead of waiting for it.
         weighted: From `weighted_types`; None: weights are not asked for.
+        partition: How many partitions there are, and which one this rank has.
 
     Raises:
-        ConfigError: Ranks do not have weights for the same edge types.
+        ConfigError: Ranks do not have weights for the same edge types, or no rank has some
+            partition.
         PeerError: Another rank gave up, or is gone.
     """
-    told = (given or b"", None if error is None else str(error), weighted)
+    told = (given or b"", None if error is None else str(error), weighted, partition)
     everyone = gather_from_ranks(told, runtime.world_size)
-    for rank, (_, why, _) in enumerate(everyone):
+    for rank, (_, why, _, _) in enumerate(everyone):
         if error is None and why is not None:
             raise PeerError(f"rank {rank} could not build its loader: {why}")
-    _check_same_weights([types for _, _, types in everyone])
+    if partition is not None:
+        _check_all_held(partition, [theirs for _, _, _, theirs in everyone])
+    _check_same_weights([types for _, _, types, _ in everyone])
     first = runtime.node_rank * runtime.local_world_size
     return {place: everyone[first + place][0] for place in range(runtime.local_world_size)}
+
+
+def _check_all_held(own: tuple[int, int], everyone: list[tuple[int, int] | None]) -> None:
+    """Check that ranks have partitions of one graph, and all of them."""
+    counts = {rank: theirs[0] for rank, theirs in enumerate(everyone) if theirs is not None}
+    if len(set(counts.values())) > 1:
+        raise ConfigError(
+            f"the ranks loaded graphs of different numbers of partitions: {counts} by rank; load "
+            "the same directory on all of them"
+        )
+    check_held(own[0], [theirs[1] for theirs in everyone if theirs is not None], who="process")
 
 
 def digest(tensors: list[torch.Tensor]) -> bytes:

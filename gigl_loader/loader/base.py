@@ -518,7 +518,9 @@ class BaseDistLoader(DistLoader):
             inputs = self.input_data if self._is_remote_worker else [self.input_data]
             digest = hashlib.blake2b(digest_size=8)
             for one in inputs:  # one after another: where seeds are kept does not count
-                digest.update(bytes_of(one.node.cpu().contiguous()))
+                columns = getattr(one, "extra", None) or {}
+                for column in (one.node, *(columns[name] for name in sorted(columns))):
+                    digest.update(bytes_of(column.cpu().contiguous()))
             self._seeds_digest = digest.hexdigest()
         return self._seeds_digest
 

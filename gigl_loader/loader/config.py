@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from gigl_loader._glt import MpDistSamplingWorkerOptions, SamplingConfig, SamplingType
-from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type, plain_edge_type
 from gigl_loader.errors import ConfigError
 
 NumNeighbors = list[int] | dict[EdgeType, list[int]]
@@ -47,7 +47,7 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
     counts = {name: len(hops) for name, hops in num_neighbors.items()}
     if len(set(counts.values())) > 1:
         raise ConfigError(f"num_neighbors must have as many hops for every edge type, got {counts}")
-    return {name: list(hops) for name, hops in num_neighbors.items()}
+    return {plain_edge_type(name): list(hops) for name, hops in num_neighbors.items()}
 
 
 def _check_hops(hops: Any, name: str) -> None:

@@ -161,8 +161,11 @@ class LoaderStats:
             "gather_ms": 1e3 * self.gather_s / batches,
             "worker_busy_share": shares,
             "partitions_over_tcp": self.asked,
-            "verdict": _verdict(self.wait_s / elapsed, shares),
+            "verdict": _verdict(self.wait_s / elapsed, shares) if self.batches else _NO_BATCH,
         }
+
+
+_NO_BATCH = "no batch was handed out yet: nothing to tell"
 
 
 def _verdict(wait_share: float, busy: dict[int, float]) -> str:

@@ -89,13 +89,19 @@ class EpochIterator:
         self._loader._num_recv += 1
         self._progress.note(self._batch_places[ticket.batch].pop(0))
         total = self._loader._stats
-        total.add(
-            Received(ticket, {}, stats), wait_s, getattr(self._loader._source, "queue_depth", 0)
-        )
+        total.add(Received(ticket, {}, stats), wait_s, self._num_waiting())
         total.collate_s += collate_s
         total.seeds += stats.get("seeds", 0)
         for record in self._loader._recorders:
             record(stats)
+
+    def _num_waiting(self) -> int:
+        """Return how many batches could be handed out without waiting."""
+        source: Any = self._loader._source
+        ahead = 0 if self._ahead is None else self._ahead.num_ahead
+        if hasattr(source, "count_waiting"):
+            return ahead + int(source.count_waiting())
+        return ahead + int(getattr(source, "queue_depth", 0))
 
     def end(self, why: str) -> None:
         """Drop what is under way."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
+from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type, plain_edge_type
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.inputs import check_seeds, check_servers
 from gigl_loader.loader.supervision import check_anchor_type
@@ -108,7 +108,7 @@ def _types_of(input_nodes: Mapping[int, ABLPInputNodes]) -> tuple[NodeType, list
     for server, nodes in input_nodes.items():
         _check_types(nodes.labels, f"input_nodes[{server}].labels")
     found = {
-        server: (nodes.anchor_node_type, sorted(nodes.labels))
+        server: (nodes.anchor_node_type, sorted(map(plain_edge_type, nodes.labels)))
         for server, nodes in input_nodes.items()
     }
     first = next(iter(found.values()))

@@ -10,6 +10,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
     is_label_edge_type,
     message_passing_to_positive_label,
+    plain_edge_type,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
 
@@ -56,7 +57,7 @@ def supervision_types(schema: DatasetSchema, given: Any) -> list[EdgeType]:
             )
     if len(set(chosen)) < len(chosen):
         raise ConfigError(f"supervision_edge_type names a type twice: {chosen}")
-    return list(chosen)
+    return [plain_edge_type(edge_type) for edge_type in chosen]
 
 
 def labeled_types(known: Sequence[EdgeType]) -> list[EdgeType]:
@@ -112,7 +113,7 @@ def excluded_types(
                 f"exclude_supervision names {edge_type}, which cannot hold copies of "
                 f"{supervision}; these can: {could}"
             )
-    return tuple(exclude)
+    return tuple(plain_edge_type(edge_type) for edge_type in exclude)
 
 
 def _check_type(edge_type: Any) -> None:

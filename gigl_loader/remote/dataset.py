@@ -19,6 +19,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
+    plain_edge_type,
     positive_label_to_message_passing,
 )
 from gigl_loader.dataset.shares import Share, shares_of
@@ -293,6 +294,8 @@ class RemoteDistDataset:
 
         servers = range(self._cluster_info.num_storage_nodes)
         shares = shares_of(len(servers), rank, world_size)
+        if supervision_edge_type is not None:
+            supervision_edge_type = plain_edge_type(supervision_edge_type)
 
         def ask(shares: dict[int, Share]) -> dict[int, Any]:
             requests = {

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import FrameType
 
 from gigl_loader._glt import Dataset, _set_server_context
+from gigl_loader.dataset.held import check_enough
+from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote import wire
 from gigl_loader.remote.dataset import GraphStoreInfo
@@ -120,7 +122,8 @@ def init_storage_process(
         timeout_s: How long to wait for server 0.
 
     Raises:
-        ConfigError: A figure is out of range, or the address cannot be listened on.
+        ConfigError: A figure is out of range, the address cannot be listened on, or the servers
+            are fewer than the partitions.
         JoinRefusedError: The tokens differ.
         PeerTimeoutError: Server 0 did not come up.
     """
@@ -129,6 +132,8 @@ def init_storage_process(
         raise ConfigError(f"storage_rank must be in [0, {num_servers}), got {storage_rank}")
     if num_jobs is not None and num_jobs < 1:
         raise ConfigError(f"num_jobs must be at least 1, or None: until told, got {num_jobs}")
+    held = DistDataset.wrap(dataset)
+    check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")
     secret = wire.cluster_token(token)
     master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
     own = host or (_resolved(master) if storage_rank == 0 else wire.address_towards(master))
@@ -143,7 +148,7 @@ def init_storage_process(
     try:
         warm_up()
         _set_server_context(num_servers, storage_rank, "gigl_loader_servers", 1)
-        server = DistServer(dataset, storage_rank, num_servers, host=own)
+        server = DistServer(held, storage_rank, num_servers, host=own)
         if storage_rank > 0:
             leader = wire.connect_patiently(
                 master, master_port, secret, f"storage server {storage_rank}",

@@ -433,7 +433,10 @@ class DistServer:
 
     def get_edge_partition_book(self, edge_type: EdgeType | None = None) -> Any:
         """Return the owner of each edge of a type; None where no edge is looked up."""
-        return self._of_type(self.dataset.edge_partition_book, edge_type, "edge")
+        books = self.dataset.edge_partition_book
+        if books is None:
+            books = dict.fromkeys(self.dataset.schema.edge_types or ()) or None
+        return self._of_type(books, edge_type, "edge")
 
     def get_node_ids(self, request: NodeIdsRequest | None = None) -> Tensor:
         """Return ``[n]`` int64: the ids of nodes that this server owns, ascending.

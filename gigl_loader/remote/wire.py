@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gigl_loader._glt import class_named
 from gigl_loader.errors import (
     ConfigError,
     JoinRefusedError,
@@ -111,6 +112,10 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, tensors: list[Tensor]) -> None:
         super().__init__(io.BytesIO(data))
         self._tensors = tensors
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        found = class_named(module_name, global_name)
+        return super().find_class(module_name, global_name) if found is None else found
 
     def persistent_load(self, pid: Any) -> Tensor:
         tensor: Tensor = self._tensors[pid]

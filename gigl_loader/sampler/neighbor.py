@@ -128,7 +128,7 @@ class NeighborSampler:
         """Return the fields of the batch of ``request``."""
         for labels in self._labels.values():
             labels.reset()
-        self._labels[self._plan.input_type].append(request.seeds)
+        self.add_seeds(request)
         self.add_roots(request)
         nodes_per_hop = {name: [labels.count] for name, labels in self._labels.items()}
         edges = {name: _EdgeCollector() for name in self._plan.fanouts}
@@ -139,11 +139,15 @@ class NeighborSampler:
                 frontier[name] = (frontier[name][1], labels.count)
                 nodes_per_hop[name].append(labels.count - frontier[name][0])
         return [
-            *self._seed_fields(request),
+            *self.seed_fields(request),
             *self._node_fields(nodes_per_hop),
             *self._edge_fields(edges),
             *self.extra_fields(request),
         ]
+
+    def add_seeds(self, request: SampleRequest) -> None:
+        """Put the seeds first, repeats too; a hook for subclasses with other seeds."""
+        self._labels[self._plan.input_type].append(request.seeds)
 
     def add_roots(self, request: SampleRequest) -> None:
         """Add further nodes to expand from; a hook for subclasses, run after the seeds are in."""
@@ -196,7 +200,8 @@ class NeighborSampler:
         labels = self._labels[self._ends(edge_type)[1]].label(drawn.neighbors)
         edges.add(labels, targets, drawn.edge_ids)
 
-    def _seed_fields(self, request: SampleRequest) -> list[Field]:
+    def seed_fields(self, request: SampleRequest) -> list[Field]:
+        """Return what says which seeds the batch is of; a hook for subclasses."""
         hetero = self._view.is_heterogeneous
         input_type = self._plan.input_type if hetero else None
         return [

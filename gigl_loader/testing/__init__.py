@@ -6,12 +6,15 @@
 - `check_batch`: what any sampled batch must satisfy, in plain Python;
 - `InProcessPeers`, `sample_message`, `as_worker_gets`: samplers of several partitions in one
   process;
+- `run_cluster`: a storage and a compute cluster for one function; `free_port`;
 - `Footprint`: what processes leave behind.
 """
 
+from gigl_loader.testing._cluster import run_cluster
 from gigl_loader.testing._fakes import InProcessPeers, as_worker_gets, sample_message
 from gigl_loader.testing._footprint import Footprint
 from gigl_loader.testing._graphs import TinyGraph
+from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._processes import RankFailed, one_rank, run_ranks
 from gigl_loader.testing._reference import (
     BatchError,
@@ -31,7 +34,9 @@ __all__ = [
     "batch_tensors",
     "check_batch",
     "check_same_batches",
+    "free_port",
     "one_rank",
+    "run_cluster",
     "run_ranks",
     "sample_message",
     "wait_until",

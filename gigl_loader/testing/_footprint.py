@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gigl_loader.testing._waiting import wait_until
+from gigl_loader.workers.pool import read_stat
 
 _SHM = Path("/dev/shm")
 _LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
@@ -58,7 +59,7 @@ class Footprint:
         found += [f"System V segment of process {pid}" for pid in _sysv_creators() & set(self.pids)]
         return found
 
-    def check_gone(self, timeout_s: float = 20.0) -> None:
+    def check_gone(self, timeout_s: float = 60.0) -> None:
         """Wait until nothing is left.
 
         Raises:
@@ -70,23 +71,15 @@ class Footprint:
             raise AssertionError(f"left after {timeout_s:g} s: {self.leftovers()}") from None
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/<pid>/stat from the third, the state, on."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
 def _start_time(pid: int) -> str | None:
-    stat = _stat(pid)
+    stat = read_stat(pid)
     return None if stat is None or stat[0] in "ZX" else stat[19]
 
 
 def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (stat := _stat(int(entry.name))) is not None:
+        if entry.name.isdigit() and (stat := read_stat(int(entry.name))) is not None:
             children.setdefault(int(stat[1]), []).append(int(entry.name))
     found: list[int] = []
     frontier = [root]
@@ -129,12 +122,16 @@ def _command(pid: int) -> str:
 
 
 def _shared_memory_of(pids: dict[int, str]) -> list[str]:
-    """Return names in /dev/shm that this package or one of ``pids`` made: torch puts the pid in."""
+    """Return names in /dev/shm that this package, which makes none, or one of ``pids`` made.
+
+    torch and multiprocessing put the pid between dashes; others' names are left out.
+    """
     names = os.listdir(_SHM) if _SHM.is_dir() else []
     return [
         name
         for name in names
-        if "gigl" in name or {int(n) for n in re.findall(r"\d+", name)} & set(pids)
+        if "gigl" in name
+        or {int(pid) for pid in re.findall(r"(?<=[_-])\d+(?=[_-])", name)} & set(pids)
     ]
 
 

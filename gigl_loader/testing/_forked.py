@@ -1,7 +1,7 @@
 """Processes that start in milliseconds, since what they need has been imported already."""
 
 import os
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
@@ -35,6 +35,7 @@ def start_fork_server(*more: str) -> None:
     """
     forkserver.set_forkserver_preload([*PRELOADED, *more])
     forkserver.ensure_running()
+    resource_tracker.ensure_running()  # which the first process would start, and leave behind
 
 
 def _with_environment(kind: type[ForkedProcess], environment: dict[str, str]) -> ForkedProcess:

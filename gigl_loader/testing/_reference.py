@@ -62,7 +62,7 @@ def check_batch(
     batch: Data | HeteroData,
     graph: TinyGraph,
     *,
-    seeds: Tensor,
+    seeds: Tensor | Mapping[NodeType, Tensor],
     num_neighbors: Sequence[int] | Mapping[EdgeType, Sequence[int]],
     edge_dir: EdgeDir = "in",
     input_type: NodeType = DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -80,7 +80,8 @@ def check_batch(
     Args:
         batch: A `Data` or `HeteroData` from a loader.
         graph: What was sampled; the dataset must be made of it.
-        seeds: ``[n]`` int64, the seeds of this batch.
+        seeds: ``[n]`` int64, the seeds of this batch; or by node type those that come first, of a
+            batch that is not seeded by nodes.
         num_neighbors: As given to the loader; edge types that a dict leaves out are not sampled.
         edge_dir: As given to the dataset.
         input_type: Node type of the seeds.
@@ -96,10 +97,13 @@ def check_batch(
     rules = _Rules(graph, edge_dir, replace, with_weight, hops)
     _must(hasattr(batch, "node_types") == graph.is_heterogeneous, "kind of batch", type(batch))
     stores = {name: batch[name] if graph.is_heterogeneous else batch for name in graph.num_nodes}
+    roots = seeds if isinstance(seeds, Mapping) else {input_type: seeds}
     if graph.is_heterogeneous:
         _must(set(batch.node_types) == set(graph.num_nodes), "node types", batch.node_types)
     for name, store in stores.items():
-        _check_nodes(rules, name, store, seeds if name == input_type else None)
+        if not isinstance(seeds, Mapping) and name == input_type:
+            _check_seeds(name, store, seeds)
+        _check_nodes(rules, name, store, roots.get(name, torch.empty(0, dtype=torch.int64)))
     _check_hops(rules, batch, stores, num_neighbors)
 
 
@@ -138,16 +142,18 @@ def _edge_store(batch: Any, rules: _Rules, edge_type: EdgeType) -> Any:
     return batch[name]
 
 
-def _check_nodes(rules: _Rules, name: NodeType, store: Any, seeds: Tensor | None) -> None:
+def _check_seeds(name: NodeType, store: Any, seeds: Tensor) -> None:
+    _must(store.batch.tolist() == seeds.tolist(), "batch is not the seeds", store.batch, seeds)
+    _must(store.batch_size == seeds.numel(), "batch_size", name, store.batch_size)
+
+
+def _check_nodes(rules: _Rules, name: NodeType, store: Any, seeds: Tensor) -> None:
     ids = store.n_id.tolist()
     _must(store.node.tolist() == ids, "node is not n_id", name)
-    first = 0 if seeds is None else seeds.numel()
+    first = seeds.numel()
     _must(len(store.num_sampled_nodes) == rules.hops + 1, "hops of nodes", name)
     _must(store.num_sampled_nodes[0] == first, "nodes of hop 0", name, store.num_sampled_nodes)
-    if seeds is not None:
-        _must(store.batch.tolist() == seeds.tolist(), "batch is not the seeds", store.batch, seeds)
-        _must(ids[:first] == seeds.tolist(), "seeds do not come first", ids[:first], seeds)
-        _must(store.batch_size == first, "batch_size", store.batch_size, first)
+    _must(ids[:first] == seeds.tolist(), "seeds do not come first", ids[:first], seeds)
     repeated = [
         i for i, count in Counter(ids[first:] + list(set(ids[:first]))).items() if count > 1
     ]

@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     """Ask ``condition`` every 10 ms until it is true.
 
     Args:
         condition: Asked at least once.
         what: Named where it does not become true.
-        timeout_s: Upper bound.
+        timeout_s: Upper bound; generous, since it costs nothing where all is well.
 
     Raises:
         AssertionError: It was not true in time.

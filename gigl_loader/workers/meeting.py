@@ -8,8 +8,8 @@ import socket
 from typing import Any
 
 from gigl_loader._glt import get_context
+from gigl_loader.dataset.held import check_held
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError
 from gigl_loader.options import CLUSTER_TOKEN_VARIABLE, reads_same_memory
 from gigl_loader.sampler.peers import PeerAddress
 from gigl_loader.sampler.rendezvous import Rendezvous
@@ -104,6 +104,7 @@ class Meeting:
             ConfigError: A partition has no rank.
         """
         if self._rendezvous is None or not self.has_peers:
+            check_held(self._view.num_partitions, [self._view.partition_idx], who=_holder())
             return None
         own = self._view.partition_idx
         mine = {"partition": own, "workers": workers, "host": self.host, "shown": None}
@@ -120,12 +121,7 @@ class Meeting:
                 for worker, (host, port) in enumerate(theirs["workers"])
             )
             every[theirs["partition"]] = every.get(theirs["partition"], ()) + more
-        missing = set(range(self._view.num_partitions)) - set(every)
-        if missing:
-            raise ConfigError(
-                f"no rank loaded partitions {sorted(missing)} of {self._view.num_partitions}: "
-                "start at least one process per partition, each with its own partition_idx"
-            )
+        check_held(self._view.num_partitions, every, who=_holder())
         self._addresses = {p: who for p, who in every.items() if p != own}
         for theirs in found if self._shown is not None else ():
             partition = theirs["partition"]
@@ -151,6 +147,12 @@ class Meeting:
         finally:
             if self._shown is not None:
                 self._shown.close()
+
+
+def _holder() -> str:
+    context = get_context()
+    is_server = context is not None and context.is_server()
+    return "storage server" if is_server else "process"
 
 
 def _cluster_token() -> bytes:

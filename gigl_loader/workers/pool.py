@@ -325,14 +325,22 @@ class WorkerPool:
             self.stop(0.0)
 
 
+def read_stat(pid: int) -> list[str] | None:
+    """Return the fields of ``/proc/<pid>/stat`` from the third, the state, on; None: it is gone.
+
+    A process that ends between the opening and the reading of the file is a ProcessLookupError,
+    one that had ended before a FileNotFoundError.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
 def process_state(pid: int) -> str:
     """Return in words what the system says that process ``pid`` is doing."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "gone"
-    letter = stat.rpartition(")")[2].split()[0]
-    return _STATES.get(letter, f"state {letter}")
+    stat = read_stat(pid)
+    return "gone" if stat is None else _STATES.get(stat[0], f"state {stat[0]}")
 
 
 @atexit.register

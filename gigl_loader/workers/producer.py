@@ -1,5 +1,6 @@
 """One input sampled for one loader: feeds the workers, files what they send, watches them."""
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -22,7 +23,7 @@ from gigl_loader._glt import (
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError, PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import BatchTicket, Received, SampleMessage
@@ -138,6 +139,7 @@ class DistSamplingProducer:
         self._meeting = Meeting(view, worker_options)
         self._shut_down = False
         self._order: tuple[int, Tensor | None] = (-1, None)
+        self._unfiled: list[Event] = []
         self._last_progress = time.monotonic()
         self.add_stream(0, channel.capacity)
 
@@ -373,7 +375,8 @@ class DistSamplingProducer:
         Raises:
             WorkerDiedError: A worker ended.
         """
-        events = self._pool.poll(timeout_s)
+        events, self._unfiled = self._unfiled, []
+        events = events or self._pool.poll(timeout_s)
         failed: list[tuple[int, SamplingError]] = [] if failures is None else failures
         with self._lock:
             for event in events:  # all of them: the failure of one costs no other its batch
@@ -443,6 +446,17 @@ class DistSamplingProducer:
         with self._lock:
             return sum(stream.waiting for stream in self._queue.streams.values())
 
+    def count_waiting(self) -> int:
+        """Return how many batches wait to be taken, those that nobody has read yet included.
+
+        They are read and not filed: a failure among them must not cost the batches before it. For
+        the thread that takes batches.
+        """
+        with contextlib.suppress(PeerError):  # it comes again with the batch that is missing
+            self._unfiled += self._pool.poll(0.0)
+        batches = [event for event in self._unfiled if event.message[0] == kinds.BATCH]
+        return self.queue_depth + len(batches)
+
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
@@ -464,6 +478,9 @@ class DistSamplingProducer:
             self.channel.bind(None)
             for stream in self._queue.streams.values():
                 stream.cancel()
+        unfiled, self._unfiled = self._unfiled, []
+        for event in unfiled:
+            segments.close_fds(list(event.fds))
         others = self._meeting.others
         self._pool.stop(linger_s if others else 0.0, others)
         self._meeting.close()

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from link_cluster import run_cluster
 from link_reference import (
     BUYS,
     KNOWS,
@@ -21,14 +20,20 @@ from link_reference import (
     shop,
 )
 
-from gigl_loader import ABLPInputNodes, DistABLPLoader, DistNeighborLoader, RemoteDistDataset
+from gigl_loader import (
+    ABLPInputNodes,
+    DistABLPLoader,
+    DistDataset,
+    DistNeighborLoader,
+    RemoteDistDataset,
+)
 from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.negatives import zip_with_negatives
-from gigl_loader.testing import batch_tensors
+from gigl_loader.testing import batch_tensors, run_cluster
 
 pytestmark = pytest.mark.multiprocess
 
@@ -158,14 +163,22 @@ def _use_ring(info, rank: int) -> None:
         _check_like_colocated(loader, graph, [E], (1, 2), "out")
 
 
+def _shop_partition(rank: int, servers: int) -> DistDataset:
+    return shop().partitions(servers)[rank]
+
+
+def _ring_partition(rank: int, servers: int) -> DistDataset:
+    return ring().partitions(servers, edge_dir="out")[rank]
+
+
 @pytest.mark.timeout(150)
 def test_heterogeneous_graph(tmp_path: Path) -> None:
-    run_cluster(_use_shop, shop, tmp_path)
+    run_cluster(_use_shop, dataset=_shop_partition, tmp_path=tmp_path)
 
 
 @pytest.mark.timeout(150)
 def test_labeled_homogeneous_graph(tmp_path: Path) -> None:
-    run_cluster(_use_ring, ring, tmp_path, edge_dir="out")
+    run_cluster(_use_ring, dataset=_ring_partition, tmp_path=tmp_path)
 
 
 def test_reference_graphs_have_what_the_tests_need() -> None:

@@ -6,6 +6,7 @@ import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 import pytest
 import torch
@@ -26,9 +27,16 @@ from link_reference import (
     sample,
     shop,
 )
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
-from gigl_loader import CustomSamplerOptions, DistABLPLoader, DistDataset, DistNeighborLoader
+from gigl_loader import (
+    CustomSamplerOptions,
+    DistABLPLoader,
+    DistDataset,
+    DistNeighborLoader,
+    GraphPartitionData,
+    PartitionOutput,
+)
 from gigl_loader.errors import ConfigError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.negatives import zip_with_negatives
@@ -143,6 +151,48 @@ def test_most_labels_of_an_anchor(form, alone) -> None:
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="max_labels_per_anchor_node must be an integer > 0"):
             dataset.max_labels_per_anchor_node = wrong
+
+
+class GiglEdgeType(NamedTuple):
+    """As GiGL's ``EdgeType``: equals the tuple; workers must never need its class."""
+
+    src_node_type: str
+    relation: str
+    dst_node_type: str
+
+    def __reduce__(self) -> NoReturn:
+        raise AssertionError("it was sent to a worker")
+
+
+def test_named_tuples_as_edge_types(alone) -> None:
+    graph = shop()
+    buys = GiglEdgeType(*BUYS)
+    fanouts = {GiglEdgeType(*name): hops for name, hops in _lists(graph, -1, -1).items()}
+    everybody = ("user", _all_of(graph))
+    for exclude in (False, [GiglEdgeType(*REV_BUYS)]):
+        with _loader(
+            graph.partitions()[0], fanouts, everybody, supervision_edge_type=buys,
+            exclude_supervision=exclude,
+        ) as loader:  # fmt: skip
+            expected = tuple(exclude or ())
+            assert _check_epoch(loader, graph, [BUYS], "in", expected) == everybody[1].tolist()
+    data = HeteroData()
+    data["user"].num_nodes = data["item"].num_nodes = 3
+    links = torch.tensor([[0, 1], [2, 1]])
+    data[GiglEdgeType(*REV_BUYS)].edge_index = links
+    held = DistDataset.from_pyg(data, supervision={buys: (links, None)})
+    built = DistDataset(0, 1)
+    parts = GraphPartitionData(links, torch.arange(2))
+    built.build(
+        partition_output=PartitionOutput(
+            node_partition_book={"user": torch.zeros(3).long(), "item": torch.zeros(3).long()},
+            partitioned_edge_index={GiglEdgeType(*REV_BUYS): parts},
+            partitioned_positive_labels={buys: links},
+        )
+    )
+    for dataset in (held, built):
+        ForkingPickler.dumps(dataset)
+        assert {type(name) for name in dataset.schema.edge_types} == {tuple}
 
 
 def test_workers_run_a_subclass(alone) -> None:

@@ -104,6 +104,12 @@ def even_steps(rank: int, size: int) -> None:
 
 
 def an_input_that_is_empty_on_one_rank(rank: int, size: int) -> None:
+    for same in (0, 1):  # before anything is started, on all ranks alike
+        with pytest.raises(ConfigError, match=rf"no process loaded partitions \[{1 - same}\] of 2"):
+            DistNeighborLoader(GRAPH.partitions(2)[same], [2], torch.arange(4))
+    uneven = GRAPH.dataset() if rank else GRAPH.partitions(2)[0]
+    with pytest.raises(ConfigError, match=r"different numbers of partitions: \{0: 2, 1: 1"):
+        DistNeighborLoader(uneven, [2], torch.arange(4))
     with DistNeighborLoader(GRAPH.partitions(size)[rank], [2], torch.arange(1), seed=1) as loader:
         assert len(loader) == 1 - rank
         assert [batch.batch.tolist() for batch in loader] == [[0]] * (1 - rank)
@@ -242,7 +248,7 @@ def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
 
 def a_peer_worker_is_stopped(rank: int, size: int) -> None:
     """Rank 1's worker is stopped: both ranks name it, not those that wait for it."""
-    with _big_loader(rank, size, timeout=4.0) as loader:
+    with _big_loader(rank, size, timeout=8.0) as loader:
         iterator = iter(loader)
         next(iterator)
         dist.barrier()

@@ -247,3 +247,9 @@ def test_weights_that_only_one_partition_has() -> None:
     with pytest.raises(ConfigError, match=r"weights on ranks \[0\] and none on ranks \[1\]"):
         _check_same_weights(types)
     _check_same_weights([types[0], types[0], {}, None])
+
+
+def test_a_partition_without_its_peers() -> None:
+    alone = TinyGraph.random(20, 60).partitions(2)[1]
+    with pytest.raises(ConfigError, match=r"no process loaded partitions \[0\] of 2"):
+        _make(alone)

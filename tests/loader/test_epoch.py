@@ -79,7 +79,7 @@ def test_ranks_in_step_share_one_state() -> None:
     ],
 )
 def test_the_verdict_is_one_line(wait_s: float, busy_s: dict, verdict: str) -> None:
-    found = _stats(elapsed_s=10.0, wait_s=wait_s, busy_s=busy_s).summary()["verdict"]
+    found = _stats(elapsed_s=10.0, batches=1, wait_s=wait_s, busy_s=busy_s).summary()["verdict"]
     assert found.startswith(verdict)
     assert "\n" not in found
 
@@ -88,3 +88,7 @@ def test_the_guide_explains_every_key() -> None:
     rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", GUIDE.read_text(), re.MULTILINE)
     explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert explained == set(LoaderStats().summary())
+
+
+def test_a_loader_without_a_batch_has_no_verdict() -> None:
+    assert _stats(elapsed_s=10.0).summary()["verdict"].startswith("no batch was handed out yet")

@@ -13,7 +13,7 @@ import torch
 from torch_geometric.data import HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
-from gigl_loader.testing import TinyGraph, check_batch, check_same_batches
+from gigl_loader.testing import TinyGraph, check_batch, check_same_batches, wait_until
 from gigl_loader.workers.producer import epoch_order
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
@@ -360,3 +360,14 @@ def test_weights_of_one_edge_type_alone(weighted) -> None:
             (batch,) = loader
         expected = range(40) if edge_type == weighted else range(80)
         assert sorted(batch[edge_type].e_id.tolist()) == list(expected)
+
+
+def test_batches_that_wait_are_counted() -> None:
+    with DistNeighborLoader(PLAIN.dataset(), [2], batch_size=10, num_workers=2, seed=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        source = loader._mp_producer
+        wait_until(lambda: source.count_waiting() == 5, "all others wait", timeout_s=60)
+        loader.stats(reset=True)
+        assert len(list(batches)) == 5
+        assert loader.stats()["queue_depth"] == (4 + 3 + 2 + 1 + 0) / 5

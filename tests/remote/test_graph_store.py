@@ -320,7 +320,7 @@ def _iterate_until_a_server_dies(info, rank, folder):
     started = time.monotonic()
     with pytest.raises(ServerDiedError, match="storage server 1"):
         _exhaust(loader)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30, "far below the loader's own 90 s"
     loader.shutdown()
     loader.shutdown()
     with pytest.raises(ServerDiedError):

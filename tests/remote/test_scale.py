@@ -139,8 +139,9 @@ def _ip(*words: str) -> None:
 def _can_make_namespaces() -> bool:
     if shutil.which("ip") is None or os.geteuid() != 0:
         return False
-    made = subprocess.run(["ip", "netns", "add", "gigl-try"], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "del", "gigl-try"], capture_output=True, check=False)
+    name = f"gigl{os.getpid()}try"  # tests of another checkout may run beside these
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
     return made.returncode == 0
 
 

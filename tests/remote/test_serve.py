@@ -12,6 +12,7 @@ import pytest
 from store_cluster import HOST, free_port, tiny_graph
 
 from gigl_loader import partition_graph
+from gigl_loader.remote.command import main
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
 
@@ -60,3 +61,10 @@ def test_the_demo_learns(tmp_path):
     found = re.search(r"test accuracy: ([\d.]+)", done.stdout)
     assert found is not None
     assert float(found.group(1)) > 0.9
+
+
+def test_a_cluster_without_all_partitions_does_not_start(tmp_path, caplog):
+    partition_graph(tiny_graph().to_pyg(), 2, tmp_path / "graph", progress=False)
+    code = main([f"--root={tmp_path}/graph", "--num-servers=1", f"--port={free_port()}"])
+    assert code == 1
+    assert "no storage server loaded partitions [1] of 2" in caplog.text

@@ -19,6 +19,7 @@ from gigl_loader.remote.requests import (
     ProducerRequest,
     share_of_batches,
 )
+from gigl_loader.testing import TinyGraph
 
 pytestmark = pytest.mark.multiprocess
 
@@ -153,3 +154,17 @@ def test_getters(server):
         server.get_node_ids(NodeIdsRequest(split="training"))
     ports = server.get_free_ports(3)
     assert len(set(ports)) == 3
+
+
+def test_edge_books_of_one_partition() -> None:
+    """There is nothing to look up, on a heterogeneous graph too."""
+    graph = TinyGraph.random(10, 20, heterogeneous=True)
+    server = DistServer(graph.dataset())
+    try:
+        for edge_type in graph.edges:
+            assert server.get_edge_partition_book(edge_type) is None
+        for wrong in (None, ("user", "sells", "item")):
+            with pytest.raises(ConfigError, match="edge_type must be one of"):
+                server.get_edge_partition_book(wrong)
+    finally:
+        server.close()

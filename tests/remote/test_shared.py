@@ -83,7 +83,7 @@ def test_a_failure_goes_to_the_fetches_that_wait_and_to_those_after(shared, prod
     producer.events.put(producer.fail)
     for future in (waiting, shared.fetch(0, 1)):
         with pytest.raises(SamplingError, match="no luck"):
-            future.result(5)
+            future.result(60)
 
 
 def test_a_failure_of_a_broken_off_epoch_does_not_reach_the_next(shared, producer):
@@ -99,11 +99,11 @@ def test_a_failure_of_a_broken_off_epoch_does_not_reach_the_next(shared, produce
         restarted.set()
 
     producer.events.put(fail_then_restart)
-    assert restarted.wait(5)
+    assert restarted.wait(60)
     wait_until(lambda: shared._consumers[0].error is not None, "the failure was heard of")
     future = shared.fetch(0, 2)
     producer.events.put(lambda _: producer.arrived.append(_received(0)))
-    assert future.result(5)[0].ticket.batch == 0
+    assert future.result(60)[0].ticket.batch == 0
 
 
 def test_who_shares_a_key_waits_until_the_producer_can_be_used(monkeypatch):

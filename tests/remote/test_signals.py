@@ -24,7 +24,7 @@ from gigl_loader.workers.pool import process_state
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
 
 TIMEOUT_S = 3.0
-AT_MOST_S = 10.0
+AT_MOST_S = 30.0
 """Beyond the timeout."""
 
 
@@ -110,8 +110,8 @@ def _server_1_is_stopped(info, rank, nodes, loader, iterator):
         result_of(call_server(1, os.getpid), TIMEOUT_S, "pid on storage server 1")
     with _soon():
         loader.shutdown()
-    with _fails(PeerTimeoutError, rf"{name} did not start a producer within 5 s", 5.0):
-        _loader(info, rank, nodes, timeout=5.0)
+    with _fails(PeerTimeoutError, rf"{name} did not start a producer within 8 s", 8.0):
+        _loader(info, rank, nodes, timeout=8.0)
 
 
 def _servers_are_told_to_end(rank, pids, loader, iterator):

@@ -1,14 +1,16 @@
 """What `WorkerPool` makes of its sockets; the other ends are held by the test."""
 
+import os
 import selectors
 import signal
+from pathlib import Path
 
 import pytest
 
 from gigl_loader.errors import UsageError, WorkerDiedError
 from gigl_loader.workers import pipe
 from gigl_loader.workers import setup as kinds
-from gigl_loader.workers.pool import WorkerPool, _Worker
+from gigl_loader.workers.pool import WorkerPool, _Worker, process_state
 
 
 @pytest.fixture
@@ -67,3 +69,17 @@ def test_a_stopped_pool(ends) -> None:
     pool.stop(0.0)
     with pytest.raises(UsageError, match="stopped"):
         pool.poll(0.0)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError])
+def test_a_process_that_ends_while_it_is_looked_at_is_gone(
+    error: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file cannot be opened any more, or is open and cannot be read."""
+
+    def ended(path: Path) -> str:
+        raise error(path)
+
+    assert process_state(os.getpid()) == "running"
+    monkeypatch.setattr(Path, "read_text", ended)
+    assert process_state(os.getpid()) == "gone"

@@ -1,0 +1,61 @@
+"""Seed edges of a link batch, from a message to PyG's ``edge_label_index`` or triplets."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.errors import ConfigError
+from gigl_loader.message import EDGE_INPUT_ID, EDGE_LABEL, EDGE_LABEL_INDEX, SampleMessage
+
+_NOT_OF_A_BATCH = ("edge_label_index", "edge_label", "edge_label_time")
+"""Attributes of a whole graph that `RandomLinkSplit` leaves; a batch has its own, or none."""
+
+
+def add_edge_labels(
+    data: Any, message: SampleMessage, edge_type: EdgeType | None, *, kind: str | None
+) -> None:
+    """Give ``data`` its seed edges, by the names that PyG's ``LinkNeighborLoader`` uses.
+
+    Args:
+        data: A `Data` or `HeteroData`.
+        message: From `gigl_loader.sampler.edges.EdgeSampler`.
+        edge_type: Of the seed edges; None on a `Data`.
+        kind: ``"binary"``, ``"triplet"``, or None: there are no negatives.
+
+    Raises:
+        ConfigError: The message has no seed edges: another sampler made it.
+    """
+    if EDGE_LABEL_INDEX not in message:
+        raise ConfigError(
+            "the sampler gave no seed edges: a sampler of your own for a DistLinkNeighborLoader "
+            "must be a subclass of gigl_loader.sampler.edges.EdgeSampler"
+        )
+    store, src, dst = data, data, data
+    if edge_type is not None:
+        store, src, dst = data[edge_type], data[edge_type[0]], data[edge_type[2]]
+    for name in _NOT_OF_A_BATCH:
+        if name in store:
+            del store[name]
+    links, store.input_id = message[EDGE_LABEL_INDEX], message[EDGE_INPUT_ID]
+    num_edges = store.input_id.numel()
+    if kind == "triplet":
+        src.src_index, dst.dst_pos_index = links[:num_edges], links[num_edges : 2 * num_edges]
+        negatives = links[2 * num_edges :].view(num_edges, -1)
+        dst.dst_neg_index = negatives.squeeze(-1)
+        return
+    store.edge_label_index = links
+    label = message.get(EDGE_LABEL)
+    if kind == "binary":
+        label = _with_zeros(label, num_edges, links)
+    if label is not None:
+        store.edge_label = label
+
+
+def _with_zeros(label: Tensor | None, num_edges: int, links: Tensor) -> Tensor:
+    """Return the labels of seed edges (1 where none were given), then 0 for each negative."""
+    if label is None:
+        label = torch.ones(num_edges, device=links.device)
+    size = (links.size(1) - num_edges, *label.shape[1:])
+    return torch.cat([label, label.new_zeros(size)])

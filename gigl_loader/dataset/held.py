@@ -1,0 +1,49 @@
+"""The rule that every partition of a graph is held by somebody: a batch would lack the rest."""
+
+from collections.abc import Iterable
+
+from gigl_loader.errors import ConfigError
+
+
+def check_held(num_partitions: int, held: Iterable[int], *, who: str) -> None:
+    """Check that all partitions are held.
+
+    Args:
+        num_partitions: Partitions of the graph.
+        held: Those that somebody holds; repeats allowed.
+        who: What holds one: ``"process"``, ``"storage server"``.
+
+    Raises:
+        ConfigError: Somebody is missing; names the partitions.
+    """
+    found = sorted(held)
+    missing = sorted(set(range(num_partitions)) - set(found))
+    if missing:
+        raise ConfigError(
+            f"no {who} loaded partitions {missing} of {num_partitions} (loaded: {found}), so that "
+            f"batches would lack that part of the graph: start at least one {who} per partition, "
+            "each with its own partition_idx, or write the graph as fewer partitions with "
+            "partition_graph"
+        )
+
+
+def check_enough(num_partitions: int, own: int, num_holders: int, *, who: str) -> None:
+    """Check what one holder can see before it met the others: that there are enough of them.
+
+    Args:
+        num_partitions: Partitions of the graph.
+        own: The one that this holder has.
+        num_holders: How many holders there will be.
+        who: What a holder is.
+
+    Raises:
+        ConfigError: They are fewer than the partitions.
+    """
+    if num_holders == 1:
+        check_held(num_partitions, [own], who=who)
+    if num_holders < num_partitions:
+        raise ConfigError(
+            f"{num_holders} {who}s cannot hold {num_partitions} partitions (this one has partition "
+            f"{own}): start at least one {who} per partition, each with its own partition_idx, or "
+            "write the graph as fewer partitions with partition_graph"
+        )

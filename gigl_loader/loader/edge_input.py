@@ -1,0 +1,193 @@
+"""Seed edges as users give them, checked and split into what a sampler's input holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.sampler import NegativeSampling
+
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DatasetSchema,
+    EdgeType,
+    NodeType,
+    is_label_edge_type,
+)
+from gigl_loader.errors import ConfigError
+from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS
+
+EdgeInput = (
+    Tensor | EdgeType | tuple[EdgeType, Tensor | None] | Mapping[int, Tensor]
+    | tuple[EdgeType, Mapping[int, Tensor]]
+)  # fmt: skip
+"""What `DistLinkNeighborLoader` takes as ``edge_label_index``; None besides: all edges."""
+
+
+@dataclass(frozen=True)
+class SeedEdges:
+    """Seed edges of one loader."""
+
+    edge_type: EdgeType
+    index: Tensor
+    """``[2, num_edges]`` int64, global ids: sources, destinations."""
+    label: Tensor | None
+    """``[num_edges, ...]``."""
+
+    def sampler_input(self) -> NodeSamplerInput:
+        """Return them as seeds (sources) with columns (destinations, labels)."""
+        found = NodeSamplerInput(self.index[0].contiguous(), self.edge_type[0])
+        found.extra = {EDGE_TARGETS: self.index[1].contiguous()}
+        if self.label is not None:
+            found.extra[EDGE_LABEL] = self.label.contiguous()
+        return found
+
+    def split(self, parts: int) -> "list[SeedEdges]":
+        """Return contiguous blocks that concatenate to all."""
+        labels = [None] * parts if self.label is None else self.label.tensor_split(parts)
+        blocks = self.index.tensor_split(parts, dim=1)
+        return [
+            SeedEdges(self.edge_type, block, label)
+            for block, label in zip(blocks, labels, strict=True)
+        ]
+
+
+def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
+    """Return (edge type, seed edges without it) of ``edge_label_index``.
+
+    Raises:
+        ConfigError: The type is missing, unknown, or a label edge type.
+    """
+    known = [one for one in schema.edge_types or () if not is_label_edge_type(one)]
+    plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
+    if _is_edge_type(edges):
+        edge_type, edges = edges, None
+    elif isinstance(edges, tuple) and len(edges) == 2 and _is_edge_type(edges[0]):
+        edge_type, edges = edges
+    elif plain:
+        return DEFAULT_HOMOGENEOUS_EDGE_TYPE, edges
+    else:
+        raise ConfigError(
+            "the graph is heterogeneous: pass edge_label_index=(edge_type, index), with one of "
+            f"{known}"
+        )
+    if tuple(edge_type) not in (known or [DEFAULT_HOMOGENEOUS_EDGE_TYPE]):
+        raise ConfigError(f"edge_label_index names edge type {edge_type}, the graph has {known}")
+    src, relation, dst = edge_type
+    return (src, relation, dst), edges
+
+
+def _is_edge_type(value: Any) -> bool:
+    triple = isinstance(value, tuple) and len(value) == 3
+    return triple and all(isinstance(part, str) for part in value)
+
+
+def read_edges(
+    edge_type: EdgeType, index: Any, label: Any, num_nodes: Mapping[NodeType, int]
+) -> SeedEdges:
+    """Return checked seed edges.
+
+    Raises:
+        ConfigError: Wrong shape, dtype, device or range; names the first offender.
+    """
+    found = torch.as_tensor(index) if isinstance(index, (Tensor, np.ndarray, list)) else None
+    if found is None or found.dtype != torch.int64 or found.dim() != 2 or found.size(0) != 2:
+        what = type(index).__name__ if found is None else f"{list(found.shape)} {found.dtype}"
+        raise ConfigError(
+            f"edge_label_index must be [2, num_edges] int64, sources in row 0, got {what}"
+        )
+    if found.device.type != "cpu":
+        raise ConfigError(
+            f"edge_label_index must be on the CPU, where sampling is, got {found.device}"
+        )
+    for row, end in enumerate((edge_type[0], edge_type[2])):
+        wrong = (found[row] < 0) | (found[row] >= num_nodes[end])
+        if bool(wrong.any()):
+            place = int(wrong.nonzero()[0])
+            raise ConfigError(
+                f"edge_label_index[{row}, {place}] = {int(found[row, place])} is no node id: ids "
+                f"are in [0, {num_nodes[end]})"
+            )
+    labels = None if label is None else torch.as_tensor(label)
+    if labels is not None and (labels.dim() == 0 or labels.size(0) != found.size(1)):
+        raise ConfigError(
+            f"edge_label must have one row for each of the {found.size(1)} edges of "
+            f"edge_label_index, got {list(labels.shape)}"
+        )
+    return SeedEdges(edge_type, found, labels)
+
+
+def all_edges(data: DistDataset, edge_type: EdgeType) -> Tensor:
+    """Return ``[2, num_edges]`` int64: the edges of a type in this partition.
+
+    They are in the order of their edge ids, as PyG has them, where the dataset keeps these.
+    """
+    adjacency = data.view().adjacency[edge_type]
+    degrees = adjacency.indptr.diff()
+    rows = torch.repeat_interleave(torch.arange(degrees.numel()), degrees)
+    others = adjacency.indices
+    if adjacency.edge_ids is not None:
+        order = adjacency.edge_ids.argsort()
+        rows, others = rows[order], others[order]
+    ends = (others, rows) if data.schema.edge_dir == "in" else (rows, others)
+    return torch.stack(ends)
+
+
+def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSampling | None:
+    """Return PyG's `NegativeSampling` of what the user gave.
+
+    Raises:
+        ConfigError: It is none, or triplets with labels.
+    """
+    if given is not None and ratio is not None:
+        raise ConfigError("neg_sampling and neg_sampling_ratio were both given: drop the ratio")
+    if ratio is not None:
+        if not ratio >= 0:
+            raise ConfigError(f"neg_sampling_ratio must be >= 0, got {ratio!r}")
+        given = NegativeSampling("binary", ratio) if ratio else None
+    try:
+        found: NegativeSampling | None = given if given is None else NegativeSampling.cast(given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"neg_sampling must be 'binary', 'triplet' or PyG's NegativeSampling, got {given!r}: "
+            f"{error}"
+        ) from None
+    if found is not None and found.is_triplet() and label is not None:
+        raise ConfigError("triplets have no labels: leave edge_label out, or use 'binary'")
+    return found
+
+
+def shifted(label: Tensor | None, negatives: NegativeSampling | None) -> Tensor | None:
+    """Return the labels with 0 free for negatives: one more each, where binary ones use it."""
+    if label is None or negatives is None or not negatives.is_binary() or label.numel() == 0:
+        return label
+    return label + 1 if int(label.min()) == 0 else label
+
+
+def weights_of(
+    negatives: NegativeSampling, edge_type: EdgeType, num_nodes: Mapping[NodeType, int]
+) -> dict[str, list[float]]:
+    """Return the weights that were given, as keywords of the sampler.
+
+    Raises:
+        ConfigError: Not one weight for each node, a negative one, or nothing but zeros.
+    """
+    found = {}
+    for name, end in (("src_weight", edge_type[0]), ("dst_weight", edge_type[2])):
+        weight = getattr(negatives, name)
+        if weight is None:
+            continue
+        weight = torch.as_tensor(weight, dtype=torch.float64)
+        if tuple(weight.shape) != (num_nodes[end],):
+            raise ConfigError(
+                f"neg_sampling.{name} must have one weight for each of the {num_nodes[end]} nodes "
+                f"of type {end!r}, got {list(weight.shape)}"
+            )
+        if not bool(((weight >= 0) & weight.isfinite()).all()) or not bool((weight > 0).any()):
+            raise ConfigError(f"neg_sampling.{name} must be finite, >= 0, and not zero throughout")
+        found[name] = weight.tolist()
+    return found

@@ -1,0 +1,234 @@
+"""`DistLinkNeighborLoader`: batches seeded by edges, with negatives that are drawn for them."""
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NegativeSampling
+
+from gigl_loader._glt import Dataset
+from gigl_loader.collate.edges import add_edge_labels
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType, NodeType
+from gigl_loader.errors import ConfigError
+from gigl_loader.loader.assemble import (
+    LoaderArgs,
+    SamplerClass,
+    colocated_parts,
+    end_own_group,
+    is_remote,
+    remote_parts,
+)
+from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.loader.config import NumNeighbors
+from gigl_loader.loader.edge_input import (
+    EdgeInput,
+    SeedEdges,
+    all_edges,
+    edge_type_of,
+    negative_sampling,
+    read_edges,
+    shifted,
+    weights_of,
+)
+from gigl_loader.loader.inputs import check_servers
+from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.message import IS_HETERO, SampleMessage
+from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.remote.dataset import RemoteDistDataset
+
+_SAMPLER = "gigl_loader.sampler.edges.EdgeSampler"
+
+
+class DistLinkNeighborLoader(BaseDistLoader):
+    """Yields the neighbourhoods of edges, as PyG's ``LinkNeighborLoader`` does.
+
+    A batch has ``edge_label_index`` (``[2, num]`` int64, local; seed edges first, then binary
+    negatives), ``edge_label`` (0 for negatives) and ``input_id`` (``[num_edges]``, positions in
+    ``edge_label_index`` as given); with triplets ``src_index``, ``dst_pos_index`` and
+    ``dst_neg_index`` (``[num_edges]``, or ``[num_edges, amount]``) in place of the first two. On a
+    `HeteroData` they are in the stores that PyG has them in. The ends of all edges come first among
+    the nodes of their type, each once.
+
+    Args:
+        dataset: Colocated: a ``DistDataset``. Graph store: a ``RemoteDistDataset``.
+        num_neighbors: As in `DistNeighborLoader`.
+        edge_label_index: ``[2, num_edges]`` int64, sources and destinations by global id; on a
+            heterogeneous graph ``(edge_type, index)``; None in place of the index: all edges of
+            this partition (colocated only). Colocated, it is split over the processes of a machine
+            that were given the same; with a graph store it is this process's own, cut over the
+            servers, or given by server, ``{server_rank: index}``.
+        edge_label: ``[num_edges, ...]``, labels of the seed edges. With binary negatives, labels
+            that begin at 0 are made to begin at 1, as PyG does.
+        neg_sampling: ``"binary"``, ``"triplet"``, or PyG's `NegativeSampling` with amount and
+            weights; None: no negatives.
+        neg_sampling_ratio: PyG's older way to say ``NegativeSampling("binary", ratio)``.
+        num_workers: As in `DistNeighborLoader`, and so are all that are not named here.
+        batch_size: Seed edges per batch.
+        context: Deprecated.
+        local_process_rank: Deprecated.
+        local_process_world_size: Deprecated.
+        pin_memory_device: Where batches go.
+        worker_concurrency: Batches that a worker has under way.
+        channel_size: Most shared memory of the batches under way.
+        prefetch_size: Graph store only.
+        process_start_gap_seconds: None: a rank starts when the one before it is ready.
+        num_cpu_threads: Threads of torch operations of this process.
+        shuffle: Shuffle the edges every epoch.
+        drop_last: Leave an incomplete last batch out.
+        with_weight: Draw neighbours by edge weight.
+        sampler_options: Another sampler, a subclass of ``EdgeSampler``, or again the fanout.
+        non_blocking_transfers: Copy to a CUDA device ahead of use.
+        strict: No negative is an edge of the graph; asks the owner of each.
+        seed: Decides shuffle, draws and negatives.
+        replace: Draw neighbours with replacement.
+        in_order: Yield batches in order.
+        timeout: Seconds without progress before a wait is an error.
+        worker_init_fn: Called in each worker.
+        even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
+        with_edge: Deliver edge ids.
+        device_prefetch: Batches copied ahead to a CUDA device.
+
+    Raises:
+        ConfigError: A value cannot work; nothing was started.
+        PeerError: A worker could not be started; none is left.
+    """
+
+    _counter = count()
+
+    def __init__(
+        self,
+        dataset: Dataset | RemoteDistDataset,
+        num_neighbors: NumNeighbors,
+        edge_label_index: EdgeInput | None = None,
+        edge_label: Tensor | Mapping[int, Tensor] | None = None,
+        neg_sampling: NegativeSampling | str | None = None,
+        neg_sampling_ratio: float | None = None,
+        num_workers: int = 1,
+        batch_size: int = 1,
+        context: DistributedContext | None = None,
+        local_process_rank: int | None = None,
+        local_process_world_size: int | None = None,
+        pin_memory_device: torch.device | None = None,
+        worker_concurrency: int = 4,
+        channel_size: int | str = "4GB",
+        prefetch_size: int | None = None,
+        process_start_gap_seconds: float | None = None,
+        num_cpu_threads: int | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        with_weight: bool = False,
+        sampler_options: SamplerOptions | None = None,
+        non_blocking_transfers: bool = True,
+        *,
+        strict: bool = False,
+        seed: int | None = None,
+        replace: bool = False,
+        in_order: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        worker_init_fn: Callable[[int], None] | None = None,
+        even_ranks: str | None = None,
+        with_edge: bool | None = None,
+        device_prefetch: int = 2,
+    ) -> None:
+        self._shutdowned = True  # until there is something to shut down
+        args = LoaderArgs.collect(locals())
+        self._negatives = negative_sampling(neg_sampling, neg_sampling_ratio, edge_label)
+        runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
+        try:
+            if is_remote(dataset):
+                num_nodes = dataset.fetch_num_nodes()
+                servers = range(dataset.cluster_info.num_storage_nodes)
+                by_server = _by_server(
+                    edge_label_index, edge_label, dataset.fetch_schema(), num_nodes, servers
+                )
+                sampler = self._sampler(by_server[0].edge_type, num_nodes, strict)
+                name = f"{type(self).__name__} {next(self._counter)}"
+                inputs = [self._shifted(edges).sampler_input() for edges in by_server]
+                parts = remote_parts(dataset, args, runtime, inputs, name, sampler)
+            else:
+                data = DistDataset.wrap(dataset)
+                edges = _of_this_machine(data, edge_label_index, edge_label)
+                sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
+                given = self._shifted(edges).sampler_input()
+                parts = colocated_parts(data, args, runtime, lambda _: given, sampler)
+        finally:
+            end_own_group(runtime)
+        super().__init__(**parts)
+
+    def _sampler(
+        self, edge_type: EdgeType, num_nodes: Mapping[NodeType, int], strict: bool
+    ) -> SamplerClass:
+        """Return the sampler class that workers are to run, and its keywords."""
+        self._seed_edge_type, negatives = edge_type, self._negatives
+        keywords: dict[str, Any] = {"edge_type": edge_type}
+        if negatives is not None:
+            keywords |= {"negatives": negatives.mode.value, "amount": negatives.amount}
+            keywords |= {"strict": strict, **weights_of(negatives, edge_type, num_nodes)}
+        elif strict:
+            raise ConfigError("strict=True is about negatives: give neg_sampling as well")
+        return _SAMPLER, keywords
+
+    def _shifted(self, edges: SeedEdges) -> SeedEdges:
+        label = shifted(edges.label, self._negatives)
+        return SeedEdges(edges.edge_type, edges.index, label)
+
+    def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
+        batch = super()._make_batch(msg)
+        edge_type = self._seed_edge_type if int(msg[IS_HETERO]) else None
+        kind = None if self._negatives is None else self._negatives.mode.value
+        add_edge_labels(batch, msg, edge_type, kind=kind)
+        return batch
+
+
+def _of_this_machine(data: DistDataset, given: Any, label: Any) -> SeedEdges:
+    given, label = _unpacked(given, label)
+    edge_type, index = edge_type_of(given, data.schema)
+    if isinstance(index, Mapping):
+        raise ConfigError(
+            "edge_label_index is by server, as for a graph store, but the dataset is local: pass a "
+            "tensor or (edge_type, tensor)"
+        )
+    if index is None:
+        index = all_edges(data, edge_type)
+    return read_edges(edge_type, index, label, data.view().num_nodes)
+
+
+def _by_server(
+    given: Any, label: Any, schema: DatasetSchema, num_nodes: Mapping[NodeType, int],
+    servers: range,
+) -> list[SeedEdges]:  # fmt: skip
+    """Return the seed edges of each storage server, empty ones included."""
+    given, label = _unpacked(given, label)
+    edge_type, index = edge_type_of(given, schema)
+    if index is None:
+        raise ConfigError(
+            "with a graph store, edge_label_index must be given: a [2, num_edges] tensor, "
+            "or {server_rank: tensor}"
+        )
+    if not isinstance(index, Mapping):
+        return read_edges(edge_type, index, label, num_nodes).split(len(servers))
+    check_servers(index, servers)
+    if not (label is None or (isinstance(label, Mapping) and label.keys() == index.keys())):
+        raise ConfigError("edge_label must be by server as edge_label_index is, or None")
+    nothing = torch.empty(2, 0, dtype=torch.int64)
+    labels: Mapping[int, Tensor] = {} if label is None else label
+    some = next(iter(labels.values()), None)
+    none_left = None if some is None else some[:0]
+    return [
+        read_edges(edge_type, index.get(server, nothing), labels.get(server, none_left), num_nodes)
+        for server in servers
+    ]
+
+
+def _unpacked(given: Any, label: Any) -> tuple[Any, Any]:
+    """Return (seed edges, labels) of GLT's ``EdgeSamplerInput``; anything else as it is."""
+    if not (hasattr(given, "row") and hasattr(given, "col")):
+        return given, label
+    index = torch.stack([given.row, given.col])
+    edge_type = getattr(given, "input_type", None)
+    label = getattr(given, "label", None) if label is None else label
+    return (index if edge_type is None else (edge_type, index)), label

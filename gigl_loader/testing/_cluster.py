@@ -1,0 +1,154 @@
+"""A storage and a compute cluster on this machine, for one function of a test."""
+
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.remote.client import init_compute_process, shutdown_compute_process
+from gigl_loader.remote.dataset import GraphStoreInfo
+from gigl_loader.remote.server import init_storage_process
+from gigl_loader.testing._forked import ForkedProcess
+from gigl_loader.testing._ports import free_port
+
+_HOST = "127.0.0.1"
+_JOIN_TIMEOUT_S = 150.0
+
+MakePartition = Callable[[int, int], DistDataset]
+
+
+def store_info(servers: int, clients: int, **changes: Any) -> GraphStoreInfo:
+    """Return the description of a cluster on this machine: one compute machine, free ports.
+
+    Args:
+        servers: Storage servers.
+        clients: Compute processes.
+        changes: Fields of `GraphStoreInfo` that differ.
+    """
+    unused = ("cluster_master_port", "storage_cluster_master_port", "rpc_wait_port")
+    hosts = ("cluster_master_ip", "storage_cluster_master_ip", "compute_cluster_master_ip")
+    used = ("compute_cluster_master_port", "rpc_master_port")
+    values: dict[str, Any] = {
+        "num_storage_nodes": servers,
+        "num_compute_nodes": 1,
+        "num_processes_per_compute": clients,
+        **dict.fromkeys(hosts, _HOST),
+        **dict.fromkeys(unused, 0),
+        **{name: free_port() for name in used if name not in changes},
+    }
+    return GraphStoreInfo(**{**values, **changes})
+
+
+class Processes:
+    """Processes whose tracebacks are kept; `running_processes` ends them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.all: list[ForkedProcess] = []
+
+    def start(self, function: Callable[..., None], *args: Any) -> ForkedProcess:
+        """Call ``function(*args)`` in a process of its own."""
+        note = self._folder / f"{len(self.all)}.txt"
+        process = ForkedProcess(target=_entry, args=(function, args, note))
+        process.start()
+        self.all.append(process)
+        return process
+
+    def join(self, processes: list[ForkedProcess], timeout_s: float = 200.0) -> None:
+        """Wait until all have ended.
+
+        Raises:
+            AssertionError: One failed; with the tracebacks. Or nothing ended for ``timeout_s``.
+        """
+        left: dict[Any, ForkedProcess] = {process.sentinel: process for process in processes}
+        while left:
+            done = wait(list(left), timeout_s)
+            if not done:
+                raise AssertionError(f"still running after {timeout_s:g} s\n{self.notes()}")
+            for sentinel in done:
+                process = left.pop(sentinel)
+                process.join()
+                if process.exitcode:
+                    raise AssertionError(f"exit code {process.exitcode}\n{self.notes()}")
+
+    def notes(self) -> str:
+        """Return the tracebacks of those that raised."""
+        return "".join(note.read_text() for note in sorted(self._folder.glob("*.txt")))
+
+
+@contextmanager
+def running_processes(folder: Path) -> Iterator[Processes]:
+    """Give a `Processes`; none of its processes outlives the ``with`` block.
+
+    Args:
+        folder: An empty one, for tracebacks.
+    """
+    started = Processes(folder)
+    try:
+        yield started
+    finally:
+        for process in started.all:
+            process.kill()
+            process.join()
+
+
+def run_cluster(
+    client: Callable[..., None],
+    *args: Any,
+    dataset: MakePartition,
+    tmp_path: Path,
+    servers: int = 2,
+    clients: int = 2,
+    timeout_s: float = 200.0,
+) -> None:
+    """Call ``client(info, rank, *args)`` on each compute process of a cluster on this machine.
+
+    Args:
+        client: A function of a module, called with the `GraphStoreInfo` and the compute rank.
+        args: More for ``client``; picklable.
+        dataset: A function of a module: ``dataset(rank, servers)`` is what that server holds.
+        tmp_path: An empty folder, for tracebacks.
+        servers: Storage servers.
+        clients: Compute processes.
+        timeout_s: Longest time without the end of a process.
+
+    Raises:
+        AssertionError: A process failed, or does not end. None is left.
+    """
+    info = store_info(servers, clients)
+    with running_processes(tmp_path) as started:
+        roles = [started.start(serve, info, rank, dataset) for rank in range(servers)]
+        roles += [started.start(compute, info, rank, client, *args) for rank in range(clients)]
+        started.join(roles, timeout_s)
+
+
+def serve(
+    info: GraphStoreInfo, rank: int, dataset: MakePartition, num_jobs: int | None = 1
+) -> None:
+    """Be a storage server until its jobs have ended."""
+    partition = dataset(rank, info.num_storage_nodes)
+    with init_storage_process(rank, info, partition, num_jobs=num_jobs) as server:
+        server.wait()
+
+
+def compute(info: GraphStoreInfo, rank: int, client: Callable[..., None], *args: Any) -> None:
+    """Be a compute process for the time of ``client(info, rank, *args)``."""
+    os.environ["RANK"] = "0"  # of the only compute machine
+    init_compute_process(rank, info, "gloo", timeout_s=_JOIN_TIMEOUT_S)
+    try:
+        client(info, rank, *args)
+    finally:
+        shutdown_compute_process()
+        shutdown_compute_process()  # again: nothing is left to do
+
+
+def _entry(function: Callable[..., None], args: tuple[Any, ...], note: Path) -> None:
+    try:
+        function(*args)
+    except BaseException:
+        note.write_text(f"--- {function.__name__} {args[1:2]} ---\n{traceback.format_exc()}")
+        raise SystemExit(1) from None

@@ -1,0 +1,24 @@
+import socket
+from pathlib import Path
+
+import pytest
+
+from gigl_loader.testing import _ports, free_port
+
+
+def test_a_free_port_can_be_bound_and_is_not_one_that_the_system_hands_out() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in {free_port() for _ in range(20)}:
+        assert port < first
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+
+
+def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        assert not _ports._can_bind("127.0.0.1", port)
+    monkeypatch.setattr(_ports, "_can_bind", lambda host, port: False)
+    with pytest.raises(OSError, match="are taken"):
+        free_port()
