@@ -13,7 +13,7 @@ from typing import Any
 
 import duckdb
 
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, UsageError
 
 _ENGINE_SHARE = 0.6
 """Of the memory, for the engine: it goes over its limit, and Python and Arrow need some, too."""
@@ -74,6 +74,9 @@ class Job:
 
         Args:
             ordered: Rows keep the order of the file, which costs memory.
+
+        Raises:
+            UsageError: Memory or disk are too small. The run can go on.
         """
         spill = self.folder / "spill"
         spill.mkdir(exist_ok=True)
@@ -89,6 +92,14 @@ class Job:
         )
         try:
             yield connection
+        except duckdb.OutOfMemoryException as error:
+            raise UsageError(
+                f"{self._limit / 1e6:.0f} MB for the engine are too few, or {spill} is full: "
+                f"{str(error).splitlines()[0]}; call again with more memory, or with free space "
+                "there, to go on"
+            ) from error
+        except duckdb.IOException as error:
+            raise UsageError(f"{error}; call again to go on where it was") from error
         finally:
             connection.close()
 

@@ -79,6 +79,7 @@ def partition_tables(
 
     Raises:
         ConfigError: An argument, a file or a row of a table cannot work: the message says which.
+        UsageError: Memory or disk are too small; what is done is kept.
     """
     began = time.monotonic()
     _check_installed()

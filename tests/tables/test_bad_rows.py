@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.tables import _job
 from gigl_loader.tables.partition import parse_bytes
 
 NODES = {"id": ["a", "b", "c", "d", "e"], "x": [[0.0, 0.5]] * 5, "y": [0, 1, 0, 1, 2]}
@@ -165,3 +166,14 @@ def test_features_beside_the_table_and_a_column_of_owners(tmp_path: Path) -> Non
 def test_bytes_in_words() -> None:
     found = [parse_bytes(given) for given in ("4GB", "1.5 gb", "512MiB", 7, "7", "2k")]
     assert found == [4 * 10**9, 1_500_000_000, 2**29, 7, 7, 2000]
+
+
+def test_too_little_memory_is_said_and_the_run_can_go_on(tmp_path: Path, monkeypatch) -> None:
+    arguments = _write(tmp_path)
+    monkeypatch.setattr(_job, "_ENGINE_SHARE", 1e-5)
+    with pytest.raises(UsageError, match=r"too few.*more memory"):
+        partition_tables(**arguments, memory="1GB")
+    assert (tmp_path / ".parts.scratch" / "job.json").exists()
+    monkeypatch.undo()
+    partition_tables(**arguments, memory="2GB")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edges", "nodes", "parts"]

@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -5,7 +6,7 @@ import pytest
 import yaml
 from table_graphs import BUYS, KNOWS, Tables, check
 
-from gigl_loader import DistDataset
+from gigl_loader import DistDataset, partition_tables
 from gigl_loader.tables.command import main
 
 GRAPH = Tables(
@@ -76,3 +77,22 @@ def test_what_is_wrong_with_the_file_is_said(tmp_path, content, message, capsys)
     assert message in capsys.readouterr().err
     assert main(["--out", out, "--partitions", "1"]) == 2
     assert "--nodes and --edges" in capsys.readouterr().err
+
+
+def test_tables_are_read_through_fsspec(tmp_path: Path) -> None:
+    import fsspec
+
+    nodes, edges = GRAPH.write(tmp_path / "tables", 2)
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path / "tables"), "/bucket", recursive=True)
+    local = f"{tmp_path}/tables"
+
+    def remote(table):
+        return dataclasses.replace(table, source=table.source.replace(local, "memory://bucket"))
+
+    partition_tables(
+        {t: remote(one) for t, one in nodes.items()},
+        {t: [remote(one) for one in several] for t, several in edges.items()},
+        2, tmp_path / "parts", method="random", progress=False, threads=1,
+    )  # fmt: skip
+    check(GRAPH, [DistDataset.load(tmp_path / "parts", k) for k in range(2)], "in")
