@@ -17,5 +17,7 @@ autodoc_typehints_description_target = "documented"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Source", "notes_style")]
+html_static_path = ["_static"]
+html_css_files = ["wrap.css"]  # code is wider than the theme expects
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

@@ -12,13 +12,18 @@
     |   +-- PeerTimeoutError          no progress before the deadline
     |   +-- ServerDiedError           a storage server, or the way to it, is gone
     |   +-- JoinRefusedError          a peer did not know the cluster token
+    +-- ResourceError (OSError)       this machine is out of disk, or of files it may open
     +-- NativeLibraryError (RuntimeError)  a function of GLT's native library was called without it
     +-- ProtocolError (RuntimeError)  a message broke the wire contract: a bug in gigl_loader
 
 Texts go: what, where (worker, server, epoch, batch), why, what to do next.
 """
 
+import errno
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class GiglLoaderError(Exception):
@@ -80,6 +85,42 @@ class ServerDiedError(PeerError):
 
 class JoinRefusedError(PeerError):
     """The other side of a connection did not prove that it knows the cluster token."""
+
+
+class ResourceError(GiglLoaderError, OSError):
+    """This machine has no more of something: files it may open, disk, room for a file."""
+
+
+_LIMITS = {
+    errno.EMFILE: "this process may open no more files: raise the limit (ulimit -n 65536), or shut "
+    "loaders down that are no longer used",
+    errno.ENFILE: "this machine has no more open files to give: end other programs, or raise "
+    "fs.file-max",
+    errno.ENOSPC: "the disk is full: make room, or choose another directory",
+    errno.EDQUOT: "your quota of the disk is used up: make room, or choose another directory",
+    errno.EFBIG: "the file became larger than it may be: raise the limit (ulimit -f unlimited)",
+}
+
+
+@contextmanager
+def explained_limits(what: str) -> Iterator[None]:
+    """Raise `ResourceError` in place of an error of the system that a limit is reached.
+
+    Args:
+        what: What was under way.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ResourceError):
+            number = cause.errno if isinstance(cause, OSError) else None
+            if number in _LIMITS:
+                raise ResourceError(
+                    number, f"{what}: {os.strerror(number)}: {_LIMITS[number]}"
+                ) from error
+            cause = cause.__cause__ or cause.__context__
+        raise
 
 
 class NativeLibraryError(GiglLoaderError, RuntimeError):

@@ -11,11 +11,10 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout(200)
 def test_the_command_reports_and_tries() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gigl_loader.diagnose", "--seconds", "0.5", "--workers", "1"],
-        capture_output=True, text=True, timeout=180, check=False,
+        capture_output=True, text=True, timeout=400, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     printed = done.stdout

@@ -28,7 +28,7 @@ print(json.dumps({{
 }}))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -33,6 +33,7 @@ from gigl_loader.dataset._direction import choose_edge_dir, keep_owned
 from gigl_loader.dataset._mapped import is_mapped_format
 from gigl_loader.dataset._mapped_io import MappedPart
 from gigl_loader.dataset._pieces import SPLITS, Pieces
+from gigl_loader.dataset._progress import note
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -50,6 +51,13 @@ EXTRAS_DIR = "gigl_loader"
 CHUNK_BYTES = 64 * 1024 * 1024
 
 _T = TypeVar("_T")
+
+
+def bytes_to_read(root: Any, partition_idx: int) -> int:
+    """Return the size of the files of one partition, more or less: what a bar is measured by."""
+    paths = [*Path(root).glob("*_pb*"), Path(root) / "graph", Path(root) / f"part{partition_idx}"]
+    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def read_partition(
@@ -239,6 +247,13 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a partition directory")
 
 
+def _nearest(path: Path) -> str:
+    """Say how much of a path there is, for one that was mistyped."""
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    names = sorted(entry.name for entry in there.iterdir())[:5] if there.is_dir() else []
+    return f"of it {there} exists and holds {names}"
+
+
 def _open(path: Path) -> io.BufferedReader:
     try:
         return path.open("rb")
@@ -255,6 +270,12 @@ def _damaged(path: Path, error: Exception) -> ConfigError:
 
 def _load_meta(root: Path) -> dict[str, Any]:
     path = root / "META"
+    if not root.is_dir():
+        what = "is a file, not a directory" if root.exists() else "does not exist"
+        raise ConfigError(
+            f"root={str(root)!r} {what}: give the directory that partition_graph wrote; "
+            f"{_nearest(root)}"
+        )
     with _open(path) as file:
         try:
             meta = _Unpickler(file).load()
@@ -290,6 +311,8 @@ def _torch_load(path: Path, *, mapped: bool = False) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except Exception as error:
         raise _damaged(path, error) from error
+    finally:
+        note(path.stat().st_size)
 
 
 def load_tensor(path: Path, *, mapped: bool = False) -> Tensor:
@@ -310,6 +333,7 @@ def _load_stream(path: Path) -> Iterator[Tensor]:
                 raise _damaged(path, error) from error
             if not isinstance(tensor, Tensor):
                 raise ConfigError(f"{path} is damaged: it holds a {type(tensor).__name__}")
+            note(tensor)
             yield tensor
 
 
@@ -369,8 +393,14 @@ def write_meta(root: Path, *, num_partitions: int, heterogeneous: bool, node_typ
 
 def save_tensor(path: Path, tensor: Tensor) -> None:
     """Write one tensor (not the storage that it may be a part of)."""
+    _save(path, tensor.clone())
+    note(tensor)
+
+
+def _save(path: Path, values: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(tensor.clone(), path)
+    with path.open("wb") as file:  # a file of Python's says why it could not be written
+        torch.save(values, file)
 
 
 def write_partition(root: Path, pieces: Pieces) -> None:
@@ -399,9 +429,9 @@ def write_partition(root: Path, pieces: Pieces) -> None:
 def _write_extras(folder: Path, pieces: Pieces) -> None:
     for node_type, rows in pieces.node_labels.items():
         path = folder / "node_labels" / f"{node_type}.pt"
-        path.parent.mkdir(parents=True, exist_ok=True)
         ids = None if rows.ids is None else rows.ids.clone()
-        torch.save({"values": rows.feats.clone(), "ids": ids}, path)
+        _save(path, {"values": rows.feats.clone(), "ids": ids})
+        note(rows.feats)
     for split in SPLITS:
         for node_type, ids in pieces.splits.get(split, {}).items():
             save_tensor(folder / "splits" / split / f"{node_type}.pt", ids)
@@ -414,8 +444,9 @@ def _write_extras(folder: Path, pieces: Pieces) -> None:
             ids = next(iter(named.values())).ids
             values = {name: rows.feats.clone() for name, rows in named.items()}
             path = folder / group / f"{type_str(key)}.pt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({"values": values, "ids": None if ids is None else ids.clone()}, path)
+            _save(path, {"values": values, "ids": None if ids is None else ids.clone()})
+            for rows in named.values():
+                note(rows.feats)
 
 
 def attributes_by_type(attributes: Mapping[tuple[Any, str], _T]) -> dict[Any, dict[str, _T]]:
@@ -435,4 +466,5 @@ def _write_features(folder: Path, rows: FeaturePartitionData) -> None:
         for start in range(0, max(ids.numel(), 1), step):
             chunk = rows.feats[start : start + step]
             pickle.dump(chunk.reshape(-1, 1) if chunk.dim() == 1 else chunk.clone(), feats)
+            note(chunk)
             pickle.dump(ids[start : start + step].clone(), id_file)

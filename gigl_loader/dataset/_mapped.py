@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from gigl_loader.dataset._progress import note
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array, nbytes_of
 
@@ -87,6 +88,7 @@ def write_array(folder: Path, part: Part, name: str, array: Array, dtype: str = 
     array = np.ascontiguousarray(array)
     with path.open("wb") as file:
         file.write(array.reshape(-1).view(np.uint8).data)
+    note(int(array.nbytes))
     part.arrays[name] = ArraySpec(dtype or array.dtype.name, tuple(array.shape))
 
 

@@ -25,6 +25,7 @@ from gigl_loader.dataset._mapped import (
     write_array,
 )
 from gigl_loader.dataset._original import OriginalIds
+from gigl_loader.dataset._progress import note
 from gigl_loader.dataset._pieces import (
     WEIGHT_NAMES,
     Pieces,
@@ -304,6 +305,7 @@ def _read_into(path: Path, target: Tensor, nbytes: int) -> None:
             if not count:
                 raise ConfigError(f"{path} is shorter than its {nbytes} bytes: copy it again")
             filled += count
+            note(count)
 
 
 def edges_of(adjacency: Adjacency, edge_dir: EdgeDir) -> Tensor:

@@ -25,6 +25,7 @@ from gigl_loader.dataset._mapped_io import MappedPart, Memory, edges_of
 from gigl_loader.dataset._original import OriginalIds
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
+from gigl_loader.dataset._progress import showing
 from gigl_loader.dataset._pyg import Cutter, Supervision, read_pyg
 from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
@@ -160,6 +161,7 @@ class DistDataset(_glt.DistDataset):
         partition_idx: int,
         *,
         edge_dir: EdgeDir | None = None,
+        progress: bool = False,
         whole_node_label_file: FilePath | dict[NodeType, FilePath] | None = None,
         memory: Memory = "resident",
         verify: Literal["background", "now", "off"] = "background",
@@ -174,6 +176,8 @@ class DistDataset(_glt.DistDataset):
             partition_idx: The partition to read.
             edge_dir: None: as the directory says, or, where GLT wrote it, as its edges show
                 (assigned by destination: ``"in"``; by source: ``"out"``; if both fit: ``"in"``).
+            progress: Show a bar that moves as files are read (log lines where ``tqdm`` is not
+                installed).
             whole_node_label_file: As GLT's ``load`` takes it: a file with the labels of all nodes,
                 or a dict of files by node type. Not for our own format, which has labels.
             memory: ``"resident"``: everything is read into shared memory now. ``"mapped"``: files
@@ -184,8 +188,8 @@ class DistDataset(_glt.DistDataset):
                 ``"off"``. Sizes and runs are always compared. GLT's format has none.
 
         Raises:
-            ConfigError: A file is missing, damaged, changed or of another run, or the edges do not
-                fit ``edge_dir``; the message names it.
+            ConfigError: ``root`` does not exist, a file is missing, damaged, changed or of another
+                run, or the edges do not fit ``edge_dir``; the message names it.
         """
         if edge_dir is not None:
             check_edge_dir(edge_dir)
@@ -193,15 +197,19 @@ class DistDataset(_glt.DistDataset):
             raise ConfigError(f'memory must be "resident" or "mapped", got {memory!r}')
         if verify not in ("background", "now", "off"):
             raise ConfigError(f'verify must be "background", "now" or "off", got {verify!r}')
-        if is_mapped_format(Path(root)):
-            return cls._open(Path(root), partition_idx, edge_dir, whole_node_label_file,
-                             memory, verify)  # fmt: skip
-        if memory == "mapped":
+        ours = is_mapped_format(Path(root))
+        if memory == "mapped" and not ours and (Path(root) / "META").exists():
             raise ConfigError(
                 f'{root} is in GLT\'s format, which cannot be mapped: use memory="resident", or '
                 "partition the graph again"
             )
-        return cls._of(_disk.read_partition(root, partition_idx, edge_dir, whole_node_label_file))
+        total = _disk.bytes_to_read(root, partition_idx) if progress else 0
+        with showing(f"load partition {partition_idx}", total, shown=progress):
+            if ours:
+                return cls._open(Path(root), partition_idx, edge_dir, whole_node_label_file,
+                                 memory, verify)  # fmt: skip
+            pieces = _disk.read_partition(root, partition_idx, edge_dir, whole_node_label_file)
+            return cls._of(pieces)
 
     @classmethod
     def _open(

@@ -4,6 +4,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -25,14 +26,15 @@ from gigl_loader.dataset._disk import (
     write_meta,
     write_partition,
 )
-from gigl_loader.dataset._mapped import is_mapped_format
+from gigl_loader.dataset._mapped import PART_FILE, is_mapped_format
 from gigl_loader.dataset._mapped_io import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
+from gigl_loader.dataset._progress import Progress, showing
 from gigl_loader.dataset._pyg import Cutter, Source, Supervision, read_pyg
 from gigl_loader.dataset.parts import FeaturePartitionData
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
-from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.errors import ConfigError, WrongTypeError, explained_limits
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -77,6 +79,7 @@ def partition_graph(
     Raises:
         ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds other
             files. Nothing was written.
+        ResourceError: The disk is full, or a limit is reached. What was written is removed.
     """
     check_partitions(num_partitions, 0)
     check_edge_dir(edge_dir)
@@ -91,21 +94,24 @@ def partition_graph(
     check_target(target)
     source = read_pyg(data, supervision)
     _check_names(source)
-    with complete_or_nothing(target) as folder, _Progress(num_partitions + 2, progress) as step:
-        step("assigning nodes")
+    with (
+        complete_or_nothing(target) as folder,
+        showing("partition_graph", _bytes_to_write(source), shown=progress) as bar,
+    ):
+        bar.step("assigning nodes")
         books = _assign(source, num_partitions, method, seed, metis)
-        step("assigning edges")
+        bar.step("assigning edges")
         cutter = Cutter(source, books, edge_dir, num_partitions)
-        shares = _shares(cutter, num_partitions, step)
+        shares = _shares(cutter, num_partitions, bar)
         if format == "mapped":
             write_mapped(folder, shares, method=method, seed=seed)
         else:
             _write_glt(folder, source, cutter, shares, {"method": method, "seed": seed})
 
 
-def _shares(cutter: Cutter, num_partitions: int, step: "_Progress") -> Iterator[Pieces]:
+def _shares(cutter: Cutter, num_partitions: int, bar: Progress) -> Iterator[Pieces]:
     for partition_idx in range(num_partitions):
-        step(f"writing partition {partition_idx}")
+        bar.step(f"writing partition {partition_idx}")
         yield cutter.cut(partition_idx)
 
 
@@ -162,6 +168,18 @@ def _metis_owners(source: Source, num_partitions: int, seed: int, metis: Any) ->
     else:
         found = metis.part_graph(num_partitions, xadj=graph[0], adjncy=graph[1], options=options)
     return torch.tensor(found[1], dtype=torch.int64)
+
+
+def _bytes_to_write(source: Source) -> int:
+    tensors = [
+        *(part.weights for part in source.edges.values() if part.weights is not None),
+        *source.label_edges.values(), *source.node_features.values(), *source.node_labels.values(),
+        *source.edge_features.values(), *source.node_attributes.values(),
+        *source.edge_attributes.values(),
+    ]  # fmt: skip
+    ends = sum(4 * 8 * part.edge_index.size(1) for part in source.edges.values())
+    ids = 8 * sum(source.num_nodes.values())
+    return ends + ids + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -259,11 +277,24 @@ def check_target(target: Path) -> None:
     if not target.is_dir():
         raise ConfigError(f"{target} is a file: give a directory to write to")
     names = {path.name for path in target.iterdir()}
-    if names and not {EXTRAS_FILE, "META"} <= names and not is_mapped_format(target):
+    ours = {EXTRAS_FILE, "META"} <= names or is_mapped_format(target)
+    others = [path for path in target.rglob("*") if not (ours and _is_ours(path, target))]
+    if others:
+        found = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
         raise ConfigError(
-            f"{target} holds other files ({', '.join(sorted(names)[:3])}...): give an empty or a "
-            "new directory"
+            f"{target} holds other files ({found}...), which would be removed with it: give an "
+            "empty or a new directory"
         )
+
+
+def _is_ours(path: Path, target: Path) -> bool:
+    """Return whether a file or folder below ``target`` may be one that `partition_graph` wrote."""
+    first, *rest = path.relative_to(target).parts
+    if not rest and first in (EXTRAS_FILE, "META", "report.json", "report.svg"):
+        return path.is_file()
+    known = re.fullmatch(r"part\d+|books|ids|(node|edge)_pb(\.pt)?", first) is not None
+    suffixes = (".pt", ".pkl", ".bin", ".parquet")
+    return known and (path.is_dir() or path.suffix in suffixes or path.name == PART_FILE)
 
 
 @contextmanager
@@ -274,40 +305,10 @@ def complete_or_nothing(target: Path) -> Iterator[Path]:
     try:
         folder = work / "new"
         folder.mkdir()
-        yield folder
+        with explained_limits(f"writing {target}"):
+            yield folder
         if target.exists():
             os.rename(target, work / "old")
         os.rename(folder, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-class _Progress:
-    """A bar of ``tqdm`` where it is installed, log lines where it is not."""
-
-    def __init__(self, total: int, shown: bool) -> None:
-        self._total, self._done, self._bar = total, 0, None
-        if shown:
-            try:
-                tqdm = importlib.import_module("tqdm").tqdm
-                self._bar = tqdm(total=total, desc="partition_graph", unit="step")
-            except ImportError:
-                _log.info("install tqdm for a progress bar")
-        self._logs = shown and self._bar is None
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __call__(self, what: str) -> None:
-        """Begin the next step."""
-        if self._bar is not None:
-            self._bar.update(1 if self._done else 0)
-            self._bar.set_postfix_str(what)
-        if self._logs:
-            _log.info("partition_graph %d/%d: %s", self._done + 1, self._total, what)
-        self._done += 1
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if self._bar is not None:
-            self._bar.update(0 if kind else self._total - self._bar.n)
-            self._bar.close()

@@ -27,6 +27,8 @@ from torch import Tensor
 from torch.profiler import record_function
 from torch_geometric.data.data import BaseData
 
+from gigl_loader.errors import WrongTypeError
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -394,5 +396,5 @@ def _checked_cast(cast: CastMap | None) -> CastMap:
     if cast is None:
         return {}
     if not isinstance(cast, Mapping) or not all(isinstance(t, torch.dtype) for t in cast.values()):
-        raise TypeError(f"cast must map names to torch dtypes, got {cast!r}")
+        raise WrongTypeError(f"cast must map names to torch dtypes, got {cast!r}")
     return dict(cast)

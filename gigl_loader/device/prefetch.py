@@ -25,6 +25,7 @@ from gigl_loader.device._engine import (
     Pending,
     full_device,
 )
+from gigl_loader.errors import ConfigError
 
 __all__ = [
     "NOT_READY",
@@ -62,12 +63,12 @@ def copy_message(
         engine: Copies through it, without waiting. None: one blocking copy per tensor.
 
     Raises:
-        ValueError: ``engine`` copies to another device, or ``cast`` came with it.
+        ConfigError: ``engine`` copies to another device, or ``cast`` came with it.
     """
     if engine is None:
         return CopyEngine(device, non_blocking=False, cast=cast).copy(message)
     if engine.device != full_device(device) or cast is not None:
-        raise ValueError(
+        raise ConfigError(
             f"the engine copies to {engine.device} with its own casts; got device={device!s}, "
             f"cast={cast!r}: make the engine with them"
         )
@@ -93,7 +94,7 @@ class CopyAhead(Iterator[T]):
             its batch in device memory. None: no limit.
 
     Raises:
-        ValueError: ``depth``, ``max_held`` or ``run_ahead`` is below 1.
+        ConfigError: ``depth``, ``max_held`` or ``run_ahead`` is below 1.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class DevicePrefetcher(Generic[T]):
         backend: As in `CopyEngine`.
 
     Raises:
-        ValueError: ``depth``, ``max_held`` or ``run_ahead`` is below 1.
+        ConfigError: ``depth``, ``max_held`` or ``run_ahead`` is below 1.
         TypeError: ``cast`` is not a mapping to dtypes.
     """
 
@@ -299,4 +300,4 @@ def _check_limits(**limits: int | None) -> None:
     for name, value in limits.items():
         optional = name != "depth"
         if not (optional and value is None) and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be an int >= 1, got {value!r}")
+            raise ConfigError(f"{name} must be an int >= 1, got {value!r}")

@@ -12,7 +12,7 @@ from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.held import check_held
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import EdgeType, is_label_edge_type
-from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError
+from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, explained_limits
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors, check_workers, positive
 from gigl_loader.loader.inputs import local_share
@@ -134,6 +134,7 @@ def end_own_group(runtime: DistributedRuntimeInfo) -> None:
         end_group()
 
 
+@explained_limits("building a loader")
 def colocated_parts(
     dataset: Any,
     args: LoaderArgs,

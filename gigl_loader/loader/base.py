@@ -28,7 +28,7 @@ from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
 from gigl_loader.device.pin import PinMemoryError, PinnedRange
 from gigl_loader.device.prefetch import CopyEngine, copy_message
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.loader import config
 from gigl_loader.loader import runtime as runtime_module
 from gigl_loader.loader.deployment import Stagger, check_deployment
@@ -329,6 +329,7 @@ class BaseDistLoader(DistLoader):
 
     # -- start ----------------------------------------------------------------------------------
 
+    @explained_limits("starting the workers of a loader")
     def _start_source(
         self, producer: Any, is_remote: bool, gap_s: float | None, max_inits: int | None,
         epoch_options: EpochOptions | None,

@@ -13,6 +13,7 @@ NumNeighbors = list[int] | dict[EdgeType, list[int]]
 RPC_TIMEOUT_S = 600.0
 _MAX_RPC_THREADS = 16
 _MAX_CONCURRENCY = 32
+_MOST_NEIGHBORS = 2**31 - 1
 
 
 def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeighbors:
@@ -57,6 +58,10 @@ def _check_hops(hops: Any, name: str) -> None:
         if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:
             raise ConfigError(
                 f"{name}[{hop}] must be a number of neighbours, or -1 for all, got {fanout!r}"
+            )
+        if fanout > _MOST_NEIGHBORS:
+            raise ConfigError(
+                f"{name}[{hop}] must be at most {_MOST_NEIGHBORS}, got {fanout}: -1 takes all"
             )
 
 

@@ -241,9 +241,9 @@ class Endpoint:
         self.over = threading.Event()
         """Set when there is nothing left to serve."""
         server.connections = self.status
-        self._listener = wire.Listener(sock, token, self._admit)
-        self.address = self._listener.address
+        self.address: tuple[str, int] = sock.getsockname()[:2]
         self._leader: ServerLink | None = None
+        self._listener = wire.Listener(sock, token, self._admit)  # from here on, clients come in
         if leader is not None:
             self._leader = _LeaderLink(self, leader)
             hello = Hello(

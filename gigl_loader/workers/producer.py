@@ -1,5 +1,6 @@
 """One input sampled for one loader: feeds the workers, files what they send, watches them."""
 
+import ast
 import contextlib
 import importlib.util
 import logging
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -550,4 +552,27 @@ def _main_path(function: Callable[..., Any] | None) -> str | None:
             "worker_init_fn is defined in an interactive session, where workers cannot import it: "
             "put it into a module"
         )
+    _check_script(Path(path))
     return str(path)
+
+
+def _check_script(path: Path) -> None:
+    """Check that workers can run the user's script to find a function in it.
+
+    Raises:
+        ConfigError: There is no such file, or running it would start the whole job again.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"worker_init_fn is defined in {str(path)!r}, which workers cannot import (a script "
+            "from standard input?): put the function into a module, or the script into a file"
+        )
+    if not any(
+        isinstance(node, ast.Name) and node.id == "__name__"
+        for node in ast.walk(ast.parse(path.read_bytes()))
+    ):
+        raise ConfigError(
+            f"worker_init_fn is defined in {path}, which workers have to import, and which has no "
+            '`if __name__ == "__main__":`, so that each of them would run all of it again: put '
+            "what starts the job below that line, or the function into a module"
+        )

@@ -242,11 +242,11 @@ def test_metis_that_is_not_installed_is_named(tmp_path: Path, monkeypatch) -> No
 
 def test_progress_by_bar_or_by_log(tmp_path, monkeypatch, capfd, caplog) -> None:
     partition_graph(RING.to_pyg(), 2, tmp_path / "a")
-    assert "4/4" in capfd.readouterr().err
+    assert "100%" in capfd.readouterr().err
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with caplog.at_level("INFO", logger="gigl_loader"):
         partition_graph(RING.to_pyg(), 2, tmp_path / "b")
-    assert "partition_graph 4/4: writing partition 1" in caplog.text
+    assert "partition_graph: writing partition 1" in caplog.text
 
 
 # --- bad input and failures -----------------------------------------------------------------------

@@ -19,6 +19,7 @@ from gigl_loader.device.prefetch import (
     DevicePrefetcher,
     copy_message,
 )
+from gigl_loader.errors import ConfigError, WrongTypeError
 
 SCHEDULES = [("lazy", 0), ("eager", 0), ("compute_first", 0), ("copy_first", 0)]
 SCHEDULES += [("random", seed) for seed in range(12)]
@@ -333,9 +334,9 @@ def test_copy_message_without_an_engine_blocks() -> None:
 
 def test_copy_message_refuses_a_foreign_engine() -> None:
     engine = CopyEngine("meta")
-    with pytest.raises(ValueError, match="copies to meta"):
+    with pytest.raises(ConfigError, match="copies to meta"):
         copy_message({}, "cpu", engine=engine)
-    with pytest.raises(ValueError, match="own casts"):
+    with pytest.raises(ConfigError, match="own casts"):
         copy_message({}, "meta", engine=engine, cast={"x": torch.float32})
 
 
@@ -540,12 +541,12 @@ def test_on_a_cpu_batches_pass_through_unchanged() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"depth": 0}, ValueError, "depth must be an int >= 1, got 0"),
-        ({"depth": 1.5}, ValueError, "got 1.5"),
-        ({"max_held": 0}, ValueError, "max_held must be"),
-        ({"run_ahead": 0}, ValueError, "run_ahead must be"),
-        ({"cast": {"x": "float32"}}, TypeError, "torch dtypes"),
-        ({"cast": torch.float32}, TypeError, "map names"),
+        ({"depth": 0}, ConfigError, "depth must be an int >= 1, got 0"),
+        ({"depth": 1.5}, ConfigError, "got 1.5"),
+        ({"max_held": 0}, ConfigError, "max_held must be"),
+        ({"run_ahead": 0}, ConfigError, "run_ahead must be"),
+        ({"cast": {"x": "float32"}}, WrongTypeError, "torch dtypes"),
+        ({"cast": torch.float32}, WrongTypeError, "map names"),
     ],
 )
 def test_wrong_options_are_refused(options: Any, error: type[Exception], text: str) -> None:

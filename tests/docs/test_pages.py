@@ -35,7 +35,6 @@ def page_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         dist.destroy_process_group()
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, page_place: None) -> None:
     text = (ROOT / page).read_text()

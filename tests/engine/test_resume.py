@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "remote"))
 import killed_training as killed
 from store_cluster import info_of, processes, serve
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.multiprocess
 
 
 def _check(folder: Path, num_ranks: int, steps: int) -> None:

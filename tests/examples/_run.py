@@ -8,7 +8,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run_example(script: str, *args: str, ranks: int | None = None, timeout_s: float = 280) -> str:
+def run_example(script: str, *args: str, ranks: int | None = None, timeout_s: float = 400) -> str:
     """Return what an example printed; ``ranks``: processes under torchrun (None: plain python)."""
     launcher = [sys.executable]
     if ranks is not None:

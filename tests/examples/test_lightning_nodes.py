@@ -11,7 +11,6 @@ from _run import EXAMPLES
 
 pytestmark = [
     pytest.mark.multiprocess,
-    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore"),  # Lightning's: about workers, loggers, deprecations
 ]
 EPOCHS, STEPS = 3, 17  # 1,078 seeds in batches of 64

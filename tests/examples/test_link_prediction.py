@@ -14,7 +14,6 @@ def _results(printed: str) -> dict[str, tuple[float, float]]:
     return {name: (float(recall), float(ndcg)) for name, recall, ndcg in RESULT.findall(printed)}
 
 
-@pytest.mark.timeout(300)
 def test_two_ranks_find_the_planted_items(tmp_path: Path) -> None:
     printed = run_example(
         "link_prediction.py", "--epochs", "3", f"--figure={tmp_path}/curve.png", ranks=2
@@ -43,7 +42,6 @@ def _write_lastfm(root: Path) -> None:
     (root / "trustnetwork.txt").write_text("\n".join(ties) + "\n")
 
 
-@pytest.mark.timeout(300)
 def test_one_process_reads_the_files_of_the_real_data(tmp_path: Path) -> None:
     _write_lastfm(tmp_path)
     printed = run_example(

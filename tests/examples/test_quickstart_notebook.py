@@ -6,12 +6,12 @@ import pytest
 from _run import EXAMPLES
 from nbclient import NotebookClient
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.multiprocess
 
 
 def test_the_notebook_trains(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = "".join(
         output.get("text", "")
         for cell in notebook.cells

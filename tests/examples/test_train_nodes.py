@@ -17,7 +17,6 @@ def _accuracy(printed: str) -> float:
     return float(found.group(1))
 
 
-@pytest.mark.timeout(300)
 def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
     printed = run_example(
         "train_nodes.py", "--epochs", "6", f"--figure={tmp_path}/curve.png",
@@ -76,7 +75,6 @@ def _write_planetoid(raw: Path, num_train: int = 20, num_test: int = 30) -> None
     (raw / "ind.cora.test.index").write_text(ids + "\n")
 
 
-@pytest.mark.timeout(300)
 def test_one_process_learns_from_planetoid_files(tmp_path: Path) -> None:
     _write_planetoid(tmp_path / "Cora" / "raw")
     before = sorted(tmp_path.rglob("*"))

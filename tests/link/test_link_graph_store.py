@@ -171,12 +171,10 @@ def _ring_partition(rank: int, servers: int) -> DistDataset:
     return ring().partitions(servers, edge_dir="out")[rank]
 
 
-@pytest.mark.timeout(150)
 def test_heterogeneous_graph(tmp_path: Path) -> None:
     run_cluster(_use_shop, dataset=_shop_partition, tmp_path=tmp_path)
 
 
-@pytest.mark.timeout(150)
 def test_labeled_homogeneous_graph(tmp_path: Path) -> None:
     run_cluster(_use_ring, dataset=_ring_partition, tmp_path=tmp_path)
 

@@ -253,3 +253,8 @@ def test_a_partition_without_its_peers() -> None:
     alone = TinyGraph.random(20, 60).partitions(2)[1]
     with pytest.raises(ConfigError, match=r"no process loaded partitions \[0\] of 2"):
         _make(alone)
+
+
+def test_a_fanout_beyond_what_samplers_count(plain: DistDataset) -> None:
+    with pytest.raises(ConfigError, match=r"num_neighbors\[1\] must be at most 2147483647"):
+        _make(plain, num_neighbors=[2, 2**63])

@@ -23,7 +23,7 @@ from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import Footprint, batch_tensors, one_rank, wait_until
 from gigl_loader.workers.pool import process_state
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.multiprocess
 
 HOW = {"batch_size": 2, "seed": 7, "timeout": 60.0}
 NODE_TYPE = "default_homogeneous_node_type"

@@ -41,7 +41,7 @@ from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
 from gigl_loader.testing import batch_tensors, check_same_batches, one_rank, wait_until
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.multiprocess
 
 HOW = {"batch_size": 4, "seed": 7, "timeout": 90.0}
 

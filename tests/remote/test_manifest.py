@@ -1,5 +1,6 @@
 """The Kubernetes manifest says what the code understands, and its parts agree with each other."""
 
+import importlib
 import importlib.util
 import os
 import re
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from gigl_loader.options import CLUSTER_TOKEN_VARIABLE
-from gigl_loader.remote.command import parse_args
+from gigl_loader.remote.command import main, parse_args
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which the dev extra installs")
 
@@ -92,7 +93,9 @@ def test_the_manifest_fits_the_code(parts: Any, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
 
     (container,) = _pod(storage)["containers"]
-    assert container["command"] == ["python", "-m", parse_args.__module__]
+    *launcher, module = container["command"]
+    assert launcher == ["python", "-m"]
+    assert importlib.import_module(module).main is main
     _check_environment(container)
     serve = parse_args(_arguments(container, dict(os.environ)))
     assert (serve.rank, serve.num_servers) == (1, servers)  # of the operator's environment

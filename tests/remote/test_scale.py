@@ -27,7 +27,7 @@ from gigl_loader.graph_store import (
 )
 from gigl_loader.loader.base import BaseDistLoader
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.multiprocess
 
 
 def _three_epochs(info, rank):

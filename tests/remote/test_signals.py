@@ -21,7 +21,7 @@ from gigl_loader.remote.rpc import result_of
 from gigl_loader.testing import Footprint, wait_until
 from gigl_loader.workers.pool import process_state
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.multiprocess
 
 TIMEOUT_S = 3.0
 AT_MOST_S = 30.0

@@ -100,6 +100,20 @@ def test_whom_to_ask_for_its_status(capsys):
     assert parse_args(["--status", "storage0:1"]).status == "storage0:1"
 
 
+def test_a_client_that_comes_in_while_the_server_is_made(monkeypatch):
+    """The listener accepts in a thread of its own: all that a session reads is there before it."""
+    seen = []
+
+    class Listener(wire.Listener):
+        def __init__(self, sock, token, admit):
+            seen.append((admit.__self__.address, admit.__self__._leader))
+            super().__init__(sock, token, admit)
+
+    monkeypatch.setattr(wire, "Listener", Listener)
+    with _server_0(num_servers=1) as endpoint:
+        assert seen == [(endpoint.address, None)]
+
+
 def test_a_server_that_ends_while_clients_wait():
     with _server_0(num_servers=2) as endpoint:
         found = []

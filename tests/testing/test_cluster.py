@@ -8,7 +8,7 @@ from gigl_loader import DistDataset, DistNeighborLoader, GraphStoreInfo, RemoteD
 from gigl_loader.testing import TinyGraph, run_cluster
 from gigl_loader.testing._cluster import running_processes
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.multiprocess
 
 
 def _partition(rank: int, servers: int) -> DistDataset:

@@ -1,0 +1,89 @@
+"""A bar that moves with every file and chunk that is written or read."""
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+_log = logging.getLogger(__name__)
+_LOG_STEP = 0.1
+"""Without ``tqdm``, a line for each tenth."""
+
+
+class Progress:
+    """How much of a long piece of work is done: a bar of ``tqdm``, log lines where it is missing.
+
+    Args:
+        title: What is done.
+        total: Bytes that it will write or read, more or less.
+        shown: False: nothing is shown.
+    """
+
+    def __init__(self, title: str, total: int, *, shown: bool) -> None:
+        self._title, self._total, self._bar = title, max(total, 1), None
+        self._done, self._logged, self._shown = 0, 0.0, shown
+        if shown:
+            try:
+                tqdm = importlib.import_module("tqdm").tqdm
+                self._bar = tqdm(total=self._total, desc=title, unit="B", unit_scale=True)
+            except ImportError:
+                _log.info("%s: install tqdm for a progress bar", title)
+
+    @property
+    def done(self) -> int:
+        """Bytes that were noted."""
+        return self._done
+
+    def step(self, what: str) -> None:
+        """Say what is done now."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(what)
+        elif self._shown:
+            _log.info("%s: %s", self._title, what)
+
+    def add(self, nbytes: int) -> None:
+        """Note that so much more is done."""
+        nbytes = min(nbytes, self._total - self._done)
+        self._done += nbytes
+        if self._bar is not None:
+            self._bar.update(nbytes)
+        elif self._shown and self._done / self._total >= self._logged + _LOG_STEP:
+            self._logged = self._done / self._total
+            _log.info("%s: %.0f%%", self._title, 100 * self._logged)
+
+    def close(self, *, complete: bool) -> None:
+        """End; idempotent."""
+        if complete:
+            self.add(self._total)
+        if self._bar is not None:
+            self._bar.close()
+
+
+_current: ContextVar[Progress | None] = ContextVar("progress", default=None)
+
+
+@contextmanager
+def showing(title: str, total: int, *, shown: bool) -> Iterator[Progress]:
+    """Let `note` move a bar in this block."""
+    progress = Progress(title, total, shown=shown)
+    token, complete = _current.set(progress), False
+    try:
+        yield progress
+        complete = True
+    finally:
+        _current.reset(token)
+        progress.close(complete=complete)
+
+
+def note(values: Any) -> None:
+    """Move the bar of the `showing` block that this is in, where it is in one.
+
+    Args:
+        values: The tensor that was written or read, or a number of bytes.
+    """
+    progress = _current.get()
+    if progress is not None:
+        is_count = isinstance(values, int)
+        progress.add(values if is_count else values.numel() * values.element_size())

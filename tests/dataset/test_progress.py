@@ -1,0 +1,94 @@
+"""Bars, full disks and other people's files: what happens around the work of a directory."""
+
+import errno
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from gigl_loader import ConfigError, DistDataset, ResourceError, partition_graph
+from gigl_loader.dataset import _progress
+from gigl_loader.errors import explained_limits
+from gigl_loader.testing import TinyGraph
+
+GRAPH = TinyGraph.random(40, 200)
+
+
+@pytest.fixture
+def bars(monkeypatch) -> list[_progress.Progress]:
+    made = []
+
+    class Recorded(_progress.Progress):
+        def __init__(self, title: str, total: int, *, shown: bool) -> None:
+            super().__init__(title, total, shown=False)
+            self.moves: list[float] = []
+            made.append(self)
+
+        def add(self, nbytes: int) -> None:
+            super().add(nbytes)
+            self.moves.append(self.done / self._total)
+
+    monkeypatch.setattr(_progress, "Progress", Recorded)
+    return made
+
+
+def test_bars_move_inside_long_steps(tmp_path, bars) -> None:
+    partition_graph(GRAPH.to_pyg(), 1, tmp_path / "g")
+    DistDataset.load(tmp_path / "g", 0, progress=True)
+    for bar in bars:
+        assert bar.moves == sorted(bar.moves)
+        assert bar.moves[-1] == 1.0
+        inside = [share for share in bar.moves if 0.0 < share < 1.0]
+        assert len(set(inside)) >= 5, "one partition is one step, and not one move"
+        assert inside[-1] > 0.7, "the total is about right"
+
+
+@pytest.mark.parametrize(
+    "where", ["notes.txt", "part0/notes.txt", "part0/graph/notes.txt", "mine/a.pt", "model.pt"]
+)
+def test_somebodys_file_in_a_directory_of_ours_stays(tmp_path, where: str) -> None:
+    root = tmp_path / "g"
+    partition_graph(GRAPH.to_pyg(), 2, root, progress=False)
+    partition_graph(GRAPH.to_pyg(), 3, root, progress=False)  # ours alone is replaced
+    path = root / where
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("dear diary")
+    with pytest.raises(ConfigError, match=rf"holds other files \(.*{path.name}"):
+        partition_graph(GRAPH.to_pyg(), 2, root, progress=False)
+    assert path.read_text() == "dear diary"
+
+
+def test_a_root_that_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "graphs").mkdir()
+    with pytest.raises(ConfigError, match=r"grahps/a' does not exist.*holds \['graphs'\]"):
+        DistDataset.load(tmp_path / "grahps" / "a", 0)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file, not a directory"):
+        DistDataset.load(tmp_path / "file", 0)
+
+
+def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    big = TinyGraph.random(3000, 10).to_pyg()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, before[1]))
+    try:
+        with pytest.raises(ResourceError, match=r"writing .*ulimit -f") as caught:
+            partition_graph(big, 1, tmp_path / "g", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.errno == errno.EFBIG
+    assert not list(tmp_path.iterdir()), "nothing is left"
+
+
+@explained_limits("writing g")
+def _fill_a_disk() -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        torch.save(torch.arange(10_000), full)
+
+
+def test_a_full_disk_under_an_error_of_torch() -> None:
+    with pytest.raises(ResourceError, match="writing g: No space left on device: the disk is full"):
+        _fill_a_disk()
+    with pytest.raises(FileNotFoundError), explained_limits("reading"):
+        Path("/no/such/file").read_text()
