@@ -3,6 +3,7 @@
 #   make demo              train on a partitioned graph with two processes
 #   make demo-graph-store  the same with a storage and a compute cluster, all on this machine
 #   make demo-links        link prediction
+#   make demo-tables       from Parquet tables to predictions with their ids
 #   make test              lint, types, tests: on Python 3.11, with graphlearn-torch
 #   make test-modern       the tests on a newer Python, without it (PYTHON=python3.13)
 #   make test-native       the tests with graphlearn-torch's native library loaded
@@ -20,7 +21,7 @@ TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links test lint docs bench test-modern test-native clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables test lint docs bench test-modern test-native clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -36,6 +37,9 @@ demo-graph-store:
 
 demo-links:
 	@$(TORCHRUN) examples/link_prediction.py $(ARGS)
+
+demo-tables:
+	@$(TORCHRUN) examples/train_tables.py $(ARGS)
 
 lint:
 	$(TESTED) ruff check .

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
         SamplerOptions,
     )
     from gigl_loader.remote.dataset import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
+    from gigl_loader.tables.partition import partition_tables
+    from gigl_loader.tables.spec import EdgeTable, NodeTable
     from gigl_loader.workers.producer import DistSamplingProducer
 
 __all__ = [  # noqa: RUF022 - as sorted() sorts
@@ -86,6 +88,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "DistSamplingProducer",
     "DistributedContext",
     "DistributedRuntimeInfo",
+    "EdgeTable",
     "FeatureInfo",
     "FeaturePartitionData",
     "GiglLoaderError",
@@ -97,6 +100,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "LinkSplits",
     "NativeLibraryError",
     "NodeEmbeddings",
+    "NodeTable",
     "PartitionOutput",
     "PeerError",
     "PeerLostError",
@@ -119,6 +123,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "message_passing_to_negative_label",
     "message_passing_to_positive_label",
     "partition_graph",
+    "partition_tables",
     "profile_workers",
     "split_links",
     "split_partitions",
@@ -178,6 +183,8 @@ _NAMES = {
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
     "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
     "workers.producer": ("DistSamplingProducer",),
+    "tables.partition": ("partition_tables",),
+    "tables.spec": ("EdgeTable", "NodeTable"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -1,6 +1,7 @@
 """Between our view of a partition and the attributes of GLT's dataset class, both ways."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,34 @@ _log = logging.getLogger(__name__)
 Splits = dict[str, dict[NodeType, Tensor]]
 
 
+class Later:
+    """A value of `MadeWhenAsked` that is not made yet."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+
+class MadeWhenAsked:
+    """An attribute that only code written for GLT reads: most jobs never need it.
+
+    GLT wants rows for all nodes and 64-bit ids, which a partition that is mapped does not have.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        value = vars(instance).get(self._name)
+        if isinstance(value, Later):
+            value = vars(instance)[self._name] = value.make()
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        vars(instance)[self._name] = value
+
+
 # --- ours to GLT's --------------------------------------------------------------------------------
 
 
@@ -45,15 +74,12 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
             return by_type or None
         return next(iter(by_type.values()), None)
 
-    dataset.graph = plain(
-        {
-            glt_edge_type(edge_type, view.edge_dir): _graph(adjacency, view.edge_dir)
-            for edge_type, adjacency in view.adjacency.items()
-        }
-    )
-    dataset.node_features = plain({t: _feature(rows) for t, rows in view.node_features.items()})
-    dataset.edge_features = plain({t: _feature(rows) for t, rows in view.edge_features.items()})
-    dataset.node_labels = plain({t: _labels(rows) for t, rows in view.node_labels.items()})
+    dataset.graph = Later(lambda: plain(_graphs(view)))
+    nodes, edges = view.node_features, view.edge_features
+    dataset.node_features = Later(lambda: plain(_features(view, nodes))) if nodes else None
+    dataset.edge_features = Later(lambda: plain(_features(view, edges))) if edges else None
+    labels = view.node_labels
+    dataset.node_labels = Later(lambda: plain(_all_labels(view))) if labels else None
     dataset.node_pb = plain(
         {
             node_type: _glt_book(_book_of(view, node_type), view.partition_idx)
@@ -81,26 +107,74 @@ def glt_edge_type(edge_type: EdgeType, edge_dir: EdgeDir) -> EdgeType:
     return edge_type
 
 
-def _graph(adjacency: Adjacency, edge_dir: EdgeDir) -> Any:
+def _graphs(view: PartitionView) -> dict[EdgeType, Any]:
+    found = {}
+    for edge_type, adjacency in view.adjacency.items():
+        by_source = view.edge_dir == "out" or is_label_edge_type(edge_type)
+        num_rows = view.num_nodes[edge_type[0 if by_source else 2]]
+        graph = _graph(adjacency, view.edge_dir, num_rows)
+        found[glt_edge_type(edge_type, view.edge_dir)] = graph
+    return found
+
+
+def _all_rows(adjacency: Adjacency, num_rows: int) -> Tensor:
+    """Return an index pointer with a row for every node."""
+    indptr, first = adjacency.indptr, adjacency.first_row
+    if indptr.numel() == num_rows + 1 or not (first or indptr.numel() < num_rows + 1):
+        return indptr
+    whole = torch.zeros(num_rows + 1, dtype=torch.int64)
+    whole[first : first + indptr.numel()] = indptr
+    whole[first + indptr.numel() :] = indptr[-1]
+    return share_tensor(whole)
+
+
+def _graph(adjacency: Adjacency, edge_dir: EdgeDir, num_rows: int) -> Any:
     edge_ids = adjacency.edge_ids
     if edge_ids is None:  # GLT would make them itself, and copy them
-        edge_ids = share_tensor(torch.arange(adjacency.indices.numel()))
+        start = adjacency.first_edge or 0
+        edge_ids = share_tensor(torch.arange(start, start + adjacency.indices.numel()))
+    indices = share_tensor(adjacency.indices.long())
+    indptr = _all_rows(adjacency, num_rows)
     if edge_dir == "in":
-        edge_index, layout = (adjacency.indices, adjacency.indptr), "CSC"
+        edge_index, layout = (indices, indptr), "CSC"
     else:
-        edge_index, layout = (adjacency.indptr, adjacency.indices), "CSR"
+        edge_index, layout = (indptr, indices), "CSR"
     topology = Topology(edge_index, edge_ids, adjacency.weights, input_layout=layout, layout=layout)
     return Graph(topology, "CPU", None)
 
 
-def _feature(rows: Rows) -> Any:
+def _features(view: PartitionView, by_type: dict[Any, Rows]) -> dict[Any, Any]:
+    return {key: _feature(rows, _num_ids(view, key)) for key, rows in by_type.items()}
+
+
+def _all_labels(view: PartitionView) -> dict[NodeType, Any]:
+    return {t: _labels(rows, view.num_nodes[t]) for t, rows in view.node_labels.items()}
+
+
+def _num_ids(view: PartitionView, key: Any) -> int:
+    if key in view.num_nodes:
+        return view.num_nodes[key]
+    return view.edge_books[key].num_ids if key in view.edge_books else 0
+
+
+def _feature(rows: Rows, num_ids: int) -> Any:
+    index = rows.index
+    if index is not None:
+        index = index.long()
+    elif rows.ids is not None or rows.first or rows.values.size(0) < num_ids:
+        ids = rows.ids
+        if ids is None:
+            ids = torch.arange(rows.first, rows.first + rows.values.size(0))
+        index = torch.full((max(num_ids, int(ids.max()) + 1 if ids.numel() else 0),), -1)
+        index[ids] = torch.arange(ids.numel())
+        index = share_tensor(index)
     values = rows.values.unsqueeze(1) if rows.values.dim() == 1 else rows.values  # GLT wants 2-D
-    return Feature(values, rows.index, with_gpu=False, dtype=values.dtype)
+    return Feature(values, index, with_gpu=False, dtype=values.dtype)
 
 
-def _labels(rows: Rows) -> Any:
-    if rows.index is not None:
-        return _feature(rows)
+def _labels(rows: Rows, num_ids: int) -> Any:
+    if rows.index is not None or not rows.whole:
+        return _feature(rows, num_ids)
     one_column = rows.values.dim() == 2 and rows.values.size(1) == 1
     return rows.values.squeeze(1) if one_column else rows.values
 

@@ -30,6 +30,8 @@ from gigl_loader.dataset._books import read_book
 from gigl_loader.dataset._build import empty_shared
 from gigl_loader.dataset._checks import check_ids, check_partitions, check_weights
 from gigl_loader.dataset._direction import choose_edge_dir, keep_owned
+from gigl_loader.dataset._mapped import is_mapped_format
+from gigl_loader.dataset._mapped_io import MappedPart
 from gigl_loader.dataset._pieces import SPLITS, Pieces
 from gigl_loader.dataset._progress import note
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
@@ -62,6 +64,8 @@ def read_partition(
     root: Any, partition_idx: int, edge_dir: EdgeDir | None, whole_node_label_file: Any = None
 ) -> Pieces:
     """Return one partition of a directory. See `DistDataset.load`."""
+    if is_mapped_format(Path(root)):
+        return MappedPart(Path(root), partition_idx, "mapped").pieces()
     reader = _Reader(Path(root))
     check_partitions(reader.num_partitions, partition_idx)
     return reader.read(partition_idx, edge_dir, whole_node_label_file)

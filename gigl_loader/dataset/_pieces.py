@@ -101,7 +101,7 @@ def make_view(pieces: Pieces) -> PartitionView:
         edge_features=edge_features,
         node_attributes=_node_rows(pieces, pieces.node_attributes, like),
         edge_attributes=_edge_rows(
-            pieces, _with_weights(pieces), adjacency, list(edge_features.values())
+            pieces, with_weights(pieces), adjacency, list(edge_features.values())
         ),
         num_classes=pieces.num_classes or count_classes(node_labels),
     )
@@ -169,7 +169,7 @@ def _edge_rows(
     return found
 
 
-def _with_weights(pieces: Pieces) -> dict[tuple[EdgeType, str], FeaturePartitionData]:
+def with_weights(pieces: Pieces) -> dict[tuple[EdgeType, str], FeaturePartitionData]:
     """Return the attributes of edges, and the weights among them: batches carry these too."""
     found = dict(pieces.edge_attributes)
     for edge_type, part in pieces.edges.items():

@@ -34,9 +34,16 @@ from gigl_loader.dataset._disk import (
     write_meta,
     write_partition,
 )
+from gigl_loader.dataset._mapped import is_mapped_format
 from gigl_loader.dataset._pieces import SPLITS, Pieces
 from gigl_loader.dataset._pyg import read_pyg
-from gigl_loader.dataset.partition import check_target, complete_or_nothing, write_extras
+from gigl_loader.dataset.partition import (
+    check_target,
+    complete_or_nothing,
+    write_books,
+    write_extras,
+    write_mapped,
+)
 from gigl_loader.dataset.parts import GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -316,8 +323,9 @@ def split_partitions(
     if set(label_types) & pieces.label_edges.keys():
         raise ConfigError(f"{root} has label edges of {plan.edge_type} already")
     count = pieces.num_partitions
-    with complete_or_nothing(target) as folder:
-        spill = folder.parent / "spill"
+    with complete_or_nothing(target) as new:
+        spill, mapped = new.parent / "spill", is_mapped_format(root)
+        folder = new.parent / "plain" if mapped else new
         for partition_idx in range(count):
             if partition_idx:
                 pieces = read_partition(root, partition_idx, None)
@@ -326,6 +334,10 @@ def split_partitions(
         for partition_idx in range(count):
             _collect(folder / f"part{partition_idx}" / EXTRAS_DIR, plan, spill, partition_idx)
         _finish(root, folder, pieces, plan, label_types)
+        if mapped:
+            shares = (read_partition(folder, index, None) for index in range(count))
+            made = {"method": "split_partitions", "seed": plan.seed}
+            write_mapped(new, shares, original_ids_of=root, **made)
 
 
 def _split_pieces(pieces: Pieces, plan: _Plan, spill: Path) -> None:
@@ -362,6 +374,8 @@ def _collect(extras: Path, plan: _Plan, spill: Path, partition_idx: int) -> None
 def _finish(
     root: Path, folder: Path, pieces: Pieces, plan: _Plan, label_types: list[EdgeType]
 ) -> None:
+    if is_mapped_format(root):
+        write_books(folder, pieces.heterogeneous, pieces.node_books, pieces.edge_books)
     for path in [*root.glob("node_pb*"), *root.glob("edge_pb*")]:
         if path.is_dir():
             shutil.copytree(path, folder / path.name)

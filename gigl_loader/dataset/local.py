@@ -5,18 +5,25 @@ workers, the attributes of GLT's class show the same tensors to code written for
 for another process (``torch.multiprocessing``) carries file descriptors in place of the data.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader import _glt
 from gigl_loader.dataset import _attributes, _disk
+from gigl_loader.dataset._attributes import MadeWhenAsked
 from gigl_loader.dataset._books import read_node_books
-from gigl_loader.dataset._build import expand_rows, owned_ids
+from gigl_loader.dataset._build import owned_ids
 from gigl_loader.dataset._checks import check_count, check_edge_dir, check_partitions
+from gigl_loader.dataset._mapped import is_mapped_format
+from gigl_loader.dataset._mapped_io import MappedPart, Memory, edges_of
+from gigl_loader.dataset._original import OriginalIds
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
 from gigl_loader.dataset._progress import showing
@@ -38,6 +45,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.memory.segments import Array
 
 ByNodeType = Tensor | dict[NodeType, Tensor]
 
@@ -65,6 +73,11 @@ class DistDataset(_glt.DistDataset):
             An edge is stored at the owner of the node that is expanded.
     """
 
+    graph = MadeWhenAsked()
+    node_features = MadeWhenAsked()
+    edge_features = MadeWhenAsked()
+    node_labels = MadeWhenAsked()
+
     def __init__(self, rank: int = 0, world_size: int = 1, edge_dir: EdgeDir = "in") -> None:
         check_partitions(world_size, rank)
         check_edge_dir(edge_dir)
@@ -72,6 +85,8 @@ class DistDataset(_glt.DistDataset):
         self._view: PartitionView | None = None
         self._schema: DatasetSchema | None = None
         self._lookups: dict[Kind, tuple[Any, DistFeature]] = {}
+        self._mapped: MappedPart | None = None
+        self._original: dict[NodeType, OriginalIds] = {}
         self._max_labels: int | None = None
 
     # --- ways in ----------------------------------------------------------------------------------
@@ -151,29 +166,92 @@ class DistDataset(_glt.DistDataset):
         edge_dir: EdgeDir | None = None,
         progress: bool = False,
         whole_node_label_file: FilePath | dict[NodeType, FilePath] | None = None,
+        memory: Memory = "resident",
+        verify: Literal["background", "now", "off"] = "background",
     ) -> "DistDataset":
-        """Return a partition that `partition_graph`, or one of GLT's partitioners, wrote.
+        """Return a partition from disk.
+
+        Read is what `partition_tables` or `partition_graph` wrote, and what one of GLT's
+        partitioners did.
 
         Args:
-            root: The directory with the file ``META``.
+            root: The directory.
             partition_idx: The partition to read.
             edge_dir: None: as the directory says, or, where GLT wrote it, as its edges show
                 (assigned by destination: ``"in"``; by source: ``"out"``; if both fit: ``"in"``).
             progress: Show a bar that moves as files are read (log lines where ``tqdm`` is not
                 installed).
             whole_node_label_file: As GLT's ``load`` takes it: a file with the labels of all nodes,
-                or a dict of files by node type.
+                or a dict of files by node type. Not for our own format, which has labels.
+            memory: ``"resident"``: everything is read into shared memory now. ``"mapped"``: files
+                are mapped, and read through the page cache when they are needed; a graph may be
+                larger than memory. Not for GLT's format.
+            verify: When checksums are compared: ``"now"``; in the ``"background"``, where a file
+                that has changed is logged and is an error when the dataset is next used; or
+                ``"off"``. Sizes and runs are always compared. GLT's format has none.
 
         Raises:
-            ConfigError: ``root`` does not exist, a file is missing or damaged, or the edges do not
-                fit ``edge_dir``.
+            ConfigError: ``root`` does not exist, a file is missing, damaged, changed or of another
+                run, or the edges do not fit ``edge_dir``; the message names it.
         """
         if edge_dir is not None:
             check_edge_dir(edge_dir)
+        if memory not in ("resident", "mapped"):
+            raise ConfigError(f'memory must be "resident" or "mapped", got {memory!r}')
+        if verify not in ("background", "now", "off"):
+            raise ConfigError(f'verify must be "background", "now" or "off", got {verify!r}')
+        ours = is_mapped_format(Path(root))
+        if memory == "mapped" and not ours and (Path(root) / "META").exists():
+            raise ConfigError(
+                f'{root} is in GLT\'s format, which cannot be mapped: use memory="resident", or '
+                "partition the graph again"
+            )
         total = _disk.bytes_to_read(root, partition_idx) if progress else 0
         with showing(f"load partition {partition_idx}", total, shown=progress):
+            if ours:
+                return cls._open(Path(root), partition_idx, edge_dir, whole_node_label_file,
+                                 memory, verify)  # fmt: skip
             pieces = _disk.read_partition(root, partition_idx, edge_dir, whole_node_label_file)
             return cls._of(pieces)
+
+    @classmethod
+    def _open(
+        cls, root: Path, partition_idx: int, edge_dir: EdgeDir | None, label_file: Any,
+        memory: Memory, verify: str,
+    ) -> "DistDataset":  # fmt: skip
+        part = MappedPart(root, partition_idx, memory)
+        if edge_dir is not None and edge_dir != part.edge_dir:
+            raise ConfigError(
+                f'{root} was partitioned for edge_dir="{part.edge_dir}", not "{edge_dir}": leave '
+                "edge_dir out, or partition the graph again"
+            )
+        if label_file is not None:
+            raise ConfigError(
+                f"whole_node_label_file is for directories of GLT's; the labels of {root} are in it"
+            )
+        if verify == "now":
+            part.verify()
+        dataset = cls._restore(part.view(), part.splits())
+        dataset._keep(part)
+        if verify == "background":
+            part.verify_in_background()
+            weakref.finalize(dataset, part.close).atexit = False
+        return dataset
+
+    def _keep(self, part: MappedPart) -> None:
+        self._mapped, self._original = part, part.original_ids()
+
+    @classmethod
+    def _reopen(
+        cls, root: Path, partition_idx: int, run: str, splits: dict[str, dict[NodeType, Tensor]],
+        max_labels: int | None,
+    ) -> "DistDataset":  # fmt: skip
+        part = MappedPart(root, partition_idx, "mapped")
+        if part.run != run:
+            raise ConfigError(f"{root} was written anew while it was in use: load it again")
+        dataset = cls._restore(part.view(), splits, max_labels)
+        dataset._keep(part)
+        return dataset
 
     @classmethod
     def wrap(cls, dataset: _glt.Dataset) -> "DistDataset":
@@ -219,6 +297,12 @@ class DistDataset(_glt.DistDataset):
         dataset._max_labels = max_labels
         return dataset
 
+    @classmethod
+    def _rebuild(cls, original: dict[NodeType, OriginalIds], *arguments: Any) -> "DistDataset":
+        dataset = cls._restore(*arguments)
+        dataset._original = original
+        return dataset
+
     def _fill(self, view: PartitionView, splits: dict[str, dict[NodeType, Tensor]]) -> None:
         self._view, self._schema = view, make_schema(view)
         _attributes.set_glt(self, view, splits, typed=self.is_typed)
@@ -227,18 +311,26 @@ class DistDataset(_glt.DistDataset):
 
     def __reduce__(self) -> tuple[Any, ...]:
         splits = _attributes.read_splits(self)
+        part = self._mapped
+        if part is not None and part.memory == "mapped":
+            return (
+                type(self)._reopen,
+                (part.root.absolute(), self.partition_idx, part.run, splits, self._max_labels),
+            )
         empty = (self.partition_idx, self.num_partitions, self.edge_dir)
-        return (type(self)._restore, (self._view, splits, self._max_labels, *empty))
+        state = (self._view, splits, self._max_labels)
+        return (type(self)._rebuild, (self._original, *state, *empty))
 
     def share_ipc(self) -> tuple[Any, ...]:
         """Return what `from_ipc_handle` takes; as in GLT, for use with ``ForkingPickler``."""
-        handle: tuple[Any, ...] = self.__reduce__()[1]
-        return handle
+        return self.__reduce__()
 
     @classmethod
     def from_ipc_handle(cls, ipc_handle: tuple[Any, ...]) -> "DistDataset":
         """Undo `share_ipc`."""
-        return cls._restore(*ipc_handle)
+        make, arguments = ipc_handle
+        dataset: DistDataset = make(*arguments)
+        return dataset
 
     # --- what it holds ----------------------------------------------------------------------------
 
@@ -247,9 +339,13 @@ class DistDataset(_glt.DistDataset):
 
         Raises:
             UsageError: The dataset is empty: `build` was not called.
+            ConfigError: A file has changed since it was written, as the comparison in the
+                background of `load` found.
         """
         if self._view is None:
             raise UsageError("this DistDataset is empty: call build() first, or use from_pyg/load")
+        if self._mapped is not None:
+            self._mapped.check()
         return self._view
 
     @property
@@ -379,7 +475,7 @@ class DistDataset(_glt.DistDataset):
         found = {}
         for edge_type, adjacency in self.view().adjacency.items():
             if is_label_edge_type(edge_type):
-                found[edge_type] = torch.stack([expand_rows(adjacency.indptr), adjacency.indices])
+                found[edge_type] = edges_of(adjacency, "out")
         return found
 
     def positive_label_edges(self, edge_type: EdgeType | None = None) -> Tensor | None:
@@ -420,6 +516,65 @@ class DistDataset(_glt.DistDataset):
         if kind not in self._lookups or self._lookups[kind][0] is not group:
             self._lookups[kind] = group, DistFeature(self, kind)
         return self._lookups[kind][1]
+
+    def verify(self) -> None:
+        """Compare the files that this dataset was loaded from with their checksums.
+
+        Raises:
+            ConfigError: A file is missing or has changed; the message names it and the block.
+            UsageError: The dataset was not loaded from a directory in our own format.
+        """
+        if self._mapped is None:
+            raise UsageError("only what was loaded from partition_tables or partition_graph has "
+                             "checksums")  # fmt: skip
+        self._mapped.verify()
+
+    def to_original(self, ids: Tensor | Array, node_type: NodeType | None = None) -> Array:
+        """Return the ids that nodes had in the tables that `partition_tables` read.
+
+        Args:
+            ids: ``[n]`` int64, a tensor or an array; of any partition, as in ``batch.n_id``.
+            node_type: None: the only one.
+
+        Returns:
+            ``[n]`` array of int64, or of `str` objects.
+
+        Raises:
+            ConfigError: There is no such node or node type.
+            UsageError: The graph was not made of tables.
+        """
+        found = ids.numpy() if isinstance(ids, Tensor) else np.asarray(ids, np.int64)
+        return self._dictionary(node_type).to_original(found)
+
+    def from_original(
+        self, values: Sequence[int] | Sequence[str] | Array, node_type: NodeType | None = None
+    ) -> Tensor:
+        """Return the ids in this dataset of nodes that are named as in the tables.
+
+        Reads through the file of all ids once, a block at a time: give many ids at once.
+
+        Args:
+            values: A sequence or an array of `int` or `str`.
+            node_type: None: the only one.
+
+        Returns:
+            ``[n]`` int64.
+
+        Raises:
+            ConfigError: One of them is not there, or pyarrow is not installed.
+            UsageError: The graph was not made of tables.
+        """
+        return torch.from_numpy(self._dictionary(node_type).from_original(values))
+
+    def _dictionary(self, node_type: NodeType | None) -> OriginalIds:
+        known = self._original
+        if not known:
+            raise UsageError("this graph was not made of tables: its ids are those it was given")
+        if node_type is None and len(known) == 1:
+            return next(iter(known.values()))
+        if node_type not in known:
+            raise ConfigError(f"node_type must be one of {sorted(known)}, got {node_type!r}")
+        return known[node_type]
 
     def __repr__(self) -> str:
         place = f"partition {self.partition_idx} of {self.num_partitions}"

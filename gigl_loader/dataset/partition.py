@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,10 @@ from gigl_loader.dataset._disk import (
     write_meta,
     write_partition,
 )
+from gigl_loader.dataset._mapped import PART_FILE, is_mapped_format
+from gigl_loader.dataset._mapped_io import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
-from gigl_loader.dataset._progress import showing
+from gigl_loader.dataset._progress import Progress, showing
 from gigl_loader.dataset._pyg import Cutter, Source, Supervision, read_pyg
 from gigl_loader.dataset.parts import FeaturePartitionData
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
@@ -52,8 +54,9 @@ def partition_graph(
     seed: int = 0,
     supervision: Supervision | None = None,
     progress: bool = True,
+    format: str = "mapped",
 ) -> None:
-    """Write ``data`` as ``num_partitions`` partitions below ``root``, in GLT's partition format.
+    """Write ``data`` as ``num_partitions`` partitions below ``root``.
 
     The directory appears under its name when it is complete; a run that fails leaves nothing that
     could be loaded. One that this function wrote before is replaced. The same arguments give the
@@ -70,6 +73,8 @@ def partition_graph(
         seed: For ``"random"`` and ``"metis"``.
         supervision: Label edges, as in `DistDataset.from_pyg`; they go to their anchor's owner.
         progress: Show a progress bar (log lines where ``tqdm`` is not installed).
+        format: ``"mapped"``: our own, which `DistDataset.load` maps or reads; ``"glt"``:
+            graphlearn-torch's, which its own classes read too.
 
     Raises:
         ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds other
@@ -80,6 +85,8 @@ def partition_graph(
     check_edge_dir(edge_dir)
     if method not in METHODS:
         raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if format not in ("mapped", "glt"):
+        raise ConfigError(f'format must be "mapped" or "glt", got {format!r}')
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     metis = _import_metis() if method == "metis" and num_partitions > 1 else None
@@ -95,18 +102,17 @@ def partition_graph(
         books = _assign(source, num_partitions, method, seed, metis)
         bar.step("assigning edges")
         cutter = Cutter(source, books, edge_dir, num_partitions)
-        _write_books(folder, source, cutter)
-        for partition_idx in range(num_partitions):
-            bar.step(f"writing partition {partition_idx}")
-            write_partition(folder, cutter.cut(partition_idx))
-        write_extras(folder, source, edge_dir=edge_dir, method=method, seed=seed)
-        write_meta(
-            folder,
-            num_partitions=num_partitions,
-            heterogeneous=source.heterogeneous,
-            node_types=list(source.num_nodes),
-            edge_types=list(source.edges),
-        )
+        shares = _shares(cutter, num_partitions, bar)
+        if format == "mapped":
+            write_mapped(folder, shares, method=method, seed=seed)
+        else:
+            _write_glt(folder, source, cutter, shares, {"method": method, "seed": seed})
+
+
+def _shares(cutter: Cutter, num_partitions: int, bar: Progress) -> Iterator[Pieces]:
+    for partition_idx in range(num_partitions):
+        bar.step(f"writing partition {partition_idx}")
+        yield cutter.cut(partition_idx)
 
 
 # --- which node goes where ------------------------------------------------------------------------
@@ -179,15 +185,54 @@ def _bytes_to_write(source: Source) -> int:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _write_books(folder: Path, source: Source, cutter: Cutter) -> None:
-    for kind, books in (("node_pb", cutter.node_books), ("edge_pb", cutter.edge_books)):
-        for key, book in books.items():
-            name = f"{kind}/{type_str(key)}.pt" if source.heterogeneous else f"{kind}.pt"
-            save_tensor(folder / name, book_table(book))
+def write_mapped(
+    folder: Path, shares: Iterable[Pieces], *, original_ids_of: Path | None = None, **made: Any
+) -> None:
+    """Write the shares of all partitions, in order, in the format that is mapped.
+
+    Args:
+        folder: An empty directory.
+        shares: All partitions.
+        original_ids_of: A directory with the same nodes, whose dictionary of ids is kept.
+        made: How they were made.
+    """
+    writer = MappedWriter(folder)
+    if original_ids_of is not None:
+        writer.keep_original_ids(original_ids_of)
+    for pieces in shares:
+        writer.add(pieces)
+    writer.finish(pieces, **made)
+
+
+def _write_glt(
+    folder: Path, source: Source, cutter: Cutter, shares: Iterable[Pieces], made: dict[str, Any]
+) -> None:
+    write_books(folder, source.heterogeneous, cutter.node_books, cutter.edge_books)
     if not cutter.edge_books:  # one partition; GLT wants the file all the same
         for edge_type, part in source.edges.items():
             name = f"edge_pb/{type_str(edge_type)}.pt" if source.heterogeneous else "edge_pb.pt"
             save_tensor(folder / name, torch.zeros(part.edge_index.size(1), dtype=torch.int64))
+    for pieces in shares:
+        write_partition(folder, pieces)
+    write_extras(folder, source, edge_dir=pieces.edge_dir, **made)
+    write_meta(
+        folder,
+        num_partitions=pieces.num_partitions,
+        heterogeneous=source.heterogeneous,
+        node_types=list(source.num_nodes),
+        edge_types=list(source.edges),
+    )
+
+
+def write_books(
+    folder: Path, heterogeneous: bool, nodes: dict[NodeType, Book], edges: dict[EdgeType, Book]
+) -> None:
+    """Write partition books as GLT reads them."""
+    kinds: list[tuple[str, dict[Any, Book]]] = [("node_pb", nodes), ("edge_pb", edges)]
+    for kind, books in kinds:
+        for key, book in books.items():
+            name = f"{kind}/{type_str(key)}.pt" if heterogeneous else f"{kind}.pt"
+            save_tensor(folder / name, book_table(book))
 
 
 def write_extras(folder: Path, source: Source | Pieces, **made: Any) -> None:
@@ -232,7 +277,7 @@ def check_target(target: Path) -> None:
     if not target.is_dir():
         raise ConfigError(f"{target} is a file: give a directory to write to")
     names = {path.name for path in target.iterdir()}
-    ours = {EXTRAS_FILE, "META"} <= names
+    ours = {EXTRAS_FILE, "META"} <= names or is_mapped_format(target)
     others = [path for path in target.rglob("*") if not (ours and _is_ours(path, target))]
     if others:
         found = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
@@ -245,10 +290,11 @@ def check_target(target: Path) -> None:
 def _is_ours(path: Path, target: Path) -> bool:
     """Return whether a file or folder below ``target`` may be one that `partition_graph` wrote."""
     first, *rest = path.relative_to(target).parts
-    if not rest and first in (EXTRAS_FILE, "META"):
+    if not rest and first in (EXTRAS_FILE, "META", "report.json", "report.svg"):
         return path.is_file()
-    known = re.fullmatch(r"part\d+|(node|edge)_pb(\.pt)?", first) is not None
-    return known and (path.is_dir() or path.suffix in (".pt", ".pkl"))
+    known = re.fullmatch(r"part\d+|books|ids|(node|edge)_pb(\.pt)?", first) is not None
+    suffixes = (".pt", ".pkl", ".bin", ".parquet")
+    return known and (path.is_dir() or path.suffix in suffixes or path.name == PART_FILE)
 
 
 @contextmanager

@@ -32,13 +32,28 @@ class Adjacency(Generic[A]):
     """
 
     indptr: A
-    """``[rows + 1]`` int64; row = global id of the expanded node; ids past the end have no edge."""
+    """``[rows + 1]`` int64; row = global id of the expanded node - ``first_row``; ids past the end
+    have no edge."""
     indices: A
-    """``[num_edges]`` int64, global ids of the neighbours."""
+    """``[num_edges]`` int64 or int32, global ids of the neighbours."""
     edge_ids: A | None
-    """``[num_edges]`` int64, global edge ids; None: no edge ids are kept."""
+    """``[num_edges]`` int64, global edge ids; None: see ``first_edge``."""
     weights: A | None
     """``[num_edges]`` float32, not negative; None: unweighted."""
+    first_row: int = 0
+    """The node of row 0: a partition that owns a range of ids has rows for that range only."""
+    first_edge: int | None = None
+    """The id of the edge at position 0, where ids are positions; None: no edge ids but
+    ``edge_ids``."""
+
+    @property
+    def has_edge_ids(self) -> bool:
+        """Whether edge ids are known."""
+        return self.edge_ids is not None or self.first_edge is not None
+
+    def locate(self, ids: Any) -> Any:
+        """Return the row of each of ``ids`` (``[n]`` int64, nodes that this partition owns)."""
+        return ids - self.first_row if self.first_row else ids
 
 
 @dataclass(frozen=True)
@@ -48,11 +63,15 @@ class Rows(Generic[A]):
     values: A
     """``[num_rows, ...]``, any dtype; C-contiguous."""
     index: A | None = None
-    """``[num_ids]`` int64, global id to row; None: the row is the id."""
+    """``[num_ids]`` int64 or int32, global id to row; None: see ``ids`` and ``first``."""
     whole: bool = False
     """All ids are here: no other partition has to be asked."""
     dtype: str = ""
     """torch's name of the type of ``values``, of which an array may only have the bits."""
+    first: int = 0
+    """The id of row 0, where there is neither ``index`` nor ``ids``."""
+    ids: A | None = None
+    """``[num_rows]`` int64, ascending: the id of each row, where there is no ``index``."""
 
     def __post_init__(self) -> None:
         if not self.dtype:
@@ -62,7 +81,19 @@ class Rows(Generic[A]):
     def locate(self, ids: Any) -> Any:
         """Return the row of each of ``ids`` (``[n]`` int64, all owned by this partition)."""
         index: Any = self.index
-        return ids if index is None else index.take(ids)
+        known: Any = self.ids
+        if index is not None:
+            rows = index.take(ids)
+            return (
+                rows.astype(np.int64, copy=False) if isinstance(rows, np.ndarray) else rows.long()
+            )
+        if known is None:
+            return ids - self.first if self.first else ids
+        if isinstance(known, np.ndarray):
+            return np.searchsorted(known, ids)
+        import torch
+
+        return torch.searchsorted(known, ids)
 
 
 @dataclass(frozen=True)

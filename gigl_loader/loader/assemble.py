@@ -473,7 +473,7 @@ def check_edge_ids(data: DistDataset, with_edge: bool) -> None:
     missing = [
         name
         for name, adjacency in data.view().adjacency.items()
-        if adjacency.edge_ids is None and not is_label_edge_type(name)
+        if not adjacency.has_edge_ids and not is_label_edge_type(name)
     ]
     if with_edge and missing:
         raise ConfigError(f"with_edge=True, but edge types {missing} keep no edge ids")

@@ -11,10 +11,10 @@ answering, until all are; so does one that has run out of batches, or whose epoc
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ import torch.distributed as dist
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError
 from gigl_loader.memory.segments import Array
+from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.store import LocalStore
+from gigl_loader.transport import codec
 
 logger = logging.getLogger(__name__)
 
@@ -31,23 +33,22 @@ WORKING, COMPLETE, BROKEN_OFF, FAILED = range(4)
 """What a rank is in a round: needs answers; has its batch; has no epoch any more; raised."""
 
 _WORD = 8
+_DRAW, _ROWS = "draw", "rows"
+
+T = TypeVar("T")
 
 
-def encode(op: int, args: Sequence[int], arrays: Sequence[Array]) -> list[bytes]:
+def _packed(value: object, method: str = "") -> list[bytes]:
     """Return a question or an answer as parts of a multiple of 8 bytes."""
-    words = [op, len(args), *(word for arg in args for word in (int(arg < 0), abs(arg)))]
-    words.append(len(arrays))
+    header, arrays = codec.encode(value, method)
+    parts = [len(header).to_bytes(_WORD, "little"), header, b"\0" * (-len(header) % _WORD)]
     for array in arrays:
-        kind = int.from_bytes(array.dtype.str.encode().ljust(_WORD, b" "), "little")
-        words += [kind, array.ndim, *array.shape]
-    parts = [np.array(words, np.uint64).tobytes()]
-    for array in arrays:
-        parts += [np.ascontiguousarray(array).tobytes(), b"\0" * (-array.nbytes % _WORD)]
+        parts += [array.tobytes(), b"\0" * (-array.nbytes % _WORD)]
     return parts
 
 
 class _Reader:
-    """Reads what `encode` wrote, one after another."""
+    """Reads what `_packed` wrote, one after another; arrays are views."""
 
     def __init__(self, data: Array) -> None:
         self._data, self._at = data, 0
@@ -55,41 +56,38 @@ class _Reader:
     def __bool__(self) -> bool:
         return self._at < self._data.nbytes
 
-    def _words(self, count: int) -> list[int]:
-        found = self._data[self._at : self._at + count * _WORD].view(np.uint64)
-        self._at += count * _WORD
-        return [int(word) for word in found]
-
-    def read(self) -> tuple[int, tuple[int, ...], list[Array]]:
-        """Return (operation, its integers, its arrays); the arrays are views."""
-        op, num_args = self._words(2)
-        pairs = self._words(2 * num_args)
-        args = tuple(-n if sign else n for sign, n in zip(pairs[::2], pairs[1::2], strict=True))
-        kinds = []
-        for _ in range(self._words(1)[0]):
-            kind, ndim = self._words(2)
-            kinds.append((kind.to_bytes(_WORD, "little").decode().strip(), self._words(ndim)))
-        return op, args, [self._array(np.dtype(kind), shape) for kind, shape in kinds]
-
-    def _array(self, dtype: Any, shape: list[int]) -> Array:
-        nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        found: Array = self._data[self._at : self._at + nbytes].view(dtype).reshape(shape)
+    def _take(self, nbytes: int) -> Array:
+        found: Array = self._data[self._at : self._at + nbytes]
         self._at += nbytes + -nbytes % _WORD
         return found
 
+    def read(self) -> tuple[str, Any, list[Array]]:
+        """Return (method, body, arrays) for `codec.decode`."""
+        length = int.from_bytes(self._take(_WORD).tobytes(), "little")
+        method, body, specs = codec.read_header(self._take(length).tobytes())
+        arrays = [self._take(spec.nbytes).view(spec.dtype).reshape(spec.shape) for spec in specs]
+        return method, body, arrays
 
-class CollectiveCall:
+
+class CollectiveCall(Generic[T]):
     """A question; its answer comes with the round that `wait` starts, or an earlier one."""
 
-    def __init__(self, peers: "CollectivePeers") -> None:
-        self._peers = peers
-        self.answer: list[Array] | None = None
+    def __init__(self, peers: "CollectivePeers", answer: type[T], out: Array | None) -> None:
+        self._peers, self._type, self._out = peers, answer, out
+        self._answer: T | None = None
 
-    def wait(self) -> list[Array]:
-        """Return the arrays of the answer. Collective, where there is none yet."""
-        while self.answer is None:
+    def take(self, body: Any, arrays: list[Array]) -> None:
+        """Take the answer; its rows go to the memory that was given for them."""
+        found = codec.decode(body, arrays, self._type)
+        if self._out is not None and isinstance(found, RowsAnswer):
+            np.copyto(self._out, found.values, casting="no")
+        self._answer = found
+
+    def wait(self) -> T:
+        """Return the answer. Collective, where there is none yet."""
+        while self._answer is None:
             self._peers.round(WORKING)
-        return self.answer
+        return self._answer
 
 
 class CollectivePeers:
@@ -123,16 +121,22 @@ class CollectivePeers:
         holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
         self._rank_of = [ranks[self.rank % len(ranks)] for ranks in holders]
         self._parts: list[list[bytes]] = []
-        self._calls: list[list[CollectiveCall]] = []
+        self._calls: list[list[CollectiveCall[Any]]] = []
         self._forget()
 
-    def call(
-        self, partition: int, op: int, args: tuple[int, ...], arrays: list[Array],
-        out: list[Array] | None = None,
-    ) -> CollectiveCall:  # fmt: skip
-        """Keep a question for the next round."""
-        rank, call = self._rank_of[partition], CollectiveCall(self)
-        self._parts[rank] += encode(op, args, arrays)
+    def draw(self, partition: int, request: DrawRequest) -> CollectiveCall[Drawn]:
+        """Keep a question for neighbours for the next round."""
+        return self._keep(partition, _DRAW, request, CollectiveCall(self, Drawn, None))
+
+    def rows(self, partition: int, request: RowsRequest, out: Array) -> CollectiveCall[RowsAnswer]:
+        """Keep a question for rows for the next round; they come to lie in ``out``."""
+        return self._keep(partition, _ROWS, request, CollectiveCall(self, RowsAnswer, out))
+
+    def _keep(
+        self, partition: int, method: str, request: object, call: CollectiveCall[T]
+    ) -> CollectiveCall[T]:
+        rank = self._rank_of[partition]
+        self._parts[rank] += _packed(request, method)
         self._calls[rank].append(call)
         return call
 
@@ -188,7 +192,8 @@ class CollectivePeers:
             ):
                 reader = _Reader(data)
                 for call in waiting:
-                    call.answer = reader.read()[2]
+                    _, body, arrays = reader.read()
+                    call.take(body, arrays)
         return states
 
     def close(self) -> None:
@@ -206,8 +211,14 @@ class CollectivePeers:
     def _answer(self, questions: Array) -> bytes:
         reader, parts = _Reader(questions), []
         while reader:
-            op, args, arrays = reader.read()
-            parts += encode(0, (), self._store.answer(op, args, arrays))
+            method, body, arrays = reader.read()
+            # packed before the next is answered: both answers may lie in the same scratch memory
+            if method == _DRAW:
+                drawn = self._store.answer_draw(codec.decode(body, arrays, DrawRequest))
+                parts += _packed(drawn)
+            else:
+                rows = self._store.answer_rows(codec.decode(body, arrays, RowsRequest))
+                parts += _packed(rows)
         return b"".join(parts)
 
     def _swap(self, data: list[bytes], sizes: list[int]) -> list[Array]:

@@ -75,7 +75,7 @@ def create_memfd(nbytes: int, name: str = "gigl_loader") -> int:
     return fd
 
 
-def map_fd(fd: int, nbytes: int, *, populate: bool = True) -> int:
+def map_fd(fd: int, nbytes: int, *, populate: bool = True, file: bool = False) -> int:
     """Map ``nbytes`` bytes of ``fd`` for reading and writing; return the address.
 
     The descriptor may be closed afterwards. (``mmap.mmap`` keeps a duplicate of it, and a loop that
@@ -85,11 +85,14 @@ def map_fd(fd: int, nbytes: int, *, populate: bool = True) -> int:
         fd: The memory.
         nbytes: What it has, at most.
         populate: Enter all pages into the page table now, not when they are first touched.
+        file: ``fd`` is a file on disk, perhaps opened for reading only. Pages are read from the
+            page cache, and what is written to them stays in this process.
 
     Raises:
         SharedMemoryError: The system refuses.
     """
-    flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+    flags = mmap.MAP_PRIVATE if file else mmap.MAP_SHARED
+    flags |= mmap.MAP_POPULATE if populate else 0
     address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise SharedMemoryError(nbytes, os.strerror(ctypes.get_errno()))
@@ -103,7 +106,11 @@ def open_fd_of(pid: int, fd: int) -> int:
         OSError: There is no such process or descriptor to be seen from here, no right to it, or it
             is another user's (what is read there is trusted).
     """
-    own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    path = f"/proc/{pid}/fd/{fd}"
+    try:
+        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # a mapped file that may be read only
+        own = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     if os.fstat(own).st_uid != os.geteuid():
         os.close(own)
         raise PermissionError(f"descriptor {fd} of process {pid} is another user's")
@@ -191,6 +198,8 @@ class SharedPart:
     shape: tuple[int, ...]
     offset: int
     """Of the first byte."""
+    file: bool = False
+    """The descriptor is of a file on disk, open for reading."""
 
 
 class PartMapper:
@@ -216,7 +225,7 @@ class PartMapper:
             fd = self._fds[part.index]
             if os.fstat(fd).st_size < part.nbytes:  # to touch what is missing would be SIGBUS
                 raise SharedMemoryError(part.nbytes, f"descriptor {fd} has fewer bytes")
-            address = map_fd(fd, part.nbytes, populate=False)
+            address = map_fd(fd, part.nbytes, populate=False, file=part.file)
             buffer = self._mapped[part.index] = buffer_at(address, part.nbytes)
             weakref.finalize(buffer, unmap, address, part.nbytes).atexit = False
         return array_in(self._mapped[part.index], part.dtype, part.shape, part.offset)

@@ -3,12 +3,23 @@
 import io
 import os
 import pickle
+import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gigl_loader.memory.segments import Array, SharedPart, create_memfd, storage_dtype
+from gigl_loader.memory.segments import (
+    Array,
+    SharedPart,
+    buffer_at,
+    create_memfd,
+    map_fd,
+    nbytes_of,
+    storage_dtype,
+    unmap,
+)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -55,9 +66,9 @@ def tensor_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> T
 def share_tensor(tensor: Tensor) -> Tensor:
     """Return ``tensor`` (CPU) in memory that `dumps` can hand to another process.
 
-    Copies once, unless it is in shared memory already or is empty.
+    Copies once, unless it is in shared memory or a mapped file already, or is empty.
     """
-    if tensor.is_shared() or tensor.numel() == 0:
+    if tensor.is_shared() or tensor.numel() == 0 or is_mapped_file(tensor):
         return tensor
     nbytes = tensor.numel() * tensor.element_size()
     fd = create_memfd(nbytes, "gigl_loader.tensor")
@@ -78,6 +89,52 @@ def map_shared_tensor(fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int
     storage = storage._new_shared_fd_cpu(fd, nbytes)
     strides = torch.empty(shape, device="meta").stride()
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+
+
+# --- files on disk --------------------------------------------------------------------------------
+
+_mapped_files: dict[int, tuple[int, int]] = {}
+"""By address of a mapping that `map_file` made: (descriptor, bytes)."""
+
+
+def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a file of bare numbers as a tensor over the page cache; nothing is read yet.
+
+    `dumps` hands it to other processes as the file's descriptor. What is written to the tensor
+    stays in this process; the file does not change.
+
+    Args:
+        path: The file; it must have the bytes of the tensor.
+        dtype: A type's name, as torch has it.
+        shape: Of the tensor.
+
+    Raises:
+        SharedMemoryError: The system does not map it.
+    """
+    nbytes = nbytes_of(dtype, shape)
+    if nbytes == 0:
+        return torch.empty(shape, dtype=dtype_named(dtype))
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        address = map_fd(fd, nbytes, populate=False, file=True)
+    except BaseException:
+        os.close(fd)
+        raise
+    buffer = buffer_at(address, nbytes)
+    _mapped_files[address] = (fd, nbytes)
+    weakref.finalize(buffer, _unmap_file, address).atexit = False
+    return tensor_in(buffer, dtype, shape, 0)
+
+
+def _unmap_file(address: int) -> None:
+    fd, nbytes = _mapped_files.pop(address)
+    unmap(address, nbytes)
+    os.close(fd)
+
+
+def is_mapped_file(tensor: Tensor) -> bool:
+    """Return whether `map_file` made the memory of ``tensor``."""
+    return tensor.untyped_storage().data_ptr() in _mapped_files
 
 
 class SharedTensors:
@@ -103,14 +160,15 @@ class SharedTensors:
         tensor = share_tensor(obj.detach().resolve_conj().resolve_neg().contiguous())
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
+        file = is_mapped_file(tensor)
         if address not in self._index:
-            fd, nbytes = storage._share_fd_cpu_()
+            fd, nbytes = _mapped_files[address] if file else storage._share_fd_cpu_()
             self._index[address] = (len(self.fds), nbytes)
             self.fds.append(fd)
             self.tensors.append(tensor)
         index, nbytes = self._index[address]
         offset = int(tensor.storage_offset()) * tensor.element_size()
-        return SharedPart(index, nbytes, dtype, shape, offset)
+        return SharedPart(index, nbytes, dtype, shape, offset, file)
 
 
 class _Pickler(pickle.Pickler):

@@ -152,9 +152,9 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
 
     With ``limit``, these are the first ``limit`` of each.
     """
-    indptr = adjacency.indptr
-    known = nodes < indptr.numel() - 1  # ids past the end have no edge
-    rows = torch.where(known, nodes, 0)
+    indptr, rows = adjacency.indptr, adjacency.locate(nodes)
+    known = rows < indptr.numel() - 1  # ids past the end have no edge
+    rows = torch.where(known, rows, 0)
     starts = indptr[rows]
     counts = torch.where(known, indptr[rows + 1] - starts, 0) if indptr.numel() > 1 else nodes * 0
     counts = counts if limit is None else counts.clamp(max=limit)
@@ -162,5 +162,5 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     table = nodes.new_full((nodes.numel(), most), -1)
     places = torch.arange(most)
     filled = places < counts[:, None]
-    table[filled] = adjacency.indices[(starts[:, None] + places)[filled]]
+    table[filled] = adjacency.indices[(starts[:, None] + places)[filled]].long()
     return table

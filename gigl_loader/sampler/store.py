@@ -76,29 +76,36 @@ class LocalStore:
         kernels.gather(adjacency.indices, positions, neighbors)
         edge_ids = None
         if draw.with_edge:
-            if adjacency.edge_ids is None:
-                raise ProtocolError(f"edge ids of {draw.edge_type} were asked for, none are kept")
+            edge_ids = self._edge_ids(draw, adjacency, positions)
+        return Drawn(counts.copy(), neighbors, edge_ids)
+
+    def _edge_ids(self, draw: Draw, adjacency: Adjacency[Array], positions: Array) -> Array:
+        if adjacency.edge_ids is not None:
             edge_ids = np.empty(len(positions), np.int64)
             kernels.gather(adjacency.edge_ids, positions, edge_ids)
-        return Drawn(counts.copy(), neighbors, edge_ids)
+            return edge_ids
+        if adjacency.first_edge is None:
+            raise ProtocolError(f"edge ids of {draw.edge_type} were asked for, none are kept")
+        return positions + adjacency.first_edge
 
     def _draw_positions(
         self, draw: Draw, adjacency: Adjacency[Array], ids: Array
     ) -> tuple[Array, Array]:
         get, size = self._scratch.get, len(ids)
+        at = adjacency.locate(ids)  # keys are made of ids: a draw does not depend on the partition
         rows = get("starts", size), get("degrees", size), get("counts", size)
         key = np.uint64(draw.key)
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all neighbours, once each
         weights = adjacency.weights if draw.with_weight else None
         if weights is not None:
             total, most = kernels.count_weighted(
-                adjacency.indptr, weights, ids, draw.fanout, replace, *rows
+                adjacency.indptr, weights, at, draw.fanout, replace, *rows
             )
             positions = get("positions", total)
             keys, items = get("keys", most, np.float64), get("items", most)
             kernels.draw_weighted(weights, ids, *rows, replace, key, keys, items, positions)
         else:
-            total, most = kernels.count_uniform(adjacency.indptr, ids, draw.fanout, replace, *rows)
+            total, most = kernels.count_uniform(adjacency.indptr, at, draw.fanout, replace, *rows)
             positions, taken = get("positions", total), get("taken", most, np.uint8)
             kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
         return positions, rows[2]

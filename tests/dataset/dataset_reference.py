@@ -102,7 +102,7 @@ def rows_of(adjacency):
     """Return ``{row: [(neighbour, edge id, weight)]}``."""
     ptr, found = adjacency.indptr.tolist(), {}
     for row in range(len(ptr) - 1):
-        found[row] = [
+        found[row + adjacency.first_row] = [
             (
                 int(adjacency.indices[i]),
                 None if adjacency.edge_ids is None else int(adjacency.edge_ids[i]),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import _glt
-from gigl_loader.dataset._build import expand_rows
+from gigl_loader.dataset._mapped_io import edges_of
 from gigl_loader.dataset.links import (
     link_draws,
     split_links,
@@ -159,22 +159,24 @@ def _edges_of(datasets, edge_type, edge_dir):
     found = []
     for dataset in datasets:
         adjacency = dataset.view().adjacency[edge_type]
-        pair = [expand_rows(adjacency.indptr), adjacency.indices]
-        found.append(torch.stack(pair[:: -1 if edge_dir == "in" else 1]))
+        found.append(edges_of(adjacency, edge_dir))
     return _pairs(torch.cat(found, 1))
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(graphs(), st.integers(1, 3), st.sampled_from(["in", "out"]), st.booleans())
+@given(
+    graphs(), st.integers(1, 3), st.sampled_from(["in", "out"]), st.booleans(),
+    st.sampled_from(["mapped", "glt"]),
+)  # fmt: skip
 def test_a_directory_has_the_same_splits_as_the_graph(
-    tmp_path: Path, graph: Graph, count: int, edge_dir: str, disjoint: bool
+    tmp_path: Path, graph: Graph, count: int, edge_dir: str, disjoint: bool, format: str
 ) -> None:
     edge_type = BUYS if graph.heterogeneous else E
     options = {"num_val": 0.3, "num_test": 0.3, "disjoint_train": 0.5 * disjoint, "seed": 11}
     splits = split_links(graph.to_pyg(), edge_type, **options)
     partition_graph(
         graph.to_pyg(), count, tmp_path / "whole", method="random", edge_dir=edge_dir,
-        progress=False,
+        progress=False, format=format,
     )  # fmt: skip
     split_partitions(
         tmp_path / "whole", tmp_path / "split", edge_type if graph.heterogeneous else None,

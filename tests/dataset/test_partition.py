@@ -38,9 +38,8 @@ SHOP = Graph(
 
 
 def _partition(graph: Graph, count: int, root: Path, **options) -> list[DistDataset]:
-    partition_graph(
-        graph.to_pyg(), count, root, supervision=graph.supervision(), progress=False, **options
-    )
+    options = {"progress": False, "format": "glt", **options}
+    partition_graph(graph.to_pyg(), count, root, supervision=graph.supervision(), **options)
     return [DistDataset.load(root, index) for index in range(count)]
 
 
@@ -53,8 +52,13 @@ def test_partitions_on_disk_unite_to_the_graph(
     tmp_path: Path, graph: Graph, count: int, method: str, edge_dir: str
 ) -> None:
     root = tmp_path / "graph"  # the run before left one there, to be replaced
-    datasets = _partition(graph, count, root, method=method, edge_dir=edge_dir, seed=3)
-    check_partitions(graph, datasets, edge_dir)
+    for format in ("glt", "mapped"):
+        datasets = _partition(
+            graph, count, root, method=method, edge_dir=edge_dir, seed=3, format=format
+        )
+        check_partitions(graph, datasets, edge_dir)
+    mapped = [DistDataset.load(root, i, memory="mapped", verify="now") for i in range(count)]
+    check_partitions(graph, mapped, edge_dir)
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
 
 
@@ -361,7 +365,7 @@ def test_features_are_written_and_read_in_chunks(tmp_path: Path, monkeypatch) ->
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 @pytest.mark.parametrize("graph", [RING, GLT_SHOP], ids=["homogeneous", "heterogeneous"])
 def test_what_glt_loads_can_be_wrapped(tmp_path: Path, graph: Graph, edge_dir: str) -> None:
-    partition_graph(graph.to_pyg(), 2, tmp_path, method="random", edge_dir=edge_dir, progress=False)
+    _partition(graph, 2, tmp_path, method="random", edge_dir=edge_dir)
     datasets = []
     for index in range(2):
         theirs = _glt.DistDataset(edge_dir=edge_dir)

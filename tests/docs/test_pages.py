@@ -15,6 +15,7 @@ PAGES = (
     "README.md",
     "docs/quickstart.md",
     "docs/guide/datasets.md",
+    "docs/guide/tables.md",
     "docs/guide/colocated.md",
     "docs/guide/link_prediction.md",
     "docs/guide/training_loop.md",

@@ -13,7 +13,7 @@ from store_cluster import HOST, info_of, tiny_graph
 
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote import client, patience, status
+from gigl_loader.remote import client, endpoint, patience, status
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.command import parse_serve
 from gigl_loader.remote.endpoint import Endpoint
@@ -126,17 +126,17 @@ def test_whom_to_ask_for_its_status(capsys):
 
 
 def test_a_client_that_comes_in_while_the_server_is_made(monkeypatch):
-    """The listener accepts in a thread of its own: all that a session reads is there before it."""
+    """The listener answers in threads of its own: all that an answer needs is there before it."""
     seen = []
 
-    class Listener(wire.Listener):
-        def __init__(self, sock, token, admit):
-            seen.append((admit.__self__.address, admit.__self__._leader))
-            super().__init__(sock, token, admit)
+    class Watched(endpoint.Listener):
+        def start(self):
+            seen.append(self.address)
+            super().start()
 
-    monkeypatch.setattr(wire, "Listener", Listener)
-    with _server_0(num_servers=1) as endpoint:
-        assert seen == [(endpoint.address, None)]
+    monkeypatch.setattr(endpoint, "Listener", Watched)
+    with _server_0(num_servers=1) as server:
+        assert seen == [server.address]
 
 
 def test_a_server_that_ends_while_clients_wait():

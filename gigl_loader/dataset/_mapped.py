@@ -1,0 +1,294 @@
+"""The format that is mapped: bare arrays in files, and manifests that say what they must be.
+
+::
+
+    gigl_loader.json                     version, run, books, digests of all manifests
+    books/<node|edge>/<type>.bin         owners, where a partition does not own a range of ids
+    ids/<type>/part<k>.*.bin             the ids of the tables, in order: see `_original`
+    part<k>/manifest.json                version, run, arrays
+    part<k>/edges/<type>/{indptr,indices,edge_ids,weights}.bin
+    part<k>/{node_features,node_labels,edge_features}/<type>/{values,index,ids}.bin
+    part<k>/splits/<split>/<type>.bin
+
+An array is a file of its numbers, little-endian, in C order; a file starts at a page, so what is
+mapped is aligned. The run id is the digest of everything that was written: it tells the parts of
+two runs apart, and is the same where a run that was killed went on. Neither this module nor what
+writes tables imports torch.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.dataset._progress import note
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array, nbytes_of
+
+FORMAT_VERSION = 2
+ROOT_FILE = "gigl_loader.json"
+PART_FILE = "manifest.json"
+BLOCK_BYTES = 64 * 1024 * 1024
+"""Bytes of a file under one checksum: what a damage can be narrowed down to."""
+
+_READ_BYTES = 4 * 1024 * 1024
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Type and shape of an array on disk."""
+
+    dtype: str
+    """torch's name of it."""
+    shape: tuple[int, ...]
+    blocks: tuple[str, ...] = ()
+    """blake2b of each `BLOCK_BYTES` of the file, in hex; empty before `seal`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return nbytes_of(self.dtype, self.shape)
+
+
+@dataclass
+class Part:
+    """What the manifest of a directory holds: of a partition, or of what all partitions share."""
+
+    arrays: dict[str, ArraySpec] = field(default_factory=dict)
+    """By name: the path of the file below the directory, without ``.bin``."""
+    ranges: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By the folder of some arrays: the id that their first row or edge has."""
+
+
+def array_path(folder: Path, name: str) -> Path:
+    """Return the file of an array."""
+    return folder / f"{name}.bin"
+
+
+def write_array(folder: Path, part: Part, name: str, array: Array, dtype: str = "") -> None:
+    """Write an array below ``folder`` and note it in ``part``.
+
+    Args:
+        folder: Of the manifest.
+        part: What the manifest will hold.
+        name: Of the array.
+        array: Its numbers, or their bits.
+        dtype: torch's name of the type, where numpy's is not the same.
+    """
+    path = array_path(folder, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    array = np.ascontiguousarray(array)
+    with path.open("wb") as file:
+        file.write(array.reshape(-1).view(np.uint8).data)
+    note(int(array.nbytes))
+    part.arrays[name] = ArraySpec(dtype or array.dtype.name, tuple(array.shape))
+
+
+# --- checksums ------------------------------------------------------------------------------------
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) -> list[str]:
+    """Return the checksums of a file; fewer where ``stop`` was set meanwhile."""
+    found: list[str] = []
+    buffer = memoryview(bytearray(min(_READ_BYTES, max(nbytes, 1))))
+    with path.open("rb", buffering=0) as file:
+        for start in range(0, nbytes, BLOCK_BYTES):
+            block, left = (
+                hashlib.blake2b(digest_size=_DIGEST_BYTES),
+                min(BLOCK_BYTES, nbytes - start),
+            )
+            while left:
+                if stop is not None and stop.is_set():
+                    return found
+                count = file.readinto(buffer[: min(left, len(buffer))])
+                if not count:
+                    raise ConfigError(f"{path} is shorter than its {nbytes} bytes: copy it again")
+                block.update(buffer[:count])
+                left -= count
+            found.append(block.hexdigest())
+    return found
+
+
+def _check_size(path: Path, spec: ArraySpec) -> None:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} is missing: the partition directory is incomplete; copy it again"
+        ) from error
+    if size != spec.nbytes:
+        raise ConfigError(
+            f"{path} has {size} bytes, its manifest says {spec.nbytes}: it was changed or not "
+            "copied whole; copy it again"
+        )
+
+
+def verify(folder: Path, part: Part, stop: threading.Event | None = None) -> None:
+    """Compare the files of a manifest with their checksums.
+
+    Raises:
+        ConfigError: A file is missing or has changed; the message names it, and the block.
+    """
+    for name, spec in part.arrays.items():
+        path = array_path(folder, name)
+        _check_size(path, spec)
+        for number, found in enumerate(_block_digests(path, spec.nbytes, stop)):
+            if found != spec.blocks[number]:
+                start = number * BLOCK_BYTES
+                end = min(start + BLOCK_BYTES, spec.nbytes)
+                raise ConfigError(
+                    f"{path} has changed since it was written: bytes {start} to {end} do not match "
+                    "their checksum; copy the file again, or partition the graph again"
+                )
+
+
+# --- manifests, written ---------------------------------------------------------------------------
+
+
+def seal(root: Path, header: Mapping[str, Any], shared: Part, parts: list[Part]) -> str:
+    """Write the manifests of a directory whose arrays are all there; return the run id.
+
+    Args:
+        root: The directory; partition ``k`` is in ``part<k>``.
+        header: What `ROOT_FILE` says besides.
+        shared: Arrays that all partitions share.
+        parts: Arrays of each partition.
+    """
+    folders = [root, *(root / f"part{k}" for k in range(len(parts)))]
+    with ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, 8))) as pool:
+        bodies = [
+            _body(folder, part, pool)
+            for folder, part in zip(folders, [shared, *parts], strict=True)
+        ]
+    body = {"format_version": FORMAT_VERSION, **header, **bodies[0]}
+    run = _digest(json.dumps([body, *bodies[1:]]).encode())
+    digests = []
+    for k, folder in enumerate(folders[1:]):
+        manifest = {"format_version": FORMAT_VERSION, "run": run, "partition": k, **bodies[k + 1]}
+        digests.append(_write_json(folder / PART_FILE, manifest))
+    _write_json(root / ROOT_FILE, {"run": run, **body, "parts": digests})
+    return run
+
+
+def _body(folder: Path, part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
+    names = sorted(part.arrays)
+    for name in names:
+        _check_size(array_path(folder, name), part.arrays[name])
+    sums = pool.map(
+        lambda name: _block_digests(array_path(folder, name), part.arrays[name].nbytes), names
+    )
+    arrays = {
+        name: {"dtype": part.arrays[name].dtype, "shape": part.arrays[name].shape, "blake2b": found}
+        for name, found in zip(names, sums, strict=True)
+    }
+    return {"arrays": arrays, "ranges": dict(sorted(part.ranges.items()))}
+
+
+def _write_json(path: Path, content: Any) -> str:
+    """Write a file that is there whole or not at all; return its digest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = json.dumps(content, indent=1).encode() + b"\n"
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_bytes(data)
+    os.replace(draft, path)
+    return _digest(data)
+
+
+# --- manifests, read ------------------------------------------------------------------------------
+
+
+def is_mapped_format(root: Path) -> bool:
+    """Return whether ``root`` is a directory in this format, of this or another version."""
+    try:
+        with (root / ROOT_FILE).open("rb") as file:
+            return b'"parts"' in file.read()
+    except OSError:
+        return False
+
+
+def read_header(root: Path) -> tuple[dict[str, Any], Part]:
+    """Return what `ROOT_FILE` says, and the arrays that all partitions share.
+
+    Raises:
+        ConfigError: It is damaged, or of another version.
+    """
+    header, _ = _read_json(root / ROOT_FILE)
+    return header, _part_of(header, root / ROOT_FILE)
+
+
+def read_part(root: Path, header: Mapping[str, Any], partition_idx: int) -> Part:
+    """Return the manifest of a partition; the sizes of its files are checked.
+
+    Raises:
+        ConfigError: A file is missing or has another size, or the partition is of another run.
+    """
+    path = root / f"part{partition_idx}" / PART_FILE
+    manifest, digest = _read_json(path)
+    if manifest.get("run") != header["run"]:
+        raise ConfigError(
+            f"{path.parent} is of another run than {root / ROOT_FILE} (run {manifest.get('run')}, "
+            f"not {header['run']}): copy all partitions from one directory"
+        )
+    if digest != header["parts"][partition_idx]:
+        raise ConfigError(
+            f"{path} has changed since it was written, or is of another partition: copy "
+            f"{path.parent} again"
+        )
+    part = _part_of(manifest, path)
+    check_sizes(path.parent, part)
+    return part
+
+
+def check_sizes(folder: Path, part: Part) -> None:
+    """Check that the files of a manifest are there and whole, by their sizes."""
+    for name, spec in part.arrays.items():
+        _check_size(array_path(folder, name), spec)
+
+
+def _read_json(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} is missing: the partition directory is incomplete; copy it again"
+        ) from error
+    try:
+        content: dict[str, Any] = json.loads(data)
+        version = content["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"{path} has format version {version}, this gigl_loader reads {FORMAT_VERSION}: "
+            "partition the graph again"
+        )
+    return content, _digest(data)
+
+
+def _part_of(content: Mapping[str, Any], path: Path) -> Part:
+    try:
+        arrays = {
+            name: ArraySpec(one["dtype"], tuple(one["shape"]), tuple(one["blake2b"]))
+            for name, one in content["arrays"].items()
+        }
+        return Part(arrays, dict(content["ranges"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def names_below(part: Part, folder: str) -> Iterable[str]:
+    """Yield the last part of the names of arrays below ``folder``."""
+    start = folder + "/"
+    return (name[len(start) :] for name in part.arrays if name.startswith(start))

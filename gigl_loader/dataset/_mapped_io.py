@@ -1,0 +1,489 @@
+"""Between a partition as a dataset reads it and the format that is mapped, both ways."""
+
+import logging
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset._build import empty_shared, expand_rows
+from gigl_loader.dataset._checks import check_partitions
+from gigl_loader.dataset._mapped import (
+    ArraySpec,
+    Part,
+    array_path,
+    check_sizes,
+    names_below,
+    read_header,
+    read_part,
+    seal,
+    verify,
+    write_array,
+)
+from gigl_loader.dataset._original import OriginalIds
+from gigl_loader.dataset._pieces import (
+    WEIGHT_NAMES,
+    Pieces,
+    expanded_end,
+    is_labeled_homogeneous,
+    make_view,
+    with_weights,
+)
+from gigl_loader.dataset._progress import note
+from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
+from gigl_loader.dataset.schema import (
+    EdgeDir,
+    EdgeType,
+    NodeType,
+    edge_type_str,
+    is_label_edge_type,
+)
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory.tensors import (
+    as_array,
+    bytes_of,
+    dtype_name,
+    dtype_named,
+    map_file,
+    share_tensor,
+)
+
+Memory = Literal["resident", "mapped"]
+Splits = dict[str, dict[NodeType, Tensor]]
+
+_INT32_IDS = 2**31 - 1
+_COLUMNS = ("indptr", "indices", "edge_ids", "weights")
+_ROWS = ("node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes")
+_LOOKUPS = "lookup"
+"""Folder of the arrays by which rows of a type are found, where several matrices have the same."""
+
+_log = logging.getLogger(__name__)
+
+
+# --- read -----------------------------------------------------------------------------------------
+
+
+class MappedPart:
+    """One partition of a directory, opened. `view` and `splits` are made of its files.
+
+    Args:
+        root: The directory.
+        partition_idx: The partition.
+        memory: ``"mapped"``: tensors over the page cache; ``"resident"``: copies in shared memory.
+
+    Raises:
+        ConfigError: A file is missing, has changed, or is of another run.
+    """
+
+    def __init__(self, root: Path, partition_idx: int, memory: Memory) -> None:
+        self.root, self.partition_idx, self.memory = root, partition_idx, memory
+        self._header, self._shared = read_header(root)
+        check_partitions(self._header["num_partitions"], partition_idx)
+        check_sizes(root, self._shared)
+        self._part = read_part(root, self._header, partition_idx)
+        self._lookups: dict[str, Tensor | None] = {}
+        self.run: str = self._header["run"]
+        self.edge_dir: EdgeDir = self._header["edge_dir"]
+        self._stop = threading.Event()
+        self._failure: ConfigError | None = None
+
+    def _tensor(self, folder: Path, spec: ArraySpec, name: str) -> Tensor:
+        path = array_path(folder, name)
+        if self.memory == "mapped":
+            return map_file(path, spec.dtype, spec.shape)
+        target = empty_shared(spec.shape, dtype_named(spec.dtype))
+        if spec.nbytes:
+            _read_into(path, target, spec.nbytes)
+        return target
+
+    def _own(self, name: str) -> Tensor | None:
+        spec = self._part.arrays.get(name)
+        folder = self.root / f"part{self.partition_idx}"
+        return None if spec is None else self._tensor(folder, spec, name)
+
+    def _adjacency(self, edge_type: EdgeType) -> Adjacency | None:
+        where = f"edges/{edge_type_str(edge_type)}"
+        found = {column: self._own(f"{where}/{column}") for column in _COLUMNS}
+        indptr, indices = found["indptr"], found["indices"]
+        if indptr is None or indices is None:
+            return None
+        ranges = self._part.ranges.get(where, {})
+        return Adjacency(
+            indptr, indices, found["edge_ids"], found["weights"], **ranges,
+        )  # fmt: skip
+
+    def _rows(self, kind: str, key: NodeType | EdgeType, name: str = "") -> Rows | None:
+        text = key if isinstance(key, str) else edge_type_str(key)
+        where = f"{kind}/{text}/{name}" if name else f"{kind}/{text}"
+        values = self._own(f"{where}/values")
+        if values is None:
+            return None
+        ranges = self._part.ranges.get(where, {})
+        whole = self._header["num_partitions"] == 1
+        index, ids = self._own(f"{where}/index"), self._own(f"{where}/ids")
+        if "lookup" in ranges:
+            lookup = self._lookup(text)
+            index, ids = (lookup, None) if kind.startswith("node") else (None, lookup)
+        return Rows(values, index, whole, first=ranges.get("first", 0), ids=ids)
+
+    def _lookup(self, text: str) -> Tensor | None:
+        """Return what finds the rows of a type; the same tensor for all matrices."""
+        if text not in self._lookups:
+            self._lookups[text] = self._own(f"{_LOOKUPS}/{text}")
+        return self._lookups[text]
+
+    def _all_rows(self, kind: str, keys: list[Any]) -> dict[Any, Rows]:
+        found: dict[Any, Rows] = {}
+        for key in keys:
+            if not kind.endswith("attributes"):
+                rows = self._rows(kind, key)
+                found |= {} if rows is None else {key: rows}
+                continue
+            text = key if isinstance(key, str) else edge_type_str(key)
+            for below in names_below(self._part, f"{kind}/{text}"):
+                name, _, what = below.partition("/")
+                rows = self._rows(kind, key, name) if what == "values" else None
+                found |= {} if rows is None else {(key, name): rows}
+        return found
+
+    def _book(self, kind: str, name: str, found: Any) -> Book:
+        if found is not None:
+            return Book(bounds=share_tensor(torch.tensor(found, dtype=torch.int64)))
+        array = f"books/{kind}/{name}"
+        return Book(table=self._tensor(self.root, self._shared.arrays[array], array))
+
+    def view(self) -> PartitionView:
+        """Return the partition as samplers read it."""
+        header = self._header
+        edge_types: list[EdgeType] = [tuple(parts) for parts in header["edge_types"]]
+        adjacency = {t: a for t in edge_types if (a := self._adjacency(t)) is not None}
+        num_nodes: dict[NodeType, int] = dict(header["num_nodes"])
+        rows: dict[str, dict[Any, Rows]] = {}
+        for kind in _ROWS:
+            keys: list[Any] = list(adjacency) if kind.startswith("edge") else list(num_nodes)
+            rows[kind] = self._all_rows(kind, keys)
+        self._add_weights(rows["edge_attributes"], adjacency)
+        labeled = is_labeled_homogeneous(num_nodes, list(adjacency))
+        several = header["num_partitions"] > 1
+        return PartitionView(
+            is_heterogeneous=header["heterogeneous"] and not labeled,
+            edge_dir=self.edge_dir,
+            num_partitions=header["num_partitions"],
+            partition_idx=self.partition_idx,
+            num_nodes=num_nodes,
+            adjacency=adjacency,
+            node_books=self.node_books() if several else {},
+            edge_books=self._edge_books(adjacency) if several else {},
+            node_features=rows["node_features"],
+            node_labels=rows["node_labels"],
+            edge_features=rows["edge_features"],
+            node_attributes=rows["node_attributes"],
+            edge_attributes=rows["edge_attributes"],
+            num_classes=dict(header.get("num_classes", {})),
+        )
+
+    def _add_weights(self, rows: dict[Any, Rows], adjacency: dict[EdgeType, Adjacency]) -> None:
+        """Let batches carry weights where edge ids are positions: the array is the same."""
+        whole = self._header["num_partitions"] == 1
+        for edge_type, edges in adjacency.items():
+            if edges.weights is not None and edges.first_edge is not None:
+                weights = Rows(edges.weights, None, whole, first=edges.first_edge)
+                rows.setdefault((edge_type, WEIGHT_NAMES[0]), weights)
+
+    def node_books(self) -> dict[NodeType, Book]:
+        """Return the owners of nodes."""
+        return {
+            node_type: self._book("node", node_type, bounds)
+            for node_type, bounds in self._header["node_bounds"].items()
+        }
+
+    def _edge_books(self, adjacency: dict[EdgeType, Adjacency]) -> dict[EdgeType, Book]:
+        bounds = self._header["edge_bounds"]
+        return {
+            edge_type: self._book("edge", name, bounds[name])
+            for edge_type in adjacency
+            if (name := edge_type_str(edge_type)) in bounds
+        }
+
+    def splits(self) -> Splits:
+        """Return the split ids that this partition owns."""
+        found: Splits = {}
+        for name in self._part.arrays:
+            kind, _, rest = name.partition("/")
+            if kind == "splits":
+                split, _, node_type = rest.partition("/")
+                ids = self._own(name)
+                assert ids is not None
+                found.setdefault(split, {})[node_type] = share_tensor(ids)
+        return found
+
+    def original_ids(self) -> dict[NodeType, OriginalIds]:
+        """Return the dictionaries of the tables' ids; empty where the graph was no table."""
+        return {
+            node_type: OriginalIds(
+                self.root, node_type, self._shared, self._header["node_bounds"][node_type]
+            )
+            for node_type in self._header.get("original_ids", [])
+        }
+
+    def pieces(self) -> Pieces:
+        """Return the partition as loose tensors, edges with their ids."""
+        view = self.view()
+        header = self._header
+        pieces = Pieces(
+            header["heterogeneous"], self.edge_dir, header["num_partitions"], self.partition_idx,
+            dict(view.num_nodes), {}, node_books=self.node_books(), splits=self.splits(),
+        )  # fmt: skip
+        pieces.edge_books = self._edge_books(view.adjacency)
+        for edge_type, adjacency in view.adjacency.items():
+            if is_label_edge_type(edge_type):
+                pieces.label_edges[edge_type] = edges_of(adjacency, "out")
+                continue
+            ids = adjacency.edge_ids
+            if ids is None and adjacency.first_edge is not None:
+                ids = torch.arange(adjacency.indices.numel()) + adjacency.first_edge
+            edges = GraphPartitionData(edges_of(adjacency, self.edge_dir), ids, adjacency.weights)
+            pieces.edges[edge_type] = edges
+        for name in _ROWS:
+            target: dict[Any, FeaturePartitionData] = getattr(pieces, name)
+            for key, rows in getattr(view, name).items():
+                target[key] = FeaturePartitionData(rows.values, _ids_of(rows))
+        pieces.num_classes = dict(view.num_classes)
+        return pieces
+
+    # --- checksums --------------------------------------------------------------------------------
+
+    def verify(self) -> None:
+        """Compare all files of the partition, and what partitions share, with their checksums."""
+        verify(self.root, self._shared, self._stop)
+        verify(self.root / f"part{self.partition_idx}", self._part, self._stop)
+
+    def verify_in_background(self) -> None:
+        """Begin to compare; `check` raises what is found."""
+        thread = threading.Thread(
+            target=self._verify_quietly, name="gigl_loader.verify", daemon=True
+        )
+        thread.start()
+
+    def _verify_quietly(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # training comes first
+        try:
+            self.verify()
+        except ConfigError as error:
+            gone = isinstance(error.__cause__, FileNotFoundError)
+            if not gone:  # what is open stays, also where the directory is removed
+                _log.error("%s", error)
+                self._failure = error
+        except OSError as error:
+            _log.warning("%s could not be compared with its checksums: %s", self.root, error)
+
+    def check(self) -> None:
+        """Raise what the background has found.
+
+        Raises:
+            ConfigError: A file has changed.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """End the comparison in the background, if one is under way."""
+        self._stop.set()
+
+
+def _read_into(path: Path, target: Tensor, nbytes: int) -> None:
+    view = bytes_of(target)
+    with path.open("rb", buffering=0) as file:
+        filled = 0
+        while filled < nbytes:
+            count = file.readinto(view[filled:])
+            if not count:
+                raise ConfigError(f"{path} is shorter than its {nbytes} bytes: copy it again")
+            filled += count
+            note(count)
+
+
+def edges_of(adjacency: Adjacency, edge_dir: EdgeDir) -> Tensor:
+    """Return ``[2, num_edges]`` int64, sources first, of edges that are grouped by a node."""
+    rows = expand_rows(adjacency.indptr) + adjacency.first_row
+    ends = (
+        (adjacency.indices.long(), rows) if edge_dir == "in" else (rows, adjacency.indices.long())
+    )
+    return torch.stack(ends)
+
+
+def _ids_of(rows: Rows) -> Tensor | None:
+    if rows.index is not None:
+        found = (rows.index >= 0).nonzero().view(-1)
+        return found[torch.argsort(rows.index[found])]
+    if rows.ids is not None:
+        return rows.ids
+    return None if rows.whole else torch.arange(rows.values.size(0)) + rows.first
+
+
+# --- write ----------------------------------------------------------------------------------------
+
+
+class MappedWriter:
+    """Writes the partitions of a graph that is in memory.
+
+    Args:
+        root: An empty directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._parts: list[Part] = []
+        self._shared = Part()
+        self._original: list[NodeType] = []
+
+    def keep_original_ids(self, source: Path) -> None:
+        """Copy the dictionaries of the tables' ids from another directory with the same nodes."""
+        header, shared = read_header(source)
+        self._original = header.get("original_ids", [])
+        for name, spec in shared.arrays.items():
+            if name.startswith("ids/"):
+                self._shared.arrays[name] = ArraySpec(spec.dtype, spec.shape)
+        if self._original:
+            shutil.copytree(source / "ids", self._root / "ids")
+
+    def add(self, pieces: Pieces) -> None:
+        """Write a partition: the next one."""
+        folder, part = self._root / f"part{len(self._parts)}", Part()
+        folder.mkdir(parents=True, exist_ok=True)
+        view = make_view(pieces)
+        for edge_type, adjacency in view.adjacency.items():
+            self._add_edges(folder, part, pieces, edge_type, adjacency)
+        self._add_rows(folder, part, pieces, view)
+        for split, by_type in pieces.splits.items():
+            for node_type, ids in by_type.items():
+                write_array(folder, part, f"splits/{split}/{node_type}", ids.numpy())
+        self._parts.append(part)
+
+    def _add_rows(self, folder: Path, part: Part, pieces: Pieces, view: PartitionView) -> None:
+        lookups = _Lookups(folder, part)
+        of_nodes: list[tuple[str, dict[Any, Rows]]] = [
+            ("node_features", view.node_features), ("node_labels", view.node_labels),
+            ("node_attributes", view.node_attributes),
+        ]  # fmt: skip
+        for kind, by_key in of_nodes:
+            for key, rows in by_key.items():
+                node_type, name = (key, "") if isinstance(key, str) else key
+                where = f"{kind}/{node_type}/{name}" if name else f"{kind}/{node_type}"
+                _write_rows(lookups, where, node_type, rows)
+        of_edges: list[tuple[str, dict[Any, FeaturePartitionData]]] = [
+            ("edge_features", pieces.edge_features), ("edge_attributes", with_weights(pieces)),
+        ]  # fmt: skip
+        for kind, parts in of_edges:
+            for key, given in parts.items():
+                edge_type, name = (key, "") if len(key) == 3 else key
+                text = edge_type_str(edge_type)
+                where = f"{kind}/{text}/{name}" if name else f"{kind}/{text}"
+                _write_edge_rows(lookups, where, text, given)
+
+    def _add_edges(
+        self, folder: Path, part: Part, pieces: Pieces, edge_type: EdgeType, found: Adjacency
+    ) -> None:
+        where, label = f"edges/{edge_type_str(edge_type)}", is_label_edge_type(edge_type)
+        end = 0 if label else expanded_end(pieces.edge_dir)
+        row_type, col_type = (edge_type[0], edge_type[2])[:: -1 if end else 1]
+        indptr, book = found.indptr, pieces.node_books.get(row_type)
+        if book is not None and book.bounds is not None and pieces.num_partitions > 1:
+            bounds = [0, *book.bounds.tolist()]
+            first, last = bounds[pieces.partition_idx], bounds[pieces.partition_idx + 1]
+            indptr = indptr[first : last + 1]
+            part.ranges[where] = {"first_row": first}
+        narrow = pieces.num_nodes[col_type] <= _INT32_IDS
+        indices = found.indices.to(torch.int32) if narrow else found.indices
+        write_array(folder, part, f"{where}/indptr", indptr.numpy())
+        write_array(folder, part, f"{where}/indices", indices.numpy())
+        if found.edge_ids is not None and not label:
+            write_array(folder, part, f"{where}/edge_ids", found.edge_ids.numpy())
+        if found.weights is not None:
+            write_array(folder, part, f"{where}/weights", found.weights.numpy())
+
+    def finish(self, pieces: Pieces, **made: Any) -> None:
+        """Write the books and the manifests.
+
+        Args:
+            pieces: The last partition.
+            made: How the directory was made.
+        """
+        node_bounds = {t: self._bounds("node", t, b) for t, b in pieces.node_books.items()}
+        for node_type, count in pieces.num_nodes.items():
+            node_bounds.setdefault(node_type, [count])
+        edge_bounds = {
+            edge_type_str(t): self._bounds("edge", edge_type_str(t), book)
+            for t, book in pieces.edge_books.items()
+        }
+        header = {
+            **made,
+            "edge_dir": pieces.edge_dir,
+            "heterogeneous": pieces.heterogeneous,
+            "num_partitions": pieces.num_partitions,
+            "num_nodes": pieces.num_nodes,
+            "node_bounds": node_bounds,
+            "edge_types": [list(t) for t in (*pieces.edges, *pieces.label_edges)],
+            "edge_bounds": edge_bounds,
+            "original_ids": self._original,
+            "num_classes": pieces.num_classes,
+        }
+        seal(self._root, header, self._shared, self._parts)
+
+    def _bounds(self, kind: str, name: str, book: Book) -> list[int] | None:
+        """Return where the ranges of a book end; None: they do not, a table was written."""
+        if book.bounds is not None:
+            return list(book.bounds.tolist())
+        assert book.table is not None
+        write_array(self._root, self._shared, f"books/{kind}/{name}", book.table.numpy())
+        return None
+
+
+class _Lookups:
+    """Writes the array that finds the rows of a type once, for all matrices that share it."""
+
+    def __init__(self, folder: Path, part: Part) -> None:
+        self.folder, self.part = folder, part
+        self._written: dict[str, Tensor] = {}
+
+    def add(self, where: str, text: str, lookup: Tensor, own: str) -> None:
+        """Note that the rows at ``where``, of the type ``text``, are found by ``lookup``."""
+        known = self._written.get(text)
+        if known is None:
+            write_array(self.folder, self.part, f"{_LOOKUPS}/{text}", lookup.numpy())
+            self._written[text] = known = lookup
+        if torch.equal(known, lookup):
+            self.part.ranges[where] = {"lookup": 1}
+        else:
+            write_array(self.folder, self.part, f"{where}/{own}", lookup.numpy())
+
+
+def _write_values(lookups: _Lookups, where: str, values: Tensor) -> None:
+    name, array = f"{where}/values", as_array(values)
+    write_array(lookups.folder, lookups.part, name, array, dtype_name(values.dtype))
+
+
+def _write_rows(lookups: _Lookups, where: str, node_type: NodeType, rows: Rows) -> None:
+    ids, values = _ids_of(rows), rows.values
+    if ids is not None and ids.numel() and int(ids.max()) - int(ids.min()) + 1 == ids.numel():
+        lookups.part.ranges[where] = {"first": int(ids.min())}
+        values = values[torch.argsort(ids)]
+    elif rows.index is not None:
+        narrow = rows.values.size(0) <= _INT32_IDS
+        index = rows.index.to(torch.int32) if narrow else rows.index
+        lookups.add(where, node_type, index, "index")
+    _write_values(lookups, where, values)
+
+
+def _write_edge_rows(lookups: _Lookups, where: str, text: str, given: FeaturePartitionData) -> None:
+    values, ids = given.feats, given.ids
+    if ids is not None:
+        order = torch.argsort(ids)
+        lookups.add(where, text, ids[order], "ids")
+        values = values[order]
+    _write_values(lookups, where, values)

@@ -1,0 +1,137 @@
+"""The ids that nodes had in the tables they came from, kept beside the partitions.
+
+A partition's nodes have their ids in order, so the way back is a look-up in an array; text is kept
+as bytes one after the other, with offsets. The way there is a search through a Parquet file with
+all pairs, ``ids/<type>.parquet``, block by block, for a batch of ids at a time.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.dataset._mapped import Part, array_path
+from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.memory.segments import Array, storage_dtype
+
+PARQUET = "ids/{node_type}.parquet"
+"""Where the pairs (``id``, ``node``) of a type are, ascending by ``node``."""
+
+
+class OriginalIds:
+    """The dictionary of one node type. Files are mapped when they are first asked.
+
+    Args:
+        root: The partition directory.
+        node_type: The type.
+        shared: The manifest of what all partitions share.
+        bounds: ``[num_partitions]`` int64, where the ids of each partition end.
+    """
+
+    def __init__(self, root: Path, node_type: str, shared: Part, bounds: Sequence[int]) -> None:
+        self._root, self._node_type, self._shared = root, node_type, shared
+        self._ends = np.array(bounds, np.int64)
+        self._starts = np.concatenate([[0], self._ends[:-1]]).astype(np.int64)
+        self.is_text = self._name(0, "text") in shared.arrays
+        self._mapped: dict[str, Array] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_mapped": {}}
+
+    def _name(self, partition: int, what: str) -> str:
+        return f"ids/{self._node_type}/part{partition}.{what}"
+
+    def _array(self, partition: int, what: str) -> Array:
+        name = self._name(partition, what)
+        if name not in self._mapped:
+            spec, path = self._shared.arrays[name], array_path(self._root, name)
+            dtype = storage_dtype(spec.dtype)
+            empty = spec.nbytes == 0  # which the system does not map
+            self._mapped[name] = (
+                np.empty(spec.shape, dtype) if empty else np.memmap(path, dtype, "r", 0, spec.shape)
+            )
+        return self._mapped[name]
+
+    def to_original(self, ids: Array) -> Array:
+        """Return the ids that nodes had in the tables.
+
+        Args:
+            ids: ``[n]`` int64, ids in the dataset, of any partition.
+
+        Returns:
+            ``[n]`` int64, or an array of `str` objects.
+
+        Raises:
+            ConfigError: There is no such node.
+        """
+        count = int(self._ends[-1])
+        if ids.size and not 0 <= ids.min() <= ids.max() < count:
+            raise ConfigError(
+                f"ids of {self._node_type!r} must be in [0, {count}), "
+                f"got {ids.min()} to {ids.max()}"
+            )
+        found = np.empty(ids.shape, object if self.is_text else np.int64)
+        owners = np.searchsorted(self._ends, ids, "right")
+        for partition in np.unique(owners):
+            at = np.flatnonzero(owners == partition)
+            rows = ids[at] - self._starts[partition]
+            found[at] = self._take(int(partition), rows)
+        return found
+
+    def _take(self, partition: int, rows: Array) -> Any:
+        if not self.is_text:
+            return self._array(partition, "values")[rows]
+        ends, text = self._array(partition, "ends"), self._array(partition, "text")
+        return [
+            bytes(text[ends[row - 1] if row else 0 : ends[row]]).decode() for row in rows.tolist()
+        ]
+
+    def from_original(self, values: Any) -> Array:
+        """Return the ids in the dataset of nodes that are named as in the tables.
+
+        Args:
+            values: A sequence of `int` or `str`, or an array of them.
+
+        Returns:
+            ``[n]`` int64.
+
+        Raises:
+            ConfigError: One of them is not there.
+        """
+        pa, compute, parquet = _import_pyarrow()
+        try:
+            wanted = pa.array(values, pa.string() if self.is_text else pa.int64())
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise WrongTypeError(
+                f"ids of {self._node_type!r} are {'text' if self.is_text else 'integers'} in the "
+                f"tables: {error}"
+            ) from error
+        keys = wanted.unique()
+        nodes = np.full(len(keys), -1, np.int64)
+        file = parquet.ParquetFile(self._root / PARQUET.format(node_type=self._node_type))
+        for batch in file.iter_batches():
+            places = compute.index_in(batch.column("id"), keys)
+            known = places.is_valid().to_numpy(zero_copy_only=False)
+            at = places.drop_null().to_numpy()
+            nodes[at] = batch.column("node").to_numpy()[known]
+        missing = np.flatnonzero(nodes < 0)
+        if missing.size:
+            raise ConfigError(
+                f"{missing.size} of these ids are no {self._node_type!r} of the tables, the first: "
+                f"{keys[int(missing[0])].as_py()!r}"
+            )
+        found: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
+        return found
+
+
+def _import_pyarrow() -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.compute as compute
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ConfigError(
+            'to look ids up needs pyarrow: run pip install "gigl_loader[tables]"'
+        ) from error
+    return pa, compute, parquet

@@ -1,0 +1,1 @@
+"""Tables to partitions: numbers for ids, edges sorted by owner, within a given memory."""

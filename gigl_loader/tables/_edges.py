@@ -1,0 +1,407 @@
+"""Edges: ids to numbers by a join, then each partition's edges in order.
+
+A join takes one file of the table at a time, and leaves Parquet by partition: what a killed run has
+to do again is one file. Dangling edges leave the join as a partition of their own, so counting them
+costs nothing.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gigl_loader.dataset._mapped import ArraySpec, Part, array_path
+from gigl_loader.dataset.schema import EdgeType, edge_type_str
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
+from gigl_loader.tables._job import Job
+from gigl_loader.tables._source import (
+    Table,
+    TableFile,
+    id_kind,
+    is_list,
+    matrix_in,
+    named,
+    number_type,
+    quoted,
+    time_type,
+    width_of,
+)
+from gigl_loader.tables.spec import EdgeTable, columns_of
+
+_INT32_IDS = 2**31 - 1
+_DANGLING = -1
+_SORT_BYTES = 64 * 1024 * 1024
+"""Of a batch that leaves a sort."""
+_MANY_ROWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Columns that travel with edges."""
+
+    weight: str | None
+    features: list[str]
+    time: str | None = None
+    time_sql: str = ""
+    """The time as an integer, in the unit of its column: the engine has units of its own."""
+    dtype: Any = None
+    """numpy's, of the features."""
+    width: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """What they are called on the way; ``pos`` is the row, for edges that are alike."""
+        found = [f"c{i}" for i in range(len(self.features))]
+        found += ["weight"] if self.weight else []
+        found += ["time"] if self.time else []
+        return [*found, "pos"] if found else []
+
+    def select(self, first_row: int) -> str:
+        """Return SQL for them, where edges come from the user's table."""
+        found = [f"e.{named(column)} AS c{i}" for i, column in enumerate(self.features)]
+        if self.weight:
+            found.append(f"CAST(e.{named(self.weight)} AS FLOAT) AS weight")
+        if self.time:
+            found.append(f"CAST({self.time_sql} AS BIGINT) AS time")
+        if found:
+            found.append(f"CAST(e.file_row_number + {first_row} AS BIGINT) AS pos")
+        return "".join(f", {one}" for one in found)
+
+
+def read_extras(table: Table, spec: EdgeTable) -> Extras:
+    """Return the columns of a table that travel with its edges, their types checked."""
+    columns = columns_of(spec.features)
+    if spec.weight is not None:
+        number_type(table, [spec.weight], "weights")
+        if is_list(table.type_of(spec.weight)):
+            raise ConfigError(f"{table.where}: weights are numbers, {spec.weight!r} holds lists")
+    time_sql = "" if spec.time is None else _time_sql(table, spec.time)
+    if not columns:
+        return Extras(spec.weight, [], spec.time, time_sql)
+    dtype = number_type(table, columns, "features")
+    return Extras(spec.weight, columns, spec.time, time_sql, dtype, width_of(table, columns))
+
+
+def _time_sql(table: Table, column: str) -> str:
+    time_type(table, column)
+    kind, name = table.type_of(column), f"e.{named(column)}"
+    if pa.types.is_integer(kind):
+        return name
+    unit = kind.unit if pa.types.is_timestamp(kind) else "ms"  # date64 counts milliseconds
+    return f"epoch_ms({name}) // 1000" if unit == "s" else f"epoch_{unit}({name})"
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where the ids of both ends of an edge type are looked up."""
+
+    row: str
+    """The column of the node that edges are grouped by."""
+    neighbor: str
+    row_pairs: Path
+    """Directory of Parquet files with the numbers of its ids."""
+    neighbor_pairs: Path
+    bounds: Array
+    """``[num_partitions]`` int64, where the numbers of each partition of the row's type end."""
+
+
+@dataclass
+class Mapped:
+    """Edges by partition, on their way."""
+
+    folder: Path
+    counts: Array
+    """``[num_partitions]`` int64."""
+    dangling: int = 0
+    files: list[Path] = field(default_factory=list)
+
+    def of_partition(self, k: int) -> list[str]:
+        """Return the files with the edges of a partition."""
+        return sorted(
+            str(path) for file in self.files for path in (file / f"part={k}").glob("*.parquet")
+        )
+
+
+def check_values(job: Job, table: Table, spec: EdgeTable, extras: Extras, key: str) -> None:
+    """Check weights and features row by row.
+
+    Raises:
+        ConfigError: A weight is missing, negative or not finite, or features are ragged.
+    """
+
+    def check(file: TableFile) -> None:
+        columns = [c for c in (spec.weight, spec.time, *extras.features) if c is not None]
+        for row, batch in table.batches(file, columns):
+            if extras.features:
+                matrix_in(table, file, extras.features, row, batch, extras.width)
+            if spec.time:
+                matrix_in(table, file, [spec.time], row, batch, 1)
+            if spec.weight:
+                weights = matrix_in(table, file, [spec.weight], row, batch, 1).reshape(-1)
+                bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+                if bad.size:
+                    table.refuse(
+                        file, spec.weight, row + bad, "must be finite and not negative",
+                        weights[bad].tolist(),
+                    )  # fmt: skip
+
+    if extras.names:
+        for i, file in enumerate(table.files):
+            job.step(f"check/{key}/{i}", partial(check, file))
+
+
+def map_edges(
+    job: Job, table: Table, ends: Ends, extras: Extras, edge_type: EdgeType, stage: str, *,
+    drop_dangling: bool,
+) -> Mapped:  # fmt: skip
+    """Write the edges of a table by partition, with numbers in place of ids.
+
+    Raises:
+        ConfigError: An end of an edge is no node, and such edges are not to be dropped.
+    """
+    key = edge_type_str(edge_type)
+    folder = job.folder / stage / key
+    mapped = Mapped(folder, np.zeros(len(ends.bounds), np.int64))
+    with job.stage(f"{stage} {key}", table.num_rows) as progress:
+        for i, file in enumerate(table.files):
+            target = folder / str(i)
+            source = f"read_parquet({quoted(file.path)}, file_row_number=true)"
+            select = extras.select(file.first_row)
+            join = partial(_join, job, table, ends, target, source, select)
+            counts = job.step(f"{stage}/{key}/{i}", join)
+            if counts[_DANGLING]:
+                _refuse_dangling(job, table, file, ends, counts[_DANGLING], drop_dangling)
+            mapped.counts += np.array(counts[:-1])
+            mapped.dangling += counts[_DANGLING]
+            mapped.files.append(target)
+            progress(file.num_rows)
+    return mapped
+
+
+def map_again(job: Job, before: Mapped, ends: Ends, extras: Extras, edge_type: EdgeType) -> Mapped:
+    """Do what `map_edges` does to edges whose ids are rows of the node tables."""
+    key = edge_type_str(edge_type)
+    mapped = Mapped(job.folder / "map" / key, np.zeros(len(ends.bounds), np.int64))
+    with job.stage(f"map {key}", int(before.counts.sum())) as progress:
+        for i, _ in enumerate(before.files):
+            target = mapped.folder / str(i)
+            files = sorted(str(path) for path in before.files[i].glob("part=0/*.parquet"))
+            select = "".join(f", e.{name}" for name in extras.names)
+
+            def join(t: Path = target, f: list[str] = files, e: str = select) -> list[int]:
+                if not f:
+                    return [0] * (len(ends.bounds) + 1)
+                source = f"read_parquet([{', '.join(map(quoted, f))}], hive_partitioning=false)"
+                return _join(job, None, ends, t, source, e)
+
+            counts = job.step(f"map/{key}/{i}", join)
+            mapped.counts += np.array(counts[:-1])
+            mapped.files.append(target)
+            progress(sum(counts))
+    return mapped
+
+
+def _join(
+    job: Job, table: Table | None, ends: Ends, target: Path, source: str, select: str
+) -> list[int]:
+    """Return edges by partition, and the dangling ones last."""
+    draft = target.with_name(target.name + ".tmp")
+    for path in (draft, target):
+        shutil.rmtree(path, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    owner = " ".join(f"WHEN r.node < {end} THEN {k}" for k, end in enumerate(ends.bounds.tolist()))
+    sql = f"""
+        COPY (
+            SELECT r.node AS row, n.node AS neighbor{select},
+                CASE WHEN r.node IS NULL OR n.node IS NULL THEN {_DANGLING} {owner} END AS part
+            FROM {source} e
+            LEFT JOIN {_pairs(ends.row_pairs)} r ON {_key(table, "e", ends.row)} = r.id
+            LEFT JOIN {_pairs(ends.neighbor_pairs)} n ON {_key(table, "e", ends.neighbor)} = n.id
+        ) TO {quoted(draft)} (FORMAT parquet, PARTITION_BY (part), COMPRESSION snappy)
+    """
+    with job.engine() as engine:
+        if table is not None:
+            table.register(engine)
+        engine.execute(sql)
+    draft.mkdir(exist_ok=True)  # of no edges, nothing is written
+    counts = [
+        sum(pq.read_metadata(path).num_rows for path in (draft / f"part={k}").glob("*.parquet"))
+        for k in [*range(len(ends.bounds)), _DANGLING]
+    ]
+    shutil.rmtree(draft / f"part={_DANGLING}", ignore_errors=True)
+    os.replace(draft, target)
+    return counts
+
+
+def _pairs(folder: Path) -> str:
+    return f"read_parquet({quoted(folder / '*.parquet')})"
+
+
+def _key(table: Table | None, alias: str, column: str) -> str:
+    """Return SQL for a column of ids, of the type that the pairs have."""
+    kind = "BIGINT" if table is None or id_kind(table, column) == "int" else "VARCHAR"
+    return f"CAST({alias}.{named(column)} AS {kind})"
+
+
+def check_ends(table: Table, nodes: Table, column: str, id_column: str) -> None:
+    """Check that a column of edges has the kind of ids that nodes have."""
+    found, wanted = id_kind(table, column), id_kind(nodes, id_column)
+    if found != wanted:
+        names = {"int": "integers", "text": "text"}
+        raise ConfigError(
+            f"{table.where}: column {column!r} holds {names[found]}, the ids of {nodes.where} are "
+            f"{names[wanted]}: convert one of them"
+        )
+
+
+def _refuse_dangling(
+    job: Job, table: Table, file: TableFile, ends: Ends, count: int, drop: bool
+) -> None:
+    source = f"read_parquet({quoted(file.path)}, file_row_number=true)"
+    sides = ((ends.row, ends.row_pairs), (ends.neighbor, ends.neighbor_pairs))
+    for column, pairs in sides:
+        key = _key(table, "e", column)
+        missing = f"{key} NOT IN (SELECT id FROM {_pairs(pairs)})"
+        tests = [(f"e.{named(column)} IS NULL", "has nulls")]
+        if not drop:
+            tests.append((missing, f"has ids that are no nodes ({count} dangling edge(s) in it; "
+                                   "--drop-dangling leaves them out)"))  # fmt: skip
+        for test, what in tests:
+            with job.engine() as engine:
+                table.register(engine)
+                found = engine.execute(
+                    f"SELECT file_row_number, {key} FROM {source} e WHERE {test} "
+                    "ORDER BY file_row_number LIMIT 5"
+                ).fetchall()
+            if found:
+                rows, values = [row[0] for row in found], [row[1] for row in found]
+                table.refuse(file, column, rows, what, None if values[0] is None else values)
+
+
+# --- in order -------------------------------------------------------------------------------------
+
+
+def sort_edges(
+    job: Job, mapped: Mapped, extras: Extras, edge_type: EdgeType, k: int, out: Path, part: Part, *,
+    rows: tuple[int, int], num_neighbors: int, first_edge: int | None,
+) -> None:  # fmt: skip
+    """Write the edges of one partition, grouped by node, neighbours ascending.
+
+    Args:
+        job: The run.
+        mapped: The edges.
+        extras: What travels with them.
+        edge_type: Of the edges.
+        k: The partition.
+        out: Where partitions are written.
+        part: The manifest of the partition.
+        rows: The first of the numbers of its nodes, and one past the last.
+        num_neighbors: Numbers that a neighbour may have.
+        first_edge: The id of its first edge; None: edges have no ids.
+    """
+    key, folder = edge_type_str(edge_type), out / f"part{k}"
+    where, num_edges = f"edges/{key}", int(mapped.counts[k])
+    indices = np.dtype(np.int32 if num_neighbors <= _INT32_IDS else np.int64)
+    targets: dict[str, ArraySpec] = {
+        f"{where}/indptr": ArraySpec("int64", (rows[1] - rows[0] + 1,)),
+        f"{where}/indices": ArraySpec(indices.name, (num_edges,)),
+    }
+    if extras.weight:
+        targets[f"{where}/weights"] = ArraySpec("float32", (num_edges,))
+    if extras.time:
+        targets[f"edge_attributes/{key}/time/values"] = ArraySpec("int64", (num_edges,))
+        part.ranges[f"edge_attributes/{key}/time"] = {"first": first_edge or 0}
+    if extras.features:
+        name = f"edge_features/{key}/values"
+        targets[name] = ArraySpec(extras.dtype.name, (num_edges, extras.width))
+        part.ranges[f"edge_features/{key}"] = {"first": first_edge or 0}
+    job.step(f"sort/{key}/{k}", lambda: _sort(job, mapped, extras, key, k, folder, rows, targets))
+    part.arrays.update(targets)
+    part.ranges[where] = {"first_row": rows[0]}
+    if first_edge is not None:
+        part.ranges[where]["first_edge"] = first_edge
+
+
+def _sort(
+    job: Job, mapped: Mapped, extras: Extras, key: str, k: int, folder: Path,
+    rows: tuple[int, int], targets: dict[str, ArraySpec],
+) -> None:  # fmt: skip
+    paths = {name: array_path(folder, name) for name in targets}
+    for path in paths.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    files = {name: path.open("wb") for name, path in paths.items()}
+    try:
+        pointer = _IndexPointer(files[f"edges/{key}/indptr"], rows)
+        for batch in _in_order(job, mapped.of_partition(k), extras):
+            pointer.add(batch.column("row").to_numpy().astype(np.int64))
+            for name, spec in targets.items():
+                if not name.endswith("/indptr"):
+                    values = _column(batch, name, extras)
+                    files[name].write(np.ascontiguousarray(values, spec.dtype).data)
+        pointer.finish()
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def _in_order(job: Job, files: list[str], extras: Extras) -> Iterator[Any]:
+    if not files:
+        return
+    columns = ["row", "neighbor", *extras.names]
+    order = "row, neighbor" + (", pos" if extras.names else "")
+    row_bytes = 16 + 4 * extras.width + 12 * bool(extras.names)
+    count = min(_MANY_ROWS, max(1024, _SORT_BYTES // row_bytes))
+    with job.engine() as engine:
+        found = engine.sql(
+            f"SELECT {', '.join(columns)} FROM read_parquet([{', '.join(map(quoted, files))}], "
+            f"hive_partitioning=false) ORDER BY {order}"
+        )
+        yield from found.to_arrow_reader(count)
+
+
+def _column(batch: Any, name: str, extras: Extras) -> Array:
+    if name.endswith("/indices"):
+        found: Array = batch.column("neighbor").to_numpy()
+        return found
+    if name.endswith("/weights"):
+        weights: Array = batch.column("weight").to_numpy()
+        return weights
+    if name.endswith("/time/values"):
+        times: Array = batch.column("time").cast(pa.int64()).to_numpy()
+        return times
+    columns = [batch.column(f"c{i}") for i in range(len(extras.features))]
+    flat = [c.flatten() if is_list(c.type) else c for c in columns]
+    arrays = [c.to_numpy(zero_copy_only=False).reshape(len(batch), -1) for c in flat]
+    return np.concatenate(arrays, axis=1)
+
+
+class _IndexPointer:
+    """Writes where the edges of each node end, as edges come node by node."""
+
+    def __init__(self, file: Any, rows: tuple[int, int]) -> None:
+        self._file, self._next, self._end, self._edges = file, rows[0], rows[1], 0
+        file.write(np.zeros(1, np.int64).data)
+
+    def add(self, rows: Array) -> None:
+        if len(rows):
+            self._until(int(rows[-1]), rows)
+            self._edges += len(rows)
+
+    def _until(self, last: int, rows: Array) -> None:
+        """Write the ends of all nodes before ``last``: that one may go on in the next batch."""
+        while self._next < last:
+            stop = min(last, self._next + _MANY_ROWS)
+            ends = np.searchsorted(rows, np.arange(self._next, stop), "right") + self._edges
+            self._file.write(ends.astype(np.int64).data)
+            self._next = stop
+
+    def finish(self) -> None:
+        self._until(self._end, np.empty(0, np.int64))

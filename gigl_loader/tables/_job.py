@@ -1,0 +1,153 @@
+"""A run that can be killed: steps that are done are noted, others start again."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from gigl_loader.errors import ConfigError, UsageError
+
+_ENGINE_SHARE = 0.6
+"""Of the memory, for the engine: it goes over its limit, and Python and Arrow need some, too."""
+_BASE_BYTES = 100_000_000
+
+
+class Job:
+    """Scratch space, memory and progress of one run.
+
+    Args:
+        folder: The scratch directory. What a run with the same settings left there is used.
+        settings: Everything that decides the result.
+        memory: Bytes that the process may use.
+        threads: Of the engine.
+        progress: Show it on stderr.
+
+    Raises:
+        ConfigError: ``folder`` holds something else.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], *, memory: int, threads: int,
+        progress: bool,
+    ) -> None:  # fmt: skip
+        self.folder, self._threads, self._shown = folder, threads, progress
+        self._limit = int((memory - _BASE_BYTES) * _ENGINE_SHARE)
+        mark = hashlib.blake2b(json.dumps(settings, default=str).encode()).hexdigest()
+        state = folder / "job.json"
+        if state.exists():
+            if json.loads(state.read_text()) != mark:
+                raise ConfigError(
+                    f"{folder} holds the unfinished run of other tables or settings: run that one "
+                    "again to finish it, or remove the directory"
+                )
+        elif folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"scratch {folder} holds other files: give an empty directory")
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_whole(state, json.dumps(mark))
+        shutil.rmtree(folder / "spill", ignore_errors=True)
+        self._stage = _Stage("", 0, False)
+
+    def step(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns, or returned in the run that was killed.
+
+        It is run again where the run ended before it was done, so it must not mind what it left.
+        """
+        note = self.folder / "done" / f"{name}.json"
+        if note.exists():
+            return json.loads(note.read_text())
+        found = make()
+        note.parent.mkdir(parents=True, exist_ok=True)
+        _write_whole(note, json.dumps(found))
+        return json.loads(note.read_text())
+
+    @contextmanager
+    def engine(self, *, ordered: bool = False) -> Iterator[Any]:
+        """Yield a connection of DuckDB that spills to the scratch directory.
+
+        Args:
+            ordered: Rows keep the order of the file, which costs memory.
+
+        Raises:
+            UsageError: Memory or disk are too small. The run can go on.
+        """
+        spill = self.folder / "spill"
+        spill.mkdir(exist_ok=True)
+        connection = duckdb.connect(
+            ":memory:",
+            config={
+                "memory_limit": f"{self._limit}B",
+                "threads": self._threads,
+                "temp_directory": str(spill),
+                "preserve_insertion_order": ordered,
+                "autoinstall_known_extensions": False,
+            },
+        )
+        try:
+            yield connection
+        except duckdb.OutOfMemoryException as error:
+            raise UsageError(
+                f"{self._limit / 1e6:.0f} MB for the engine are too few, or {spill} is full: "
+                f"{str(error).splitlines()[0]}; call again with more memory, or with free space "
+                "there, to go on"
+            ) from error
+        except duckdb.IOException as error:
+            raise UsageError(f"{error}; call again to go on where it was") from error
+        finally:
+            connection.close()
+
+    @contextmanager
+    def stage(self, name: str, total: int, unit: str = "rows") -> Iterator[Callable[[int], None]]:
+        """Show progress of a stage; yield what to call with the rows that were done."""
+        stage = _Stage(name, total, self._shown, unit)
+        yield stage.add
+        stage.end()
+
+    def fresh(self, *parts: str) -> Path:
+        """Return an empty directory below the scratch directory."""
+        path = self.folder.joinpath(*parts)
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+
+def _write_whole(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(text)
+    os.replace(draft, path)
+
+
+class _Stage:
+    """A line on stderr, renewed on a terminal and written at most every 10 s elsewhere."""
+
+    def __init__(self, name: str, total: int, shown: bool, unit: str = "rows") -> None:
+        self._name, self._total, self._shown, self._unit = name, total, shown, unit
+        self._start, self._done = time.monotonic(), 0
+        self._last = self._start
+
+    def add(self, rows: int) -> None:
+        self._done += rows
+        now = time.monotonic()
+        if self._shown and now - self._last > (0.2 if sys.stderr.isatty() else 10.0):
+            self._last = now
+            self._print(now, "\r" if sys.stderr.isatty() else "\n")
+
+    def end(self) -> None:
+        if self._shown:
+            self._print(time.monotonic(), "\n")
+
+    def _print(self, now: float, end: str) -> None:
+        rate = self._done / max(now - self._start, 1e-3)
+        left = (self._total - self._done) / max(rate, 1e-3)
+        print(
+            f"{self._name}: {self._done:,} of {self._total:,} {self._unit}, {rate:,.0f} "
+            f"{self._unit}/s, {now - self._start:.1f} s, {max(left, 0):.0f} s left",
+            end=end, file=sys.stderr, flush=True,
+        )  # fmt: skip

@@ -1,0 +1,306 @@
+"""The stages of `partition_tables`, in order."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.dataset._mapped import Part, seal
+from gigl_loader.dataset.schema import (
+    EdgeDir,
+    EdgeType,
+    NodeType,
+    edge_type_str,
+    is_label_edge_type,
+)
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
+from gigl_loader.tables._edges import (
+    Ends,
+    Extras,
+    Mapped,
+    check_ends,
+    check_values,
+    map_again,
+    map_edges,
+    read_extras,
+    sort_edges,
+)
+from gigl_loader.tables._job import Job
+from gigl_loader.tables._methods import (
+    NEED_EDGES,
+    Union,
+    check_metis,
+    place_alone,
+    place_by_ldg,
+    place_by_metis,
+)
+from gigl_loader.tables._nodes import (
+    Numbering,
+    check_unique,
+    finish_ids,
+    number_arrow,
+    write_dictionary,
+)
+from gigl_loader.tables._report import Report, describe_part
+from gigl_loader.tables._rows import NodeRows
+from gigl_loader.tables._source import BATCH_ROWS, Table, id_kind
+from gigl_loader.tables.spec import Graph
+
+
+class Run:
+    """The stages of one run."""
+
+    def __init__(
+        self, job: Job, graph: Graph, num_partitions: int, method: str, edge_dir: EdgeDir,
+        seed: int, memory: int, drop_dangling: bool, out: Path,
+    ) -> None:  # fmt: skip
+        self._job, self._graph, self._count, self._out = job, graph, num_partitions, out
+        self._method, self._edge_dir, self._seed = method, edge_dir, seed
+        self._memory, self._drop = memory, drop_dangling
+        self._shared, self._parts = Part(), [Part() for _ in range(num_partitions)]
+        self._nodes = {
+            t: Table(job, f"nodes-{t}", one.source, f"nodes of {t!r}")
+            for t, one in graph.nodes.items()
+        }
+        self._edges = {
+            t: Table(job, f"edges-{edge_type_str(t)}", one.source, f"edges of {t}")
+            for t, one in graph.edges.items()
+        }
+        inputs = [t.inputs() for t in (*self._nodes.values(), *self._edges.values())]
+        if job.step("inputs", lambda: inputs) != inputs:
+            raise ConfigError(
+                "the tables have changed since the run that was killed began: what it had done "
+                "is removed; run again"
+            )
+        self._numbering: dict[NodeType, Numbering] = {}
+        self._pairs: dict[NodeType, Path] = {}
+        self._classes: dict[NodeType, int] = {}
+
+    def make(self, began: float) -> Report:
+        """Run all stages."""
+        job, out = self._job, self._out
+        rows, extras = self._check_tables()
+        out.mkdir(parents=True, exist_ok=True)
+        before: dict[EdgeType, Mapped] = {}
+        if self._method in NEED_EDGES and self._count > 1:
+            before = self._map_rows(extras)
+        self._place(before)
+        self._write_ids()
+        mapped = self._map(before, extras)
+        counts = self._sort(mapped, extras)
+        for node_type, writer in rows.items():
+            classes = writer.write(out, self._numbering[node_type], self._parts)
+            self._classes |= {} if classes is None else {node_type: classes}
+        dangling = {edge_type_str(t): m.dangling for t, m in {**mapped, **before}.items()}
+        run = job.step("seal", lambda: seal(out, self._header(counts), self._shared, self._parts))
+        report = Report(run, self._describe(), dangling, time.monotonic() - began)
+        report.write(out)
+        return report
+
+    def _check_tables(self) -> tuple[dict[NodeType, NodeRows], dict[EdgeType, Extras]]:
+        """Check all columns of all tables, before anything is written."""
+        graph, rows, extras = self._graph, {}, {}
+        for node_type, table in self._nodes.items():
+            id_kind(table, graph.nodes[node_type].id)
+            rows[node_type] = NodeRows(self._job, table, graph.nodes[node_type], node_type)
+        for edge_type, table in self._edges.items():
+            spec = graph.edges[edge_type]
+            for node_type, column in ((edge_type[0], spec.src), (edge_type[2], spec.dst)):
+                id_column = graph.nodes[node_type].id
+                check_ends(table, self._nodes[node_type], column, id_column)
+            extras[edge_type] = read_extras(table, spec)
+        if self._method == "metis" and self._count > 1:
+            edges = sum(self._edges[t].num_rows for t in graph.walked)
+            check_metis(edges, self._memory)
+        for edge_type, table in self._edges.items():
+            spec = graph.edges[edge_type]
+            check_values(self._job, table, spec, extras[edge_type], edge_type_str(edge_type))
+        return rows, extras
+
+    # --- nodes ------------------------------------------------------------------------------------
+
+    def _owners_path(self, node_type: NodeType) -> Path:
+        return self._job.folder / "owners" / f"{node_type}.bin"
+
+    def _place(self, before: dict[EdgeType, Mapped]) -> None:
+        """Decide which partition owns each node."""
+        job = self._job
+        if before:
+            job.step("owners", lambda: self._place_with_edges(before))
+        for node_type, table in self._nodes.items():
+            path, spec = self._owners_path(node_type), self._graph.nodes[node_type]
+            if not before:
+                method = "contiguous" if self._count == 1 else self._method
+                place = partial(place_alone, method, table, spec, self._count, self._seed, path)
+                job.step(f"owners/{node_type}", place)
+            size = table.num_rows
+            owners = np.memmap(path, np.uint16, "r", 0, (size,)) if size else np.empty(0, np.uint16)
+            self._numbering[node_type] = Numbering.of(table, owners, self._count)
+
+    def _place_with_edges(self, before: dict[EdgeType, Mapped]) -> None:
+        counts = {t: table.num_rows for t, table in self._nodes.items()}
+        union = Union(self._job, counts, before, 1 if self._edge_dir == "in" else 0)
+        if self._method == "metis":
+            metis = check_metis(union.num_edges // 2, self._memory)
+            owners = place_by_metis(union, self._count, self._seed, metis)
+        else:
+            owners = place_by_ldg(union, self._count, self._ldg_pass)
+        for node_type, start in union.starts.items():
+            path = self._owners_path(node_type)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            owners[start : start + counts[node_type]].astype(np.uint16).tofile(path)
+
+    def _ldg_pass(self, number: int, one_pass: Any) -> Array:
+        path = self._job.folder / f"ldg{number}.npy"
+        self._job.step(f"ldg/{number}", lambda: np.save(path, one_pass()))
+        found: Array = np.load(path)
+        return found
+
+    def _write_ids(self) -> None:
+        for node_type, table in self._nodes.items():
+            spec, numbering = self._graph.nodes[node_type], self._numbering[node_type]
+            folder = write_dictionary(
+                self._job, table, spec, node_type, numbering, "number", self._out
+            )
+            check_unique(self._job, table, spec.id, node_type, folder)
+            self._pairs[node_type] = folder
+            text = id_kind(table, spec.id) == "text"
+            finish_ids(self._job, self._shared, node_type, numbering, self._out, text=text)
+
+    # --- edges ------------------------------------------------------------------------------------
+
+    def _ends(
+        self, edge_type: EdgeType, pairs: dict[NodeType, Path], columns: tuple[str, str],
+        bounds: dict[NodeType, Array],
+    ) -> Ends:  # fmt: skip
+        row = self._row_end(edge_type)
+        types = (edge_type[0], edge_type[2])
+        return Ends(
+            columns[row], columns[1 - row], pairs[types[row]], pairs[types[1 - row]],
+            bounds[types[row]],
+        )  # fmt: skip
+
+    def _row_end(self, edge_type: EdgeType) -> int:
+        return 1 if self._edge_dir == "in" and not is_label_edge_type(edge_type) else 0
+
+    def _columns(self, edge_type: EdgeType) -> tuple[str, str]:
+        spec = self._graph.edges[edge_type]
+        return spec.src, spec.dst
+
+    def _map_rows(self, extras: dict[EdgeType, Extras]) -> dict[EdgeType, Mapped]:
+        """Map the edges that are walked to rows of the tables."""
+        pairs, bounds = {}, {}
+        for node_type, table in self._nodes.items():
+            owners = np.zeros(table.num_rows, np.uint16)
+            numbering = Numbering.of(table, owners, 1)
+            spec = self._graph.nodes[node_type]
+            pairs[node_type] = write_dictionary(
+                self._job, table, spec, node_type, numbering, "rows-of", None
+            )
+            check_unique(self._job, table, spec.id, node_type, pairs[node_type])
+            bounds[node_type] = numbering.ends
+        return {
+            t: map_edges(
+                self._job, self._edges[t], self._ends(t, pairs, self._columns(t), bounds),
+                extras[t], t, "map-rows", drop_dangling=self._drop,
+            )
+            for t in self._graph.walked
+        }  # fmt: skip
+
+    def _map(
+        self, before: dict[EdgeType, Mapped], extras: dict[EdgeType, Extras]
+    ) -> dict[EdgeType, Mapped]:
+        bounds = {t: numbering.ends for t, numbering in self._numbering.items()}
+        rows = {t: self._row_numbers(t) for t in self._nodes} if before else {}
+        found = {}
+        for edge_type, table in self._edges.items():
+            if edge_type in before:  # there, row and neighbor are what they are called
+                columns = ("neighbor", "row") if self._row_end(edge_type) else ("row", "neighbor")
+                ends = self._ends(edge_type, rows, columns, bounds)
+                found[edge_type] = map_again(
+                    self._job, before[edge_type], ends, extras[edge_type], edge_type
+                )
+            else:
+                ends = self._ends(edge_type, self._pairs, self._columns(edge_type), bounds)
+                found[edge_type] = map_edges(
+                    self._job, table, ends, extras[edge_type], edge_type, "map",
+                    drop_dangling=self._drop,
+                )  # fmt: skip
+        return found
+
+    def _row_numbers(self, node_type: NodeType) -> Path:
+        """Write the number of each row of a table of nodes."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from gigl_loader.tables._nodes import Placer
+
+        folder = self._job.folder / "row-numbers" / node_type
+        numbering, table = self._numbering[node_type], self._nodes[node_type]
+
+        def write() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            kind = number_arrow(numbering.num_nodes)
+            schema = pa.schema([("id", pa.int64()), ("node", kind)])
+            with pq.ParquetWriter(folder / "0.parquet", schema, use_dictionary=False) as parquet:
+                for file in table.files:
+                    placer = Placer(numbering, table, file)
+                    for row in range(0, file.num_rows, BATCH_ROWS):
+                        count = min(BATCH_ROWS, file.num_rows - row)
+                        numbers, _ = placer.next(row, count)
+                        ids = pa.array(np.arange(row, row + count) + file.first_row)
+                        node = pa.array(numbers).cast(kind)
+                        parquet.write_batch(pa.record_batch([ids, node], schema=schema))
+
+        self._job.step(f"row-numbers/{node_type}", write)
+        return folder
+
+    def _sort(
+        self, mapped: dict[EdgeType, Mapped], extras: dict[EdgeType, Extras]
+    ) -> dict[EdgeType, list[int]]:
+        """Write each partition's edges; return where the edge ids of partitions end, by type."""
+        found = {}
+        for edge_type, one in mapped.items():
+            label, row = is_label_edge_type(edge_type), self._row_end(edge_type)
+            types = (edge_type[0], edge_type[2])
+            nodes, others = self._numbering[types[row]], self._numbering[types[1 - row]]
+            ends = np.cumsum(one.counts)
+            with self._job.stage(f"sort {edge_type_str(edge_type)}", int(ends[-1])) as progress:
+                for k, part in enumerate(self._parts):
+                    sort_edges(
+                        self._job, one, extras[edge_type], edge_type, k, self._out, part,
+                        rows=(int(nodes.starts[k]), int(nodes.ends[k])),
+                        num_neighbors=others.num_nodes,
+                        first_edge=None if label else int(ends[k] - one.counts[k]),
+                    )  # fmt: skip
+                    progress(int(one.counts[k]))
+            if not label:
+                found[edge_type] = ends.tolist()
+        return found
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _header(self, edge_ends: dict[EdgeType, list[int]]) -> dict[str, Any]:
+        return {
+            "method": self._method,
+            "seed": self._seed,
+            "edge_dir": self._edge_dir,
+            "heterogeneous": self._graph.heterogeneous,
+            "num_partitions": self._count,
+            "num_nodes": {t: n.num_nodes for t, n in self._numbering.items()},
+            "node_bounds": {t: n.ends.tolist() for t, n in self._numbering.items()},
+            "edge_types": [list(t) for t in self._graph.edges],
+            "edge_bounds": {edge_type_str(t): ends for t, ends in edge_ends.items()},
+            "original_ids": list(self._graph.nodes),
+            "num_classes": self._classes,
+        }
+
+    def _describe(self) -> list[Any]:
+        ends = {t: n.ends for t, n in self._numbering.items()}
+        return [
+            describe_part(self._out, part, k, self._graph.walked, self._edge_dir, ends)
+            for k, part in enumerate(self._parts)
+        ]

@@ -1,0 +1,31 @@
+"""Batches from files that are mapped are those from memory, and from graphlearn-torch's format."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader.testing import TinyGraph, check_same_batches
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
+
+
+def _batches(dataset: DistDataset) -> list:
+    seeds = torch.arange(40)
+    with DistNeighborLoader(
+        dataset, [3, 2], ("user", seeds), batch_size=8, num_workers=2, seed=3, with_edge=True,
+        with_weight=True,
+    ) as loader:  # fmt: skip
+        return list(loader)
+
+
+def test_where_a_partition_lies_does_not_change_a_batch(tmp_path: Path) -> None:
+    graph = TinyGraph.random(40, 300, heterogeneous=True).to_pyg()
+    for format in ("mapped", "glt"):
+        partition_graph(graph, 1, tmp_path / format, format=format, progress=False)
+    expected = _batches(DistDataset.load(tmp_path / "glt", 0))
+    assert len(expected) == 5
+    for memory in ("resident", "mapped"):
+        found = _batches(DistDataset.load(tmp_path / "mapped", 0, memory=memory))
+        check_same_batches(found, expected)

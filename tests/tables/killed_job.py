@@ -1,0 +1,39 @@
+"""Partitions tables, and kills itself at the moment that it is told: a step half done."""
+
+import json
+import os
+import signal
+import sys
+
+from gigl_loader import EdgeTable, NodeTable, partition_tables
+from gigl_loader.tables import _job, _nodes, _run
+
+
+def _die_after(count: int) -> None:
+    """Let this process die at the ``count``-th of the moments at which files are half written."""
+    moments = [count]
+
+    def moment(function):
+        def wrapped(*args, **kwargs):
+            moments[0] -= 1
+            if moments[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    _job._write_whole = moment(_job._write_whole)  # a step is done, and not yet noted
+    _nodes.PartFiles.write = moment(_nodes.PartFiles.write)  # rows are written in part
+    _run.seal = moment(_run.seal)
+    os.rename = moment(os.rename)  # what is complete takes its name
+    os.replace = moment(os.replace)
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    _die_after(given["moment"])
+    partition_tables(
+        NodeTable(given["nodes"], features="x", label="y", split="s"),
+        EdgeTable(given["edges"], weight="w"), 2, given["root"], method=given["method"],
+        threads=1, progress=False,
+    )  # fmt: skip

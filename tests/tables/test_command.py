@@ -1,0 +1,98 @@
+import dataclasses
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from table_graphs import BUYS, KNOWS, Tables, check
+
+from gigl_loader import DistDataset, partition_tables
+from gigl_loader.tables.command import main
+
+GRAPH = Tables(
+    ["u1", "u2", "u3"], [7, -8],
+    {BUYS: [("u1", 7), ("u3", -8), ("u1", 7)], KNOWS: [("u2", "u2")]}, [("u2", 7)],
+)  # fmt: skip
+
+
+def _yaml(folder: Path) -> Path:
+    nodes, edges = GRAPH.write(folder / "tables", 2)
+    content = {
+        "nodes": {t: {k: v for k, v in vars(one).items() if v} for t, one in nodes.items()},
+        "edges": [
+            {"type": list(t), **{k: v for k, v in vars(one).items() if v}}
+            for t, several in edges.items() for one in several
+        ],
+    }  # fmt: skip
+    path = folder / "graph.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_file_describes_the_tables(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "parts"
+    arguments = [str(_yaml(tmp_path)), "--out", str(out), "--partitions", "2", "--method", "random"]
+    assert main([*arguments, "--threads", "1"]) == 0
+    check(GRAPH, [DistDataset.load(out, k) for k in range(2)], "in")
+    shown = capsys.readouterr()
+    assert "partition 1: " in shown.out
+    assert "edge cut" in shown.out
+    assert "map user__buys__item: 3 of 3 rows" in shown.err
+    assert "0 s left" in shown.err
+    assert (out / "report.svg").read_text().startswith("<svg")
+    assert main(arguments) == 2
+    assert "overwrite=True" in capsys.readouterr().err
+
+
+def test_flags_describe_a_graph_of_one_type(tmp_path: Path) -> None:
+    GRAPH.write(tmp_path / "tables", 1)
+    flags = ["--nodes", f"{tmp_path}/tables/user/*.parquet", "--id", "name", "--features", "x",
+             "--label", "y", "z", "--split", "part", "--edges", f"{tmp_path}/tables/knows",
+             "--src", "from", "--dst", "to", "--weight", "w", "--quiet"]  # fmt: skip
+    assert main([*flags, "--out", str(tmp_path / "parts"), "--partitions", "1"]) == 0
+    dataset = DistDataset.load(tmp_path / "parts", 0, memory="mapped")
+    assert dataset.to_original(dataset.train_node_ids).tolist() == ["u1"]
+    assert dataset.to_original(dataset.view().adjacency[next(iter(dataset.view().adjacency))]
+                               .indices).tolist() == ["u2"]  # fmt: skip
+    table = pq.read_table(next((tmp_path / "parts" / "ids").glob("*.parquet")))
+    assert table.to_pydict() == {"id": ["u1", "u2", "u3"], "node": [0, 1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("nodes: {source: a}", "must have the keys nodes and edges"),
+        ("nodes: [", "is no YAML"),
+        ("nodes: {source: a, colour: b}\nedges: {source: b}", "unknown colour"),
+        ("nodes: {user: {id: a}}\nedges: []", "nodes, user: there is no source"),
+        ("nodes: {user: {source: a}}\nedges: [{source: b}]", "each table needs type"),
+        ("nodes: {source: gone.parquet}\nedges: {source: b}", "no Parquet or CSV file at gone"),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_said(tmp_path, content, message, capsys) -> None:
+    path = tmp_path / "graph.yaml"
+    path.write_text(content)
+    out = str(tmp_path / "parts")
+    assert main([str(path), "--out", out, "--partitions", "1"]) == 2
+    assert message in capsys.readouterr().err
+    assert main(["--out", out, "--partitions", "1"]) == 2
+    assert "--nodes and --edges" in capsys.readouterr().err
+
+
+def test_tables_are_read_through_fsspec(tmp_path: Path) -> None:
+    import fsspec
+
+    nodes, edges = GRAPH.write(tmp_path / "tables", 2)
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path / "tables"), "/bucket", recursive=True)
+    local = f"{tmp_path}/tables"
+
+    def remote(table):
+        return dataclasses.replace(table, source=table.source.replace(local, "memory://bucket"))
+
+    partition_tables(
+        {t: remote(one) for t, one in nodes.items()},
+        {t: [remote(one) for one in several] for t, several in edges.items()},
+        2, tmp_path / "parts", method="random", progress=False, threads=1,
+    )  # fmt: skip
+    check(GRAPH, [DistDataset.load(tmp_path / "parts", k) for k in range(2)], "in")

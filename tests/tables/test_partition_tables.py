@@ -1,0 +1,139 @@
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from dataset_reference import E, Graph, N, by_type, homogeneous
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from table_graphs import Tables, check, tables
+
+from gigl_loader.dataset._mapped_io import edges_of
+from gigl_loader.dataset.links import split_partitions
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.partition import partition_graph
+from gigl_loader.tables.partition import partition_tables
+from gigl_loader.tables.spec import EdgeTable, NodeTable
+
+INTS = pa.list_(pa.int64(), 2)
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    tables(), st.integers(1, 3), st.sampled_from(["contiguous", "random", "ldg", "metis"]),
+    st.sampled_from(["in", "out"]), st.integers(1, 3),
+)  # fmt: skip
+def test_partitions_unite_to_the_tables(
+    tmp_path: Path, graph: Tables, count: int, method: str, edge_dir: str, files: int
+) -> None:
+    shutil.rmtree(tmp_path / "tables", ignore_errors=True)
+    nodes, edges = graph.write(tmp_path / "tables", files)
+    partition_tables(
+        nodes, edges, count, tmp_path / "parts", method=method, edge_dir=edge_dir, seed=5,
+        progress=False, overwrite=True, threads=1,
+    )  # fmt: skip
+    for memory in ("resident", "mapped"):
+        loaded = [
+            DistDataset.load(tmp_path / "parts", k, memory=memory, verify="now")
+            for k in range(count)
+        ]
+        check(graph, loaded, edge_dir)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "tables"]
+
+
+def _as_tables(graph: Graph, folder: Path) -> dict:
+    """Write a homogeneous graph as tables whose ids are those of the graph."""
+    count, pairs = graph.num_nodes[N], graph.edges[E]
+    ids = list(range(count))
+    nodes = pa.table(
+        {"id": pa.array(ids, pa.int64()), "y": pa.array([[i, 100 + i] for i in ids], INTS),
+         "x": pa.array([[i, -i, 7] for i in ids], pa.list_(pa.float32(), 3)),
+         "s": pa.array([("train", "val", "test")[i % 3] for i in ids], pa.string())}
+    )  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    pq.write_table(nodes, folder / "nodes.parquet")
+    edges = []
+    positives, negatives = graph.labels.get(E, (None, None))
+    for name, ends in (("edges", pairs), ("positive", positives), ("negative", negatives)):
+        if ends is None:
+            continue
+        columns = {end: pa.array([pair[k] for pair in ends], pa.int64())
+                   for k, end in enumerate(("src", "dst"))}  # fmt: skip
+        columns["w"] = pa.array([i / 4 for i in range(len(ends))], pa.float32())
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+        how = {"weight": "w"} if name == "edges" else {"supervision": name}
+        edges.append(EdgeTable(folder / f"{name}.parquet", **how))
+    return {"nodes": NodeTable(folder / "nodes.parquet", features="x", label="y", split="s"),
+            "edges": edges}  # fmt: skip
+
+
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(homogeneous(), st.integers(1, 3), st.sampled_from(["in", "out"]))
+def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
+    tmp_path: Path, graph: Graph, count: int, edge_dir: str
+) -> None:
+    tables = _as_tables(graph, tmp_path / "tables")
+    partition_tables(
+        **tables, num_partitions=count, root=tmp_path / "a", edge_dir=edge_dir, progress=False,
+        overwrite=True, threads=1,
+    )  # fmt: skip
+    partition_graph(
+        graph.to_pyg(), count, tmp_path / "b", edge_dir=edge_dir, progress=False,
+        supervision=graph.supervision(),
+    )  # fmt: skip
+    for k in range(count):
+        ours, theirs = (DistDataset.load(tmp_path / name, k) for name in ("a", "b"))
+        assert ours.num_classes == theirs.num_classes
+        owned = by_type(ours.node_ids)[N]
+        assert owned.tolist() == by_type(theirs.node_ids)[N].tolist()
+        assert set(ours.view().adjacency) == set(theirs.view().adjacency)
+        for edge_type, found in ours.view().adjacency.items():
+            wanted = theirs.view().adjacency[edge_type]
+            assert torch.equal(found.indptr.diff(), _degrees(wanted, owned))
+            assert torch.equal(found.indices, wanted.indices)
+            if edge_type == E:
+                assert torch.equal(found.weights, wanted.weights)
+        for kind in ("node_features", "node_labels"):
+            found, wanted = getattr(ours.view(), kind)[N], getattr(theirs.view(), kind)[N]
+            found, wanted = (rows.values[rows.locate(owned)] for rows in (found, wanted))
+            assert found.tolist() == wanted.tolist()
+        for split in ("train", "val", "test"):
+            found, wanted = (by_type(one.split_node_ids(split))[N] for one in (ours, theirs))
+            assert found.tolist() == wanted.tolist()
+
+
+def _degrees(adjacency, owned: torch.Tensor) -> torch.Tensor:
+    """Return the degrees of the nodes that a partition owns, of rows that may be of all nodes."""
+    degrees = adjacency.indptr.diff()
+    return degrees if len(degrees) == len(owned) else degrees[owned]
+
+
+def test_links_are_split_and_the_ids_of_the_tables_stay(tmp_path: Path) -> None:
+    ids = [f"n{i}" for i in range(20)]
+    nodes = pa.table({"id": ids, "x": [float(i) for i in range(20)]})
+    pairs = {"src": [ids[i % 20] for i in range(60)], "dst": [ids[(3 * i) % 20] for i in range(60)]}
+    partition_tables(
+        NodeTable(nodes, features="x"), EdgeTable(pa.table(pairs)), 2, tmp_path / "parts",
+        method="random", progress=False,
+    )  # fmt: skip
+    split_partitions(tmp_path / "parts", tmp_path / "split", num_val=0.2, num_test=0.2, seed=1)
+    found = []
+    for k in range(2):
+        dataset = DistDataset.load(tmp_path / "split", k, verify="now")
+        owned = by_type(dataset.node_ids)[N]
+        rows = dataset.view().node_features[N]
+        names = dataset.to_original(owned)
+        wanted = [float(name[1:]) for name in names]
+        assert rows.values[rows.locate(owned)].view(-1).tolist() == wanted
+        edges = [(E, dataset.view().adjacency[E], "in")]
+        edges += [(t, a, "out") for t, a in dataset.view().adjacency.items() if "val" in t[1]]
+        edges += [(t, a, "out") for t, a in dataset.view().adjacency.items() if "test" in t[1]]
+        for _, adjacency, edge_dir in edges:
+            found += dataset.to_original(edges_of(adjacency, edge_dir).t().reshape(-1)).tolist()
+    together = sorted(zip(found[::2], found[1::2], strict=True))
+    assert together == sorted(zip(pairs["src"], pairs["dst"], strict=True))
