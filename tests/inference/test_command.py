@@ -65,7 +65,7 @@ def test_one_partition_needs_no_other_process(tmp_path: Path) -> None:
         (("--model", "torch_geometric.nn:Nothing"), "--model torch_geometric.nn:Nothing cannot"),
         (("--model", "no_such_module:Model"), "cannot be made: No module"),
         (("--checkpoint", "missing.pt"), "--checkpoint missing.pt cannot be loaded"),
-        (("--root", "missing"), "META is missing"),
+        (("--root", "missing"), "root='missing' does not exist"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_starts(

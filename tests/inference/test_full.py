@@ -7,10 +7,12 @@ import full_jobs
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from torch_geometric.data import Data
 from torch_geometric.nn.pool import TopKPooling
 
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.inference.full import full_graph
+from gigl_loader.inference.layerwise import full_graph_inference
 from gigl_loader.testing import run_ranks
 
 ranks = pytest.mark.multiprocess
@@ -135,6 +137,20 @@ def test_hooks_end_with_the_block() -> None:
     with pytest.raises(ZeroDivisionError), full_graph(model, dataset):
         raise ZeroDivisionError
     assert torch.equal(model(data.x, data.edge_index), before)
+
+
+def test_label_edges_carry_no_messages() -> None:
+    """A labeled-homogeneous dataset, as link prediction trains on: embeddings of all its nodes."""
+    data = full_jobs.graph()
+    pairs = torch.tensor([[i, (7 * i + 3) % 60] for i in range(60)]).t()
+    plain = Data(x=data.x, edge_index=data.edge_index)
+    dataset = full_jobs.DistDataset.from_pyg(plain, supervision=(pairs, pairs.roll(1, 1)))
+    model = full_jobs.MODELS["GCN"]().eval()
+    wanted = model(data.x, data.edge_index)
+    with full_graph(model, dataset) as mine:
+        torch.testing.assert_close(model(mine.x, mine.edge_index), wanted)
+    found = full_graph_inference(model, dataset, batch_size=11).values
+    torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_rows_that_nothing_depends_on_are_not_computed() -> None:
