@@ -25,7 +25,6 @@ from gigl_loader.dataset._mapped import (
     write_array,
 )
 from gigl_loader.dataset._original import OriginalIds
-from gigl_loader.dataset._progress import note
 from gigl_loader.dataset._pieces import (
     WEIGHT_NAMES,
     Pieces,
@@ -34,6 +33,7 @@ from gigl_loader.dataset._pieces import (
     make_view,
     with_weights,
 )
+from gigl_loader.dataset._progress import note
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     EdgeDir,
