@@ -334,6 +334,10 @@ def _iterate_until_a_server_dies(info, rank, folder):
     loader.shutdown()
     with pytest.raises(ServerDiedError):
         request_server(1, DistServer.ping)
+    started = time.monotonic()
+    with pytest.raises(PeerError, match="storage server 1"):  # nobody waits for the group's timeout
+        _loader(info, rank, nodes)
+    assert time.monotonic() - started < 30
 
 
 def test_a_killed_server_is_an_error_on_every_client(tmp_path):

@@ -125,18 +125,19 @@ def test_whom_to_ask_for_its_status(capsys):
     assert "--root" in capsys.readouterr().err
 
 
-def test_a_client_that_comes_in_while_the_server_is_made(monkeypatch):
-    """The listener accepts in a thread of its own: all that a session reads is there before it."""
-    seen = []
-
-    class Listener(wire.Listener):
-        def __init__(self, sock, token, admit):
-            seen.append((admit.__self__.address, admit.__self__._leader))
-            super().__init__(sock, token, admit)
-
-    monkeypatch.setattr(wire, "Listener", Listener)
-    with _server_0(num_servers=1) as endpoint:
-        assert seen == [(endpoint.address, None)]
+def test_a_client_that_comes_in_while_the_server_is_made():
+    """The port is taken at once, and nobody is let in before all is there that a client reads."""
+    server = DistServer(tiny_graph().dataset())
+    endpoint = Endpoint(server, HOST, 0, SECURITY, num_jobs=1)
+    try:
+        with pytest.raises(PeerTimeoutError, match="did not answer the handshake"):
+            _join(endpoint.address[1], 0.5, num_servers=1, rank=0, world_size=1)
+        endpoint.start()
+        _join(endpoint.address[1], 30.0, num_servers=1, rank=0, world_size=1).close()
+        assert endpoint.over.wait(20)
+        assert endpoint.jobs_served == 1
+    finally:
+        endpoint.close()
 
 
 def test_a_server_that_ends_while_clients_wait():
