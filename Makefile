@@ -4,6 +4,7 @@
 #   make demo-graph-store  the same with a storage and a compute cluster, all on this machine
 #   make demo-links        link prediction
 #   make test              lint, types, tests: on Python 3.11, with graphlearn-torch
+#   make test-tls          the cluster tests once more, every connection encrypted by certificates
 #   make test-modern       the tests on a newer Python, without it (PYTHON=python3.13)
 #   make test-native       the tests with graphlearn-torch's native library loaded
 #   make docs              the site, into docs/_build/html
@@ -20,7 +21,7 @@ TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links test lint docs bench test-modern test-native clean
+.PHONY: help venv demo demo-graph-store demo-links test lint docs bench test-tls test-modern test-native clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -44,6 +45,9 @@ lint:
 
 test: lint
 	$(TESTED) python -m pytest -n 2 $(ARGS)
+
+test-tls:
+	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 2 tests/remote tests/link tests/loader $(ARGS)
 
 test-modern:
 	$(MODERN) python -m pytest -n 2 $(ARGS)
