@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -93,7 +94,14 @@ def _device() -> torch.device:
 
 
 def _padded(data: bytes, size: int) -> Tensor:
-    return torch.frombuffer(bytearray(data.ljust(max(size, 1), b"\0")), dtype=torch.uint8)
+    """Return ``data`` as bytes of a tensor, filled up with zeros.
+
+    Its memory is torch's own: a thread of gloo may be the last to drop the tensor, also when the
+    interpreter is ending, and memory of a Python object needs the interpreter to be given up.
+    """
+    padded = torch.zeros(max(size, 1), dtype=torch.uint8)
+    padded[: len(data)].numpy()[:] = np.frombuffer(data, np.uint8)
+    return padded
 
 
 def _decoded(found: Tensor, size: int, kind: Any) -> Any:

@@ -23,6 +23,7 @@ from gigl_loader import (
 )
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
+from gigl_loader.ranks import gather_from_ranks, tell_ranks
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
@@ -207,7 +208,18 @@ def a_partition_in_the_same_memory_outlives_its_workers(rank: int, size: int) ->
     dist.barrier()
 
 
+def values_of_ranks(rank: int, size: int) -> None:
+    """Typed bytes in place of torch's object collectives, which unpickle what arrives."""
+    kind = tuple[bytes, str | None, dict[tuple[str, str, str], bool]]
+    for length in (0, 1, 1000):
+        told = [(b"x" * r * length, None if r else "é", {("a", "b", "c"): True}) for r in range(2)]
+        assert gather_from_ranks(told[rank], size, kind) == told
+        assert tell_ranks([rank] * length, size, list[int]) == [0] * length
+    assert tell_ranks("" if rank == 0 else "longer", size, str) == ""
+
+
 def cases_without_faults(rank: int, size: int, folder: Path) -> None:
+    values_of_ranks(rank, size)
     for same_memory in ("0", "1"):
         same_batches_as_one_partition(rank, size, folder, same_memory)
     a_partition_in_the_same_memory_outlives_its_workers(rank, size)
