@@ -34,7 +34,6 @@ ONLY_IMPORTERS = {
     "graphlearn_torch": {"_glt.py"},
     "cryptography": {"transport/certs.py"},
     "torch.distributed.rpc": {
-        "remote/rpc.py",
         "_glt.py",  # loads it before GLT does, so that it does not meet the stand-ins
     },
 }
