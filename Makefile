@@ -5,6 +5,7 @@
 #   make demo-links        link prediction
 #   make demo-tables       from Parquet tables to predictions with their ids
 #   make test              lint, types, tests: on Python 3.11, with graphlearn-torch
+#   make test-tls          the cluster tests once more, every connection encrypted by certificates
 #   make test-modern       the tests on a newer Python, without it (PYTHON=python3.13)
 #   make test-native       the tests with graphlearn-torch's native library loaded
 #   make docs              the site, into docs/_build/html
@@ -21,7 +22,7 @@ TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables test lint docs bench test-modern test-native clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables test lint docs bench test-tls test-modern test-native clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -48,6 +49,9 @@ lint:
 
 test: lint
 	$(TESTED) python -m pytest -n 2 $(ARGS)
+
+test-tls:
+	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 2 tests/remote tests/link tests/loader $(ARGS)
 
 test-modern:
 	$(MODERN) python -m pytest -n 2 $(ARGS)

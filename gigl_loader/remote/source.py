@@ -28,7 +28,7 @@ from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
-from gigl_loader.remote.cluster import result_of
+from gigl_loader.remote.cluster import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.shared import share_of_batches
@@ -169,12 +169,12 @@ class RemoteSource:
     ) -> dict[int, int] | Exception:
         """Send the create call to every server, all at once; return producer ids or an error."""
         limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
-        request_id = secrets.token_hex(16)
+        request_id = secrets.token_hex(16)  # one that answers late is still heard, and ended
         try:
             answers = {
                 server: call_server(
                     server, create, self._input, self._config, self._options,
-                    self._sampler_options, timeout_s=limit,
+                    self._sampler_options, timeout_s=limit + CALL_TIMEOUT_S,
                     request=self._request(server, tuple(ranks), epoch_options, request_id),
                 )
                 for server in self._servers
@@ -351,7 +351,10 @@ class RemoteSource:
         self._release(producers, self._consumer)
 
     def _release(self, producers: dict[int, int], consumer: int | None = None) -> None:
-        """Release this process's share of producers; None: end them."""
+        """Release this process's share of producers; None: end them.
+
+        A server that is stopped is not waited for, but asked until it answers: it may go on.
+        """
         how = {"linger_s": 0.0 if self._broken else LINGER_S}
         limit = _RELEASE_BROKEN_S if self._broken else _RELEASE_S
         deadline = time.monotonic() + limit  # of all servers together
@@ -360,13 +363,10 @@ class RemoteSource:
             with contextlib.suppress(GiglLoaderError):
                 link = self._cluster.link(server)
                 if consumer is None:
-                    answer = link.call(
-                        "destroy_sampling_producer", limit, producer_id=producer, **how
-                    )
+                    answer = link.call("destroy_sampling_producer", producer_id=producer, **how)
                 else:
                     answer = link.call(
-                        "release_sampling_producer", limit, producer_id=producer, consumer=consumer,
-                        **how,
+                        "release_sampling_producer", producer_id=producer, consumer=consumer, **how
                     )  # fmt: skip
                 answers.append((server, answer))
         for server, answer in answers:

@@ -13,7 +13,7 @@ from store_cluster import HOST, info_of, tiny_graph
 
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote import client, endpoint, patience, status
+from gigl_loader.remote import client, patience, status
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.command import parse_serve
 from gigl_loader.remote.endpoint import Endpoint
@@ -125,18 +125,19 @@ def test_whom_to_ask_for_its_status(capsys):
     assert "--root" in capsys.readouterr().err
 
 
-def test_a_client_that_comes_in_while_the_server_is_made(monkeypatch):
-    """The listener answers in threads of its own: all that an answer needs is there before it."""
-    seen = []
-
-    class Watched(endpoint.Listener):
-        def start(self):
-            seen.append(self.address)
-            super().start()
-
-    monkeypatch.setattr(endpoint, "Listener", Watched)
-    with _server_0(num_servers=1) as server:
-        assert seen == [server.address]
+def test_a_client_that_comes_in_while_the_server_is_made():
+    """The port is taken at once, and nobody is let in before all is there that a client reads."""
+    server = DistServer(tiny_graph().dataset())
+    endpoint = Endpoint(server, HOST, 0, SECURITY, num_jobs=1)
+    try:
+        with pytest.raises(PeerTimeoutError, match="did not answer the handshake"):
+            _join(endpoint.address[1], 0.5, num_servers=1, rank=0, world_size=1)
+        endpoint.start()
+        _join(endpoint.address[1], 30.0, num_servers=1, rank=0, world_size=1).close()
+        assert endpoint.over.wait(20)
+        assert endpoint.jobs_served == 1
+    finally:
+        endpoint.close()
 
 
 def test_a_server_that_ends_while_clients_wait():
