@@ -242,11 +242,11 @@ class WorkerPool:
 
     def describe(self, numbers: list[int]) -> str:
         """Say who workers are and what the system says they are doing."""
-        return ", ".join(
-            f"worker {number} (pid {self._workers[number].pid}, "
-            f"{process_state(self._workers[number].pid)})"
-            for number in numbers
-        )
+
+        def state(pid: int) -> str:
+            return "not started yet" if pid < 0 else f"pid {pid}, {process_state(pid)}"
+
+        return ", ".join(f"worker {n} ({state(self._workers[n].pid)})" for n in numbers)
 
     # -- stop -----------------------------------------------------------------------------------
 

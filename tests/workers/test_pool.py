@@ -70,6 +70,14 @@ def test_a_stopped_pool(ends) -> None:
         pool.poll(0.0)
 
 
+def test_a_worker_that_was_not_heard_of_is_not_called_gone(ends) -> None:
+    pool, *_ = ends
+    pool._workers[0].pid, pool._workers[1].pid = -1, os.getpid()
+    assert pool.describe([0, 1]) == (
+        f"worker 0 (not started yet), worker 1 (pid {os.getpid()}, running)"
+    )
+
+
 @pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError])
 def test_a_process_that_ends_while_it_is_looked_at_is_gone(
     error: type[OSError], monkeypatch: pytest.MonkeyPatch
