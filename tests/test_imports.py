@@ -24,6 +24,7 @@ DOWNWARD = {
     ): "the handle on a store asks it, through the store's client",
     ("graph_store/__init__.py", "channel"): "a public face: names alone",
     ("utils.py", "loader"): "GiGL's module path: names alone, for scripts written for GiGL",
+    ("cli.py", "transport"): "the door for the shell: each verb imports what it needs",
     ("diagnose.py", "loader"): "a command: it stands above everything and is imported by nothing",
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "testing"): "the same",
