@@ -19,6 +19,7 @@ DOWNWARD = {
     ("message.py", "dataset"): "messages are keyed by the schema's node and edge types",
     ("options.py", "dataset"): "fanouts are keyed by the schema's edge types",
     ("utils.py", "loader"): "GiGL's module path: names alone, for scripts written for GiGL",
+    ("cli.py", "transport"): "the door for the shell: each verb imports what it needs",
     ("diagnose.py", "loader"): "a command: it stands above everything and is imported by nothing",
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "testing"): "the same",

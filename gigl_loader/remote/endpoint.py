@@ -21,7 +21,6 @@ from gigl_loader.memory.leases import Packed
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.leases import Leases
-from gigl_loader.remote.meeting import Board, ServerRendezvous
 from gigl_loader.remote.membership import Gather, Gathered, Join, Leave, News, Publish, Role, Watch
 from gigl_loader.remote.messages import (
     CALLS,
@@ -32,6 +31,7 @@ from gigl_loader.remote.messages import (
     GiveBack,
     Nothing,
 )
+from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.service import DistServer, caller
 from gigl_loader.remote.shared import Fetched
 from gigl_loader.transport import End, Listener, Method, Peer, Security
@@ -75,7 +75,7 @@ class Endpoint:
         self._attendance = Attendance()
         self._book = JobBook()
         self._leases = Leases()
-        self._board = Board(server.num_servers)
+        self._rendezvous = RendezvousTable(server.num_servers)
         self._connections = itertools.count(1)
         self._error: ServerDiedError | None = None
         self._error_time = 0.0
@@ -106,28 +106,29 @@ class Endpoint:
             self._leader.watch(join, self._leader_says, self._leader_left)
 
     def _table(self) -> dict[str, Method]:
-        board = {
-            "publish": Method(Publish, Nothing, lambda request, _: self._board.publish(request)),
-            "gather": Method(Gather, Gathered, lambda request, _: self._board.gather(request)),
-            "leave": Method(Leave, Nothing, lambda request, _: self._board.leave(request)),
+        table = self._rendezvous
+        agree = {
+            "publish": Method(Publish, Nothing, lambda request, _: table.publish(request)),
+            "gather": Method(Gather, Gathered, lambda request, _: table.gather(request)),
+            "leave": Method(Leave, Nothing, lambda request, _: table.leave(request)),
         }
         return {
             "watch": Method(Watch, News, self._watch),
             "fetch": Method(FetchRequest, FetchAnswer, self._fetch),
             "give_back": Method(GiveBack, Nothing, self._give_back),
-            **(board if self.server.server_rank == 0 else {}),
+            **(agree if self.server.server_rank == 0 else {}),
             **{
                 name: Method(call.request, call.answer, partial(self._call, name, call))
                 for name, call in CALLS.items()
             },
         }
 
-    def _meet(self, place: str, timeout_s: float) -> ServerRendezvous:
+    def _meet(self, name: str, timeout_s: float) -> ServerRendezvous:
         """Return where this server agrees with the others about one producer."""
         leader = self._leader
         return ServerRendezvous(
-            place, self.server.server_rank, self.server.num_servers, timeout_s,
-            board=self._board if leader is None else None,
+            name, self.server.server_rank, self.server.num_servers, timeout_s,
+            table=self._rendezvous if leader is None else None,
             dial=None if leader is None else leader.dial,
         )  # fmt: skip
 
@@ -321,7 +322,7 @@ class Endpoint:
             )
             self._error_time = time.monotonic()
             self._tell_all()
-        self._board.fail_all(str(self._error))
+        self._rendezvous.fail_all(str(self._error))
         _log.error("%s", self._error)
 
     def _tick_all(self) -> None:

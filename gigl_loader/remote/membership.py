@@ -63,9 +63,9 @@ class News:
 
 @dataclass(frozen=True)
 class Publish:
-    """One server's value of a key, at a place where the servers meet."""
+    """One server's value of a key, at a rendezvous of the servers."""
 
-    place: str
+    name: str
     rank: int
     key: str
     value: bytes
@@ -75,7 +75,7 @@ class Publish:
 class Gather:
     """Asks for the values of a key; answered once all are there."""
 
-    place: str
+    name: str
     key: str
     ranks: tuple[int, ...]
 
@@ -90,8 +90,8 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Leave:
-    """One server is done at a place: all is agreed on or, with ``failure``, it cannot go on."""
+    """One server leaves a rendezvous: all is agreed on or, with ``failure``, it cannot go on."""
 
-    place: str
+    name: str
     rank: int
     failure: str | None = None

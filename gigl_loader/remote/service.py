@@ -229,8 +229,8 @@ class DistServer(PartitionAnswers):
         """Return where this server's workers find those of the other servers."""
         if self.meet is None:
             return None
-        place = request.request_id or secrets.token_hex(16)  # without one, nobody comes
-        return self.meet(place, request.epoch_options.timeout_s)
+        name = request.request_id or secrets.token_hex(16)  # without one, nobody comes
+        return self.meet(name, request.epoch_options.timeout_s)
 
     def _check_columns(self, config: SamplingConfig) -> None:
         walked = {

@@ -1,16 +1,11 @@
 """One input sampled for one loader: feeds the workers, files what they send, watches them."""
 
-import ast
 import contextlib
-import importlib.util
 import logging
 import os
-import pickle
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +20,7 @@ from gigl_loader._glt import (
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.errors import PeerError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import BatchTicket, Received, SampleMessage
@@ -40,6 +35,7 @@ from gigl_loader.transport import Security
 from gigl_loader.workers import messages
 from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.peers import Access, worker_name
+from gigl_loader.workers.plugins import main_path_of, pickled
 from gigl_loader.workers.pool import Event, WorkerPool
 from gigl_loader.workers.rendezvous import Rendezvous
 from gigl_loader.workers.schedule import FairQueue, Stream, num_batches
@@ -135,8 +131,8 @@ class DistSamplingProducer:
         sampler = default_sampler
         if isinstance(sampler_options, CustomSamplerOptions):
             sampler = (sampler_options.class_path, sampler_options.keywords)
-        self._plugins = _pickled(Plugins(sampler, worker_init_fn))
-        self._main_path = _main_path(worker_init_fn)
+        self._plugins = pickled(Plugins(sampler, worker_init_fn))
+        self._main_path = main_path_of(worker_init_fn)
         self._view = view
         self._pool = WorkerPool(self.num_workers)
         self._queue: FairQueue[Received] = FairQueue()
@@ -543,57 +539,3 @@ def _view_of(data: Any) -> PartitionView:
         data = DistDataset.wrap(data)
     view: PartitionView = data.view()
     return view
-
-
-def _pickled(plugins: Plugins) -> bytes:
-    try:
-        return pickle.dumps(plugins)
-    except Exception as error:
-        raise ConfigError(
-            f"worker_init_fn={plugins.init_fn!r}, or the keywords of the sampler "
-            f"{plugins.sampler}, cannot be sent to workers ({error}): give a function of a module, "
-            "or a functools.partial of one, and keywords that can be pickled"
-        ) from error
-
-
-def _main_path(function: Callable[..., Any] | None) -> str | None:
-    """Return the path of the user's script where ``function`` is defined in it.
-
-    Raises:
-        ConfigError: Workers could not import it: this session has no script.
-    """
-    if function is None:
-        return None
-    if getattr(function, "__module__", "") != "__main__":
-        return None
-    main = sys.modules["__main__"]
-    path = getattr(main, "__file__", None)
-    if path is None or importlib.util.find_spec("gigl_loader") is None:
-        raise ConfigError(
-            "worker_init_fn is defined in an interactive session, where workers cannot import it: "
-            "put it into a module"
-        )
-    _check_script(Path(path))
-    return str(path)
-
-
-def _check_script(path: Path) -> None:
-    """Check that workers can run the user's script to find a function in it.
-
-    Raises:
-        ConfigError: There is no such file, or running it would start the whole job again.
-    """
-    if not path.is_file():
-        raise ConfigError(
-            f"worker_init_fn is defined in {str(path)!r}, which workers cannot import (a script "
-            "from standard input?): put the function into a module, or the script into a file"
-        )
-    if not any(
-        isinstance(node, ast.Name) and node.id == "__name__"
-        for node in ast.walk(ast.parse(path.read_bytes()))
-    ):
-        raise ConfigError(
-            f"worker_init_fn is defined in {path}, which workers have to import, and which has no "
-            '`if __name__ == "__main__":`, so that each of them would run all of it again: put '
-            "what starts the job below that line, or the function into a module"
-        )

@@ -26,6 +26,7 @@ from gigl_loader.graph_store import (
     shutdown_compute_process,
 )
 from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.transport import certs
 
 pytestmark = pytest.mark.multiprocess
 
@@ -170,7 +171,8 @@ def hosts():
         subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
 
 
-def test_a_server_cut_off_in_mid_epoch_is_named(hosts, tmp_path):
+def test_a_server_cut_off_in_mid_epoch_is_named(hosts, tmp_path, monkeypatch):
+    monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", certs.token())  # these reach each other
     ours, theirs = Pipe()
     with ours, theirs, processes(tmp_path) as started:
         for rank in range(2):

@@ -170,8 +170,8 @@ def test_servers_that_fail_together_say_so_at_once():
             create(cluster, "bad", sampler_options=bad)
         for endpoint in endpoints:
             wait_until(lambda e=endpoint: e.server.status()["producers"] == {}, "nothing is left")
-        board = endpoints[0]._board
-        wait_until(lambda: board._places == {}, "and nothing of where they met")
+        table = endpoints[0]._rendezvous
+        wait_until(lambda: table._by_name == {}, "and nothing of where they met")
 
 
 def test_one_job_after_another_and_two_at_once():

@@ -1,6 +1,6 @@
 """Where the storage servers agree while they start a producer: at server 0, by typed calls.
 
-See `gigl_loader.workers.rendezvous.Rendezvous`. Each producer has a place of its own, named by the
+See `gigl_loader.workers.rendezvous.Rendezvous`. Each producer has one of its own, named by the
 request that creates it. Every call may be asked again.
 """
 
@@ -23,7 +23,7 @@ _ANSWER_S = 10.0
 
 
 @dataclass
-class _Place:
+class _Rendezvous:
     values: dict[tuple[str, int], bytes] = field(default_factory=dict)
     """By key and rank."""
     waiting: "list[tuple[Gather, Future[Gathered]]]" = field(default_factory=list)
@@ -31,72 +31,72 @@ class _Place:
     left: set[int] = field(default_factory=set)
 
 
-class Board:
-    """The places of server 0. Thread-safe; nobody waits in here.
+class RendezvousTable:
+    """All rendezvous that are under way, on server 0. Thread-safe; nobody waits in here.
 
     Args:
-        num_servers: A place is forgotten when that many have left it.
+        num_servers: A rendezvous is forgotten when that many have left it.
     """
 
     def __init__(self, num_servers: int) -> None:
         self._num_servers = num_servers
         self._lock = threading.Lock()
-        self._places: dict[str, _Place] = {}
+        self._by_name: dict[str, _Rendezvous] = {}
 
     def publish(self, request: Publish) -> Nothing:
         """Take a server's value of a key."""
         with self._lock:
-            place = self._places.setdefault(request.place, _Place())
-            place.values[request.key, request.rank] = request.value
-            self._serve(place)
+            one = self._by_name.setdefault(request.name, _Rendezvous())
+            one.values[request.key, request.rank] = request.value
+            self._serve(one)
         return Nothing()
 
     def gather(self, request: Gather) -> "Future[Gathered]":
         """Return the values of a key, once all ranks that are named have published theirs."""
         future: Future[Gathered] = Future()
         with self._lock:
-            place = self._places.setdefault(request.place, _Place())
-            place.waiting.append((request, future))
-            self._serve(place)
+            one = self._by_name.setdefault(request.name, _Rendezvous())
+            one.waiting.append((request, future))
+            self._serve(one)
         return future
 
     def missing(self, request: Gather) -> list[int]:
         """Return the ranks that have not published."""
         with self._lock:
-            values = self._places.get(request.place, _Place()).values
+            values = self._by_name.get(request.name, _Rendezvous()).values
             return [rank for rank in request.ranks if (request.key, rank) not in values]
 
     def leave(self, request: Leave) -> Nothing:
         """Let a server go; its failure, if there is one, ends the waits of all."""
         with self._lock:
-            place = self._places.setdefault(request.place, _Place())
-            place.left.add(request.rank)
-            if request.failure is not None and place.failure is None:
-                place.failure = f"storage server {request.rank} failed: {request.failure}"
-            self._serve(place)
-            if len(place.left) >= self._num_servers:
-                del self._places[request.place]
+            one = self._by_name.setdefault(request.name, _Rendezvous())
+            one.left.add(request.rank)
+            if request.failure is not None and one.failure is None:
+                one.failure = f"storage server {request.rank} failed: {request.failure}"
+            self._serve(one)
+            if len(one.left) >= self._num_servers:
+                del self._by_name[request.name]
         return Nothing()
 
     def fail_all(self, why: str) -> None:
         """End all waits: a server is lost."""
         with self._lock:
-            for place in self._places.values():
-                place.failure = place.failure or why
-                self._serve(place)
+            for one in self._by_name.values():
+                one.failure = one.failure or why
+                self._serve(one)
 
     @staticmethod
-    def _serve(place: _Place) -> None:
+    def _serve(one: _Rendezvous) -> None:
         still = []
-        for request, future in place.waiting:
+        for request, future in one.waiting:
             names = [(request.key, rank) for rank in request.ranks]
-            if all(name in place.values for name in names):
-                _answer(future, Gathered(tuple(place.values[name] for name in names)))
-            elif place.failure is not None:
-                _answer(future, Gathered(failure=place.failure))
+            if all(name in one.values for name in names):
+                _answer(future, Gathered(tuple(one.values[name] for name in names)))
+            elif one.failure is not None:
+                _answer(future, Gathered(failure=one.failure))
             else:
                 still.append((request, future))
-        place.waiting = still
+        one.waiting = still
 
 
 def _answer(future: "Future[Gathered]", answer: Gathered) -> None:
@@ -105,29 +105,29 @@ def _answer(future: "Future[Gathered]", answer: Gathered) -> None:
 
 
 class ServerRendezvous:
-    """One storage server at one place: a `gigl_loader.workers.rendezvous.Rendezvous`.
+    """One storage server at one rendezvous: a `gigl_loader.workers.rendezvous.Rendezvous`.
 
     Args:
-        place: Its name, the same on all servers.
+        name: Of the rendezvous, the same on all servers.
         rank: This server.
         world_size: How many there are.
         timeout_s: Longest wait of each `gather` and `wait_for`.
-        board: On server 0.
+        table: On server 0.
         dial: On the others: returns a fresh caller of server 0.
     """
 
     def __init__(
         self,
-        place: str,
+        name: str,
         rank: int,
         world_size: int,
         timeout_s: float,
         *,
-        board: Board | None = None,
+        table: RendezvousTable | None = None,
         dial: Callable[[], Caller] | None = None,
     ) -> None:
         self.rank, self.world_size = rank, world_size
-        self._place, self._timeout_s, self._board = place, timeout_s, board
+        self._name, self._timeout_s, self._table = name, timeout_s, table
         self._dial = dial
         self._caller = dial() if dial is not None else None
         self._lock = threading.Lock()
@@ -141,9 +141,9 @@ class ServerRendezvous:
             UsageError: The rendezvous is closed.
         """
         self._check_open()
-        request = Publish(self._place, self.rank, key, value)
-        if self._board is not None:
-            self._board.publish(request)
+        request = Publish(self._name, self.rank, key, value)
+        if self._table is not None:
+            self._table.publish(request)
         elif self._caller is not None:
             self._caller.ask("publish", request, Nothing).wait(_ANSWER_S)
 
@@ -156,11 +156,11 @@ class ServerRendezvous:
             UsageError: The rendezvous is closed.
         """
         self._check_open()
-        request = Gather(self._place, key, tuple(ranks))
+        request = Gather(self._name, key, tuple(ranks))
         try:
             found = self._ask(request)
         except TimeoutError as error:
-            missing = self._board.missing(request) if self._board is not None else request.ranks
+            missing = self._table.missing(request) if self._table is not None else request.ranks
             raise PeerTimeoutError(
                 f"storage server {self.rank} waited {self._timeout_s:g} s for {key!r} of storage "
                 f"servers {list(missing)}: one of them is slow to start its workers, or stopped; "
@@ -171,8 +171,8 @@ class ServerRendezvous:
         return list(found.values)
 
     def _ask(self, request: Gather) -> Gathered:
-        if self._board is not None:
-            future = self._board.gather(request)
+        if self._table is not None:
+            future = self._table.gather(request)
             try:
                 return future.result(self._timeout_s)
             finally:
@@ -197,9 +197,9 @@ class ServerRendezvous:
             if self._closed:
                 return
             self._closed = True
-        request = Leave(self._place, self.rank, failure)
-        if self._board is not None:
-            self._board.leave(request)
+        request = Leave(self._name, self.rank, failure)
+        if self._table is not None:
+            self._table.leave(request)
         if self._caller is not None and self._dial is not None:
             self._caller.close()  # a question that it waits for would be answered first
             with contextlib.suppress(GiglLoaderError), self._dial() as caller:
@@ -207,4 +207,4 @@ class ServerRendezvous:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError(f"the rendezvous {self._place} of server {self.rank} is closed")
+            raise UsageError(f"the rendezvous {self._name} of server {self.rank} is closed")
