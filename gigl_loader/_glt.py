@@ -84,7 +84,6 @@ native_available: bool
 """Whether GLT's native library is loaded. Nothing in gigl_loader's own path needs it."""
 
 
-_OWN_MODULES = tuple(f"gigl_loader._glt_{part}" for part in ("classes", "data", "parts"))
 _GLT_ONLY = ("RandomPartitioner", "load_partition")
 """Names without a class of our own: tests read and write GLT's own partition files with them."""
 
@@ -116,27 +115,6 @@ def _own(name: str) -> Any:
             f"those, run: pip install '{_SUPPORTED}'"
         )
     return getattr(importlib.import_module("gigl_loader._glt_classes"), name)
-
-
-def class_named(module: str, name: str) -> Any:
-    """Return this process's class for one that another process pickled.
-
-    Of two machines one may have GLT and the other none: each reads the other's class as its own.
-
-    Args:
-        module: The module that the pickle names.
-        name: The class that it names.
-
-    Returns:
-        The class; None: the pickle's name is none of GLT's and none of those that replace them.
-    """
-    if not f"{module}.".startswith((f"{_GLT}.", *(f"{own}." for own in _OWN_MODULES))):
-        return None
-    if name in EXPORTS and name not in _GLT_ONLY:
-        return getattr(sys.modules[__name__], name)
-    if available or not module.startswith(_GLT):
-        return None
-    return getattr(importlib.import_module("gigl_loader._glt_parts"), name, None)
 
 
 def _python() -> str:

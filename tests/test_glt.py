@@ -48,7 +48,7 @@ def test_the_table_lists_all_that_the_package_takes() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "gigl_loader._glt"
         for alias in node.names
     }
-    assert taken - {"available", "class_named", "native_available"} <= set(_glt.EXPORTS)
+    assert taken - {"available", "native_available"} <= set(_glt.EXPORTS)
 
 
 def test_other_names_are_attribute_errors() -> None:

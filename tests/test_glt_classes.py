@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import io
 import pickle
 import subprocess
 import sys
@@ -17,9 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigl_loader import _glt, _glt_classes, _glt_parts
+from gigl_loader import _glt, _glt_classes
 from gigl_loader.errors import ConfigError, NativeLibraryError, UsageError
-from gigl_loader.remote import wire
 
 ADDRESS = {"master_addr": "10.0.0.1", "master_port": 4000}
 SHARED = sorted(_glt.EXPORTS.keys() - set(_glt._GLT_ONLY))
@@ -401,43 +399,6 @@ def test_the_base_loader_is_a_base_class_only() -> None:
 
 
 # --- between a machine with graphlearn-torch and one without --------------------------------------
-
-
-def _over_the_wire(thing: Any) -> Any:
-    """Pickle and unpickle as the graph store does."""
-    file = io.BytesIO()
-    pickler = wire._Pickler(file)
-    pickler.dump(thing)
-    return wire._Unpickler(file.getvalue(), pickler.tensors).load()
-
-
-def _things(classes: Any) -> list[Any]:
-    return [
-        classes.NodeSamplerInput(torch.tensor([1, 2]), "paper"),
-        classes.SamplingConfig(classes.SamplingType.NODE, [2], 4, *[False] * 6, "in", 7),
-        classes.RangePartitionBook([(0, 3), (3, 5)], 1),
-        classes.RemoteDistSamplingWorkerOptions([0], **ADDRESS),
-    ]
-
-
-def test_what_the_other_side_sends_is_of_our_sides_class(classes: Any) -> None:
-    for thing in _things(classes):
-        name = type(thing).__name__
-        found = _over_the_wire(thing)
-        assert type(found) is getattr(_glt, name)
-        assert vars(found).keys() == vars(thing).keys()
-    assert _over_the_wire(_things(classes)[1]).sampling_type is _glt.SamplingType.NODE
-    assert _over_the_wire(_things(classes)[2])[torch.tensor([0, 4])].tolist() == [0, 1]
-    assert _glt.class_named("collections", "Graph") is None
-
-
-def test_a_machine_without_graphlearn_torch_reads_what_one_with_it_sends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    books = "graphlearn_torch.partition.partition_book"
-    assert _glt.class_named(books, "RangePartitionBook") is _glt.RangePartitionBook
-    monkeypatch.setattr(_glt, "available", False)
-    assert _glt.class_named(books, "OffsetId2Index") is _glt_parts.OffsetId2Index
 
 
 TRAINING = """

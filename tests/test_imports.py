@@ -23,7 +23,6 @@ DOWNWARD = {
     ("diagnose.py", "loader"): "a command: it stands above everything and is imported by nothing",
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "testing"): "the same",
-    ("cli.py", "transport"): "the door for the shell, above everything too",
 }
 """Imports against the order that are wanted, each with its reason."""
 
