@@ -12,6 +12,7 @@ Arrays travel in the machine's own byte order: all machines of a cluster are lit
 import dataclasses
 import functools
 import math
+import threading
 import types
 import typing
 from collections.abc import Sequence
@@ -142,7 +143,7 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
 
     try:
         wanted: Any = expected
-        found = msgspec.msgpack.decode(body, type=_strict(wanted), ext_hook=named)
+        found = msgspec.msgpack.decode(body, type=_prepared(wanted), ext_hook=named)
         value = msgspec.convert(found, expected, from_attributes=True)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         name = getattr(expected, "__name__", str(expected))
@@ -150,6 +151,26 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
     if missing:
         raise ProtocolError(f"{len(missing)} arrays came that nothing names")
     return value
+
+
+_ready: dict[Any, Any] = {}
+_preparing = threading.Lock()
+
+
+def _prepared(expected: Any) -> Any:
+    """Return `_strict` of a type, once msgspec has looked at both, in one thread at a time.
+
+    msgspec 0.22 keeps what it finds out about a class on the class, and crashes (a segmentation
+    fault) where two threads do so at once.
+    """
+    strict = _ready.get(expected)
+    if strict is None:
+        with _preparing:
+            strict = _strict(expected)
+            msgspec.msgpack.Decoder(strict)
+            msgspec.msgpack.Decoder(expected)
+            _ready[expected] = strict
+    return strict
 
 
 @functools.lru_cache(maxsize=1024)

@@ -69,6 +69,7 @@ def _fetch_once(info, rank, shared, barrier):
         found, expected = remote.fetch_node_ids(*share), alone.fetch_node_ids(*share)
         assert all(torch.equal(found[server], expected[server]) for server in expected)
     assert len(shared) == 1  # one fetch for both shares
+    dist.barrier()  # what follows is shared too, also that it failed
     with pytest.raises(ConfigError, match="split must be"):
         remote.fetch_node_ids(split="training")
     with pytest.raises(ConfigError, match="together"):
