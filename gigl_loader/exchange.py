@@ -6,13 +6,16 @@ whatever it has; a rank with nothing to send sends nothing.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.errors import PeerError, PeerTimeoutError
+from gigl_loader.ranks import gather_values
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -54,13 +57,12 @@ class RankExchange:
         backend = dist.get_backend(group) if joined else ""
         self._device = {"gloo": "cpu", "nccl": "cuda"}.get(backend)
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return a small picklable ``value`` of every rank, by rank."""
-        found: list[Any] = [value] * self.size
-        if self.size > 1:
-            with named_failures(self._doing):
-                dist.all_gather_object(found, value, group=self._group)
-        return found
+    def gather(self, value: T, kind: Any) -> list[T]:
+        """Return a small ``value`` of every rank, by rank; ``kind``: see `gather_from_ranks`."""
+        if self.size == 1:
+            return [value]
+        with named_failures(self._doing):
+            return gather_values(value, self.size, kind, self._group)
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum of ``values`` over all ranks; differentiable."""

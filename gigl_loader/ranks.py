@@ -48,16 +48,21 @@ def gather_from_ranks(value: T, world_size: int, kind: Any) -> list[T]:
     """
     if world_size == 1:
         return [value]
-    data = msgspec.msgpack.encode(value)
     with _named_failures():
-        device = _device()
-        own_size = torch.tensor([len(data)], device=device)
-        sizes = [torch.zeros_like(own_size) for _ in range(world_size)]
-        dist.all_gather(sizes, own_size)
-        most = max(int(size) for size in sizes)  # a gathering wants equal lengths
-        own = _padded(data, most).to(device)
-        found = [torch.empty_like(own) for _ in range(world_size)]
-        dist.all_gather(found, own)
+        return gather_values(value, world_size, kind)
+
+
+def gather_values(value: T, world_size: int, kind: Any, group: Any = None) -> list[T]:
+    """Do what `gather_from_ranks` does, over any group; its errors are torch's own."""
+    data = msgspec.msgpack.encode(value)
+    device = _device(group)
+    own_size = torch.tensor([len(data)], device=device)
+    sizes = [torch.zeros_like(own_size) for _ in range(world_size)]
+    dist.all_gather(sizes, own_size, group=group)
+    most = max(int(size) for size in sizes)  # a gathering wants equal lengths
+    own = _padded(data, most).to(device)
+    found = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(found, own, group=group)
     return [_decoded(one, int(size), kind) for one, size in zip(found, sizes, strict=True)]
 
 
@@ -86,9 +91,9 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
     return found
 
 
-def _device() -> torch.device:
+def _device(group: Any = None) -> torch.device:
     """Return where tensors of the group's collectives lie: NCCL alone takes none of the CPU."""
-    if dist.get_backend() == "nccl":
+    if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

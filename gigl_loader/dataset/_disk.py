@@ -30,7 +30,7 @@ from gigl_loader.dataset._books import read_book
 from gigl_loader.dataset._build import empty_shared
 from gigl_loader.dataset._checks import check_ids, check_partitions, check_weights
 from gigl_loader.dataset._direction import choose_edge_dir, keep_owned
-from gigl_loader.dataset._mapped import is_mapped_format
+from gigl_loader.dataset._mapped import is_mapped_format, read_header
 from gigl_loader.dataset._mapped_io import MappedPart
 from gigl_loader.dataset._pieces import SPLITS, Pieces
 from gigl_loader.dataset._progress import note
@@ -73,6 +73,8 @@ def read_partition(
 
 def count_partitions(root: Any) -> int:
     """Return how many partitions a directory holds."""
+    if is_mapped_format(Path(root)):
+        return int(read_header(Path(root))[0]["num_partitions"])
     return int(_load_meta(Path(root))["num_parts"])
 
 

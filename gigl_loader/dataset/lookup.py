@@ -23,7 +23,7 @@ class RowLookup:
 
     def __init__(self, view: PartitionView, exchange: RankExchange) -> None:
         self._view, self._exchange = view, exchange
-        held = exchange.gather(view.partition_idx)
+        held = exchange.gather(view.partition_idx, int)
         # ranks that hold one partition share the questions to it
         holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
         missing = [part for part, ranks in enumerate(holders) if not ranks]

@@ -55,6 +55,11 @@ class Adjacency(Generic[A]):
         """Return the row of each of ``ids`` (``[n]`` int64, nodes that this partition owns)."""
         return ids - self.first_row if self.first_row else ids
 
+    def edge_ids_at(self, positions: Any) -> Any:
+        """Return the id of the edge at each of ``positions`` (``[n]`` int64); ids are known."""
+        known: Any = self.edge_ids
+        return positions + self.first_edge if known is None else known[positions]
+
 
 @dataclass(frozen=True)
 class Rows(Generic[A]):

@@ -89,7 +89,7 @@ class ChunkReader:
 
         All ranks read together, whatever each has done.
         """
-        everyone = self._exchange.gather((self.num_chunks, done))
+        everyone = self._exchange.gather((self.num_chunks, done), tuple[int, set[int]])
         steps = [
             step
             for step in range(max(count for count, _ in everyone))

@@ -132,10 +132,10 @@ def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) ->
         store.edge_index = plan.whole.edge_index.to(device)
         if adjacency.weights is not None:
             store.edge_weight = adjacency.weights[plan.positions].to(device)
-        if adjacency.edge_ids is not None:
-            store.e_id = adjacency.edge_ids[plan.positions].to(device)
-        if name in view.edge_features and adjacency.edge_ids is not None:
-            ids = adjacency.edge_ids[plan.positions]
+        if adjacency.has_edge_ids:
+            ids = adjacency.edge_ids_at(plan.positions)
+            store.e_id = ids.to(device)
+        if name in view.edge_features and adjacency.has_edge_ids:
             store.edge_attr = lookup.rows("edge_features", name, ids).to(device)
         plan.whole = plan.whole.to(device)
         plan.narrow = {hops: level.to(device) for hops, level in plan.narrow.items()}

@@ -22,6 +22,7 @@ from gigl_loader.inference.parquet import check_parquet, write_parquet
 from gigl_loader.inference.progress import ProgressLine
 from gigl_loader.inference.results import Results, model_digest
 from gigl_loader.inference.shares import NodeShares
+from gigl_loader.memory.tensors import dtype_name, dtype_named
 
 _SAMPLE_ROWS = 4096
 _DTYPES = (torch.float16, torch.float32, torch.float64)
@@ -187,7 +188,8 @@ class _Run:
             rows = results.existing(layer, last=layer == last)
             done = self._done(results, layer, rows)
             width = None if rows is None else rows.shape[1]
-            known = self.exchange.gather((len(done) == self.reader.num_chunks, width))
+            whole = len(done) == self.reader.num_chunks
+            known = self.exchange.gather((whole, width), tuple[bool, int | None])
             widths = [width for _, width in known if width is not None]
             if widths and all(whole for whole, _ in known):
                 return layer + 1, torch.empty((0, widths[0])) if rows is None else rows
@@ -214,10 +216,11 @@ class _Run:
             results.note(index, chunk.index, rows[chunk.start : chunk.stop])
             line.add(chunk.num_dst, f"layer {index + 1} of {last + 1}")
         # also the point at which every rank has finished reading the layer before
-        known = self.exchange.gather(None if rows is None else (rows.shape[1], rows.dtype))
+        shape = None if rows is None else (rows.shape[1], dtype_name(rows.dtype))
+        known = self.exchange.gather(shape, tuple[int, str] | None)
         if rows is None:  # this rank has no node
-            width, dtype = next((k for k in known if k is not None), (0, torch.float32))
-            rows = results.create(index, width, dtype, last=index == last)
+            width, name = next((k for k in known if k is not None), (0, "float32"))
+            rows = results.create(index, width, dtype_named(name), last=index == last)
         return rows
 
     def _done(self, results: Results, layer: int, rows: Tensor | None) -> set[int]:

@@ -96,16 +96,16 @@ class LocalEdges:
 
 
 def edges_into(adjacency: Adjacency, ids: Tensor) -> LocalEdges:
-    """Return all edges of the rows ``ids`` (``[n]`` int64, global): sources in canonical order."""
-    limit = adjacency.indptr.numel() - 1
-    known = ids.clamp(max=max(limit - 1, 0))
+    """Return all edges of the nodes ``ids`` (``[n]`` int64, own): sources in canonical order."""
+    limit, rows = adjacency.indptr.numel() - 1, adjacency.locate(ids)
+    known = rows.clamp(max=max(limit - 1, 0))
     starts = adjacency.indptr[known] if limit else torch.zeros_like(ids)
     ends = adjacency.indptr[known + 1] if limit else starts
-    counts = torch.where(ids < limit, ends - starts, 0)
+    counts = torch.where(rows < limit, ends - starts, 0)
     targets = torch.repeat_interleave(torch.arange(ids.numel()), counts)
     first = counts.cumsum(0) - counts
     positions = torch.arange(targets.numel()) + (starts - first)[targets]
-    return LocalEdges(adjacency.indices[positions], targets, positions)
+    return LocalEdges(adjacency.indices[positions].long(), targets, positions)
 
 
 def place_of(ids: Tensor, among: Tensor) -> Tensor:

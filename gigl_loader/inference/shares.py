@@ -26,7 +26,7 @@ class NodeShares:
     """
 
     def __init__(self, view: PartitionView, exchange: RankExchange) -> None:
-        held = exchange.gather((view.partition_idx, view.num_partitions))
+        held = exchange.gather((view.partition_idx, view.num_partitions), tuple[int, int])
         _check_held(held)
         self.rank, self.size = exchange.rank, exchange.size
         self._books: dict[NodeType, Book] = view.node_books
@@ -39,7 +39,7 @@ class NodeShares:
             ids = torch.arange(count) if book is None else owned_ids(book, view.partition_idx)
             self.own[name] = ids.tensor_split(len(mates))[mates.index(exchange.rank)]
         starts = {name: int(ids[0]) if len(ids) else _NO_ID for name, ids in self.own.items()}
-        everyone = exchange.gather(starts)
+        everyone = exchange.gather(starts, dict[str, int])
         self._starts = {
             name: [torch.tensor([everyone[r][name] for r in ranks]) for ranks in self._ranks]
             for name in starts

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.dataset._mapped_io import edges_of
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -127,14 +128,8 @@ def all_edges(data: DistDataset, edge_type: EdgeType) -> Tensor:
     They are in the order of their edge ids, as PyG has them, where the dataset keeps these.
     """
     adjacency = data.view().adjacency[edge_type]
-    degrees = adjacency.indptr.diff()
-    rows = torch.repeat_interleave(torch.arange(degrees.numel()), degrees)
-    others = adjacency.indices
-    if adjacency.edge_ids is not None:
-        order = adjacency.edge_ids.argsort()
-        rows, others = rows[order], others[order]
-    ends = (others, rows) if data.schema.edge_dir == "in" else (rows, others)
-    return torch.stack(ends)
+    edges = edges_of(adjacency, data.schema.edge_dir)
+    return edges if adjacency.edge_ids is None else edges[:, adjacency.edge_ids.argsort()]
 
 
 def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSampling | None:
