@@ -1,14 +1,18 @@
 """Rows by global id over all partitions, asked for by ``all_to_all``."""
 
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
+
+if TYPE_CHECKING:  # it imports this module
+    from gigl_loader.dataset.local import DistDataset
 
 Kind = Literal["node_features", "node_labels", "edge_features"]
 
@@ -90,7 +94,10 @@ class DistFeature:
         group: Process group of the ranks; None: the default one, or a single process.
     """
 
-    def __init__(self, dataset: Any, kind: Kind = "node_features", group: Any = None) -> None:
+    def __init__(
+        self, dataset: "DistDataset", kind: Kind = "node_features",
+        group: dist.ProcessGroup | None = None,
+    ) -> None:  # fmt: skip
         if kind not in get_args(Kind):
             raise ConfigError(f"kind must be one of {get_args(Kind)}, got {kind!r}")
         self._kind: Kind = kind

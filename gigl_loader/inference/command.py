@@ -34,6 +34,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gigl-loader infer",
         description="Compute the embedding of every node of a partitioned graph.",
+        epilog="example:\n  gigl-loader infer --root /data/graph --out /data/embeddings "
+        "--model torch_geometric.nn:GraphSAGE --checkpoint model.pt",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
     parser.add_argument("--out", required=True, help="folder for ids and embeddings, by rank")

@@ -13,16 +13,18 @@ So everything outside of these modules sees own rows only, and needs no change.
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.graph import LocalGraph, local_graph
@@ -41,10 +43,10 @@ def full_graph(
     model: torch.nn.Module,
     dataset: DistDataset,
     *,
-    nodes: Any = None,
+    nodes: Tensor | Mapping[NodeType, Tensor] | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
-    group: Any = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Iterator[Data | HeteroData]:
     """Let ``model`` compute over the whole graph inside a ``with`` block, unchanged.
 

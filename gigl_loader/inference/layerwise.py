@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.local import DistDataset
@@ -50,7 +51,7 @@ def full_graph_inference(
     dtype: torch.dtype | None = None,
     format: Literal["npy", "parquet"] = "npy",
     progress: bool | None = None,
-    group: Any = None,
+    group: dist.ProcessGroup | None = None,
 ) -> NodeEmbeddings:
     """Compute the embedding of every node from all of its neighbours, layer by layer.
 

@@ -43,7 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gigl-loader partition", description=(__doc__ or "").partition("\n")[0]
+        prog="gigl-loader partition",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="example:\n  gigl-loader partition tables.yaml --out /data/graph --partitions 4 "
+        "--memory 4GB",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("tables", nargs="?", help="YAML file that describes the tables")
     parser.add_argument("--out", required=True, help="directory to write")

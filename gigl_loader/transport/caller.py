@@ -60,7 +60,9 @@ SUSPECT_S = 2.0
 _DIAL_S = 0.5  # one attempt while the peer is silent: a lost first packet is sent again after 1 s
 _HANDSHAKE_S = 3.0
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
-_FRUITLESS = 5  # connections in a row that were admitted and then lost before anything was heard
+_FRUITLESS = 5
+# Connections in a row that were admitted and then lost before anything was heard. A bad network
+# does that for a while; where it lasts longer than the patience, the listener ends each time.
 _SLICE_S = 0.25
 
 
@@ -124,7 +126,7 @@ class Caller:
         self._link: _Link | None = None
         self._unanswered: deque[Reply[Any]] = deque()
         self._heard = time.monotonic()
-        self._fruitless = 0
+        self._fruitless, self._fruitless_since = 0, 0.0
         self._closed: GiglLoaderError | None = None
         # order of locks: the reader's role, then _sending, then _state
         self._state = threading.Condition()
@@ -486,15 +488,19 @@ class Caller:
         """Connect again after a connection was lost. Has the role."""
         former = self._link
         if former is not None and not former.heard_anything:
+            self._fruitless_since = self._fruitless_since if self._fruitless else time.monotonic()
             self._fruitless += 1
         if former is not None:
             former.heard_anything = True  # counted once
         silent_s = self._silent_s(former)
-        if self._fruitless > _FRUITLESS:
+        fruitless_s = time.monotonic() - self._fruitless_since
+        if self._fruitless > _FRUITLESS and fruitless_s > self._patience_s:
             self._give_up(End.GONE, "it lets this side in and then drops the connection")
         elif silent_s > self._patience_s + _GRACE_S:
             self._give_up(End.SILENT, f"it could not be reached for {silent_s:.1f} s")
         else:
+            if self._fruitless > _FRUITLESS:
+                time.sleep(0.1)  # it would be dialled as fast as it drops
             self._try(self._attempt_until(deadline))
 
     def _give_up(self, end: End, why: str) -> None:

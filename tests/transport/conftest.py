@@ -1,32 +1,12 @@
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
-from service import SECURITIES, Service
+from network import Network
+from service import SECURITIES
 
 from gigl_loader.testing._waiting import wait_until
-from gigl_loader.transport import Caller, Security
-
-
-@dataclass
-class Network:
-    """Builds services and callers, and closes them at the end."""
-
-    security: Security
-    opened: list[Any] = field(default_factory=list)
-
-    def service(self, **options: Any) -> Service:
-        service = Service(options.pop("security", self.security), **options)
-        self.opened.append(service.listener)
-        return service
-
-    def caller(self, address: tuple[str, int], **options: Any) -> Caller:
-        security = options.pop("security", self.security)
-        caller = Caller(*address, security, options.pop("name", "tester"), **options)
-        self.opened.insert(0, caller)  # callers close first
-        return caller
+from gigl_loader.transport import Security
 
 
 def _network(security: Security) -> Iterator[Network]:

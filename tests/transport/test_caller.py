@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conftest import Network
+from network import Network
 from relay import Relay
 from service import SECURITIES, Answer, Question, Service, question
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Network
+from network import Network
 from service import TOKEN, Answer, question
 
 from gigl_loader.errors import JoinRefusedError, ProtocolError

@@ -67,6 +67,13 @@ def test_the_secret_depends_on_nonce_and_token(monkeypatch) -> None:
     assert access.job not in expected
 
 
+@pytest.fixture
+def process(monkeypatch) -> None:
+    """Not a storage server, whatever tests before this one made of this process."""
+    monkeypatch.setattr(agreement, "get_context", lambda: None)
+
+
+@pytest.mark.usefixtures("process")
 def test_a_partition_alone_is_refused() -> None:
     """It would be sampled as if it were the whole graph, without a word."""
     with pytest.raises(ConfigError, match=r"no process loaded partitions \[0\] of 2"):
@@ -79,6 +86,7 @@ def test_a_partition_alone_is_refused() -> None:
     whole.close()
 
 
+@pytest.mark.usefixtures("process")
 def test_workers_by_partition() -> None:
     member = _Member(0, "a", (1, 2), None)
     found = _by_partition([member, dataclasses.replace(member, partition=1), member], 2)
