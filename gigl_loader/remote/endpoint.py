@@ -4,6 +4,7 @@ import itertools
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
@@ -275,7 +276,16 @@ class Endpoint:
         answer: Future[FetchAnswer] = Future()
         found = self.server.fetch(request, peer.context["number"])
         found.add_done_callback(partial(self._answer_fetch, request, peer, answer))
-        answer.add_done_callback(lambda done: found.cancel() if done.cancelled() else None)
+        # weak: futures keep their callbacks; two that hold each other would keep the batch's slot
+        # until the garbage collector runs, and the worker would make a new one meanwhile
+        waiting = weakref.ref(found)
+
+        def cancel(done: "Future[FetchAnswer]") -> None:
+            fetched = waiting()
+            if done.cancelled() and fetched is not None:
+                fetched.cancel()
+
+        answer.add_done_callback(cancel)
         return answer
 
     def _answer_fetch(
