@@ -34,6 +34,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _fast_supervisors() -> Iterator[None]:
+    """Start the supervisors of sampling workers from a process that has imported all they need."""
+    from gigl_loader.testing._forked import fast_supervisors
+
+    with fast_supervisors():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """With GIGL_LOADER_TEST_TLS=1, let all processes of all tests speak TLS with certificates."""
     if os.environ.get("GIGL_LOADER_TEST_TLS") != "1":
