@@ -2,7 +2,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-import torch
 from hypothesis import settings
 
 settings.register_profile("gigl_loader", deadline=None, print_blob=True)
@@ -10,6 +9,8 @@ settings.load_profile("gigl_loader")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch  # here: the process that only hands tests to others needs none of it
+
     from gigl_loader import _glt
 
     here = {
