@@ -1,3 +1,4 @@
+import gc
 import os
 from collections.abc import Iterator
 
@@ -30,6 +31,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     if session.config.option.collectonly:
         return
+    gc.collect()
+    gc.freeze()  # the garbage collector need not look at modules and tests again and again
     if any(item.get_closest_marker("multiprocess") for item in session.items):
         start_fork_server("pytest")
 

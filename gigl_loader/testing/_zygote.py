@@ -14,6 +14,7 @@ streams and descriptors are those of the trainer, and the trainer is its parent:
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -96,6 +97,7 @@ def uses_zygote() -> bool:
 def fork_zygote() -> None:
     """Fork a zygote off this process, which has no thread yet, and use it until the end."""
     ours, theirs = pipe.pair()
+    gc.freeze()  # a supervisor collects garbage first: all that was imported is none
     if os.fork() == 0:
         _never_return(lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs))
     theirs.close()
@@ -108,6 +110,7 @@ def serve(sock: socket.socket) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer's
     sock.settimeout(None)
+    gc.freeze()
     while (request := pipe.receive(sock)) is not None:
         message, fds = request
         pipe.send(sock, _fork_orphan(message, fds))
