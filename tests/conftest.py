@@ -5,6 +5,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+# before torch is imported, here and in all that is started: its threads sleep while they wait for
+# each other, as on a busy machine they would spin for most of a test's processor time
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 settings.register_profile("gigl_loader", deadline=None, print_blob=True)
 settings.load_profile("gigl_loader")
 
