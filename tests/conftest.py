@@ -27,6 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, available in here.items():
             if item.get_closest_marker(marker) and not available:
                 item.add_marker(pytest.mark.skip(reason=f"no {marker} on this machine"))
+    _long_ones_first(items)
+
+
+def _long_ones_first(items: list[pytest.Item]) -> None:
+    """Sort files whose tests start processes before the others: short ones fill the end."""
+    long = {item.path for item in items if item.get_closest_marker("multiprocess")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

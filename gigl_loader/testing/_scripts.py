@@ -75,6 +75,8 @@ class _Running:
             target=_run, args=(words, place, variables, folder or Path.cwd())
         )
         self.process.start()
+        assert self.process.pid is not None
+        self._pid = self.process.pid
 
     def printed(self, to: str) -> str:
         path = self._place / to
@@ -84,7 +86,7 @@ class _Running:
         """Kill it with all that it has started."""
         if self.process.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid or 0, signal.SIGKILL)
+                os.killpg(self._pid, signal.SIGKILL)
             self.process.kill()
         self.process.join()
 

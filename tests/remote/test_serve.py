@@ -13,7 +13,7 @@ from store_cluster import HOST, free_port, tiny_graph
 
 from gigl_loader import partition_graph
 from gigl_loader.remote.command import main
-from gigl_loader.testing import wait_until
+from gigl_loader.testing import run_python, wait_until
 
 pytestmark = pytest.mark.multiprocess
 
@@ -23,11 +23,8 @@ SERVE = [sys.executable, "-m", "gigl_loader.graph_store.serve"]
 
 
 def _ask(port, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "gigl_loader", "status", f"{HOST}:{port}", "--timeout=20"],
-        env={**ENVIRONMENT, **environment}, capture_output=True, text=True, check=False,
-        timeout=120,
-    )  # fmt: skip
+    words = "-m", "gigl_loader", "status", f"{HOST}:{port}", "--timeout=20"
+    return run_python(*words, environment={**ENVIRONMENT, **environment}, timeout_s=120)
 
 
 def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
