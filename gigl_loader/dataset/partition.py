@@ -55,12 +55,12 @@ def partition_graph(
     supervision: Supervision | None = None,
     progress: bool = True,
     format: str = "mapped",
+    overwrite: bool = False,
 ) -> None:
     """Write ``data`` as ``num_partitions`` partitions below ``root``.
 
     The directory appears under its name when it is complete; a run that fails leaves nothing that
-    could be loaded. One that this function wrote before is replaced. The same arguments give the
-    same partitions.
+    could be loaded. The same arguments give the same partitions.
 
     Args:
         data: A PyG `Data` or `HeteroData`; what is read of it says `DistDataset.from_pyg`.
@@ -75,10 +75,11 @@ def partition_graph(
         progress: Show a progress bar (log lines where ``tqdm`` is not installed).
         format: ``"mapped"``: our own, which `DistDataset.load` maps or reads; ``"glt"``:
             graphlearn-torch's, which its own classes read too.
+        overwrite: Replace partitions that are at ``root``, when the new ones are complete.
 
     Raises:
-        ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds other
-            files. Nothing was written.
+        ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds files.
+            Nothing was written.
         ResourceError: The disk is full, or a limit is reached. What was written is removed.
     """
     check_partitions(num_partitions, 0)
@@ -91,7 +92,7 @@ def partition_graph(
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     metis = _import_metis() if method == "metis" and num_partitions > 1 else None
     target = Path(root).absolute()
-    check_target(target)
+    check_target(target, overwrite=overwrite)
     source = read_pyg(data, supervision)
     _check_names(source)
     with (
@@ -270,8 +271,12 @@ def _check_names(source: Source) -> None:
             raise ConfigError(f"type {key!r} cannot be the name of a file: rename it")
 
 
-def check_target(target: Path) -> None:
-    """Check that a directory may be written at ``target``: it is new, empty, or one of ours."""
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """Check that a directory may be written at ``target``: it is new or empty, or may be replaced.
+
+    Raises:
+        ConfigError: It holds files of somebody else's, or partitions that are not to be replaced.
+    """
     if not target.exists():
         return
     if not target.is_dir():
@@ -285,6 +290,8 @@ def check_target(target: Path) -> None:
             f"{target} holds other files ({found}...), which would be removed with it: give an "
             "empty or a new directory"
         )
+    if names and not overwrite:
+        raise ConfigError(f"{target} holds partitions: remove it, or give overwrite=True")
 
 
 def _is_ours(path: Path, target: Path) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gigl_loader.dataset._mapped import is_mapped_format, read_header
+from gigl_loader.dataset.partition import check_target
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.tables.spec import METHODS, Edges, Graph, Nodes, read_graph
@@ -93,7 +94,8 @@ def partition_tables(
         "edge_dir": edge_dir, "seed": seed, "drop_dangling": drop_dangling, "root": str(target),
     }  # fmt: skip
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
-    _check_target(target, folder, overwrite)
+    if not (folder / "job.json").exists():
+        check_target(target, overwrite=overwrite)
     if _is_published(folder, building, target):
         from gigl_loader.tables._report import Report
 
@@ -168,18 +170,6 @@ def _fingerprint(graph: Graph) -> list[Any]:
         several = isinstance(source, list | tuple)
         found.append((key, columns, [str(one) for one in source] if several else str(source)))
     return found
-
-
-def _check_target(target: Path, scratch: Path, overwrite: bool) -> None:
-    if target.exists() and not target.is_dir():
-        raise ConfigError(f"{target} is a file: give a directory to write to")
-    if not target.exists() or not any(target.iterdir()) or (scratch / "job.json").exists():
-        return
-    ours = is_mapped_format(target) or (target / "META").exists()
-    if not ours:
-        raise ConfigError(f"{target} holds other files: give an empty or a new directory")
-    if not overwrite:
-        raise ConfigError(f"{target} holds partitions: remove it, or give overwrite=True")
 
 
 def _is_published(scratch: Path, building: Path, target: Path) -> bool:

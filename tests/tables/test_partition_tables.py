@@ -84,7 +84,7 @@ def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
     )  # fmt: skip
     partition_graph(
         graph.to_pyg(), count, tmp_path / "b", edge_dir=edge_dir, progress=False,
-        supervision=graph.supervision(),
+        supervision=graph.supervision(), overwrite=True,
     )  # fmt: skip
     for k in range(count):
         ours, theirs = (DistDataset.load(tmp_path / name, k) for name in ("a", "b"))
