@@ -31,7 +31,6 @@ from gigl_loader.dataset._mapped_io import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._progress import Progress, showing
 from gigl_loader.dataset._pyg import Cutter, Source, Supervision, read_pyg
-from gigl_loader.dataset.parts import FeaturePartitionData
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError, WrongTypeError, explained_limits
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
 METHODS = ("contiguous", "random", "metis")
+FORMATS = ("mapped", "glt")
 
 _log = logging.getLogger(__name__)
 
@@ -86,8 +86,7 @@ def partition_graph(
     check_edge_dir(edge_dir)
     if method not in METHODS:
         raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if format not in ("mapped", "glt"):
-        raise ConfigError(f'format must be "mapped" or "glt", got {format!r}')
+    check_format(format)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     metis = _import_metis() if method == "metis" and num_partitions > 1 else None
@@ -104,10 +103,8 @@ def partition_graph(
         bar.step("assigning edges")
         cutter = Cutter(source, books, edge_dir, num_partitions)
         shares = _shares(cutter, num_partitions, bar)
-        if format == "mapped":
-            write_mapped(folder, shares, method=method, seed=seed)
-        else:
-            _write_glt(folder, source, cutter, shares, {"method": method, "seed": seed})
+        write = write_mapped if format == "mapped" else write_glt
+        write(folder, shares, method=method, seed=seed)
 
 
 def _shares(cutter: Cutter, num_partitions: int, bar: Progress) -> Iterator[Pieces]:
@@ -205,23 +202,28 @@ def write_mapped(
     writer.finish(pieces, **made)
 
 
-def _write_glt(
-    folder: Path, source: Source, cutter: Cutter, shares: Iterable[Pieces], made: dict[str, Any]
-) -> None:
-    write_books(folder, source.heterogeneous, cutter.node_books, cutter.edge_books)
-    if not cutter.edge_books:  # one partition; GLT wants the file all the same
-        for edge_type, part in source.edges.items():
-            name = f"edge_pb/{type_str(edge_type)}.pt" if source.heterogeneous else "edge_pb.pt"
-            save_tensor(folder / name, torch.zeros(part.edge_index.size(1), dtype=torch.int64))
+def write_glt(folder: Path, shares: Iterable[Pieces], **made: Any) -> None:
+    """Write the shares of all partitions, in order, in graphlearn-torch's format.
+
+    Args:
+        folder: An empty directory.
+        shares: All partitions, the last of which says how many they are.
+        made: How they were made.
+    """
     for pieces in shares:
         write_partition(folder, pieces)
-    write_extras(folder, source, edge_dir=pieces.edge_dir, **made)
+    write_books(folder, pieces.heterogeneous, pieces.node_books, pieces.edge_books)
+    if not pieces.edge_books:  # one partition; GLT wants the file all the same
+        for edge_type, part in pieces.edges.items():
+            name = f"edge_pb/{type_str(edge_type)}.pt" if pieces.heterogeneous else "edge_pb.pt"
+            save_tensor(folder / name, torch.zeros(part.edge_index.size(1), dtype=torch.int64))
+    write_extras(folder, pieces, edge_dir=pieces.edge_dir, **made)
     write_meta(
         folder,
         num_partitions=pieces.num_partitions,
-        heterogeneous=source.heterogeneous,
-        node_types=list(source.num_nodes),
-        edge_types=list(source.edges),
+        heterogeneous=pieces.heterogeneous,
+        node_types=list(pieces.num_nodes),
+        edge_types=list(pieces.edges),
     )
 
 
@@ -236,7 +238,7 @@ def write_books(
             save_tensor(folder / name, book_table(book))
 
 
-def write_extras(folder: Path, source: Source | Pieces, **made: Any) -> None:
+def write_extras(folder: Path, source: Pieces, **made: Any) -> None:
     """Write what names our files; ``made``: how the directory was made, ``edge_dir`` at least."""
     extras = {
         "format_version": FORMAT_VERSION,
@@ -253,14 +255,12 @@ def write_extras(folder: Path, source: Source | Pieces, **made: Any) -> None:
             for edge_type, named in attributes_by_type(source.edge_attributes).items()
         ],
         "num_classes": source.num_classes,
-        "flat_nodes": [t for t, rows in source.node_features.items() if _is_flat(rows)],
-        "flat_edges": [list(t) for t, rows in source.edge_features.items() if _is_flat(rows)],
+        "flat_nodes": [t for t, rows in source.node_features.items() if rows.feats.dim() == 1],
+        "flat_edges": [
+            list(t) for t, rows in source.edge_features.items() if rows.feats.dim() == 1
+        ],
     }
     (folder / EXTRAS_FILE).write_text(json.dumps(extras, indent=2) + "\n")
-
-
-def _is_flat(rows: Tensor | FeaturePartitionData) -> bool:
-    return (rows if isinstance(rows, Tensor) else rows.feats).dim() == 1
 
 
 def _check_names(source: Source) -> None:
@@ -269,6 +269,12 @@ def _check_names(source: Source) -> None:
         name = type_str(key)
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise ConfigError(f"type {key!r} cannot be the name of a file: rename it")
+
+
+def check_format(format: Any) -> None:
+    """Check the name of a format of partition directories."""
+    if format not in FORMATS:
+        raise ConfigError(f'format must be "mapped" or "glt", got {format!r}')
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:

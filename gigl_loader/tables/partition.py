@@ -16,20 +16,20 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gigl_loader.dataset._mapped import is_mapped_format, read_header
-from gigl_loader.dataset.partition import check_target
+from gigl_loader.dataset._disk import read_partition
+from gigl_loader.dataset.partition import check_format, check_target, write_glt
 from gigl_loader.dataset.schema import EdgeDir, FilePath
-from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.tables._report import Report
 from gigl_loader.tables.spec import METHODS, Edges, Graph, Nodes, read_graph
-
-if TYPE_CHECKING:
-    from gigl_loader.tables._report import Report
 
 _MOST_PARTITIONS = 1024
 _MIN_BYTES = 300_000_000
 """Less memory than this holds the libraries and nothing else."""
+_GLT_COPIES = 4
+"""Bytes in memory for each of a partition's, while it is turned into graphlearn-torch's format."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 
@@ -49,7 +49,8 @@ def partition_tables(
     drop_dangling: bool = False,
     overwrite: bool = False,
     progress: bool = True,
-) -> "Report":
+    format: str = "mapped",
+) -> Report:
     """Write the graph in some tables as partitions below ``root``; tables may exceed memory.
 
     Ids become numbers: partition by partition, in the order of the tables. `DistDataset` gives the
@@ -74,6 +75,8 @@ def partition_tables(
         drop_dangling: Leave edges out of which an end is no node, instead of an error.
         overwrite: Replace partitions that are at ``root``.
         progress: Show rows, rows/s and time left for each stage on stderr.
+        format: ``"mapped"``: our own; ``"glt"``: graphlearn-torch's, which its own classes read
+            too. That one has a partition in memory at a time, and a book of 8 bytes an edge.
 
     Returns:
         Sizes and the edge cut; also written as ``report.json`` and ``report.svg``.
@@ -87,18 +90,18 @@ def partition_tables(
     graph = read_graph(nodes, edges)
     limit = parse_bytes(memory)
     _check(num_partitions, method, edge_dir, seed, limit)
+    check_format(format)
     target = Path(root).absolute()
     building = target.with_name(f".{target.name}.building")
     settings = {
         "graph": _fingerprint(graph), "num_partitions": num_partitions, "method": method,
-        "edge_dir": edge_dir, "seed": seed, "drop_dangling": drop_dangling, "root": str(target),
+        "edge_dir": edge_dir, "seed": seed, "drop_dangling": drop_dangling, "root": str(target), "format": format,
     }  # fmt: skip
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
     if not (folder / "job.json").exists():
         check_target(target, overwrite=overwrite)
     if _is_published(folder, building, target):
-        from gigl_loader.tables._report import Report
-
+        shutil.rmtree(_old(target), ignore_errors=True)
         shutil.rmtree(folder)
         return Report.read(target)
     if not (folder / "job.json").exists():
@@ -116,9 +119,43 @@ def partition_tables(
         for path in (building, folder):
             shutil.rmtree(path, ignore_errors=True)
         raise
-    _publish(building, target)
+    if format == "glt":
+        _check_fits(report, limit)
+        plain = _as_glt(building, num_partitions, method=method, seed=seed)
+        _publish(plain, target)
+        os.rename(building, _old(target))  # else a run that is killed here would find a half of it
+        shutil.rmtree(_old(target))
+    else:
+        _publish(building, target)
     shutil.rmtree(folder)
     return report
+
+
+def _check_fits(report: Report, limit: int) -> None:
+    """Check that the largest partition fits into memory, which graphlearn-torch's format needs."""
+    edges = sum(part.edges for part in report.parts)
+    need = _GLT_COPIES * max(part.nbytes for part in report.parts) + 8 * edges
+    if need > limit:
+        raise UsageError(
+            f'format="glt" has a whole partition in memory and needs about {need / 1e9:.1f} GB of '
+            f"it, memory is {limit / 1e9:.1f} GB: call again with more memory to go on, or with "
+            'format="mapped"'
+        )
+
+
+def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
+    """Write the partitions of a directory in graphlearn-torch's format beside it."""
+    plain = mapped.with_suffix(".glt")
+    shutil.rmtree(plain, ignore_errors=True)
+    plain.mkdir()
+    shares = (read_partition(mapped, k, None) for k in range(num_partitions))
+    write_glt(plain, shares, **made)
+    for path in mapped.glob("ids/*.parquet"):
+        (plain / "ids").mkdir(exist_ok=True)
+        shutil.copyfile(path, plain / "ids" / path.name)
+    for path in mapped.glob("report.*"):
+        shutil.copyfile(path, plain / path.name)
+    return plain
 
 
 def _check_installed() -> None:
@@ -175,15 +212,19 @@ def _fingerprint(graph: Graph) -> list[Any]:
 def _is_published(scratch: Path, building: Path, target: Path) -> bool:
     """Return whether a run was killed when nothing was left to do but to remove its scratch."""
     note = scratch / "done" / "seal.json"
-    if building.exists() or not note.exists() or not is_mapped_format(target):
+    if building.exists() or not note.exists() or not (target / "report.json").exists():
         return False
-    return bool(read_header(target)[0]["run"] == json.loads(note.read_text()))
+    return bool(Report.read(target).run == json.loads(note.read_text()))
+
+
+def _old(target: Path) -> Path:
+    """Return what something that is about to be removed is called."""
+    return target.with_name(f".{target.name}.old")
 
 
 def _publish(building: Path, target: Path) -> None:
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(_old(target), ignore_errors=True)
     if target.exists():
-        os.rename(target, old)
+        os.rename(target, _old(target))
     os.rename(building, target)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(_old(target), ignore_errors=True)
