@@ -95,7 +95,8 @@ def partition_tables(
     building = target.with_name(f".{target.name}.building")
     settings = {
         "graph": _fingerprint(graph), "num_partitions": num_partitions, "method": method,
-        "edge_dir": edge_dir, "seed": seed, "drop_dangling": drop_dangling, "root": str(target), "format": format,
+        "edge_dir": edge_dir, "seed": seed, "drop_dangling": drop_dangling, "root": str(target),
+        "format": format,
     }  # fmt: skip
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
     if not (folder / "job.json").exists():

@@ -50,7 +50,7 @@ def test_bars_move_inside_long_steps(tmp_path, bars) -> None:
 def test_somebodys_file_in_a_directory_of_ours_stays(tmp_path, where: str) -> None:
     root = tmp_path / "g"
     partition_graph(GRAPH.to_pyg(), 2, root, progress=False)
-    with pytest.raises(ConfigError, match="holds partitions: .*overwrite=True"):
+    with pytest.raises(ConfigError, match=r"holds partitions: .*overwrite=True"):
         partition_graph(GRAPH.to_pyg(), 3, root, progress=False)
     assert len(list(root.glob("part*"))) == 2
     partition_graph(GRAPH.to_pyg(), 3, root, progress=False, overwrite=True)
