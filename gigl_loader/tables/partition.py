@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from gigl_loader.tables.spec import METHODS, Edges, Graph, Nodes, read_graph
 _MOST_PARTITIONS = 1024
 _MIN_BYTES = 300_000_000
 """Less memory than this holds the libraries and nothing else."""
+ENGINES = ("duckdb", "ray")
 _GLT_COPIES = 4
 """Bytes in memory for each of a partition's, while it is turned into graphlearn-torch's format."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -50,6 +52,7 @@ def partition_tables(
     overwrite: bool = False,
     progress: bool = True,
     format: str = "mapped",
+    engine: str = "duckdb",
 ) -> Report:
     """Write the graph in some tables as partitions below ``root``; tables may exceed memory.
 
@@ -77,6 +80,9 @@ def partition_tables(
         progress: Show rows, rows/s and time left for each stage on stderr.
         format: ``"mapped"``: our own; ``"glt"``: graphlearn-torch's, which its own classes read
             too. That one has a partition in memory at a time, and a book of 8 bytes an edge.
+        engine: ``"duckdb"``: in this process; ``"ray"``: joins and sorts are the same functions as
+            tasks of a Ray cluster, each with ``threads`` and ``memory``, several at a time. Files
+            of tables, ``root`` and ``scratch`` must then be on a file system that all nodes share.
 
     Returns:
         Sizes and the edge cut; also written as ``report.json`` and ``report.svg``.
@@ -91,6 +97,8 @@ def partition_tables(
     limit = parse_bytes(memory)
     _check(num_partitions, method, edge_dir, seed, limit)
     check_format(format)
+    if engine not in ENGINES:
+        raise ConfigError(f'engine must be "duckdb" or "ray", got {engine!r}')
     target = Path(root).absolute()
     building = target.with_name(f".{target.name}.building")
     settings = {
@@ -107,19 +115,21 @@ def partition_tables(
         return Report.read(target)
     if not (folder / "job.json").exists():
         shutil.rmtree(building, ignore_errors=True)
-    count = threads or os.cpu_count() or 1
     from gigl_loader.tables._job import Job  # these need what may not be installed
     from gigl_loader.tables._run import Run
 
-    job = Job(folder, settings, memory=limit, threads=count, progress=progress)
-    try:
-        report = Run(
-            job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building
-        ).make(began)
-    except ConfigError:  # what was done is of no use once tables or arguments are changed
-        for path in (building, folder):
-            shutil.rmtree(path, ignore_errors=True)
-        raise
+    with _tasks(engine, limit, threads) as (run_steps, count):
+        job = Job(
+            folder, settings, memory=limit, threads=count, progress=progress, run_steps=run_steps
+        )
+        try:
+            report = Run(
+                job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building
+            ).make(began)
+        except ConfigError:  # what was done is of no use once tables or arguments are changed
+            for path in (building, folder):
+                shutil.rmtree(path, ignore_errors=True)
+            raise
     if format == "glt":
         _check_fits(report, limit)
         plain = _as_glt(building, num_partitions, method=method, seed=seed)
@@ -130,6 +140,15 @@ def partition_tables(
         _publish(building, target)
     shutil.rmtree(folder)
     return report
+
+
+def _tasks(engine: str, memory: int, threads: int | None) -> AbstractContextManager[Any]:
+    """Return what yields (what runs several steps, threads of the engine)."""
+    if engine == "duckdb":
+        return nullcontext((None, threads or os.cpu_count() or 1))
+    from gigl_loader.tables._ray import tasks
+
+    return tasks(memory, threads)
 
 
 def _check_fits(report: Report, limit: int) -> None:
