@@ -186,6 +186,16 @@ class GraphStore:
         }
         return lambda: self._merge(draw, nodes, split, asked)
 
+    @property
+    def view(self) -> PartitionView[Array]:
+        """This partition."""
+        return self._view
+
+    def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
+        """Return (type that is expanded, type of its neighbours) of a type that is walked."""
+        src, _, dst = edge_type
+        return (dst, src) if self._view.edge_dir == "in" else (src, dst)
+
     def _row_type(self, edge_type: EdgeType) -> NodeType:
         """Return the type of the nodes that edges are grouped by; of label edges, the anchors."""
         by_source = self._view.edge_dir == "out" or is_label_edge_type(edge_type)
