@@ -41,6 +41,7 @@ def parse_args() -> argparse.Namespace:
         "--workers", type=int, nargs=2, default=[2, 1], metavar=("FIRST", "THEN"),
         help="training processes of the first job, and of the one that goes on",
     )  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="show what all processes log")
     parser.add_argument("--notes", type=Path, help="folder for what was trained on, for tests")
     return parser.parse_args()
 
@@ -52,7 +53,10 @@ def main() -> int:
         os.environ.update(ENVIRONMENT, RAY_TMPDIR=folder)
         import ray
 
-        ray.init("local", num_cpus=8, include_dashboard=False, object_store_memory=100_000_000)
+        ray.init(
+            "local", num_cpus=8, include_dashboard=False, object_store_memory=100_000_000,
+            log_to_driver=args.verbose,
+        )  # fmt: skip
         try:
             return run(args, Path(folder))
         finally:
