@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "gigl_loader"
 ORDER = (
     "transport", "memory", "dataset", "sampler", "workers", "remote", "collate", "device", "loader",
-    "inference", "tables", "graph_store", "testing",
+    "inference", "tables", "plan", "graph_store", "testing",
 )  # fmt: skip
 FILES = sorted(PACKAGE.rglob("*.py"))
 
