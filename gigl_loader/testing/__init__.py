@@ -7,6 +7,7 @@
 - `check_batch`: what any sampled batch must satisfy, in plain Python;
 - `InProcessPeers`, `sample_message`, `as_worker_gets`: samplers of several partitions in one
   process;
+- `run_python`: a script in a process of its own that has imported torch already;
 - `run_cluster`: a storage and a compute cluster for one function; `free_port`;
 - `Footprint`: what processes leave behind.
 """
@@ -24,6 +25,7 @@ from gigl_loader.testing._reference import (
     check_batch,
     check_same_batches,
 )
+from gigl_loader.testing._scripts import run_python
 from gigl_loader.testing._waiting import wait_until
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "free_port",
     "one_rank",
     "run_cluster",
+    "run_python",
     "run_ranks",
     "sample_message",
     "wait_until",
