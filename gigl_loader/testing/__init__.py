@@ -7,6 +7,7 @@
 - `InProcessPeers`, `sample_message`, `as_worker_gets`: samplers of several partitions in one
   process;
 - `run_cluster`: a storage and a compute cluster for one function; `free_port`;
+- `MemoryNetwork`: the transport in one thread, with a `Clock` of its own;
 - `Footprint`: what processes leave behind.
 """
 
@@ -14,6 +15,7 @@ from gigl_loader.testing._cluster import run_cluster
 from gigl_loader.testing._fakes import InProcessPeers, as_worker_gets, sample_message
 from gigl_loader.testing._footprint import Footprint
 from gigl_loader.testing._graphs import TinyGraph
+from gigl_loader.testing._memory_network import Clock, MemoryNetwork
 from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._processes import RankFailed, one_rank, run_ranks
 from gigl_loader.testing._reference import (
@@ -26,8 +28,10 @@ from gigl_loader.testing._waiting import wait_until
 
 __all__ = [
     "BatchError",
+    "Clock",
     "Footprint",
     "InProcessPeers",
+    "MemoryNetwork",
     "RankFailed",
     "TinyGraph",
     "as_worker_gets",
