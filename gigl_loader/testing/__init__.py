@@ -9,6 +9,7 @@
   process;
 - `run_python`: a script in a process of its own that has imported torch already;
 - `run_cluster`: a storage and a compute cluster for one function; `free_port`;
+- `MemoryNetwork`: the transport in one thread, with a `Clock` of its own;
 - `Footprint`: what processes leave behind.
 """
 
@@ -17,6 +18,7 @@ from gigl_loader.testing._digest import batch_digest
 from gigl_loader.testing._fakes import InProcessPeers, as_worker_gets, sample_message
 from gigl_loader.testing._footprint import Footprint
 from gigl_loader.testing._graphs import TinyGraph
+from gigl_loader.testing._memory_network import Clock, MemoryNetwork
 from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._processes import RankFailed, one_rank, run_ranks
 from gigl_loader.testing._reference import (
@@ -30,8 +32,10 @@ from gigl_loader.testing._waiting import wait_until
 
 __all__ = [
     "BatchError",
+    "Clock",
     "Footprint",
     "InProcessPeers",
+    "MemoryNetwork",
     "RankFailed",
     "TinyGraph",
     "as_worker_gets",
