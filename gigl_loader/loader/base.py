@@ -504,6 +504,10 @@ class BaseDistLoader(DistLoader):
             iterator.end(why)
         self._last_iterator = None
 
+    def _is_under_way(self) -> bool:
+        iterator = self._last_iterator() if self._last_iterator is not None else None
+        return iterator is not None and not iterator.is_over
+
     @property
     def epoch(self) -> int:
         """The epoch that the next ``iter`` starts."""
@@ -586,10 +590,13 @@ class BaseDistLoader(DistLoader):
         ahead; otherwise it is copied now. Counts per hop stay on the host, where they are read.
         """
         if self.to_device.type != "cpu" and self._engine is None:
-            kept = {name: value for name, value in msg.items() if _stays_on_host(name)}
-            moved = {name: value for name, value in msg.items() if name not in kept}
-            msg = {**copy_message(moved, self.to_device), **kept}
+            msg = self._on_device(msg)
         return self._make_batch(msg)
+
+    def _on_device(self, msg: SampleMessage) -> SampleMessage:
+        kept = {name: value for name, value in msg.items() if _stays_on_host(name)}
+        moved = {name: value for name, value in msg.items() if name not in kept}
+        return {**copy_message(moved, self.to_device), **kept}
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message that is on the device into a batch; a hook for subclasses."""
