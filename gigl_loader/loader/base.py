@@ -33,6 +33,7 @@ from gigl_loader.loader import config
 from gigl_loader.loader import runtime as runtime_module
 from gigl_loader.loader.deployment import Stagger, check_deployment
 from gigl_loader.loader.epoch import LoaderStats, Progress, Source
+from gigl_loader.loader.inputs import Positions, read_positions
 from gigl_loader.loader.iterator import EpochIterator
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
 from gigl_loader.loader.world import WorldShare, check_same_start, check_shard
@@ -583,6 +584,38 @@ class BaseDistLoader(DistLoader):
 
     # -- batches --------------------------------------------------------------------------------
 
+    def __call__(self, index: Positions) -> Data | HeteroData:
+        """Return the batch of the seeds at ``index``; see `collate`."""
+        return self.collate(index)
+
+    def collate(self, index: Positions) -> Data | HeteroData:
+        """Return the batch of the seeds at ``index`` at once, beside an epoch that is under way.
+
+        The same ``index`` gives the same batch each time: its draws are keyed by ``seed``, and by
+        nothing of an epoch. Nothing is counted: `state_dict` and `stats` stay as they are.
+
+        Args:
+            index: ``[n]`` integers, positions among this loader's seeds, in any order, repeats
+                allowed. With all nodes of one partition as seeds, a position is the node's id.
+
+        Raises:
+            ConfigError: A position is out of range.
+            UsageError: This loader cannot sample out of turn: from a graph store, or with
+                ``exchange="collective"`` over several partitions.
+            PeerError: A worker failed.
+        """
+        self._check_usable()
+        message = self._source.sample(read_positions(index, self._input_len)).message
+        if self._engine is not None:
+            message = self._copied(message)
+        return self._collate_fn(message)
+
+    def _copied(self, msg: SampleMessage) -> SampleMessage:
+        """Return a message of the host on the device, but for what is read on the host."""
+        kept = {name: value for name, value in msg.items() if _stays_on_host(name)}
+        moved = {name: value for name, value in msg.items() if name not in kept}
+        return {**copy_message(moved, self.to_device), **kept}
+
     def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message into a batch on the device; never changes values.
 
@@ -590,13 +623,8 @@ class BaseDistLoader(DistLoader):
         ahead; otherwise it is copied now. Counts per hop stay on the host, where they are read.
         """
         if self.to_device.type != "cpu" and self._engine is None:
-            msg = self._on_device(msg)
+            msg = self._copied(msg)
         return self._make_batch(msg)
-
-    def _on_device(self, msg: SampleMessage) -> SampleMessage:
-        kept = {name: value for name, value in msg.items() if _stays_on_host(name)}
-        moved = {name: value for name, value in msg.items() if name not in kept}
-        return {**copy_message(moved, self.to_device), **kept}
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message that is on the device into a batch; a hook for subclasses."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.world import WorldShare
 from gigl_loader.message import Received
@@ -31,6 +33,10 @@ class Source(Protocol):
 
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
+        ...
+
+    def sample(self, index: Tensor) -> Received:
+        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch."""
         ...
 
 

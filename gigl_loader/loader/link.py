@@ -40,7 +40,7 @@ from gigl_loader.message import SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
 from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
-_SAMPLER = "gigl_loader.sampler.link.LinkSampler"
+_SAMPLER = "gigl_loader.sampler.link.anchor_sampler"
 
 
 class DistABLPLoader(BaseDistLoader):
@@ -77,7 +77,7 @@ class DistABLPLoader(BaseDistLoader):
         shuffle: Shuffle the anchors every epoch.
         drop_last: Leave an incomplete last batch out.
         with_weight: Draw neighbours by edge weight.
-        sampler_options: Another sampler, a subclass of ``LinkSampler``, or again the fanout.
+        sampler_options: Another sampler, one with ``AnchorRoots``, or again the fanout.
         context: Deprecated.
         local_process_rank: Deprecated.
         local_process_world_size: Deprecated.

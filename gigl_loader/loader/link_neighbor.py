@@ -40,7 +40,7 @@ from gigl_loader.message import IS_HETERO, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset
 
-_SAMPLER = "gigl_loader.sampler.edges.EdgeSampler"
+_SAMPLER = "gigl_loader.sampler.edges.edge_sampler"
 
 
 class DistLinkNeighborLoader(BaseDistLoader):
@@ -80,7 +80,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         shuffle: Shuffle the edges every epoch.
         drop_last: Leave an incomplete last batch out.
         with_weight: Draw neighbours by edge weight.
-        sampler_options: Another sampler, a subclass of ``EdgeSampler``, or again the fanout.
+        sampler_options: Another sampler, one with ``EdgeRoots``, or again the fanout.
         non_blocking_transfers: Copy to a CUDA device ahead of use.
         strict: No negative is an edge of the graph; asks the owner of each.
         seed: Decides shuffle, draws and negatives.

@@ -50,7 +50,7 @@ def replay(loader: BaseDistLoader, epoch: int, batch: int) -> "Data | HeteroData
         raise
     message = received.message
     if loader._engine is not None:  # then the copies of an epoch go ahead of its batches
-        message = loader._on_device(message)
+        message = loader._copied(message)
     return loader._collate_fn(message)
 
 

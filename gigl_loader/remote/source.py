@@ -342,6 +342,17 @@ class RemoteSource:
         """Return whether `next` would not wait."""
         return self._channel.ready()
 
+    def sample(self, index: Tensor) -> Received:
+        """Refuse: servers sample whole epochs.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(
+            "a loader of a graph store cannot sample a batch out of turn: build a second loader "
+            "with these seeds as its input_nodes"
+        )
+
     @property
     def _channel(self) -> RemoteReceivingChannel:
         if self.channel is None:
