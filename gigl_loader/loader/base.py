@@ -49,6 +49,7 @@ from gigl_loader.message import (
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.sampler.plan import DRAW_VERSION
 from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 from gigl_loader.workers.rendezvous import meet_ranks
 
@@ -505,6 +506,10 @@ class BaseDistLoader(DistLoader):
             iterator.end(why)
         self._last_iterator = None
 
+    def _is_under_way(self) -> bool:
+        iterator = self._last_iterator() if self._last_iterator is not None else None
+        return iterator is not None and not iterator.is_over
+
     @property
     def epoch(self) -> int:
         """The epoch that the next ``iter`` starts."""
@@ -550,6 +555,7 @@ class BaseDistLoader(DistLoader):
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seed": self._epoch_options.seed,
+            "draw_version": DRAW_VERSION,
             **({} if of_world else of_rank),
         }
 
