@@ -43,6 +43,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.dataset.times import with_times
 from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.memory.segments import Array
@@ -84,6 +85,7 @@ class DistDataset(_glt.DistDataset):
         super().__init__(num_partitions=world_size, partition_idx=rank, edge_dir=edge_dir)
         self._view: PartitionView | None = None
         self._schema: DatasetSchema | None = None
+        self._by_time: dict[str, PartitionView] = {}
         self._lookups: dict[Kind, tuple[Any, DistFeature]] = {}
         self._mapped: MappedPart | None = None
         self._original: dict[NodeType, OriginalIds] = {}
@@ -347,6 +349,17 @@ class DistDataset(_glt.DistDataset):
         if self._mapped is not None:
             self._mapped.check()
         return self._view
+
+    def view_by_time(self, time_attr: str) -> PartitionView:
+        """Return `view` with its edges sorted by time, which is done once per attribute.
+
+        Raises:
+            ConfigError: There is no such attribute, or it cannot be a time.
+        """
+        view = self.view()
+        if time_attr not in self._by_time:
+            self._by_time[time_attr] = with_times(view, time_attr)
+        return self._by_time[time_attr]
 
     @property
     def schema(self) -> DatasetSchema:
