@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from gigl_loader.loader.profile import profile_workers
     from gigl_loader.loader.replay import replay
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+    from gigl_loader.loader.subgraph import DistSubGraphLoader
     from gigl_loader.memory.segments import SharedMemoryError
     from gigl_loader.options import (
         CustomSamplerOptions,
@@ -87,6 +88,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "DistLinkNeighborLoader",
     "DistNeighborLoader",
     "DistSamplingProducer",
+    "DistSubGraphLoader",
     "DistributedContext",
     "DistributedRuntimeInfo",
     "EdgeTable",
@@ -184,6 +186,7 @@ _NAMES = {
     "loader.profile": ("profile_workers",),
     "loader.replay": ("replay",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
+    "loader.subgraph": ("DistSubGraphLoader",),
     "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
     "workers.producer": ("DistSamplingProducer",),
     "tables.partition": ("partition_tables",),

@@ -27,12 +27,14 @@ from gigl_loader.loader.world import agree_on_seed, check_shard
 from gigl_loader.options import (
     CustomSamplerOptions,
     EpochOptions,
+    ExpansionKeywords,
+    ExpansionOptions,
     KHopNeighborSamplerOptions,
     SamplerOptions,
     parse_size,
 )
 from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
-from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
+from gigl_loader.workers.producer import DistSamplingProducer, check_seed_times, seed_or_drawn
 
 DEFAULT_PREFETCH = 4
 """Batches under way per storage server."""
@@ -75,6 +77,7 @@ class LoaderArgs:
     device_prefetch: int
     exchange: str
     shard: str
+    expansion: ExpansionOptions
 
     @classmethod
     def collect(cls, values: dict[str, Any]) -> "LoaderArgs":
@@ -83,7 +86,9 @@ class LoaderArgs:
         Raises:
             ConfigError: A value cannot work in either deployment.
         """
-        args = cls(**{field.name: values[field.name] for field in fields(cls)})
+        given = {field.name: values[field.name] for field in fields(cls)}
+        given["expansion"] = _expansion(type(values["self"]).__name__, given["expansion"])
+        args = cls(**given)
         positive("batch_size", args.batch_size)
         if args.exchange not in ("workers", "collective"):
             raise ConfigError(f'exchange must be "workers" or "collective", got {args.exchange!r}')
@@ -91,6 +96,8 @@ class LoaderArgs:
             check_no_workers(args)
         else:
             check_workers(args.num_workers, args.worker_concurrency)
+        if args.with_weight and args.expansion.time_attr is not None:
+            raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
         positive("device_prefetch", args.device_prefetch)
         check_shard(args.shard, in_order=args.in_order)
         if args.shard == "world" and args.context is not None:
@@ -127,6 +134,7 @@ class LoaderArgs:
             replace=self.replace,
             in_order=self.in_order,
             timeout_s=self.timeout,
+            expansion=self.expansion,
         )
 
     def device(self, local_rank: int) -> torch.device:
@@ -150,6 +158,15 @@ def check_device(device: Any) -> None:
             f"pin_memory_device={device!r}, but torch finds {found} CUDA devices here: leave it "
             "out for this process's device, or give 'cpu'"
         )
+
+
+def _expansion(loader: str, keywords: dict[str, Any]) -> ExpansionOptions:
+    """Return the keywords that a loader took as ``**expansion``, checked."""
+    known = ExpansionKeywords.__annotations__
+    for name in keywords:
+        if name not in known:  # what Python says of a keyword that is not in a signature
+            raise TypeError(f"{loader}.__init__() got an unexpected keyword argument {name!r}")
+    return ExpansionOptions(**keywords)
 
 
 def check_no_workers(args: LoaderArgs) -> None:
@@ -274,7 +291,10 @@ def _check_colocated(
     if args.in_process:
         check_in_process(data, args.exchange)
     check_weights(data, args.with_weight)
+    if args.expansion.time_attr is not None:
+        data.view_by_time(args.expansion.time_attr)
     whole = make_input(data)
+    check_seed_times(data.view(), whole, args.expansion.time_attr)
     config = BaseDistLoader.create_sampling_config(
         args.num_neighbors, data.schema, args.batch_size, args.shuffle, args.drop_last,
         args.with_weight, args.with_edge, args.seed,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.loader.assemble import (
     LoaderArgs,
+    SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -27,8 +28,14 @@ from gigl_loader.loader.inputs import (
     typed_seeds,
 )
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.loader.time_input import (
+    TimeInput,
+    add_times,
+    add_times_by_server,
+    check_time_given,
+)
 from gigl_loader.message import INPUT_ID
-from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.options import DEFAULT_TIMEOUT_S, ExpansionKeywords, SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 
@@ -92,6 +99,8 @@ class DistNeighborLoader(BaseDistLoader):
     """
 
     _counter = count()
+    _sampler_class: ClassVar[SamplerClass | None] = None
+    """What workers run in place of the plain k-hop sampler."""
 
     def __init__(
         self,
@@ -125,19 +134,24 @@ class DistNeighborLoader(BaseDistLoader):
         device_prefetch: int = 2,
         exchange: str = "workers",
         shard: str = "machine",
+        input_time: TimeInput | None = None,
+        **expansion: Unpack[ExpansionKeywords],
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())
+        check_time_given(input_time, args.expansion)
         runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
                 name = f"{type(self).__name__} {next(self._counter)}"
-                inputs = remote_input(dataset, input_nodes)
-                parts = remote_parts(dataset, args, runtime, inputs, name)
+                inputs = add_times_by_server(remote_input(dataset, input_nodes), input_time)
+                parts = remote_parts(dataset, args, runtime, inputs, name, self._sampler_class)
             else:
                 parts = colocated_parts(
-                    dataset, args, runtime, lambda data: local_input(data, input_nodes)
-                )
+                    dataset, args, runtime,
+                    lambda data: add_times(local_input(data, input_nodes), input_time),
+                    self._sampler_class,
+                )  # fmt: skip
         finally:
             end_own_group(runtime)
         super().__init__(**parts)
