@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from gigl_loader.options import (
         CustomSamplerOptions,
         KHopNeighborSamplerOptions,
+        PPRSamplerOptions,
         SamplerOptions,
     )
     from gigl_loader.remote.dataset import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
@@ -101,6 +102,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "NativeLibraryError",
     "NodeEmbeddings",
     "NodeTable",
+    "PPRSamplerOptions",
     "PartitionOutput",
     "PeerError",
     "PeerLostError",
@@ -181,7 +183,12 @@ _NAMES = {
     "loader.neighbor": ("DistNeighborLoader",),
     "loader.profile": ("profile_workers",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
-    "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
+    "options": (
+        "CustomSamplerOptions",
+        "KHopNeighborSamplerOptions",
+        "PPRSamplerOptions",
+        "SamplerOptions",
+    ),
     "workers.producer": ("DistSamplingProducer",),
     "tables.partition": ("partition_tables",),
     "tables.spec": ("EdgeTable", "NodeTable"),

@@ -53,7 +53,8 @@ def to_hetero_data(
         _fill_edges(data[edge_type], message, edge_type)
     # per store, as PyG has it, and over all types, as GLT has it
     data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
-    data.num_sampled_edges = {t: data[t].num_sampled_edges for t in edge_types}
+    counted = [edge_type for edge_type in edge_types if "num_sampled_edges" in data[edge_type]]
+    data.num_sampled_edges = {t: data[t].num_sampled_edges for t in counted}
     graph_types: list[NodeType | EdgeType] = [*node_types, *edge_types]
     stores = {key("", graph_type): data[graph_type] for graph_type in graph_types}
     _add_rest(data, message, stores)
@@ -81,7 +82,9 @@ def _fill_edges(store: Any, message: SampleMessage, edge_type: EdgeType | None) 
     edge_ids = message.get(key(EDGE, edge_type))
     if edge_ids is not None:
         store.e_id = store.edge = edge_ids
-    store.num_sampled_edges = _ints(message[key(EDGES_PER_HOP, edge_type)])
+    per_hop = message.get(key(EDGES_PER_HOP, edge_type))
+    if per_hop is not None:  # edges that were not sampled hop by hop have no counts
+        store.num_sampled_edges = _ints(per_hop)
 
 
 def _ints(counts: Tensor) -> list[int]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -16,17 +16,19 @@ from gigl_loader._glt import (
 )
 from gigl_loader.dataset.held import check_held
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import EdgeType, is_label_edge_type
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, explained_limits
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors, check_workers, positive
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.loader.sampler_choice import SamplerClass, chosen_sampler
 from gigl_loader.options import (
     CustomSamplerOptions,
     EpochOptions,
     KHopNeighborSamplerOptions,
+    PPRSamplerOptions,
     SamplerOptions,
     parse_size,
 )
@@ -40,7 +42,6 @@ NO_PORT = 0
 """GLT's options name a port; without workers nobody listens."""
 
 Weighted = dict[EdgeType, bool] | None
-SamplerClass = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,8 @@ class LoaderArgs:
         Raises:
             ConfigError: A value cannot work in either deployment.
         """
+        if isinstance(values["sampler_options"], PPRSamplerOptions):
+            values = {**values, "num_neighbors": [1]}  # only its edge types count
         args = cls(**{field.name: values[field.name] for field in fields(cls)})
         positive("batch_size", args.batch_size)
         if args.exchange not in ("workers", "collective"):
@@ -189,6 +192,7 @@ def colocated_parts(
     """
     try:
         data, whole, config = _check_colocated(dataset, args, make_input)
+        args = with_sampler(args, default_sampler, data.schema, whole.input_type)
     except GiglLoaderError as error:
         gather_inputs(runtime, None, error)  # the other ranks wait for this one's word
         raise
@@ -308,6 +312,7 @@ def remote_parts(
         args.num_neighbors, schema, args.batch_size, args.shuffle, args.drop_last,
         args.with_weight, args.with_edge, args.seed,
     )  # fmt: skip
+    args = with_sampler(args, default_sampler, schema, inputs[0].input_type)
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
         compute_rank=runtime.rank,
@@ -332,6 +337,16 @@ def remote_parts(
     if default_sampler is not None and not isinstance(args.sampler_options, CustomSamplerOptions):
         parts["sampler_options"] = CustomSamplerOptions(*default_sampler)
     return parts
+
+
+def with_sampler(
+    args: LoaderArgs, default: SamplerClass | None, schema: DatasetSchema, input_type: str | None
+) -> LoaderArgs:
+    """Return ``args`` with the sampler that workers are to run; see `chosen_sampler`."""
+    options = chosen_sampler(
+        args.sampler_options, default, schema, input_type, with_weight=args.with_weight
+    )
+    return replace(args, sampler_options=options)
 
 
 def common_parts(args: LoaderArgs) -> dict[str, Any]:

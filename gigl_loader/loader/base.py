@@ -39,11 +39,14 @@ from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInf
 from gigl_loader.memory.channel import ShmChannel
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import (
+    EDGE_INDEX,
     EDGES_PER_HOP,
     IS_HETERO,
     LABEL_COUNTS,
     NODES_PER_HOP,
+    PPR,
     SampleMessage,
+    key,
 )
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
 from gigl_loader.ranks import gather_from_ranks
@@ -591,16 +594,20 @@ class BaseDistLoader(DistLoader):
         """Turn a message that is on the device into a batch; a hook for subclasses."""
         if not int(msg[IS_HETERO]):
             return to_data(msg)
-        return to_hetero_data(msg, *self._batch_types())
+        return to_hetero_data(msg, *self._batch_types(msg))
 
-    def _batch_types(self) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """Return the node types and the edge types that a heterogeneous batch can have."""
+    def _batch_types(self, msg: SampleMessage) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Return the node types and the edge types that a heterogeneous batch has."""
         known = self._dataset_schema.edge_types or []
         walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
         node_types = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
         if self.edge_dir == "out":
             walked = [reverse_edge_type(edge_type) for edge_type in walked]
-        return sorted(node_types), walked
+        made = [(a, PPR, b) for a in sorted(node_types) for b in sorted(node_types)]
+        made = [edge_type for edge_type in made if key(EDGE_INDEX, edge_type) in msg]
+        if made:  # a sampler that makes edges of its own may leave those of the graph out
+            walked = [edge_type for edge_type in walked if key(EDGE_INDEX, edge_type) in msg]
+        return sorted(node_types), walked + made
 
     # -- end ------------------------------------------------------------------------------------
 

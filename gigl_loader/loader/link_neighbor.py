@@ -16,7 +16,6 @@ from gigl_loader.dataset.schema import DatasetSchema, EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
     LoaderArgs,
-    SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -36,6 +35,7 @@ from gigl_loader.loader.edge_input import (
 )
 from gigl_loader.loader.inputs import check_servers
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.message import IS_HETERO, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset

@@ -1,0 +1,64 @@
+"""Which sampler the workers run: the options of the user, and the roots that a loader needs."""
+
+from typing import Any
+
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, DatasetSchema, EdgeType
+from gigl_loader.errors import ConfigError
+from gigl_loader.options import CustomSamplerOptions, PPRSamplerOptions, SamplerOptions
+
+SamplerClass = tuple[str, dict[str, Any]]
+"""Import path and keywords."""
+
+_PPR = "gigl_loader.sampler.ppr.ppr_sampler"
+
+
+def chosen_sampler(
+    options: SamplerOptions | None,
+    default: SamplerClass | None,
+    schema: DatasetSchema,
+    input_type: str | None,
+    *,
+    with_weight: bool = False,
+) -> SamplerOptions | None:
+    """Return the options that workers are told: PPR as the sampler that does it.
+
+    Args:
+        options: Of the user.
+        default: Sampler of the loader's own kind; None: around the seeds.
+        schema: What the dataset holds.
+        input_type: Node type of the seeds.
+        with_weight: Whether draws by weight were asked for.
+
+    Raises:
+        ConfigError: PPR does not go with the graph or with what else was asked for.
+    """
+    if not isinstance(options, PPRSamplerOptions):
+        return options
+    from gigl_loader.sampler.ppr import to_keywords
+
+    _check_ppr(options, schema, with_weight)
+    path, roots = default or ("", {})
+    seed_types = {input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE}
+    supervised: list[EdgeType] = list(roots.get("supervision", ()))
+    if "edge_type" in roots:
+        supervised.append(roots["edge_type"])
+    seed_types |= {edge_type[2] for edge_type in supervised}
+    keywords = {
+        "options": to_keywords(options), "seed_types": sorted(seed_types),
+        "around": path.rpartition(".")[2], "roots": roots,
+    }  # fmt: skip
+    return CustomSamplerOptions(_PPR, keywords)
+
+
+def _check_ppr(options: PPRSamplerOptions, schema: DatasetSchema, with_weight: bool) -> None:
+    if with_weight:
+        raise ConfigError(
+            "with_weight=True does not go with PPRSamplerOptions: a push goes to all neighbours "
+            "evenly; leave one of them out"
+        )
+    plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
+    if plain and (options.typed_channel_ratios or options.include_sampled_edges):
+        raise ConfigError(
+            "typed_channel_ratios and include_sampled_edges of PPRSamplerOptions are for "
+            "heterogeneous graphs: a homogeneous batch has one kind of edges"
+        )
