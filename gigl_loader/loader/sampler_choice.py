@@ -2,7 +2,12 @@
 
 from typing import Any
 
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, DatasetSchema, EdgeType
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    DatasetSchema,
+    EdgeType,
+    is_label_edge_type,
+)
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import CustomSamplerOptions, PPRSamplerOptions, SamplerOptions
 
@@ -44,7 +49,7 @@ def chosen_sampler(
         supervised.append(roots["edge_type"])
     seed_types |= {edge_type[2] for edge_type in supervised}
     keywords = {
-        "options": to_keywords(options), "seed_types": sorted(seed_types),
+        **to_keywords(options), "seed_types": sorted(seed_types),
         "around": path.rpartition(".")[2], "roots": roots,
     }  # fmt: skip
     return CustomSamplerOptions(_PPR, keywords)
@@ -61,4 +66,11 @@ def _check_ppr(options: PPRSamplerOptions, schema: DatasetSchema, with_weight: b
         raise ConfigError(
             "typed_channel_ratios and include_sampled_edges of PPRSamplerOptions are for "
             "heterogeneous graphs: a homogeneous batch has one kind of edges"
+        )
+    walked = [name for name in schema.edge_types or () if not is_label_edge_type(name)]
+    unknown = {name for edge_types, _ in options.channels for name in edge_types} - set(walked)
+    if unknown:
+        raise ConfigError(
+            f"PPRSamplerOptions.typed_channel_ratios names {sorted(unknown)}; the edge types that "
+            f"can be walked are {walked}"
         )

@@ -7,7 +7,6 @@ import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import EDGE_FEATURES, EDGE_INDEX, EDGES_PER_HOP, PPR, BatchTicket, key
 from gigl_loader.options import PPRSamplerOptions
@@ -37,6 +36,7 @@ class PPRSampler(NeighborSampler):
         peers: The other partitions.
         options: How to push, and how much to keep.
         seed_types: Node types of roots; a batch has edges from each to every node type.
+        channels: Edge types and share of each; none: all edge types are walked together.
         roots: As in `NeighborSampler`.
     """
 
@@ -48,6 +48,7 @@ class PPRSampler(NeighborSampler):
         *,
         options: PPRSamplerOptions,
         seed_types: Sequence[NodeType],
+        channels: Sequence[tuple[Sequence[EdgeType], float]] = (),
         roots: MakeRoots | None = None,
     ) -> None:
         kernels.load()
@@ -55,15 +56,8 @@ class PPRSampler(NeighborSampler):
         self._options, self._seed_types = options, sorted(set(seed_types))
         self._edge_types = list(plan.fanouts)
         self._ends = {edge_type: self._store.ends(edge_type) for edge_type in self._edge_types}
-        self._channels = [edge_types for edge_types, _ in options.channels]
-        ratios = [ratio for _, ratio in options.channels]
-        self._targets = target_counts(ratios, options.max_ppr_nodes)
-        unknown = {t for channel in self._channels for t in channel} - set(self._edge_types)
-        if unknown:
-            raise ConfigError(
-                f"PPRSamplerOptions.typed_channel_ratios names {sorted(unknown)}; the edge types "
-                f"that can be walked are {self._edge_types}"
-            )
+        self._channels = [edge_types for edge_types, _ in channels]
+        self._targets = target_counts([ratio for _, ratio in channels], options.max_ppr_nodes)
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
@@ -159,6 +153,7 @@ def ppr_sampler(
     *,
     options: Mapping[str, Any],
     seed_types: Sequence[NodeType],
+    channels: Sequence[tuple[Sequence[Sequence[str]], float]] = (),
     around: str = "",
     roots: Mapping[str, Any] | None = None,
 ) -> PPRSampler:
@@ -168,8 +163,9 @@ def ppr_sampler(
         view: The partition.
         plan: What to sample.
         peers: The other partitions.
-        options: From `to_keywords`.
+        options: Fields of `PPRSamplerOptions`, but for the channels.
         seed_types: Node types of roots.
+        channels: As in `PPRSampler`.
         around: ``"anchor_sampler"`` or ``"edge_sampler"``, whose roots are to be used; empty: the
             seeds themselves.
         roots: Keywords of those.
@@ -178,20 +174,18 @@ def ppr_sampler(
     if around:
         kind, keywords = _ROOTS[around], dict(roots or {})
         make = lambda store: kind(store, plan, **keywords)  # noqa: E731
+    typed = [
+        ([(src, relation, dst) for src, relation, dst in edge_types], ratio)
+        for edge_types, ratio in channels
+    ]
     return PPRSampler(
-        view, plan, peers, options=_options_of(options), seed_types=seed_types, roots=make
-    )
+        view, plan, peers, options=PPRSamplerOptions(**options), seed_types=seed_types,
+        channels=typed, roots=make,
+    )  # fmt: skip
 
 
 def to_keywords(options: PPRSamplerOptions) -> dict[str, Any]:
-    """Return ``options`` as plain values, which travel."""
+    """Return ``options`` as keywords of `ppr_sampler`, plain values that travel."""
     found = {name: getattr(options, name) for name in options.__dataclass_fields__}
-    return {**found, "typed_channel_ratios": options.channels}
-
-
-def _options_of(keywords: Mapping[str, Any]) -> PPRSamplerOptions:
-    ratios = {
-        tuple((src, relation, dst) for src, relation, dst in edge_types): ratio
-        for edge_types, ratio in keywords["typed_channel_ratios"]
-    }
-    return PPRSamplerOptions(**{**keywords, "typed_channel_ratios": ratios or None})
+    found.pop("typed_channel_ratios")  # keyed by what is no key of a message
+    return {"options": found, "channels": options.channels}

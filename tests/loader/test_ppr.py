@@ -108,6 +108,7 @@ def test_heterogeneous_walks_cross_types_and_channels_do_not(edge_dir: Any) -> N
         ) as channels,
     ):
         (batch,), (typed,) = list(loader), list(channels)
+    assert typed["user", "ppr", "user"].edge_attr.shape[1] == 8
     assert set(batch.edge_types) == {("user", "ppr", "item"), ("user", "ppr", "user")}
     parts = [[BUYS], [REV, KNOWS]]
     for place, seed in enumerate([4, 0]):
@@ -131,7 +132,7 @@ def _message(graph: TinyGraph, parts: int, seeds: list[int], **options: Any) -> 
                         with_edge=True)  # fmt: skip
     how = to_keywords(PPRSamplerOptions(**options))
     peers = InProcessPeers(views) if parts > 1 else None
-    sampler = ppr_sampler(as_worker_gets(views[-1]), plan, peers, options=how, seed_types=["user"])
+    sampler = ppr_sampler(as_worker_gets(views[-1]), plan, peers, seed_types=["user"], **how)
     request = SampleRequest(BatchTicket(0, 0, 0, 0), np.array(seeds), np.arange(len(seeds)))
     sample_message(sampler, request)
     return sample_message(sampler, request)  # what the batch before left does not count
