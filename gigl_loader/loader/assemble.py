@@ -27,13 +27,15 @@ from gigl_loader.loader.sampler_choice import SamplerClass, chosen_sampler
 from gigl_loader.options import (
     CustomSamplerOptions,
     EpochOptions,
+    ExpansionKeywords,
+    ExpansionOptions,
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
     SamplerOptions,
     parse_size,
 )
 from gigl_loader.ranks import end_group, gather_from_ranks
-from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
+from gigl_loader.workers.producer import DistSamplingProducer, check_seed_times, seed_or_drawn
 
 DEFAULT_PREFETCH = 4
 """Batches under way per storage server."""
@@ -74,6 +76,10 @@ class LoaderArgs:
     with_edge: bool | None
     device_prefetch: int
     exchange: str
+    weight_attr: str | None
+    transform: Callable[[Any], Any] | None
+    transform_sampler_output: Callable[[Any], Any] | None
+    expansion: ExpansionOptions
 
     @classmethod
     def collect(cls, values: dict[str, Any]) -> "LoaderArgs":
@@ -82,9 +88,12 @@ class LoaderArgs:
         Raises:
             ConfigError: A value cannot work in either deployment.
         """
-        if isinstance(values["sampler_options"], PPRSamplerOptions):
-            values = {**values, "num_neighbors": [1]}  # only its edge types count
-        args = cls(**{field.name: values[field.name] for field in fields(cls)})
+        given = {field.name: values[field.name] for field in fields(cls)}
+        if isinstance(given["sampler_options"], PPRSamplerOptions):
+            given["num_neighbors"] = [1]  # only its edge types count
+        given["with_weight"] = given["with_weight"] or given["weight_attr"] is not None
+        given["expansion"] = _expansion(type(values["self"]).__name__, given["expansion"])
+        args = cls(**given)
         positive("batch_size", args.batch_size)
         if args.exchange not in ("workers", "collective"):
             raise ConfigError(f'exchange must be "workers" or "collective", got {args.exchange!r}')
@@ -92,6 +101,8 @@ class LoaderArgs:
             check_no_workers(args)
         else:
             check_workers(args.num_workers, args.worker_concurrency)
+        if args.with_weight and args.expansion.time_attr is not None:
+            raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
         positive("device_prefetch", args.device_prefetch)
         parse_size(args.channel_size)
         if args.pin_memory_device is not None:
@@ -122,6 +133,8 @@ class LoaderArgs:
             replace=self.replace,
             in_order=self.in_order,
             timeout_s=self.timeout,
+            weight_attr=self.weight_attr,
+            expansion=self.expansion,
         )
 
     def device(self, local_rank: int) -> torch.device:
@@ -145,6 +158,15 @@ def check_device(device: Any) -> None:
             f"pin_memory_device={device!r}, but torch finds {found} CUDA devices here: leave it "
             "out for this process's device, or give 'cpu'"
         )
+
+
+def _expansion(loader: str, keywords: dict[str, Any]) -> ExpansionOptions:
+    """Return the keywords that a loader took as ``**expansion``, checked."""
+    known = ExpansionKeywords.__annotations__
+    for name in keywords:
+        if name not in known:  # what Python says of a keyword that is not in a signature
+            raise TypeError(f"{loader}.__init__() got an unexpected keyword argument {name!r}")
+    return ExpansionOptions(**keywords)
 
 
 def check_no_workers(args: LoaderArgs) -> None:
@@ -264,11 +286,14 @@ def _check_colocated(
             f"prefetch_size={args.prefetch_size} belongs to graph-store mode; here "
             "worker_concurrency says how many batches are under way"
         )
-    data = DistDataset.wrap(dataset)
+    data = DistDataset.wrap(dataset).weighted_by(args.weight_attr)
     if args.in_process:
         check_in_process(data, args.exchange)
     check_weights(data, args.with_weight)
+    if args.expansion.time_attr is not None:
+        data.view_by_time(args.expansion.time_attr)
     whole = make_input(data)
+    check_seed_times(data.view(), whole, args.expansion.time_attr)
     config = BaseDistLoader.create_sampling_config(
         args.num_neighbors, data.schema, args.batch_size, args.shuffle, args.drop_last,
         args.with_weight, args.with_edge, args.seed,
@@ -344,8 +369,9 @@ def with_sampler(
 ) -> LoaderArgs:
     """Return ``args`` with the sampler that workers are to run; see `chosen_sampler`."""
     options = chosen_sampler(
-        args.sampler_options, default, schema, input_type, with_weight=args.with_weight
-    )
+        args.sampler_options, default, schema, input_type, with_weight=args.with_weight,
+        expansion=args.expansion,
+    )  # fmt: skip
     return replace(args, sampler_options=options)
 
 
@@ -357,6 +383,8 @@ def common_parts(args: LoaderArgs) -> dict[str, Any]:
         "non_blocking_transfers": args.non_blocking_transfers,
         "even_ranks": args.even_ranks,
         "device_prefetch": args.device_prefetch,
+        "transform": args.transform,
+        "transform_sampler_output": args.transform_sampler_output,
     }
 
 

@@ -25,6 +25,7 @@ from gigl_loader._glt import (
     init_worker_group,
 )
 from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.collate.sampler_output import transformed
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
 from gigl_loader.device.pin import PinMemoryError, PinnedRange
 from gigl_loader.device.prefetch import CopyEngine, copy_message
@@ -87,6 +88,8 @@ class BaseDistLoader(DistLoader):
         even_ranks: ``"drop"`` or ``"wrap"``: every rank takes as many steps as the rank with the
             fewest, or the most, batches. None: each takes its own.
         device_prefetch: Batches copied ahead to a CUDA device.
+        transform: Called with each batch; what it returns is yielded in its place.
+        transform_sampler_output: Called with PyG's ``SamplerOutput`` of each batch.
 
     Raises:
         WrongTypeError: Parts of the two deployments are mixed. Nothing was started.
@@ -111,6 +114,8 @@ class BaseDistLoader(DistLoader):
         epoch_options: EpochOptions | None = None,
         even_ranks: str | None = None,
         device_prefetch: int = 2,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
         self._shutdowned = True  # until something is there to shut down
@@ -132,6 +137,10 @@ class BaseDistLoader(DistLoader):
         self._runtime = runtime
         self._even_ranks = even_ranks
         self._device_prefetch = device_prefetch
+        self._transform = config.checked_function("transform", transform)
+        self._transform_output = config.checked_function(
+            "transform_sampler_output", transform_sampler_output
+        )
         self._engine = self._make_engine()
         self._last_iterator: weakref.ref[EpochIterator] | None = None
         self._progress = Progress()
@@ -588,7 +597,13 @@ class BaseDistLoader(DistLoader):
         """
         if self.to_device.type != "cpu" and self._engine is None:
             msg = self._copied(msg)
-        return self._make_batch(msg)
+        if self._transform_output is not None:
+            types = self._batch_types(msg)
+            named = self._dataset_schema.edge_attributes.values()
+            of_edges = {name for names in named for name in names}
+            msg = transformed(msg, self._transform_output, *types, of_edges)
+        batch = self._make_batch(msg)
+        return batch if self._transform is None else self._transform(batch)
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message that is on the device into a batch; a hook for subclasses."""

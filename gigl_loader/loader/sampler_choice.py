@@ -9,7 +9,12 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.options import CustomSamplerOptions, PPRSamplerOptions, SamplerOptions
+from gigl_loader.options import (
+    CustomSamplerOptions,
+    ExpansionOptions,
+    PPRSamplerOptions,
+    SamplerOptions,
+)
 
 SamplerClass = tuple[str, dict[str, Any]]
 """Import path and keywords."""
@@ -24,6 +29,7 @@ def chosen_sampler(
     input_type: str | None,
     *,
     with_weight: bool = False,
+    expansion: ExpansionOptions | None = None,
 ) -> SamplerOptions | None:
     """Return the options that workers are told: PPR as the sampler that does it.
 
@@ -33,6 +39,7 @@ def chosen_sampler(
         schema: What the dataset holds.
         input_type: Node type of the seeds.
         with_weight: Whether draws by weight were asked for.
+        expansion: How batches grow.
 
     Raises:
         ConfigError: PPR does not go with the graph or with what else was asked for.
@@ -42,6 +49,11 @@ def chosen_sampler(
     from gigl_loader.sampler.ppr import to_keywords
 
     _check_ppr(options, schema, with_weight)
+    if expansion not in (None, ExpansionOptions()):
+        raise ConfigError(
+            f"{expansion} does not go with PPRSamplerOptions, which take the nodes of largest "
+            "score and no trees, times or hops: leave one of them out"
+        )
     path, roots = default or ("", {})
     seed_types = {input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE}
     supervised: list[EdgeType] = list(roots.get("supervision", ()))

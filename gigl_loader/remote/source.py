@@ -140,7 +140,8 @@ class RemoteSource:
             raise ConfigError(f"max_concurrent_producer_inits must be >= 1, got {max_concurrent}")
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
-        offer = _Offer(key, _digest(self._input, self._config, self._active), self.epoch_options)
+        how = (self._config, self.epoch_options.expansion)
+        offer = _Offer(key, _digest(self._input, how, self._active), self.epoch_options)
         offers = gather_from_ranks(offer, world_size, _Offer)
         ranks = [one for one, other in enumerate(offers) if other.key == key]
         leader = ranks[0]

@@ -12,7 +12,6 @@ from gigl_loader.message import EDGE_FEATURES, EDGE_INDEX, EDGES_PER_HOP, PPR, B
 from gigl_loader.options import PPRSamplerOptions
 from gigl_loader.sampler import _ppr_kernels as kernels
 from gigl_loader.sampler.edges import EdgeRoots
-from gigl_loader.sampler.expansion import EdgeCollector
 from gigl_loader.sampler.link import AnchorRoots
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan, draw_key
@@ -20,6 +19,7 @@ from gigl_loader.sampler.ppr_push import ForwardPush, Neighbourhood
 from gigl_loader.sampler.ppr_top import Top, merged, target_counts, top_nodes
 from gigl_loader.sampler.questions import Draw, Drawn, Peers
 from gigl_loader.sampler.roots import EdgeFilter, MakeRoots
+from gigl_loader.sampler.sampled import EdgeCollector, Sampled
 
 _ROOTS = {"anchor_sampler": AnchorRoots, "edge_sampler": EdgeRoots}
 _HOP = 1 << 33
@@ -61,7 +61,7 @@ class PPRSampler(NeighborSampler):
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
-        self._nodes.reset()
+        self._nodes.reset(self._times.of(request))
         placed = self._roots.place(request, self._nodes)
         types = self._nodes.types
         roots = {name: self._nodes.ids(name).copy() for name in types}
@@ -73,10 +73,9 @@ class PPRSampler(NeighborSampler):
                 fields += self._ppr_fields(seed_type, node_type, tops[node_type])
         count = self._nodes.count
         per_hop = {t: [roots[t].size, count(t) - roots[t].size] for t in types}
-        fields = [*placed.fields, *self._node_fields(per_hop), *fields]
-        if self._options.include_sampled_edges:
-            fields += self._edge_fields(self._walked(around))
-        return fields
+        followed = self._walked(around) if self._options.include_sampled_edges else {}
+        found = Sampled(followed, per_hop)
+        return [*placed.fields, *self._node_fields(found), *fields, *self._edge_fields(found)]
 
     def _around(
         self, ticket: BatchTicket, roots: Mapping[NodeType, Array], keep: EdgeFilter | None
