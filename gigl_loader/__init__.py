@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from gigl_loader.options import (
         CustomSamplerOptions,
         KHopNeighborSamplerOptions,
+        PPRSamplerOptions,
         SamplerOptions,
     )
     from gigl_loader.remote.dataset import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
@@ -104,6 +105,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "NativeLibraryError",
     "NodeEmbeddings",
     "NodeTable",
+    "PPRSamplerOptions",
     "PartitionOutput",
     "PeerError",
     "PeerLostError",
@@ -187,7 +189,12 @@ _NAMES = {
     "loader.replay": ("replay",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
     "loader.subgraph": ("DistSubGraphLoader",),
-    "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
+    "options": (
+        "CustomSamplerOptions",
+        "KHopNeighborSamplerOptions",
+        "PPRSamplerOptions",
+        "SamplerOptions",
+    ),
     "workers.producer": ("DistSamplingProducer",),
     "tables.partition": ("partition_tables",),
     "tables.spec": ("EdgeTable", "NodeTable"),

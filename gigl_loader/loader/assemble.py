@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from gigl_loader._glt import (
 )
 from gigl_loader.dataset.held import check_held
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import EdgeType, is_label_edge_type
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, explained_limits
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors, check_workers, positive
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.loader.sampler_choice import SamplerClass, chosen_sampler
 from gigl_loader.loader.world import agree_on_seed, check_shard
 from gigl_loader.options import (
     CustomSamplerOptions,
@@ -30,6 +31,7 @@ from gigl_loader.options import (
     ExpansionKeywords,
     ExpansionOptions,
     KHopNeighborSamplerOptions,
+    PPRSamplerOptions,
     SamplerOptions,
     parse_size,
 )
@@ -43,7 +45,6 @@ NO_PORT = 0
 """GLT's options name a port; without workers nobody listens."""
 
 Weighted = dict[EdgeType, bool] | None
-SamplerClass = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,9 @@ class LoaderArgs:
     device_prefetch: int
     exchange: str
     shard: str
+    weight_attr: str | None
+    transform: Callable[[Any], Any] | None
+    transform_sampler_output: Callable[[Any], Any] | None
     expansion: ExpansionOptions
 
     @classmethod
@@ -87,6 +91,9 @@ class LoaderArgs:
             ConfigError: A value cannot work in either deployment.
         """
         given = {field.name: values[field.name] for field in fields(cls)}
+        if isinstance(given["sampler_options"], PPRSamplerOptions):
+            given["num_neighbors"] = [1]  # only its edge types count
+        given["with_weight"] = given["with_weight"] or given["weight_attr"] is not None
         given["expansion"] = _expansion(type(values["self"]).__name__, given["expansion"])
         args = cls(**given)
         positive("batch_size", args.batch_size)
@@ -134,6 +141,7 @@ class LoaderArgs:
             replace=self.replace,
             in_order=self.in_order,
             timeout_s=self.timeout,
+            weight_attr=self.weight_attr,
             expansion=self.expansion,
         )
 
@@ -214,6 +222,7 @@ def colocated_parts(
     """
     try:
         data, whole, config = _check_colocated(dataset, args, make_input)
+        args = with_sampler(args, default_sampler, data.schema, whole.input_type)
     except GiglLoaderError as error:
         gather_inputs(runtime, None, error)  # the other ranks wait for this one's word
         raise
@@ -287,7 +296,7 @@ def _check_colocated(
             f"prefetch_size={args.prefetch_size} belongs to graph-store mode; here "
             "worker_concurrency says how many batches are under way"
         )
-    data = DistDataset.wrap(dataset)
+    data = DistDataset.wrap(dataset).weighted_by(args.weight_attr)
     if args.in_process:
         check_in_process(data, args.exchange)
     check_weights(data, args.with_weight)
@@ -338,6 +347,7 @@ def remote_parts(
         args.num_neighbors, schema, args.batch_size, args.shuffle, args.drop_last,
         args.with_weight, args.with_edge, args.seed,
     )  # fmt: skip
+    args = with_sampler(args, default_sampler, schema, inputs[0].input_type)
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
         compute_rank=runtime.rank,
@@ -364,6 +374,17 @@ def remote_parts(
     return parts
 
 
+def with_sampler(
+    args: LoaderArgs, default: SamplerClass | None, schema: DatasetSchema, input_type: str | None
+) -> LoaderArgs:
+    """Return ``args`` with the sampler that workers are to run; see `chosen_sampler`."""
+    options = chosen_sampler(
+        args.sampler_options, default, schema, input_type, with_weight=args.with_weight,
+        expansion=args.expansion,
+    )  # fmt: skip
+    return replace(args, sampler_options=options)
+
+
 def common_parts(args: LoaderArgs) -> dict[str, Any]:
     """Return the arguments of `BaseDistLoader` that are the same in both deployments."""
     return {
@@ -373,6 +394,8 @@ def common_parts(args: LoaderArgs) -> dict[str, Any]:
         "even_ranks": args.even_ranks,
         "device_prefetch": args.device_prefetch,
         "shard": args.shard,
+        "transform": args.transform,
+        "transform_sampler_output": args.transform_sampler_output,
     }
 
 

@@ -14,7 +14,6 @@ from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
     LoaderArgs,
-    SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -30,6 +29,7 @@ from gigl_loader.loader.runtime import (
     DistributedRuntimeInfo,
     runtime_or_alone,
 )
+from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.supervision import (
     SupervisionEdgeType,
     check_anchor_type,
@@ -147,6 +147,9 @@ class DistABLPLoader(BaseDistLoader):
         device_prefetch: int = 2,
         exchange: str = "workers",
         shard: str = "machine",
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
         input_time: TimeInput | None = None,
         **expansion: Unpack[ExpansionKeywords],
     ) -> None:

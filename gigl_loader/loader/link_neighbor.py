@@ -16,7 +16,6 @@ from gigl_loader.dataset.schema import DatasetSchema, EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
     LoaderArgs,
-    SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -36,6 +35,7 @@ from gigl_loader.loader.edge_input import (
 )
 from gigl_loader.loader.inputs import check_servers
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.time_input import (
     TimeInput,
     add_times,
@@ -149,6 +149,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
         device_prefetch: int = 2,
         exchange: str = "workers",
         shard: str = "machine",
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
         edge_label_time: TimeInput | None = None,
         **expansion: Unpack[ExpansionKeywords],
     ) -> None:

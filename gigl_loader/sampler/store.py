@@ -281,9 +281,8 @@ class GraphStore:
 
         The answer is ``[n]`` int64. One question for a type may be under way at a time.
         """
-        split = self.split(
-            self._view.node_books.get(row_type(edge_type, self._view.edge_dir)), nodes
-        )
+        owners = self._view.node_books.get(row_type(edge_type, self._view.edge_dir))
+        split = self.split(owners, nodes)
         if split is None:
             return lambda: self._local.degrees(edge_type, nodes)
         asked = {}
