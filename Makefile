@@ -19,6 +19,7 @@ TESTED = .ci/in-venv python3.11
 MODERN = .ci/in-venv $(or $(PYTHON),python3.13)
 NATIVE = VENV=.venv-native CONSTRAINTS=.ci/constraints-native.txt $(TESTED)
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
+SCRIPTS = .ci/in-venv .ci/run .ci/wheel $(wildcard examples/slurm/*.sbatch)
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -46,6 +47,7 @@ lint:
 	$(TESTED) ruff check .
 	$(TESTED) ruff format --check .
 	$(TESTED) mypy
+	$(TESTED) shellcheck $(SCRIPTS)
 
 test: lint
 	$(TESTED) python -m pytest -n 2 $(ARGS)

@@ -92,6 +92,10 @@ class BatchTicket:
     """Index within the epoch, over the whole input."""
 
 
+AT_ONCE_STREAM, AT_ONCE_EPOCH = -1, 2**62
+"""Of a batch that is asked for by its seeds: no epoch has that number, so draws differ from all."""
+
+
 @dataclass(frozen=True)
 class Received:
     """A message with its ticket and what the worker measured."""

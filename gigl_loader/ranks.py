@@ -8,7 +8,7 @@ Values travel as msgpack, not by torch's ``*_object`` collectives: those unpickl
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gigl_loader.errors import PeerError
+from gigl_loader.errors import ConfigError, PeerError
 
 T = TypeVar("T")
 _MOMENT_S = 0.05
@@ -89,6 +89,24 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
         dist.broadcast(told, src=0)
     found: T = _decoded(told, most, kind)
     return found
+
+
+def check_same_options(everyone: Sequence[dict[str, str]], why: str) -> None:
+    """Raise `ConfigError` where ranks were given different values: names them, and the ranks.
+
+    Args:
+        everyone: Values by option, of each rank.
+        why: What asks for it, for the error.
+    """
+    for name in dict.fromkeys(name for told in everyone for name in told):
+        by_value: dict[str | None, list[int]] = {}
+        for rank, told in enumerate(everyone):
+            by_value.setdefault(told.get(name), []).append(rank)
+        if len(by_value) > 1:
+            texts = [f"{value} on ranks {ranks}" for value, ranks in by_value.items()]
+            raise ConfigError(
+                f"{why} takes the same {name} on all ranks, got {'; '.join(texts)}"[:2000]
+            )
 
 
 def _device(group: Any = None) -> torch.device:

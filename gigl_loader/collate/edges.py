@@ -20,7 +20,7 @@ def add_edge_labels(
 
     Args:
         data: A `Data` or `HeteroData`.
-        message: From `gigl_loader.sampler.edges.EdgeSampler`.
+        message: From a sampler with `gigl_loader.sampler.edges.EdgeRoots`.
         edge_type: Of the seed edges; None on a `Data`.
         kind: ``"binary"``, ``"triplet"``, or None: there are no negatives.
 
@@ -30,7 +30,7 @@ def add_edge_labels(
     if EDGE_LABEL_INDEX not in message:
         raise ConfigError(
             "the sampler gave no seed edges: a sampler of your own for a DistLinkNeighborLoader "
-            "must be a subclass of gigl_loader.sampler.edges.EdgeSampler"
+            "needs the roots gigl_loader.sampler.edges.EdgeRoots"
         )
     store, src, dst = data, data, data
     if edge_type is not None:

@@ -40,7 +40,7 @@ from gigl_loader.message import SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
 from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
-_SAMPLER = "gigl_loader.sampler.link.LinkSampler"
+_SAMPLER = "gigl_loader.sampler.link.anchor_sampler"
 
 
 class DistABLPLoader(BaseDistLoader):
@@ -77,7 +77,7 @@ class DistABLPLoader(BaseDistLoader):
         shuffle: Shuffle the anchors every epoch.
         drop_last: Leave an incomplete last batch out.
         with_weight: Draw neighbours by edge weight.
-        sampler_options: Another sampler, a subclass of ``LinkSampler``, or again the fanout.
+        sampler_options: Another sampler, one with ``AnchorRoots``, or again the fanout.
         context: Deprecated.
         local_process_rank: Deprecated.
         local_process_world_size: Deprecated.
@@ -94,6 +94,8 @@ class DistABLPLoader(BaseDistLoader):
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids.
         device_prefetch: Batches copied ahead to a CUDA device.
+        exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
+        shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -136,6 +138,7 @@ class DistABLPLoader(BaseDistLoader):
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
+        shard: str = "machine",
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())

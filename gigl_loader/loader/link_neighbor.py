@@ -40,7 +40,7 @@ from gigl_loader.message import IS_HETERO, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset
 
-_SAMPLER = "gigl_loader.sampler.edges.EdgeSampler"
+_SAMPLER = "gigl_loader.sampler.edges.edge_sampler"
 
 
 class DistLinkNeighborLoader(BaseDistLoader):
@@ -80,7 +80,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         shuffle: Shuffle the edges every epoch.
         drop_last: Leave an incomplete last batch out.
         with_weight: Draw neighbours by edge weight.
-        sampler_options: Another sampler, a subclass of ``EdgeSampler``, or again the fanout.
+        sampler_options: Another sampler, one with ``EdgeRoots``, or again the fanout.
         non_blocking_transfers: Copy to a CUDA device ahead of use.
         strict: No negative is an edge of the graph; asks the owner of each.
         seed: Decides shuffle, draws and negatives.
@@ -91,6 +91,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids.
         device_prefetch: Batches copied ahead to a CUDA device.
+        exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
+        shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -134,6 +136,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
+        shard: str = "machine",
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())

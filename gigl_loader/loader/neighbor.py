@@ -81,6 +81,10 @@ class DistNeighborLoader(BaseDistLoader):
             processes, over connections. ``"collective"``: this process samples ahead in a thread,
             in step with the other ranks, which exchange by ``all_to_all`` of a gloo group; no
             process, no port. ``timeout`` is then also how long a rank may compute between batches.
+        shard: How batches are split over ranks. ``"machine"``: by seeds, as ``input_nodes`` says.
+            ``"world"``: all ranks are given the seeds of the whole job, whose batches are numbered
+            over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what
+            the job has taken, and goes on with any number of ranks.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -120,6 +124,7 @@ class DistNeighborLoader(BaseDistLoader):
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
+        shard: str = "machine",
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())

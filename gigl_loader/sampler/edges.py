@@ -20,8 +20,11 @@ from gigl_loader.message import (
     BatchTicket,
 )
 from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan, draw_key
 from gigl_loader.sampler.questions import Draw, Peers
+from gigl_loader.sampler.roots import Placed
+from gigl_loader.sampler.store import GraphStore
 
 BINARY, TRIPLET = "binary", "triplet"
 
@@ -31,8 +34,8 @@ _ROUNDS = 8
 """How often a negative that is an edge is drawn again before it is looked up among what is left."""
 
 
-class EdgeSampler(NeighborSampler):
-    """Samples around the ends of seed edges and of their negatives, in one batch.
+class EdgeRoots:
+    """The ends of seed edges and of their negatives, in one batch.
 
     ::
 
@@ -43,9 +46,8 @@ class EdgeSampler(NeighborSampler):
     as ``EDGE_LABEL``. Negatives are keyed by seed, epoch and batch as all draws are.
 
     Args:
-        view: The partition.
+        store: All partitions.
         plan: What to sample; its input type is that of the sources.
-        peers: The other partitions.
         edge_type: Of the seed edges; names the types of both ends, and with ``strict`` the edges
             that no negative may be.
         negatives: ``"binary"``: pairs of drawn nodes; ``"triplet"``: drawn destinations for each
@@ -58,9 +60,8 @@ class EdgeSampler(NeighborSampler):
 
     def __init__(
         self,
-        view: PartitionView[Array],
+        store: GraphStore,
         plan: SamplingPlan,
-        peers: Peers | None,
         *,
         edge_type: Sequence[str],
         negatives: str | None = None,
@@ -69,22 +70,26 @@ class EdgeSampler(NeighborSampler):
         src_weight: Sequence[float] | None = None,
         dst_weight: Sequence[float] | None = None,
     ) -> None:
-        super().__init__(view, plan, peers)
+        self._store, self._view, self._plan = store, store.view, plan
         src, relation, dst = edge_type
         self._edge_type: EdgeType = (src, relation, dst)
         self._kind, self._amount, self._strict = negatives, amount, strict
-        self._draw_src = _drawer(view.num_nodes[src], src_weight)
-        self._draw_dst = _drawer(view.num_nodes[dst], dst_weight)
-        self._num_dst = view.num_nodes[dst]
-        self._ends_found: list[Array] = []
+        self._num_dst = self._view.num_nodes[dst]
+        self._draw_src = _drawer(self._view.num_nodes[src], src_weight)
+        self._draw_dst = _drawer(self._num_dst, dst_weight)
 
-    def add_seeds(self, request: SampleRequest) -> None:
-        """Give the ends of seed edges and negatives their labels, each node one."""
+    def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
+        """Put the ends of seed edges and negatives down, each node once."""
         src, dst = request.seeds, request.extra[EDGE_TARGETS]
         neg_src, neg_dst = self._negatives(request.ticket, src)
-        own, other = self._labels[self._edge_type[0]], self._labels[self._edge_type[2]]
-        ends = (own.label(src), other.label(dst), own.label(neg_src), other.label(neg_dst))
-        self._ends_found = list(ends)
+        own, _, other = self._edge_type
+        ends = (
+            nodes.label(own, src),
+            nodes.label(other, dst),
+            nodes.label(own, neg_src),
+            nodes.label(other, neg_dst),
+        )
+        return Placed(self._fields(request, *ends))
 
     # -- negatives ------------------------------------------------------------------------------
 
@@ -149,9 +154,10 @@ class EdgeSampler(NeighborSampler):
 
     # -- fields ---------------------------------------------------------------------------------
 
-    def seed_fields(self, request: SampleRequest) -> list[Field]:
-        """Return the ends of seed edges and negatives as local indices, and labels given."""
-        src, dst, neg_src, neg_dst = self._ends_found
+    def _fields(
+        self, request: SampleRequest, src: Array, dst: Array, neg_src: Array, neg_dst: Array
+    ) -> list[Field]:
+        """Return the ends of seed edges and negatives, local labels, and the labels given."""
         if self._kind == TRIPLET:
             links = np.concatenate([src, dst, neg_dst])
         else:
@@ -164,6 +170,13 @@ class EdgeSampler(NeighborSampler):
         if EDGE_LABEL in request.extra:
             fields.append(Field.of(EDGE_LABEL, request.extra[EDGE_LABEL]))
         return fields
+
+
+def edge_sampler(
+    view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None, **keywords: Any
+) -> NeighborSampler:
+    """Return a sampler around seed edges; ``keywords`` are those of `EdgeRoots`."""
+    return NeighborSampler(view, plan, peers, lambda store: EdgeRoots(store, plan, **keywords))
 
 
 def _drawer(num_nodes: int, weights: Any) -> Callable[[int, int], Array]:

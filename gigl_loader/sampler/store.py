@@ -30,6 +30,8 @@ _KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
 )  # fmt: skip
 """Attributes of a `PartitionView` that hold rows: all that a request may name."""
+DEGREES = "degrees"
+"""Kind of a request for ``[n]`` int64, how many edges of a type each node has."""
 _Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
 """Of a matrix: its type; of an attribute, type and name."""
 
@@ -111,6 +113,14 @@ class LocalStore:
             kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
         return positions, rows[2]
 
+    def degrees(self, edge_type: EdgeType, nodes: Array) -> Array:
+        """Return how many edges each of ``nodes`` (global ids owned here) has, ``[n]`` int64."""
+        adjacency = self._view.adjacency[edge_type]
+        indptr, at = adjacency.indptr, adjacency.locate(nodes)
+        at = np.minimum(at, indptr.size - 1)  # rows past the end have no edge
+        found: Array = indptr[np.minimum(at + 1, indptr.size - 1)] - indptr[at]
+        return found
+
     def rows(self, kind: str, name: _Name) -> Rows[Array]:
         """Return the matrix ``kind`` (``node_features``...) of a type."""
         rows: Rows[Array] = getattr(self._view, kind)[name]
@@ -139,6 +149,8 @@ class LocalStore:
             ProtocolError: It asks for what there is not.
         """
         _check_ids(request.ids)
+        if request.kind == DEGREES and request.name in self._view.adjacency:
+            return RowsAnswer(self.degrees(request.name, request.ids))
         matrices = getattr(self._view, request.kind) if request.kind in _KINDS else {}
         attribute = request.attribute
         name = request.name if attribute is None else (request.name, attribute)
@@ -176,6 +188,16 @@ class GraphStore:
             if p not in self._here
         }
         return lambda: self._merge(draw, nodes, split, asked)
+
+    @property
+    def view(self) -> PartitionView[Array]:
+        """This partition."""
+        return self._view
+
+    def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
+        """Return (type that is expanded, type of its neighbours) of a type that is walked."""
+        src, _, dst = edge_type
+        return (dst, src) if self._view.edge_dir == "in" else (src, dst)
 
     def _row_type(self, edge_type: EdgeType) -> NodeType:
         """Return the type of the nodes that edges are grouped by; of label edges, the anchors."""
@@ -220,6 +242,31 @@ class GraphStore:
             if edge_ids is not None and part.edge_ids is not None:
                 kernels.scatter_segments(starts, at, part.counts, part.edge_ids, edge_ids)
         return Drawn(counts, neighbors, edge_ids)
+
+    def degrees(self, edge_type: EdgeType, nodes: Array) -> Callable[[], Array]:
+        """Ask how many edges each of ``nodes`` has; on its way when this returns.
+
+        The answer is ``[n]`` int64. One question for a type may be under way at a time.
+        """
+        split = self.split(self._view.node_books.get(self._row_type(edge_type)), nodes)
+        if split is None:
+            return lambda: self._local.degrees(edge_type, nodes)
+        asked = {}
+        for p, at in split.items():
+            if p not in self._here:
+                room = np.empty(at.size, np.int64)
+                request = RowsRequest(DEGREES, edge_type, nodes.take(at))
+                asked[p] = self._others().rows(p, request, room)
+
+        def answer() -> Array:
+            found = np.empty(nodes.size, np.int64)
+            for p, at in split.items():
+                here = self._here.get(p)
+                ids = nodes.take(at)
+                found[at] = asked[p].wait().values if here is None else here.degrees(edge_type, ids)
+            return found
+
+        return answer
 
     def fetch(
         self, kind: str, name: _Name, ids: Array, split: Split | None = None

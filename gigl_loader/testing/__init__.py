@@ -3,6 +3,7 @@
 - `run_ranks`: a function on several gloo ranks in processes of their own, without a port, ended as
   soon as one fails; `one_rank`: this process as the only rank;
 - `TinyGraph`: graphs whose features are the ids, so that a mix-up shows;
+- `batch_digest`: a sha256 of all that a batch holds, to compare runs and machines;
 - `check_batch`: what any sampled batch must satisfy, in plain Python;
 - `InProcessPeers`, `sample_message`, `as_worker_gets`: samplers of several partitions in one
   process;
@@ -11,6 +12,7 @@
 """
 
 from gigl_loader.testing._cluster import run_cluster
+from gigl_loader.testing._digest import batch_digest
 from gigl_loader.testing._fakes import InProcessPeers, as_worker_gets, sample_message
 from gigl_loader.testing._footprint import Footprint
 from gigl_loader.testing._graphs import TinyGraph
@@ -31,6 +33,7 @@ __all__ = [
     "RankFailed",
     "TinyGraph",
     "as_worker_gets",
+    "batch_digest",
     "batch_tensors",
     "check_batch",
     "check_same_batches",
