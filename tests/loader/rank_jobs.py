@@ -30,10 +30,12 @@ from gigl_loader.testing import (
     batch_tensors,
     check_batch,
     check_same_batches,
+    wait_until,
 )
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement
 from gigl_loader.workers.agreement import Agreement, Plan
+from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.workers.rendezvous import meet_ranks
 
@@ -271,6 +273,7 @@ def a_peer_worker_is_stopped(rank: int, size: int) -> None:
         if rank == 1:
             pid = loader._mp_producer.pids[0]
             os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: process_state(pid).startswith("stopped"), "the worker is stopped")
             with pytest.raises(PeerTimeoutError, match=f"pid {pid}, stopped by a signal"):
                 list(iterator)
         else:
