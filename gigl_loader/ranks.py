@@ -20,7 +20,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllgatherOptions, BroadcastOptions
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    AllgatherOptions,
+    BroadcastOptions,
+)
 
 from gigl_loader.errors import PeerError, PeerTimeoutError
 
@@ -107,11 +110,13 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
 
 
 def _all_gather(found: list[Tensor], own: Tensor, group: Any) -> None:
-    _finish((group or dist.group.WORLD).allgather, [found], [own], AllgatherOptions())
+    whole: Any = group or dist.group.WORLD
+    _finish(whole.allgather, [found], [own], AllgatherOptions())
 
 
 def _broadcast(value: Tensor) -> None:
-    _finish(dist.group.WORLD.broadcast, [value], BroadcastOptions())  # type: ignore[union-attr]
+    whole: Any = dist.group.WORLD
+    _finish(whole.broadcast, [value], BroadcastOptions())
 
 
 def _finish(collective: Any, *args: Any) -> None:
