@@ -10,7 +10,7 @@ Values travel as msgpack, not by torch's ``*_object`` collectives: those unpickl
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     BroadcastOptions,
 )
 
-from gigl_loader.errors import PeerError, PeerTimeoutError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError
 
 T = TypeVar("T")
 SUSPECTED_S = 30.0
@@ -137,6 +137,24 @@ def _finish(collective: Any, *args: Any) -> None:
             f"one was not heard: {_unheard[-1]}"
         ) from error
     _unheard.clear()
+
+
+def check_same_options(everyone: Sequence[dict[str, str]], why: str) -> None:
+    """Raise `ConfigError` where ranks were given different values: names them, and the ranks.
+
+    Args:
+        everyone: Values by option, of each rank.
+        why: What asks for it, for the error.
+    """
+    for name in dict.fromkeys(name for told in everyone for name in told):
+        by_value: dict[str | None, list[int]] = {}
+        for rank, told in enumerate(everyone):
+            by_value.setdefault(told.get(name), []).append(rank)
+        if len(by_value) > 1:
+            texts = [f"{value} on ranks {ranks}" for value, ranks in by_value.items()]
+            raise ConfigError(
+                f"{why} takes the same {name} on all ranks, got {'; '.join(texts)}"[:2000]
+            )
 
 
 def _device(group: Any = None) -> torch.device:

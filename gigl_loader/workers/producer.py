@@ -20,10 +20,17 @@ from gigl_loader._glt import (
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import PeerError, PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.slots import Written
-from gigl_loader.message import BatchTicket, Received, SampleMessage
+from gigl_loader.message import (
+    AT_ONCE_EPOCH,
+    AT_ONCE_STREAM,
+    SEED_TIME,
+    BatchTicket,
+    Received,
+    SampleMessage,
+)
 from gigl_loader.options import (
     CustomSamplerOptions,
     EpochOptions,
@@ -124,7 +131,7 @@ class DistSamplingProducer:
         self.worker_options, self.channel = worker_options, channel
         self.num_workers: int = worker_options.num_workers
         self.epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(sampling_config.seed))
-        view = _view_of(data)
+        view = view_of(data, self.epoch_options.expansion.time_attr)
         self._seed_input = SeedInput(
             sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
         )
@@ -322,11 +329,13 @@ class DistSamplingProducer:
             found = self._queue.next_ticket()
             if found is None:
                 return
-            ticket, position = found
-            worker = min(range(self.num_workers), key=self._loads.__getitem__)
-            free, retired = self.channel.returned(worker, self.worker_options.worker_concurrency)
-            self._pool.send(worker, (messages.TASK, ticket, position, free, retired))
-            self._loads[worker] += 1
+            self._send_task(*found)
+
+    def _send_task(self, ticket: BatchTicket, position: int) -> None:
+        worker = min(range(self.num_workers), key=self._loads.__getitem__)
+        free, retired = self.channel.returned(worker, self.worker_options.worker_concurrency)
+        self._pool.send(worker, (messages.TASK, ticket, position, free, retired))
+        self._loads[worker] += 1
 
     def _has_room(self) -> bool:
         """Whether one more message of the largest size seen fits into the channel's bytes."""
@@ -359,6 +368,50 @@ class DistSamplingProducer:
                     return None
             self.pump(min(1.0, limit))
             if time.monotonic() - self._last_progress >= limit:
+                self._raise_stalled(state, limit)
+
+    def sample(self, index: Tensor) -> Received:
+        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
+
+        Raises:
+            PeerTimeoutError: No worker sent anything for the option's time.
+            WorkerDiedError, SamplingError: A worker ended, or raised.
+        """
+        with self._lock:
+            self._check_usable()
+            if AT_ONCE_STREAM not in self._queue.streams:
+                self.add_stream(AT_ONCE_STREAM, 1)
+            state = self._queue.streams[AT_ONCE_STREAM]
+            generation = state.start(AT_ONCE_EPOCH, (0,))
+            message = (messages.GENERATION, AT_ONCE_STREAM, generation, True)
+            shared = tensors.share_tensor(index)
+            for worker in range(self.num_workers):
+                self._pool.send(worker, message, shared)
+            found = state.next_ticket()
+            assert found is not None
+            self._send_task(*found)  # though the channel be full of batches of the epoch
+        return self._wait_for(state)
+
+    def _wait_for(self, state: Stream[Received]) -> Received:
+        """Return the one batch of ``state``; what else workers send is filed later, by `pump`."""
+        limit = self.epoch_options.timeout_s
+        deadline = time.monotonic() + limit
+        while True:
+            received = state.take()
+            if received is not None:
+                return received
+            events = self._pool.poll(min(1.0, limit))
+            own = [event for event in events if _is_of(state.number, event)]
+            self._unfiled += [event for event in events if not _is_of(state.number, event)]
+            failed: list[tuple[int, SamplingError]] = []
+            with self._lock:
+                for event in own:
+                    self._file(event, failed)
+            if failed:
+                raise failed[0][1]
+            if events:
+                deadline = time.monotonic() + limit
+            elif time.monotonic() >= deadline:
                 self._raise_stalled(state, limit)
 
     def _receive(self, timeout_s: float | None) -> SampleMessage:
@@ -510,6 +563,13 @@ class DistSamplingProducer:
         self.channel.close()
 
 
+def _is_of(stream: int, event: Event) -> bool:
+    """Return whether ``event`` says what came of a task of ``stream``."""
+    kind, *rest = event.message
+    of_a_task = kind in (messages.BATCH, messages.ERROR, messages.STALE)
+    return of_a_task and rest[0].stream == stream
+
+
 def seed_or_drawn(seed: int | None) -> int:
     """Return ``seed``, or one drawn from torch's global generator, which is logged."""
     if seed is None:
@@ -522,6 +582,9 @@ def make_plan(
     view: PartitionView, sampler_input: Any, config: SamplingConfig, options: EpochOptions
 ) -> SamplingPlan:
     """Return what the workers are to do for a GLT ``SamplingConfig``."""
+    check_seed_times(view, sampler_input, options.expansion.time_attr)
+    if config.with_weight and options.expansion.time_attr is not None:
+        raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
     fanouts = config.num_neighbors
     if not isinstance(fanouts, dict):
         fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
@@ -533,13 +596,40 @@ def make_plan(
         with_weight=config.with_weight,
         replace=options.replace,
         collect_features=config.collect_features,
+        expansion=options.expansion,
     )
 
 
-def _view_of(data: Any) -> PartitionView:
+def view_of(data: Any, time_attr: str | None) -> PartitionView:
+    """Return what workers read of a dataset, with its edges by time where ``time_attr`` says so."""
     if not hasattr(data, "view"):
         from gigl_loader.dataset.local import DistDataset
 
         data = DistDataset.wrap(data)
-    view: PartitionView = data.view()
+    view: PartitionView = data.view() if time_attr is None else data.view_by_time(time_attr)
     return view
+
+
+def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | None) -> None:
+    """Check that each seed of a timed loader has a time that can be compared.
+
+    Raises:
+        ConfigError: Seeds have no time, or one with a fraction where the graph's have none.
+    """
+    if time_attr is None:
+        return
+    node_type = sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
+    given = (getattr(sampler_input, "extra", None) or {}).get(SEED_TIME)
+    if given is None:
+        if (node_type, time_attr) not in view.node_attributes:
+            raise ConfigError(
+                f"time_attr={time_attr!r} is no attribute of the seeds (nodes {node_type!r}): say "
+                "their times with input_time"
+            )
+        return
+    rows = [*view.node_attributes.items(), *view.edge_attributes.items()]
+    floats = [one.values.is_floating_point() for (_, name), one in rows if name == time_attr]
+    if given.is_floating_point() and not any(floats):
+        raise ConfigError(
+            f"the seeds' times are {given.dtype}, those of {time_attr!r} integers: give integers"
+        )

@@ -31,7 +31,7 @@ from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter
-from gigl_loader.message import BatchTicket
+from gigl_loader.message import AT_ONCE_STREAM, BatchTicket
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
 from gigl_loader.sampler.questions import Peers
@@ -242,6 +242,8 @@ class Worker:
             return None
         source, size = self._setup.seed_input, self._setup.batch_size
         start, stop = ticket.batch * size, min((ticket.batch + 1) * size, len(source))
+        if ticket.stream == AT_ONCE_STREAM and order is not None:
+            start, stop = 0, len(order)
         input_id = np.arange(start, stop) if order is None else order[start:stop].copy()
         extra = {name: column[input_id] for name, column in source.extra.items()}
         return SampleRequest(ticket, source.seeds[input_id], input_id, extra)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.sampler import _kernels as kernels
-from gigl_loader.sampler.neighbor import NodeLabels
+from gigl_loader.sampler.nodes import NodeLabels
 
 IDS = st.lists(st.integers(0, 40) | st.integers(2**40, 2**40 + 3), max_size=60)
 
