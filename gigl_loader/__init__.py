@@ -61,10 +61,12 @@ if TYPE_CHECKING:
     from gigl_loader.loader.profile import profile_workers
     from gigl_loader.loader.replay import replay
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+    from gigl_loader.loader.subgraph import DistSubGraphLoader
     from gigl_loader.memory.segments import SharedMemoryError
     from gigl_loader.options import (
         CustomSamplerOptions,
         KHopNeighborSamplerOptions,
+        PPRSamplerOptions,
         SamplerOptions,
     )
     from gigl_loader.remote.dataset import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
@@ -87,6 +89,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "DistLinkNeighborLoader",
     "DistNeighborLoader",
     "DistSamplingProducer",
+    "DistSubGraphLoader",
     "DistributedContext",
     "DistributedRuntimeInfo",
     "EdgeTable",
@@ -102,6 +105,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "NativeLibraryError",
     "NodeEmbeddings",
     "NodeTable",
+    "PPRSamplerOptions",
     "PartitionOutput",
     "PeerError",
     "PeerLostError",
@@ -184,7 +188,13 @@ _NAMES = {
     "loader.profile": ("profile_workers",),
     "loader.replay": ("replay",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
-    "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
+    "loader.subgraph": ("DistSubGraphLoader",),
+    "options": (
+        "CustomSamplerOptions",
+        "KHopNeighborSamplerOptions",
+        "PPRSamplerOptions",
+        "SamplerOptions",
+    ),
     "workers.producer": ("DistSamplingProducer",),
     "tables.partition": ("partition_tables",),
     "tables.spec": ("EdgeTable", "NodeTable"),

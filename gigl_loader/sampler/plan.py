@@ -10,6 +10,7 @@ from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket, Field
+from gigl_loader.options import ExpansionOptions
 
 __all__ = [
     "DRAW_VERSION",
@@ -41,6 +42,8 @@ class SamplingPlan:
     with_weight: bool = False
     replace: bool = False
     collect_features: bool = True
+    expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
+    """How a batch grows from its seeds."""
 
     @property
     def num_hops(self) -> int:
