@@ -47,6 +47,8 @@ NODES_PER_HOP = "num_sampled_nodes"
 """``[hops + 1]`` int64."""
 EDGES_PER_HOP = "num_sampled_edges"
 """``[hops]`` int64."""
+PPR = "ppr"
+"""Relation of the edges that a sampler by personalised PageRank makes, seed first."""
 POSITIVE, NEGATIVE = "positive", "negative"
 """The two signs of a label."""
 LABEL_LINKS = "#LABELS.links."
@@ -97,6 +99,10 @@ class BatchTicket:
     epoch: int
     batch: int
     """Index within the epoch, over the whole input."""
+
+
+AT_ONCE_STREAM, AT_ONCE_EPOCH = -1, 2**62
+"""Of a batch that is asked for by its seeds: no epoch has that number, so draws differ from all."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,113 @@ class CustomSamplerOptions:
             )
 
 
-SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions
+Channel = EdgeType | tuple[EdgeType, ...]
+"""Edge types that one channel of `PPRSamplerOptions` walks."""
+
+
+@dataclass(frozen=True)
+class PPRSamplerOptions:
+    """Take the nodes of largest personalised PageRank around each seed, by forward push.
+
+    A batch has an edge from each seed to each of its nodes, and no edge of the graph: on a `Data`
+    ``edge_index`` (row 0 the seed, row 1 its node) and ``edge_attr``, on a `HeteroData` the same by
+    ``(seed type, "ppr", node type)``. ``edge_attr`` is ``[num_edges, 2]`` float32: the score, and
+    ``1 / (1 + hops)`` from the seed; rows of a seed descend by score. With ``num_neighbors`` of the
+    loader nothing is done.
+
+    Walks go as neighbours are sampled: from a destination to its sources where ``edge_dir="in"``,
+    else from a source to its destinations, evenly over all edges of all types. A walk that comes to
+    a node without edges ends there.
+
+    Raises:
+        ConfigError: A value is out of range, or channels do not add up.
+    """
+
+    alpha: float = 0.5
+    """Probability to go back to the seed at each step, in (0, 1)."""
+    eps: float = 1e-4
+    """A node is pushed while what has not been pushed there is at least ``eps`` times its degree:
+    on an undirected graph no score is more than that below the exact one."""
+    max_ppr_nodes: int = 50
+    """Most nodes of each type for one seed."""
+    enable_residual_topup: bool = True
+    """Add to each score what arrived at the node and was not pushed on, and fill places that are
+    left over with nodes that have nothing but that."""
+    num_neighbors_per_hop: int = 1_000
+    """Most edges of one type that are followed from a node; beyond, as many are drawn."""
+    max_fetch_iterations: int | None = None
+    """Most rounds of questions for rows; afterwards walks end where rows are missing. None: no
+    limit."""
+    typed_channel_ratios: dict[Channel, float] | None = None
+    """Heterogeneous: walks that use the edge types of one channel only, and the share of
+    ``max_ppr_nodes`` that each is to fill; a node counts for the channel where it scores most, and
+    places that are left over go by score. ``edge_attr`` is then ``[num_edges, 2 + 3 * channels]``:
+    the largest score, the largest proximity, and by channel score, proximity, and 1 where it came
+    there."""
+    include_sampled_edges: bool = False
+    """Heterogeneous: deliver the edges among the nodes of the batch that were followed, too."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise ConfigError(f"PPRSamplerOptions.alpha must be in (0, 1), got {self.alpha!r}")
+        if not 0 < self.eps < math.inf:
+            raise ConfigError(f"PPRSamplerOptions.eps must be > 0, got {self.eps!r}")
+        _check_count("max_ppr_nodes", self.max_ppr_nodes, 1)
+        _check_count("num_neighbors_per_hop", self.num_neighbors_per_hop, 1)
+        if self.max_fetch_iterations is not None:
+            _check_count("max_fetch_iterations", self.max_fetch_iterations, 1)
+        _check_channels(self.typed_channel_ratios)
+
+    @property
+    def channels(self) -> list[tuple[list[EdgeType], float]]:
+        """``typed_channel_ratios`` as (edge types, ratio)."""
+        ratios = self.typed_channel_ratios or {}
+        return [(edge_types_of(channel), float(ratio)) for channel, ratio in ratios.items()]
+
+
+def edge_types_of(channel: Any) -> list[EdgeType]:
+    """Return the edge types of one channel.
+
+    Raises:
+        ConfigError: It is no edge type, nor a tuple of them.
+    """
+    several = (channel,) if _is_edge_type(channel) else channel
+    if not isinstance(several, tuple) or not several or not all(map(_is_edge_type, several)):
+        raise ConfigError(
+            "PPRSamplerOptions.typed_channel_ratios must name an edge type, or a tuple of them, "
+            f"got {channel!r}"
+        )
+    return [(src, relation, dst) for src, relation, dst in several]
+
+
+def _is_edge_type(value: Any) -> bool:
+    triple = isinstance(value, tuple) and len(value) == 3
+    return triple and all(isinstance(part, str) for part in value)
+
+
+def _check_channels(ratios: dict[Channel, float] | None) -> None:
+    for channel, ratio in (ratios or {}).items():
+        edge_types_of(channel)
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+            raise ConfigError(
+                f"PPRSamplerOptions.typed_channel_ratios[{channel}] must be in (0, 1], got "
+                f"{ratio!r}"
+            )
+    if ratios and not math.isclose(sum(ratios.values()), 1.0, rel_tol=1e-9):
+        raise ConfigError(
+            "the ratios of PPRSamplerOptions.typed_channel_ratios must sum to 1, got "
+            f"{list(ratios.values())}"
+        )
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+        raise ConfigError(
+            f"PPRSamplerOptions.{name} must be an integer in [{least}, 2**31), got {value!r}"
+        )
+
+
+SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions | PPRSamplerOptions
 
 
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
@@ -152,6 +258,8 @@ class EpochOptions:
     """Yield batches in order, as ``torch.utils.data.DataLoader`` does by default."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Seconds without progress before a wait is an error."""
+    weight_attr: str | None = None
+    """Edge attribute to draw by, with ``with_weight``; None: the edges' weights."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
     """How batches grow from their seeds."""
 

@@ -28,6 +28,7 @@ from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
 from gigl_loader.dataset._progress import showing
 from gigl_loader.dataset._pyg import Cutter, Supervision, keep_neighbor_times, read_pyg
+from gigl_loader.dataset._weight_attr import weighted_view
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
@@ -283,6 +284,21 @@ class DistDataset(_glt.DistDataset):
         ours._fill(view, splits)
         _attributes.keep_glt(ours, dataset)
         return ours
+
+    def weighted_by(self, name: str | None) -> "DistDataset":
+        """Return this dataset with an edge attribute as weights; all else is shared with it.
+
+        None: this dataset as it is.
+
+        Raises:
+            ConfigError: There is no such attribute, or it cannot be weights.
+        """
+        if name is None:
+            return self
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        found._view = weighted_view(self.view(), name)
+        return found
 
     @classmethod
     def _of(cls, pieces: Pieces) -> "DistDataset":

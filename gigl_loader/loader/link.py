@@ -14,7 +14,6 @@ from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
     LoaderArgs,
-    SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -30,6 +29,7 @@ from gigl_loader.loader.runtime import (
     DistributedRuntimeInfo,
     runtime_or_alone,
 )
+from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.supervision import (
     SupervisionEdgeType,
     check_anchor_type,
@@ -100,6 +100,8 @@ class DistABLPLoader(BaseDistLoader):
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids.
         device_prefetch: Batches copied ahead to a CUDA device.
+        exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
+        shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
         input_time: The time of each anchor, which its labels have too; see `DistNeighborLoader`.
         **expansion: As in `DistNeighborLoader`.
 
@@ -144,6 +146,10 @@ class DistABLPLoader(BaseDistLoader):
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
+        shard: str = "machine",
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
         input_time: TimeInput | None = None,
         **expansion: Unpack[ExpansionKeywords],
     ) -> None:

@@ -16,7 +16,6 @@ from gigl_loader.dataset.schema import DatasetSchema, EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
     LoaderArgs,
-    SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -36,6 +35,7 @@ from gigl_loader.loader.edge_input import (
 )
 from gigl_loader.loader.inputs import check_servers
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.time_input import (
     TimeInput,
     add_times,
@@ -99,6 +99,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids.
         device_prefetch: Batches copied ahead to a CUDA device.
+        exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
+        shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
         edge_label_time: The time of each seed edge, ``[num_edges]`` numbers (by server where the
             edges are): needed with ``time_attr``. Negatives are not later either.
         **expansion: As in `DistNeighborLoader`. Where trees are disjoint, each end of an edge has
@@ -146,6 +148,10 @@ class DistLinkNeighborLoader(BaseDistLoader):
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
+        shard: str = "machine",
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
         edge_label_time: TimeInput | None = None,
         **expansion: Unpack[ExpansionKeywords],
     ) -> None:

@@ -12,7 +12,6 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.loader.assemble import (
     LoaderArgs,
-    SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -28,6 +27,7 @@ from gigl_loader.loader.inputs import (
     typed_seeds,
 )
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.time_input import (
     TimeInput,
     add_times,
@@ -88,6 +88,15 @@ class DistNeighborLoader(BaseDistLoader):
             processes, over connections. ``"collective"``: this process samples ahead in a thread,
             in step with the other ranks, which exchange by ``all_to_all`` of a gloo group; no
             process, no port. ``timeout`` is then also how long a rank may compute between batches.
+        shard: How batches are split over ranks. ``"machine"``: by seeds, as ``input_nodes`` says.
+            ``"world"``: all ranks are given the seeds of the whole job, whose batches are numbered
+            over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what
+            the job has taken, and goes on with any number of ranks.
+        weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies
+            ``with_weight``.
+        transform: Called in this process with each batch; what it returns is yielded in its place.
+        transform_sampler_output: Called in this process with PyG's ``SamplerOutput`` of each batch,
+            before it becomes one; returns it changed. Nothing that was not sampled can be added.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -129,6 +138,10 @@ class DistNeighborLoader(BaseDistLoader):
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
+        shard: str = "machine",
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
         input_time: TimeInput | None = None,
         **expansion: Unpack[ExpansionKeywords],
     ) -> None:

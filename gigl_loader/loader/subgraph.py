@@ -4,10 +4,10 @@ from itertools import count
 from typing import Any, ClassVar
 
 from gigl_loader._glt import Dataset
-from gigl_loader.loader.assemble import SamplerClass
 from gigl_loader.loader.config import NumNeighbors
 from gigl_loader.loader.inputs import NodeInput
 from gigl_loader.loader.neighbor import DistNeighborLoader
+from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 

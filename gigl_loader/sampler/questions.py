@@ -86,8 +86,8 @@ class RowsRequest:
     """Asks for rows of one matrix; a `RowsAnswer` answers."""
 
     kind: str
-    """``node_features``, ``node_labels``, ``edge_features``, ``node_attributes`` or
-    ``edge_attributes``."""
+    """``node_features``, ``node_labels``, ``edge_features``, ``node_attributes``,
+    ``edge_attributes``, or ``degrees`` of an edge type."""
     name: NodeType | EdgeType
     ids: Array
     """``[num_ids]`` int64, global ids that the partition owns."""

@@ -15,6 +15,7 @@ from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, TimeO
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler.later import Later, LaterRows
 from gigl_loader.sampler.questions import (
     Asked,
     Draw,
@@ -30,6 +31,8 @@ _KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
 )  # fmt: skip
 """Attributes of a `PartitionView` that hold rows: all that a request may name."""
+DEGREES = "degrees"
+"""Kind of a request for ``[n]`` int64, how many edges of a type each node has."""
 _NO_WEIGHTS, _NO_TIMES = np.empty(0, np.float32), np.empty(0, np.int64)
 _Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
 """Of a matrix: its type; of an attribute, type and name."""
@@ -126,6 +129,14 @@ class LocalStore:
             kernels.gather(order.order, places, positions)
         return positions, rows[2]
 
+    def degrees(self, edge_type: EdgeType, nodes: Array) -> Array:
+        """Return how many edges each of ``nodes`` (global ids owned here) has, ``[n]`` int64."""
+        adjacency = self._view.adjacency[edge_type]
+        indptr, at = adjacency.indptr, adjacency.locate(nodes)
+        at = np.minimum(at, indptr.size - 1)  # rows past the end have no edge
+        found: Array = indptr[np.minimum(at + 1, indptr.size - 1)] - indptr[at]
+        return found
+
     def _count_timed(
         self, draw: Draw, adjacency: Adjacency[Array], order: TimeOrder[Array], at: Array,
         asked: Asked, replace: bool, rows: tuple[Array, Array, Array],
@@ -174,6 +185,8 @@ class LocalStore:
             ProtocolError: It asks for what there is not.
         """
         _check_ids(request.ids)
+        if request.kind == DEGREES and request.name in self._view.adjacency:
+            return RowsAnswer(self.degrees(request.name, request.ids))
         matrices = getattr(self._view, request.kind) if request.kind in _KINDS else {}
         attribute = request.attribute
         name = request.name if attribute is None else (request.name, attribute)
@@ -197,6 +210,8 @@ class GraphStore:
         self._here = {p: LocalStore(part, self._scratch) for p, part in here.items()}
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
+        self._later = isinstance(peers, Later)
+        self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
 
     def draw(self, draw: Draw, nodes: Array, told: Asked | None = None) -> Callable[[], Drawn]:
         """Ask for neighbours of ``nodes``; the remote part is on its way when this returns."""
@@ -264,6 +279,32 @@ class GraphStore:
                 kernels.scatter_segments(starts, at, part.counts, part.edge_ids, edge_ids)
         return Drawn(counts, neighbors, edge_ids)
 
+    def degrees(self, edge_type: EdgeType, nodes: Array) -> Callable[[], Array]:
+        """Ask how many edges each of ``nodes`` has; on its way when this returns.
+
+        The answer is ``[n]`` int64. One question for a type may be under way at a time.
+        """
+        owners = self._view.node_books.get(row_type(edge_type, self._view.edge_dir))
+        split = self.split(owners, nodes)
+        if split is None:
+            return lambda: self._local.degrees(edge_type, nodes)
+        asked = {}
+        for p, at in split.items():
+            if p not in self._here:
+                room = np.empty(at.size, np.int64)
+                request = RowsRequest(DEGREES, edge_type, nodes.take(at))
+                asked[p] = self._others().rows(p, request, room)
+
+        def answer() -> Array:
+            found = np.empty(nodes.size, np.int64)
+            for p, at in split.items():
+                here = self._here.get(p)
+                ids = nodes.take(at)
+                found[at] = asked[p].wait().values if here is None else here.degrees(edge_type, ids)
+            return found
+
+        return answer
+
     def fetch(
         self, kind: str, name: _Name, ids: Array, split: Split | None = None
     ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
@@ -282,6 +323,9 @@ class GraphStore:
         rows = self._local.rows(kind, name)
         values = rows.values
         shape = (ids.size, *values.shape[1:])
+        if self._later:
+            split = None if rows.whole else split
+            return rows.dtype, shape, LaterRows(kind, name, self._kept_ids(ids, split), split)
         if split is None or rows.whole:
             return (
                 rows.dtype,
@@ -303,6 +347,12 @@ class GraphStore:
 
         return rows.dtype, shape, write
 
+    def _kept_ids(self, ids: Array, split: Split | None) -> Array:
+        """Return a copy of ``ids``, the same one for all matrices that are asked by one split."""
+        if split is None or self._kept[0] is not split:
+            self._kept = (split, ids.copy())
+        return self._kept[1]
+
     def _ask_rows(
         self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array]
     ) -> dict[int, Pending[RowsAnswer]]:
@@ -312,7 +362,7 @@ class GraphStore:
                 shape = (at.size, *like.values.shape[1:])
                 # named work memory: the answer lands in pages that are mapped already
                 room = self._scratch.matrix(f"{kind} {name} of {partition}", like.dtype, shape)
-                request = _rows_request(kind, name, ids.take(at))
+                request = rows_request(kind, name, ids.take(at))
                 asked[partition] = self._others().rows(partition, request, room)
         return asked
 
@@ -323,7 +373,8 @@ def row_type(edge_type: EdgeType, edge_dir: str) -> NodeType:
     return edge_type[0] if by_source else edge_type[2]
 
 
-def _rows_request(kind: str, name: _Name, ids: Array) -> RowsRequest:
+def rows_request(kind: str, name: _Name, ids: Array) -> RowsRequest:
+    """Return the question for rows of the matrix ``kind`` of ``name``."""
     if kind.endswith("_attributes"):
         graph_type, attribute = cast("tuple[NodeType | EdgeType, str]", name)
         return RowsRequest(kind, graph_type, ids, attribute)

@@ -23,13 +23,21 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.slots import Written
-from gigl_loader.message import SEED_TIME, BatchTicket, Received, SampleMessage
+from gigl_loader.message import (
+    AT_ONCE_EPOCH,
+    AT_ONCE_STREAM,
+    SEED_TIME,
+    BatchTicket,
+    Received,
+    SampleMessage,
+)
 from gigl_loader.options import (
     CustomSamplerOptions,
     EpochOptions,
     SamplerOptions,
     usable_cpus,
 )
+from gigl_loader.ranks import suspect_ranks
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Security
 from gigl_loader.workers import messages
@@ -321,11 +329,13 @@ class DistSamplingProducer:
             found = self._queue.next_ticket()
             if found is None:
                 return
-            ticket, position = found
-            worker = min(range(self.num_workers), key=self._loads.__getitem__)
-            free, retired = self.channel.returned(worker, self.worker_options.worker_concurrency)
-            self._pool.send(worker, (messages.TASK, ticket, position, free, retired))
-            self._loads[worker] += 1
+            self._send_task(*found)
+
+    def _send_task(self, ticket: BatchTicket, position: int) -> None:
+        worker = min(range(self.num_workers), key=self._loads.__getitem__)
+        free, retired = self.channel.returned(worker, self.worker_options.worker_concurrency)
+        self._pool.send(worker, (messages.TASK, ticket, position, free, retired))
+        self._loads[worker] += 1
 
     def _has_room(self) -> bool:
         """Whether one more message of the largest size seen fits into the channel's bytes."""
@@ -358,6 +368,50 @@ class DistSamplingProducer:
                     return None
             self.pump(min(1.0, limit))
             if time.monotonic() - self._last_progress >= limit:
+                self._raise_stalled(state, limit)
+
+    def sample(self, index: Tensor) -> Received:
+        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
+
+        Raises:
+            PeerTimeoutError: No worker sent anything for the option's time.
+            WorkerDiedError, SamplingError: A worker ended, or raised.
+        """
+        with self._lock:
+            self._check_usable()
+            if AT_ONCE_STREAM not in self._queue.streams:
+                self.add_stream(AT_ONCE_STREAM, 1)
+            state = self._queue.streams[AT_ONCE_STREAM]
+            generation = state.start(AT_ONCE_EPOCH, (0,))
+            message = (messages.GENERATION, AT_ONCE_STREAM, generation, True)
+            shared = tensors.share_tensor(index)
+            for worker in range(self.num_workers):
+                self._pool.send(worker, message, shared)
+            found = state.next_ticket()
+            assert found is not None
+            self._send_task(*found)  # though the channel be full of batches of the epoch
+        return self._wait_for(state)
+
+    def _wait_for(self, state: Stream[Received]) -> Received:
+        """Return the one batch of ``state``; what else workers send is filed later, by `pump`."""
+        limit = self.epoch_options.timeout_s
+        deadline = time.monotonic() + limit
+        while True:
+            received = state.take()
+            if received is not None:
+                return received
+            events = self._pool.poll(min(1.0, limit))
+            own = [event for event in events if _is_of(state.number, event)]
+            self._unfiled += [event for event in events if not _is_of(state.number, event)]
+            failed: list[tuple[int, SamplingError]] = []
+            with self._lock:
+                for event in own:
+                    self._file(event, failed)
+            if failed:
+                raise failed[0][1]
+            if events:
+                deadline = time.monotonic() + limit
+            elif time.monotonic() >= deadline:
                 self._raise_stalled(state, limit)
 
     def _receive(self, timeout_s: float | None) -> SampleMessage:
@@ -407,6 +461,9 @@ class DistSamplingProducer:
     def _file(self, event: Event, failed: list[tuple[int, SamplingError]]) -> None:
         kind, *rest = event.message
         self._last_progress = time.monotonic()
+        if kind == messages.UNHEARD:
+            suspect_ranks(*rest)
+            return
         if kind == messages.ERROR:
             self._loads[event.worker] -= 1
             ticket, cause, text = rest
@@ -504,6 +561,13 @@ class DistSamplingProducer:
         if self._agreement is not None:
             self._agreement.close()
         self.channel.close()
+
+
+def _is_of(stream: int, event: Event) -> bool:
+    """Return whether ``event`` says what came of a task of ``stream``."""
+    kind, *rest = event.message
+    of_a_task = kind in (messages.BATCH, messages.ERROR, messages.STALE)
+    return of_a_task and rest[0].stream == stream
 
 
 def seed_or_drawn(seed: int | None) -> int:

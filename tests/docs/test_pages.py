@@ -20,6 +20,7 @@ PAGES = (
     "docs/guide/link_prediction.md",
     "docs/guide/sampling.md",
     "docs/guide/training_loop.md",
+    "docs/guide/same_batches.md",
     "docs/guide/after_training.md",
     "docs/guide/migrating.md",
 )
