@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from gigl_loader.memory.segments import SharedMemoryError
     from gigl_loader.options import (
         CustomSamplerOptions,
+        FeatureStoreOptions,
         KHopNeighborSamplerOptions,
         PPRSamplerOptions,
         SamplerOptions,
@@ -92,6 +93,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "EdgeTable",
     "FeatureInfo",
     "FeaturePartitionData",
+    "FeatureStoreOptions",
     "GiglLoaderError",
     "GraphPartitionData",
     "GraphStoreInfo",
@@ -185,6 +187,7 @@ _NAMES = {
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
     "options": (
         "CustomSamplerOptions",
+        "FeatureStoreOptions",
         "KHopNeighborSamplerOptions",
         "PPRSamplerOptions",
         "SamplerOptions",

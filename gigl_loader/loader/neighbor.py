@@ -35,7 +35,12 @@ from gigl_loader.loader.time_input import (
     check_time_given,
 )
 from gigl_loader.message import INPUT_ID
-from gigl_loader.options import DEFAULT_TIMEOUT_S, ExpansionKeywords, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_TIMEOUT_S,
+    ExpansionKeywords,
+    FeatureStoreOptions,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 
@@ -88,6 +93,7 @@ class DistNeighborLoader(BaseDistLoader):
             processes, over connections. ``"collective"``: this process samples ahead in a thread,
             in step with the other ranks, which exchange by ``all_to_all`` of a gloo group; no
             process, no port. ``timeout`` is then also how long a rank may compute between batches.
+        feature_store: A PyG ``FeatureStore`` of one's own, for features that the dataset has not.
         weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies
             ``with_weight``.
         transform: Called in this process with each batch; what it returns is yielded in its place.
@@ -134,6 +140,7 @@ class DistNeighborLoader(BaseDistLoader):
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
+        feature_store: FeatureStoreOptions | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,

@@ -123,6 +123,9 @@ def test_a_server_imports_what_it_has_leave_for():
         for path in ("os.path", "store_cluster_too.Sampler", "gigl_loader.remote.service.X"):
             with pytest.raises(ConfigError, match=f"'{path}': start it with --allow-samplers"):
                 create(cluster, sampler_options=CustomSamplerOptions(path))
+        store = FeatureStoreOptions("os.path")
+        with pytest.raises(ConfigError, match="feature store 'os.path': start it with --allow-sam"):
+            create(cluster, epoch_options=EpochOptions(seed=1, feature_store=store))
         assert endpoint.server.create_calls == 0, "nothing was started"
         allowed = CustomSamplerOptions("store_cluster.FailingSampler", {"nap_s": 0.1})
         create(cluster, sampler_options=allowed)
