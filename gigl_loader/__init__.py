@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from gigl_loader.loader.neighbor import DistNeighborLoader
     from gigl_loader.loader.profile import profile_workers
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+    from gigl_loader.loader.subgraph import DistSubGraphLoader
     from gigl_loader.memory.segments import SharedMemoryError
     from gigl_loader.options import (
         CustomSamplerOptions,
@@ -88,6 +89,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "DistLinkNeighborLoader",
     "DistNeighborLoader",
     "DistSamplingProducer",
+    "DistSubGraphLoader",
     "DistributedContext",
     "DistributedRuntimeInfo",
     "EdgeTable",
@@ -185,6 +187,7 @@ _NAMES = {
     "loader.neighbor": ("DistNeighborLoader",),
     "loader.profile": ("profile_workers",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
+    "loader.subgraph": ("DistSubGraphLoader",),
     "options": (
         "CustomSamplerOptions",
         "FeatureStoreOptions",

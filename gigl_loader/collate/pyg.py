@@ -54,11 +54,10 @@ def to_hetero_data(
     for edge_type in edge_types:
         _fill_edges(data[edge_type], message, edge_type)
     # per store, as PyG has it, and over all types, as GLT has it
-    data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
-    counted = [name for name in edge_types if "num_sampled_edges" in data[name]]
-    data.num_sampled_edges = {t: data[t].num_sampled_edges for t in counted}
-    if not _has_hops(message, node_types):
-        data.num_sampled_nodes = data.num_sampled_edges = None
+    if any(key(NODES_PER_HOP, node_type) in message for node_type in node_types):
+        data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
+        counted = [name for name in edge_types if "num_sampled_edges" in data[name]]
+        data.num_sampled_edges = {t: data[t].num_sampled_edges for t in counted}
     graph_types: list[NodeType | EdgeType] = [*node_types, *edge_types]
     stores = {key("", graph_type): data[graph_type] for graph_type in graph_types}
     _add_rest(data, message, stores)
@@ -99,10 +98,6 @@ def _fill_edges(store: Any, message: SampleMessage, edge_type: EdgeType | None) 
 def _ints(counts: Tensor | None) -> list[int] | None:
     """Return counts per hop; None, as PyG has it, where edges are of no hop."""
     return None if counts is None else counts.tolist()
-
-
-def _has_hops(message: SampleMessage, node_types: list[NodeType]) -> bool:
-    return any(key(NODES_PER_HOP, node_type) in message for node_type in node_types)
 
 
 def _add_rest(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None:

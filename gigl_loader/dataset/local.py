@@ -27,7 +27,7 @@ from gigl_loader.dataset._original import OriginalIds
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
 from gigl_loader.dataset._progress import showing
-from gigl_loader.dataset._pyg import Cutter, Supervision, read_pyg
+from gigl_loader.dataset._pyg import Cutter, Supervision, keep_neighbor_times, read_pyg
 from gigl_loader.dataset._weight_attr import weighted_view
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
@@ -124,6 +124,7 @@ class DistDataset(_glt.DistDataset):
         partition_idx: int = 0,
         num_partitions: int | None = None,
         supervision: Supervision | None = None,
+        time_attr: str | None = None,
     ) -> "DistDataset":
         """Return a PyG graph in memory as a dataset, whole or the named partition's share.
 
@@ -143,6 +144,8 @@ class DistDataset(_glt.DistDataset):
             num_partitions: How many there are. None: as many as the book mentions.
             supervision: ``{edge_type: (positives, negatives or None)}``, each ``[2, n]`` int64 with
                 the anchors in row 0. For a `Data` one such pair is enough.
+            time_attr: A node attribute that loaders are to sample by. With several partitions it
+                has to be said here: edges then keep the times of neighbours of other partitions.
 
         Raises:
             ConfigError: An attribute is malformed; the message names it.
@@ -158,6 +161,8 @@ class DistDataset(_glt.DistDataset):
         elif count > 1:
             raise ConfigError(f"num_partitions={count} needs a partition_book")
         check_partitions(count, partition_idx)
+        if time_attr is not None and count > 1:
+            keep_neighbor_times(source, edge_dir, time_attr)
         return cls._of(Cutter(source, books, edge_dir, count).cut(partition_idx))
 
     @classmethod

@@ -30,7 +30,7 @@ from gigl_loader.dataset._mapped import PART_FILE, is_mapped_format
 from gigl_loader.dataset._mapped_io import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._progress import Progress, showing
-from gigl_loader.dataset._pyg import Cutter, Source, Supervision, read_pyg
+from gigl_loader.dataset._pyg import Cutter, Source, Supervision, keep_neighbor_times, read_pyg
 from gigl_loader.dataset.parts import FeaturePartitionData
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
@@ -55,6 +55,7 @@ def partition_graph(
     supervision: Supervision | None = None,
     progress: bool = True,
     format: str = "mapped",
+    time_attr: str | None = None,
 ) -> None:
     """Write ``data`` as ``num_partitions`` partitions below ``root``.
 
@@ -75,6 +76,8 @@ def partition_graph(
         progress: Show a progress bar (log lines where ``tqdm`` is not installed).
         format: ``"mapped"``: our own, which `DistDataset.load` maps or reads; ``"glt"``:
             graphlearn-torch's, which its own classes read too.
+        time_attr: A node attribute that loaders are to sample by: edges then keep the times of
+            neighbours of other partitions.
 
     Raises:
         ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds other
@@ -94,6 +97,8 @@ def partition_graph(
     check_target(target)
     source = read_pyg(data, supervision)
     _check_names(source)
+    if time_attr is not None:
+        keep_neighbor_times(source, edge_dir, time_attr)
     with (
         complete_or_nothing(target) as folder,
         showing("partition_graph", _bytes_to_write(source), shown=progress) as bar,

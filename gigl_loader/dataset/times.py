@@ -50,9 +50,10 @@ def check_time_attr(view: PartitionView, time_attr: str) -> bool:
             "it can only be one of these"
         )
     if not of_nodes and not of_edges:
-        names = sorted({name for _, name in (*view.node_attributes, *view.edge_attributes)})
+        names = {name for _, name in (*view.node_attributes, *view.edge_attributes)}
+        shown = sorted(name for name in names if not name.startswith(NEIGHBOR_TIME))
         raise ConfigError(
-            f"time_attr={time_attr!r} is no attribute of nodes or edges: there are {names}"
+            f"time_attr={time_attr!r} is no attribute of nodes or edges: there are {shown}"
         )
     return bool(of_nodes)
 

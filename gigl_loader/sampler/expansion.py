@@ -92,6 +92,6 @@ class Expansion:
             with_weight=plan.with_weight,
             with_edge=plan.with_edge,
             labor=labor,
-            timed=edge_type in self._store.view.times,
+            timed=how.time_attr is not None and edge_type in self._store.view.times,
             last=how.temporal_strategy == "last",
         )
