@@ -595,6 +595,7 @@ def make_plan(
         with_edge=config.with_edge,
         with_weight=config.with_weight,
         replace=options.replace,
+        feature_store=options.feature_store,
         collect_features=config.collect_features,
         expansion=options.expansion,
     )
