@@ -25,6 +25,7 @@ from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
 from gigl_loader.loader.world import agree_on_seed, check_shard
 from gigl_loader.options import (
+    CacheOptions,
     CustomSamplerOptions,
     EpochOptions,
     KHopNeighborSamplerOptions,
@@ -75,6 +76,8 @@ class LoaderArgs:
     device_prefetch: int
     exchange: str
     shard: str
+    remote_cache: int | str | None
+    lookahead: int | None
 
     @classmethod
     def collect(cls, values: dict[str, Any]) -> "LoaderArgs":
@@ -99,6 +102,11 @@ class LoaderArgs:
                 "call torch.distributed.init_process_group() and leave context out"
             )
         parse_size(args.channel_size)
+        if args.cache is not None and args.in_process:
+            raise ConfigError(
+                f"remote_cache={args.remote_cache!r} is filled by sampling workers, and this "
+                "process samples itself: leave it out, or give the loader workers"
+            )
         if args.pin_memory_device is not None:
             check_device(args.pin_memory_device)
         if args.prefetch_size is not None:
@@ -119,6 +127,11 @@ class LoaderArgs:
         """Whether the training process samples."""
         no_workers = self.num_workers == 0 and not isinstance(self.num_workers, bool)
         return no_workers or self.exchange == "collective"
+
+    @property
+    def cache(self) -> CacheOptions | None:
+        """What is kept of other machines' rows."""
+        return CacheOptions.of(self.remote_cache, self.lookahead)
 
     def epoch_options(self) -> EpochOptions:
         """Return seed, order and deadline; a missing seed is drawn now."""
@@ -240,7 +253,7 @@ def colocated_parts(
         data, sampler_input, config, worker_options,
         BaseDistLoader.create_colocated_channel(worker_options), args.sampler_options,
         epoch_options=epoch_options, worker_init_fn=args.worker_init_fn,
-        default_sampler=default_sampler,
+        default_sampler=default_sampler, cache=args.cache,
     )  # fmt: skip
     return {**parts, "worker_options": worker_options, "producer": producer}
 
@@ -313,6 +326,11 @@ def remote_parts(
         )
     if args.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
+    if args.cache is not None:
+        raise ConfigError(
+            f"remote_cache={args.remote_cache!r} belongs to colocated mode: from a graph store, "
+            "batches come with their rows; leave it out"
+        )
     schema = dataset.fetch_schema()
     config = BaseDistLoader.create_sampling_config(
         args.num_neighbors, schema, args.batch_size, args.shuffle, args.drop_last,

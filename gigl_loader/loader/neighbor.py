@@ -85,6 +85,12 @@ class DistNeighborLoader(BaseDistLoader):
             ``"world"``: all ranks are given the seeds of the whole job, whose batches are numbered
             over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what
             the job has taken, and goes on with any number of ranks.
+        remote_cache: Colocated, with workers: memory for rows of other machines, as bytes
+            (``"2GB"``, with what it takes to find them) or as a share of these rows (``"20%"``).
+            Batches are drawn ahead, so that those rows are kept that are needed again soonest.
+            Each rank has its own. None: nothing is kept.
+        lookahead: Batches to draw ahead. None: those that ask for 5 times what the cache holds,
+            after which more would change nothing.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -125,6 +131,8 @@ class DistNeighborLoader(BaseDistLoader):
         device_prefetch: int = 2,
         exchange: str = "workers",
         shard: str = "machine",
+        remote_cache: int | str | None = None,
+        lookahead: int | None = None,
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())

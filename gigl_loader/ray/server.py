@@ -59,10 +59,9 @@ def free_place(rank: int, num_servers: int, host: str) -> tuple[str, int]:
     first, last = _PORTS
     ports = [port for port in range(first, last) if port % num_servers == rank]
     for port in random.sample(ports, len(ports)):
-        with socket.socket() as sock:
-            with contextlib.suppress(OSError):
-                sock.bind((host, port))
-                return host, port
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind((host, port))
+            return host, port
     raise OSError(f"no port of {host} in [{first}, {last}) is free")
 
 

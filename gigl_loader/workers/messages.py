@@ -3,10 +3,11 @@
 ::
 
     trainer -> worker      PEERS, GENERATION, TASK, STOP
-    worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING
+    worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING,
+                           DRAWN before it where rows are cached
     supervisor -> trainer  READY (once), EXITED per worker
 """
 
 PEERS, GENERATION, TASK, STOP = "peers", "generation", "task", "stop"
 READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
-LINGERING, EXITED = "lingering", "exited"
+LINGERING, EXITED, DRAWN = "lingering", "exited", "drawn"
