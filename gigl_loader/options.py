@@ -3,7 +3,7 @@
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.errors import ConfigError
@@ -165,6 +165,87 @@ def _check_count(name: str, value: Any, least: int) -> None:
 SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions | PPRSamplerOptions
 
 
+SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
+TEMPORAL_STRATEGIES = ("uniform", "last")
+SAMPLERS = ("uniform", "labor")
+
+
+class ExpansionKeywords(TypedDict, total=False):
+    """The keywords of all loaders that `ExpansionOptions` are made of, by PyG's names."""
+
+    subgraph_type: str
+    disjoint: bool
+    time_attr: str | None
+    temporal_strategy: str
+    time_window: float | None
+    sampler: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpansionOptions:
+    """How a batch grows from its seeds, beyond fanouts and weights.
+
+    Raises:
+        ConfigError: A value is unknown, or two of them cannot work together.
+    """
+
+    subgraph_type: str = "directional"
+    """``"directional"``: the sampled edges; ``"bidirectional"``: these in both directions, each
+    once; ``"induced"``: all edges between the sampled nodes."""
+    disjoint: bool = False
+    """Every seed has a tree of its own; ``batch`` tells it of each node."""
+    time_attr: str | None = None
+    """An attribute of nodes or of edges: nothing later than its seed is sampled. Makes trees
+    disjoint, as each has its own time."""
+    temporal_strategy: str = "uniform"
+    """``"last"``: the latest neighbours instead of any."""
+    time_window: float | None = None
+    """Nothing is older than this before its seed, in units of the attribute; None: any age."""
+    sampler: str = "uniform"
+    """``"labor"``: seeds of a batch share neighbours; each still has a uniform draw."""
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("subgraph_type", SUBGRAPH_TYPES),
+            ("temporal_strategy", TEMPORAL_STRATEGIES),
+            ("sampler", SAMPLERS),
+        ):
+            value = getattr(self, name)
+            value = getattr(value, "value", value)  # PyG's SubgraphType is an enum
+            if value not in known:
+                raise ConfigError(f"{name} must be one of {known}, got {value!r}")
+            object.__setattr__(self, name, value)
+        if not isinstance(self.disjoint, bool):
+            raise ConfigError(f"disjoint must be True or False, got {self.disjoint!r}")
+        self._check_time()
+        if self.in_trees and self.subgraph_type == "induced":
+            raise ConfigError(
+                'subgraph_type="induced" needs one graph of all seeds, and disjoint or timed '
+                'sampling makes a tree of each: use "directional" or "bidirectional"'
+            )
+        if self.in_trees and self.sampler == "labor":
+            raise ConfigError(
+                'sampler="labor" lets seeds share neighbours, which disjoint or timed trees do '
+                "not: leave one of them out"
+            )
+
+    def _check_time(self) -> None:
+        if self.time_attr is None:
+            if self.time_window is not None or self.temporal_strategy != "uniform":
+                raise ConfigError("temporal_strategy and time_window need time_attr")
+            return
+        if not isinstance(self.time_attr, str):
+            raise ConfigError(f"time_attr must name an attribute, got {self.time_attr!r}")
+        window = self.time_window
+        if window is not None and not (isinstance(window, (int, float)) and window >= 0):
+            raise ConfigError(f"time_window must be a number >= 0 or None, got {window!r}")
+
+    @property
+    def in_trees(self) -> bool:
+        """Whether each seed has a tree of its own."""
+        return self.disjoint or self.time_attr is not None
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions:
     """How a loader goes through its seeds, beyond what GLT's ``SamplingConfig`` holds."""
@@ -177,6 +258,10 @@ class EpochOptions:
     """Yield batches in order, as ``torch.utils.data.DataLoader`` does by default."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Seconds without progress before a wait is an error."""
+    weight_attr: str | None = None
+    """Edge attribute to draw by, with ``with_weight``; None: the edges' weights."""
+    expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
+    """How batches grow from their seeds."""
 
     def __post_init__(self) -> None:
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
@@ -186,6 +271,8 @@ class EpochOptions:
             raise ConfigError(
                 f"timeout must be > 0 seconds, and there always is one; got {self.timeout_s!r}"
             )
+        if self.replace and self.expansion.sampler == "labor":
+            raise ConfigError('sampler="labor" draws without replacement: use replace=False')
 
 
 def parse_size(size: int | str) -> int:

@@ -30,7 +30,7 @@ from gigl_loader.dataset._mapped import PART_FILE, is_mapped_format
 from gigl_loader.dataset._mapped_io import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._progress import Progress, showing
-from gigl_loader.dataset._pyg import Cutter, Source, Supervision, read_pyg
+from gigl_loader.dataset._pyg import Cutter, Source, Supervision, keep_neighbor_times, read_pyg
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError, WrongTypeError, explained_limits
@@ -56,6 +56,7 @@ def partition_graph(
     progress: bool = True,
     format: str = "mapped",
     overwrite: bool = False,
+    time_attr: str | None = None,
 ) -> None:
     """Write ``data`` as ``num_partitions`` partitions below ``root``.
 
@@ -76,6 +77,8 @@ def partition_graph(
         format: ``"mapped"``: our own, which `DistDataset.load` maps or reads; ``"glt"``:
             graphlearn-torch's, which its own classes read too.
         overwrite: Replace partitions that are at ``root``, when the new ones are complete.
+        time_attr: A node attribute that loaders are to sample by: edges then keep the times of
+            neighbours of other partitions.
 
     Raises:
         ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds files.
@@ -94,6 +97,8 @@ def partition_graph(
     check_target(target, overwrite=overwrite)
     source = read_pyg(data, supervision)
     _check_names(source)
+    if time_attr is not None:
+        keep_neighbor_times(source, edge_dir, time_attr)
     with (
         complete_or_nothing(target) as folder,
         showing("partition_graph", _bytes_to_write(source), shown=progress) as bar,

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -16,24 +16,28 @@ from gigl_loader._glt import (
 )
 from gigl_loader.dataset.held import check_held
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import EdgeType, is_label_edge_type
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, explained_limits
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors, check_workers, positive
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.loader.sampler_choice import SamplerClass, chosen_sampler
 from gigl_loader.loader.world import agree_on_seed, check_shard
 from gigl_loader.options import (
     CacheOptions,
     CustomSamplerOptions,
     EpochOptions,
+    ExpansionKeywords,
+    ExpansionOptions,
     KHopNeighborSamplerOptions,
+    PPRSamplerOptions,
     SamplerOptions,
     parse_size,
 )
 from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
-from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
+from gigl_loader.workers.producer import DistSamplingProducer, check_seed_times, seed_or_drawn
 
 DEFAULT_PREFETCH = 4
 """Batches under way per storage server."""
@@ -42,7 +46,6 @@ NO_PORT = 0
 """GLT's options name a port; without workers nobody listens."""
 
 Weighted = dict[EdgeType, bool] | None
-SamplerClass = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,10 @@ class LoaderArgs:
     shard: str
     remote_cache: int | str | None
     lookahead: int | None
+    weight_attr: str | None
+    transform: Callable[[Any], Any] | None
+    transform_sampler_output: Callable[[Any], Any] | None
+    expansion: ExpansionOptions
 
     @classmethod
     def collect(cls, values: dict[str, Any]) -> "LoaderArgs":
@@ -86,7 +93,12 @@ class LoaderArgs:
         Raises:
             ConfigError: A value cannot work in either deployment.
         """
-        args = cls(**{field.name: values[field.name] for field in fields(cls)})
+        given = {field.name: values[field.name] for field in fields(cls)}
+        if isinstance(given["sampler_options"], PPRSamplerOptions):
+            given["num_neighbors"] = [1]  # only its edge types count
+        given["with_weight"] = given["with_weight"] or given["weight_attr"] is not None
+        given["expansion"] = _expansion(type(values["self"]).__name__, given["expansion"])
+        args = cls(**given)
         positive("batch_size", args.batch_size)
         if args.exchange not in ("workers", "collective"):
             raise ConfigError(f'exchange must be "workers" or "collective", got {args.exchange!r}')
@@ -94,6 +106,8 @@ class LoaderArgs:
             check_no_workers(args)
         else:
             check_workers(args.num_workers, args.worker_concurrency)
+        if args.with_weight and args.expansion.time_attr is not None:
+            raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
         positive("device_prefetch", args.device_prefetch)
         check_shard(args.shard, in_order=args.in_order)
         if args.shard == "world" and args.context is not None:
@@ -140,6 +154,8 @@ class LoaderArgs:
             replace=self.replace,
             in_order=self.in_order,
             timeout_s=self.timeout,
+            weight_attr=self.weight_attr,
+            expansion=self.expansion,
         )
 
     def device(self, local_rank: int) -> torch.device:
@@ -163,6 +179,15 @@ def check_device(device: Any) -> None:
             f"pin_memory_device={device!r}, but torch finds {found} CUDA devices here: leave it "
             "out for this process's device, or give 'cpu'"
         )
+
+
+def _expansion(loader: str, keywords: dict[str, Any]) -> ExpansionOptions:
+    """Return the keywords that a loader took as ``**expansion``, checked."""
+    known = ExpansionKeywords.__annotations__
+    for name in keywords:
+        if name not in known:  # what Python says of a keyword that is not in a signature
+            raise TypeError(f"{loader}.__init__() got an unexpected keyword argument {name!r}")
+    return ExpansionOptions(**keywords)
 
 
 def check_no_workers(args: LoaderArgs) -> None:
@@ -210,6 +235,7 @@ def colocated_parts(
     """
     try:
         data, whole, config = _check_colocated(dataset, args, make_input)
+        args = with_sampler(args, default_sampler, data.schema, whole.input_type)
     except GiglLoaderError as error:
         gather_inputs(runtime, None, error)  # the other ranks wait for this one's word
         raise
@@ -283,11 +309,14 @@ def _check_colocated(
             f"prefetch_size={args.prefetch_size} belongs to graph-store mode; here "
             "worker_concurrency says how many batches are under way"
         )
-    data = DistDataset.wrap(dataset)
+    data = DistDataset.wrap(dataset).weighted_by(args.weight_attr)
     if args.in_process:
         check_in_process(data, args.exchange)
     check_weights(data, args.with_weight)
+    if args.expansion.time_attr is not None:
+        data.view_by_time(args.expansion.time_attr)
     whole = make_input(data)
+    check_seed_times(data.view(), whole, args.expansion.time_attr)
     config = BaseDistLoader.create_sampling_config(
         args.num_neighbors, data.schema, args.batch_size, args.shuffle, args.drop_last,
         args.with_weight, args.with_edge, args.seed,
@@ -336,6 +365,7 @@ def remote_parts(
         args.num_neighbors, schema, args.batch_size, args.shuffle, args.drop_last,
         args.with_weight, args.with_edge, args.seed,
     )  # fmt: skip
+    args = with_sampler(args, default_sampler, schema, inputs[0].input_type)
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
         compute_rank=runtime.rank,
@@ -362,6 +392,17 @@ def remote_parts(
     return parts
 
 
+def with_sampler(
+    args: LoaderArgs, default: SamplerClass | None, schema: DatasetSchema, input_type: str | None
+) -> LoaderArgs:
+    """Return ``args`` with the sampler that workers are to run; see `chosen_sampler`."""
+    options = chosen_sampler(
+        args.sampler_options, default, schema, input_type, with_weight=args.with_weight,
+        expansion=args.expansion,
+    )  # fmt: skip
+    return replace(args, sampler_options=options)
+
+
 def common_parts(args: LoaderArgs) -> dict[str, Any]:
     """Return the arguments of `BaseDistLoader` that are the same in both deployments."""
     return {
@@ -371,6 +412,8 @@ def common_parts(args: LoaderArgs) -> dict[str, Any]:
         "even_ranks": args.even_ranks,
         "device_prefetch": args.device_prefetch,
         "shard": args.shard,
+        "transform": args.transform,
+        "transform_sampler_output": args.transform_sampler_output,
     }
 
 

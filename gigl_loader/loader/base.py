@@ -25,6 +25,7 @@ from gigl_loader._glt import (
     init_worker_group,
 )
 from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.collate.sampler_output import transformed
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
 from gigl_loader.device.pin import PinMemoryError, PinnedRange
 from gigl_loader.device.prefetch import CopyEngine, copy_message
@@ -40,15 +41,19 @@ from gigl_loader.loader.world import WorldShare, check_same_start, check_shard
 from gigl_loader.memory.channel import ShmChannel
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import (
+    EDGE_INDEX,
     EDGES_PER_HOP,
     IS_HETERO,
     LABEL_COUNTS,
     NODES_PER_HOP,
+    PPR,
     SampleMessage,
+    key,
 )
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.sampler.plan import DRAW_VERSION
 from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 from gigl_loader.workers.rendezvous import meet_ranks
 
@@ -89,6 +94,8 @@ class BaseDistLoader(DistLoader):
         device_prefetch: Batches copied ahead to a CUDA device.
         shard: ``"machine"``: this rank takes all batches of its input. ``"world"``: all ranks have
             the same input, and rank ``r`` of ``W`` takes its batches ``r``, ``r + W``...
+        transform: Called with each batch; what it returns is yielded in its place.
+        transform_sampler_output: Called with PyG's ``SamplerOutput`` of each batch.
 
     Raises:
         ConfigError: ``shard="world"``, and ranks differ in their input or options.
@@ -115,6 +122,8 @@ class BaseDistLoader(DistLoader):
         even_ranks: str | None = None,
         device_prefetch: int = 2,
         shard: str = "machine",
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
         self._shutdowned = True  # until something is there to shut down
@@ -137,6 +146,10 @@ class BaseDistLoader(DistLoader):
         self._even_ranks, self._shard = even_ranks, shard
         self._world_share: WorldShare | None = None
         self._device_prefetch = device_prefetch
+        self._transform = config.checked_function("transform", transform)
+        self._transform_output = config.checked_function(
+            "transform_sampler_output", transform_sampler_output
+        )
         self._engine = self._make_engine()
         self._last_iterator: weakref.ref[EpochIterator] | None = None
         self._progress = Progress()
@@ -505,6 +518,10 @@ class BaseDistLoader(DistLoader):
             iterator.end(why)
         self._last_iterator = None
 
+    def _is_under_way(self) -> bool:
+        iterator = self._last_iterator() if self._last_iterator is not None else None
+        return iterator is not None and not iterator.is_over
+
     @property
     def epoch(self) -> int:
         """The epoch that the next ``iter`` starts."""
@@ -550,6 +567,7 @@ class BaseDistLoader(DistLoader):
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "seed": self._epoch_options.seed,
+            "draw_version": DRAW_VERSION,
             **({} if of_world else of_rank),
         }
 
@@ -625,22 +643,32 @@ class BaseDistLoader(DistLoader):
         """
         if self.to_device.type != "cpu" and self._engine is None:
             msg = self._copied(msg)
-        return self._make_batch(msg)
+        if self._transform_output is not None:
+            types = self._batch_types(msg)
+            named = self._dataset_schema.edge_attributes.values()
+            of_edges = {name for names in named for name in names}
+            msg = transformed(msg, self._transform_output, *types, of_edges)
+        batch = self._make_batch(msg)
+        return batch if self._transform is None else self._transform(batch)
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message that is on the device into a batch; a hook for subclasses."""
         if not int(msg[IS_HETERO]):
             return to_data(msg)
-        return to_hetero_data(msg, *self._batch_types())
+        return to_hetero_data(msg, *self._batch_types(msg))
 
-    def _batch_types(self) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """Return the node types and the edge types that a heterogeneous batch can have."""
+    def _batch_types(self, msg: SampleMessage) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Return the node types and the edge types that a heterogeneous batch has."""
         known = self._dataset_schema.edge_types or []
         walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
         node_types = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
         if self.edge_dir == "out":
             walked = [reverse_edge_type(edge_type) for edge_type in walked]
-        return sorted(node_types), walked
+        made = [(a, PPR, b) for a in sorted(node_types) for b in sorted(node_types)]
+        made = [edge_type for edge_type in made if key(EDGE_INDEX, edge_type) in msg]
+        if made:  # a sampler that makes edges of its own may leave those of the graph out
+            walked = [edge_type for edge_type in walked if key(EDGE_INDEX, edge_type) in msg]
+        return sorted(node_types), walked + made
 
     # -- end ------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from gigl_loader.loader.world import WorldShare
 from gigl_loader.message import Received
 
 _STATE_VERSION = 1
+_OF_OLD_STATES = {"shard": "machine", "draw_version": 1}
+"""What states did not say that were saved before there was a choice."""
 _OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
 """What may differ between ranks that take the same number of steps."""
 
@@ -97,7 +99,7 @@ class Progress:
             ConfigError: The state is of another loader: names what differs.
         """
         if isinstance(state, dict) and "shard" in identity:
-            state = {"shard": "machine", **state}  # states of before there was a choice
+            state = {**_OF_OLD_STATES, **state}
         version = state.get("version") if isinstance(state, dict) else type(state).__name__
         if version != _STATE_VERSION:
             raise ConfigError(
@@ -121,6 +123,8 @@ class Progress:
                     "each state is of one rank's own seeds, so another number of ranks cannot go "
                     'on with it; build the loaders with shard="world", then their states can'
                 )
+            if "draw_version" in changed:
+                hint = "this version draws other batches: begin an epoch, or go on with the old one"
             if "shard" in changed:
                 hint = "change shard between epochs, with set_epoch() in place of the state"
             raise ConfigError(

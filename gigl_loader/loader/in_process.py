@@ -39,7 +39,7 @@ from gigl_loader.message import (
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
-from gigl_loader.workers.producer import epoch_order, make_plan
+from gigl_loader.workers.producer import epoch_order, make_plan, view_of
 from gigl_loader.workers.schedule import num_batches
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class InProcessSource:
         self.data, self.sampling_config, self.epoch_options = data, config, epoch_options
         self.channel = None
         self.num_workers = 0
-        view = data.view()
+        view = view_of(data, epoch_options.expansion.time_attr)
         self._plan = make_plan(view, sampler_input, config, epoch_options)
         self._view = _as_arrays(view)
         extra = getattr(sampler_input, "extra", None) or {}

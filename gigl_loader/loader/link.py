@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -14,7 +14,6 @@ from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
     LoaderArgs,
-    SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -30,14 +29,21 @@ from gigl_loader.loader.runtime import (
     DistributedRuntimeInfo,
     runtime_or_alone,
 )
+from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.supervision import (
     SupervisionEdgeType,
     check_anchor_type,
     excluded_types,
     supervision_types,
 )
+from gigl_loader.loader.time_input import (
+    TimeInput,
+    add_times,
+    add_times_by_server,
+    check_time_given,
+)
 from gigl_loader.message import SampleMessage
-from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.options import DEFAULT_TIMEOUT_S, ExpansionKeywords, SamplerOptions
 from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
 _SAMPLER = "gigl_loader.sampler.link.anchor_sampler"
@@ -98,6 +104,8 @@ class DistABLPLoader(BaseDistLoader):
         shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
         remote_cache: Memory for rows of other machines: ``"2GB"`` or ``"20%"`` of them.
         lookahead: Batches to draw ahead for it; None: as its size asks for.
+        input_time: The time of each anchor, which its labels have too; see `DistNeighborLoader`.
+        **expansion: As in `DistNeighborLoader`.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -143,16 +151,28 @@ class DistABLPLoader(BaseDistLoader):
         shard: str = "machine",
         remote_cache: int | str | None = None,
         lookahead: int | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
+        input_time: TimeInput | None = None,
+        **expansion: Unpack[ExpansionKeywords],
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())
+        check_time_given(input_time, args.expansion)
+        if exclude_supervision and args.expansion.in_trees:
+            raise ConfigError(
+                "exclude_supervision looks for copies among merged nodes: it cannot be combined "
+                "with disjoint or timed trees"
+            )
         self._use_label_edge_index_output = use_label_edge_index_output
         runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
                 parts = self._remote_parts(
-                    dataset, args, runtime, input_nodes, supervision_edge_type, exclude_supervision
-                )
+                    dataset, args, runtime, input_nodes, supervision_edge_type, exclude_supervision,
+                    input_time,
+                )  # fmt: skip
             else:
                 data = DistDataset.wrap(dataset)
                 self._supervision = supervision_types(data.schema, supervision_edge_type)
@@ -161,8 +181,10 @@ class DistABLPLoader(BaseDistLoader):
                     max_labels=data.max_labels_per_anchor_node,
                 )  # fmt: skip
                 parts = colocated_parts(
-                    data, args, runtime, lambda data: self._local_input(data, input_nodes), sampler
-                )
+                    data, args, runtime,
+                    lambda data: add_times(self._local_input(data, input_nodes), input_time),
+                    sampler,
+                )  # fmt: skip
         finally:
             end_own_group(runtime)
         super().__init__(**parts)
@@ -175,6 +197,7 @@ class DistABLPLoader(BaseDistLoader):
     def _remote_parts(
         self, dataset: Any, args: LoaderArgs, runtime: DistributedRuntimeInfo, input_nodes: Any,
         supervision_edge_type: SupervisionEdgeType, exclude: bool | Sequence[EdgeType],
+        input_time: TimeInput | None,
     ) -> dict[str, Any]:  # fmt: skip
         if supervision_edge_type is not None:
             raise ConfigError(
@@ -187,6 +210,7 @@ class DistABLPLoader(BaseDistLoader):
             dataset.fetch_schema(), self._supervision, exclude, labels_in_input=True
         )
         name = f"{type(self).__name__} {next(self._counter)}"
+        inputs = add_times_by_server(inputs, input_time)
         return remote_parts(dataset, args, runtime, inputs, name, sampler)
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:

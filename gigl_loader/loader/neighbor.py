@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -27,8 +27,15 @@ from gigl_loader.loader.inputs import (
     typed_seeds,
 )
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.loader.sampler_choice import SamplerClass
+from gigl_loader.loader.time_input import (
+    TimeInput,
+    add_times,
+    add_times_by_server,
+    check_time_given,
+)
 from gigl_loader.message import INPUT_ID
-from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.options import DEFAULT_TIMEOUT_S, ExpansionKeywords, SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 
@@ -91,6 +98,11 @@ class DistNeighborLoader(BaseDistLoader):
             Each rank has its own. None: nothing is kept.
         lookahead: Batches to draw ahead. None: those that ask for 5 times what the cache holds,
             after which more would change nothing.
+        weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies
+            ``with_weight``.
+        transform: Called in this process with each batch; what it returns is yielded in its place.
+        transform_sampler_output: Called in this process with PyG's ``SamplerOutput`` of each batch,
+            before it becomes one; returns it changed. Nothing that was not sampled can be added.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -98,6 +110,8 @@ class DistNeighborLoader(BaseDistLoader):
     """
 
     _counter = count()
+    _sampler_class: ClassVar[SamplerClass | None] = None
+    """What workers run in place of the plain k-hop sampler."""
 
     def __init__(
         self,
@@ -133,19 +147,27 @@ class DistNeighborLoader(BaseDistLoader):
         shard: str = "machine",
         remote_cache: int | str | None = None,
         lookahead: int | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
+        input_time: TimeInput | None = None,
+        **expansion: Unpack[ExpansionKeywords],
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())
+        check_time_given(input_time, args.expansion)
         runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
                 name = f"{type(self).__name__} {next(self._counter)}"
-                inputs = remote_input(dataset, input_nodes)
-                parts = remote_parts(dataset, args, runtime, inputs, name)
+                inputs = add_times_by_server(remote_input(dataset, input_nodes), input_time)
+                parts = remote_parts(dataset, args, runtime, inputs, name, self._sampler_class)
             else:
                 parts = colocated_parts(
-                    dataset, args, runtime, lambda data: local_input(data, input_nodes)
-                )
+                    dataset, args, runtime,
+                    lambda data: add_times(local_input(data, input_nodes), input_time),
+                    self._sampler_class,
+                )  # fmt: skip
         finally:
             end_own_group(runtime)
         super().__init__(**parts)

@@ -1,4 +1,4 @@
-"""The storage cluster on Ray: it places, watches and restarts servers; batches do not go through it.
+"""The storage cluster on Ray: Ray places and restarts servers; batches do not go through it.
 
 Names are imported when they are first used, and nothing of this package needs Ray to be imported.
 """

@@ -1,4 +1,7 @@
-"""`gigl-loader serve` as a child that never outlives its parent: ``-m gigl_loader.ray.child PID``."""
+"""`gigl-loader serve` as a child that never outlives its parent.
+
+Run as ``python -m gigl_loader.ray.child PID ARGUMENT...``, with the parent's pid.
+"""
 
 import ctypes
 import os

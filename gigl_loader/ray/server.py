@@ -32,6 +32,7 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Before a server is started again; the last one from then on. A port may still be taken."""
 _STOP_S = 20.0
 _LINES = 30
+_COMMAND = (sys.executable, "-m", "gigl_loader.ray.child")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +154,7 @@ class StorageServer:
         self._state = "loading"
         self._generation = time.time_ns() // 1000
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "gigl_loader.ray.child", str(os.getpid()), *argv],
+            [*_COMMAND, str(os.getpid()), *argv],
             env={**inherited, **options.environment}, stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, errors="replace",
         )  # fmt: skip
@@ -183,15 +184,15 @@ class StorageServer:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return _how(self._child.wait(_ASK_EVERY_S))
+            options = self._options
+            patience_s = min(_ASK_TIMEOUT_S, options.health_timeout_s)
             with contextlib.suppress(GiglLoaderError):
-                self._status = status.ask(where, self._security, _ASK_TIMEOUT_S)
+                self._status = status.ask(where, self._security, patience_s)
                 heard, served, self._served = time.monotonic(), True, True
                 if not self._stopping.is_set():
                     self._state = "serving"
             quiet = time.monotonic() - (heard if served else started)
-            options = self._options
-            limit = options.health_timeout_s if served else options.load_timeout_s
-            if quiet > limit:
+            if quiet > (options.health_timeout_s if served else options.load_timeout_s):
                 self._child.kill()
                 self._child.wait()
                 return f"it did not answer for {quiet:.0f} s and was killed"

@@ -150,8 +150,8 @@ def start_graph_store(
     _check(num_servers, replicas, cpus_per_server, max_restarts)
     _check_times(health_timeout_s, lost_after_s, start_timeout_s)
     check_patience(patience_s)
-    ray = _connected_ray()
     environment = _environment(tls_dir, token, insecure)
+    ray = _connected_ray()
     deadline = time.monotonic() + start_timeout_s
     group = _place(num_servers, cpus_per_server, strategy, start_timeout_s)
     servers: list[_Actor] = []
@@ -188,7 +188,7 @@ def start_graph_store(
     return GraphStore(servers, group, watchdog, _info(num_servers, places[0]), environment)
 
 
-# -- before anything starts -------------------------------------------------------------------------
+# -- before anything starts -----------------------------------------------------------------------
 
 
 def _check(num_servers: int, replicas: int, cpus: float, max_restarts: int) -> None:
@@ -249,7 +249,7 @@ def _environment(tls_dir: str | None, token: str | None, insecure: bool | None) 
     return found or {TOKEN_VARIABLE: fresh_token()}
 
 
-# -- on the Ray cluster -----------------------------------------------------------------------------
+# -- on the Ray cluster ---------------------------------------------------------------------------
 
 
 class _Actor:
@@ -333,7 +333,8 @@ def _find_places(group: Any, num_servers: int, deadline: float) -> list[tuple[st
         ) from error
     except ray.exceptions.RayError as error:
         raise PeerError(
-            f"cannot run gigl_loader on the nodes for storage servers; is it installed there? {error}"
+            "cannot run gigl_loader on the nodes for storage servers; is it installed there? "
+            f"{error}"
         ) from error
     return places
 

@@ -209,8 +209,8 @@ class DistServer(PartitionAnswers):
             capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
             memory = ServerMemory(capacity)
             producer = DistSamplingProducer(
-                self.dataset, sampler_input, config, options, memory, sampler_options,
-                epoch_options=request.epoch_options,
+                self.dataset.weighted_by(request.epoch_options.weight_attr), sampler_input, config,
+                options, memory, sampler_options, epoch_options=request.epoch_options,
             )  # fmt: skip
         except BaseException as error:  # the other servers wait for this one
             if rendezvous is not None:

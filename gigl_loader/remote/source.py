@@ -144,7 +144,8 @@ class RemoteSource:
             raise ConfigError(f"max_concurrent_producer_inits must be >= 1, got {max_concurrent}")
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
-        digest = _digest(self._input, self._config, self._active)
+        how = (self._config, self.epoch_options.expansion)
+        digest = _digest(self._input, how, self._active)
         offer = _Offer(key, digest, self.epoch_options, self._shared_options())
         offers = gather_from_ranks(offer, world_size, _Offer)
         check_same_options([one.shared for one in offers], f'shard="{self._shard}"')

@@ -1,59 +1,18 @@
 """How a batch grows from its roots: hop after hop, merged or in disjoint trees."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import SamplingPlan, draw_key
-from gigl_loader.sampler.questions import Draw, Drawn
+from gigl_loader.sampler.questions import Asked, Draw, Drawn
 from gigl_loader.sampler.roots import EdgeFilter
+from gigl_loader.sampler.sampled import EdgeCollector, Sampled
 from gigl_loader.sampler.store import GraphStore
-
-
-class EdgeCollector:
-    """Sampled edges of one type, hop after hop."""
-
-    def __init__(self) -> None:
-        self.neighbors: list[Array] = []
-        self.targets: list[Array] = []
-        self.edge_ids: list[Array] = []
-        self.per_hop: list[int] = []
-
-    def add(self, neighbors: Array, targets: Array, edge_ids: Array | None) -> None:
-        """Add the edges of one hop, by local labels."""
-        self.neighbors.append(neighbors)
-        self.targets.append(targets)
-        if edge_ids is not None:
-            self.edge_ids.append(edge_ids)
-        self.per_hop.append(neighbors.size)
-
-    @property
-    def count(self) -> int:
-        """How many edges there are."""
-        return sum(self.per_hop)
-
-    def ids(self) -> Array:
-        """Return ``[count]`` int64, the ids of all."""
-        return np.concatenate(self.edge_ids) if self.edge_ids else np.empty(0, np.int64)
-
-    def write_edge_index(self, out: Array) -> None:
-        """Write all edges to ``out``, ``[2, count]``."""
-        if self.neighbors:
-            np.concatenate(self.neighbors, out=out[0])
-            np.concatenate(self.targets, out=out[1])
-
-
-@dataclass
-class Sampled:
-    """What a batch grew to, besides its nodes."""
-
-    edges: dict[EdgeType, EdgeCollector]
-    nodes_per_hop: dict[NodeType, list[int]] = field(default_factory=dict)
+from gigl_loader.sampler.subgraph import bidirectional, induced
+from gigl_loader.sampler.times import Limits, SeedTimes
 
 
 class Expansion:
@@ -63,10 +22,13 @@ class Expansion:
         store: All partitions.
         plan: Fanouts, and how to draw.
         nodes: Where new nodes get their labels.
+        times: What the times of seeds allow.
     """
 
-    def __init__(self, store: GraphStore, plan: SamplingPlan, nodes: BatchNodes) -> None:
-        self._store, self._plan, self._nodes = store, plan, nodes
+    def __init__(
+        self, store: GraphStore, plan: SamplingPlan, nodes: BatchNodes, times: SeedTimes
+    ) -> None:
+        self._store, self._plan, self._nodes, self._times = store, plan, nodes, times
         self._ends = {name: store.ends(name) for name in plan.fanouts}
 
     def run(self, ticket: BatchTicket, keep_edges: EdgeFilter | None) -> Sampled:
@@ -75,24 +37,32 @@ class Expansion:
         found = Sampled({name: EdgeCollector() for name in self._plan.fanouts})
         found.nodes_per_hop = {name: [count] for name, count in counts.items()}
         frontier = {name: (0, count) for name, count in counts.items()}
+        limits = self._times.limits(self._nodes)
         for hop in range(self._plan.num_hops):
-            self._expand(ticket, hop, frontier, found, keep_edges)
+            self._expand(ticket, hop, frontier, found, limits, keep_edges)
             for name in self._nodes.types:
                 frontier[name] = (frontier[name][1], self._nodes.count(name))
                 found.nodes_per_hop[name].append(frontier[name][1] - frontier[name][0])
-        return found
+        kind = self._plan.expansion.subgraph_type
+        if kind == "induced":
+            return induced(self._nodes, self._store, self._plan, keep_edges)
+        return bidirectional(found) if kind == "bidirectional" else found
 
     def _expand(
         self, ticket: BatchTicket, hop: int, frontier: dict[NodeType, tuple[int, int]],
-        found: Sampled, keep_edges: EdgeFilter | None,
+        found: Sampled, limits: Limits | None, keep_edges: EdgeFilter | None,
     ) -> None:  # fmt: skip
         pending = []
         for edge_type, fanout in self._plan.fanouts.items():
             expanded = self._ends[edge_type][0]
             start, stop = frontier[expanded]
             nodes = self._nodes.ids(expanded, start, stop).copy()
-            draw = make_draw(self._plan, ticket, hop, edge_type, fanout[hop])
-            pending.append((edge_type, start, self._store.draw(draw, nodes)))
+            draw = self._draw(ticket, hop, edge_type, fanout[hop])
+            asked = None
+            if self._nodes.disjoint:
+                trees = self._nodes.trees(expanded, start, stop)
+                asked = limits.asked(trees) if limits and draw.timed else Asked(trees)
+            pending.append((edge_type, start, self._store.draw(draw, nodes, asked)))
         for edge_type, start, drawn in pending:  # asked all before the first is waited for
             self._collect(edge_type, start, drawn(), found.edges[edge_type], keep_edges)
 
@@ -108,16 +78,20 @@ class Expansion:
         labels = self._nodes.reach(neighbor, drawn.neighbors, expanded, targets)
         edges.add(labels, targets, drawn.edge_ids)
 
-
-def make_draw(
-    plan: SamplingPlan, ticket: BatchTicket, hop: int, edge_type: EdgeType, fanout: int
-) -> Draw:
-    """Return the question that one hop of a batch asks over one edge type."""
-    return Draw(
-        edge_type,
-        fanout,
-        draw_key(plan, ticket, hop, edge_type),
-        replace=plan.replace,
-        with_weight=plan.with_weight,
-        with_edge=plan.with_edge,
-    )
+    def _draw(self, ticket: BatchTicket, hop: int, edge_type: EdgeType, fanout: int) -> Draw:
+        """Return the question that one hop of a batch asks over one edge type."""
+        plan, how = self._plan, self._plan.expansion
+        labor = how.sampler == "labor"
+        # of LABOR a neighbour's number is the same whichever edge type leads to it
+        keyed_by = ("", "labor", self._ends[edge_type][1]) if labor else edge_type
+        return Draw(
+            edge_type,
+            fanout,
+            draw_key(plan, ticket, hop, keyed_by),
+            replace=plan.replace,
+            with_weight=plan.with_weight,
+            with_edge=plan.with_edge,
+            labor=labor,
+            timed=how.time_attr is not None and edge_type in self._store.view.times,
+            last=how.temporal_strategy == "last",
+        )

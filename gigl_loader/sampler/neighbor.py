@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.schema import NodeType, reverse_edge_type
+from gigl_loader.dataset.schema import NEIGHBOR_TIME, reverse_edge_type
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
@@ -19,14 +19,17 @@ from gigl_loader.message import (
     NODE_FEATURES,
     NODE_LABELS,
     NODES_PER_HOP,
+    TREE,
     key,
 )
-from gigl_loader.sampler.expansion import EdgeCollector, Expansion
+from gigl_loader.sampler.expansion import Expansion
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Peers
-from gigl_loader.sampler.roots import MakeRoots, NodeRoots, Roots
+from gigl_loader.sampler.roots import DistinctRoots, MakeRoots, NodeRoots, Roots
+from gigl_loader.sampler.sampled import Sampled
 from gigl_loader.sampler.store import GraphStore, Split
+from gigl_loader.sampler.times import SeedTimes
 
 
 class NeighborSampler:
@@ -55,30 +58,35 @@ class NeighborSampler:
         self._view, self._plan = view, plan
         self._store = GraphStore(view, peers)
         self._roots: Roots = NodeRoots(self._store, plan) if roots is None else roots(self._store)
-        self._nodes = BatchNodes(view.num_nodes)
-        self._expansion = Expansion(self._store, plan, self._nodes)
+        self._nodes = BatchNodes(view.num_nodes, disjoint=plan.expansion.in_trees)
+        self._times = SeedTimes(self._store, plan)
+        self._expansion = Expansion(self._store, plan, self._nodes, self._times)
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
             self._attributes = _names_by_type(view.node_attributes, view.edge_attributes)
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:
         """Return the fields of the batch of ``request``."""
-        self._nodes.reset()
+        self._nodes.reset(self._times.of(request))
         placed = self._roots.place(request, self._nodes)
         found = self._expansion.run(request.ticket, placed.keep_edges)
         return [
             *placed.fields,
-            *self._node_fields(found.nodes_per_hop),
-            *self._edge_fields(found.edges),
+            *self._node_fields(found),
+            *self._edge_fields(found),
         ]
 
-    def _node_fields(self, per_hop: dict[NodeType, list[int]]) -> list[Field]:
+    def _node_fields(self, found: Sampled) -> list[Field]:
         fields = []
+        per_hop, seeds = found.nodes_per_hop, self._nodes.seeds
         for node_type in self._nodes.types:
             name = node_type if self._view.is_heterogeneous else None
             nodes = self._nodes.ids(node_type)
             fields.append(Field.of(key(NODE, name), nodes))
-            fields.append(Field.of(key(NODES_PER_HOP, name), np.array(per_hop[node_type])))
+            if per_hop:
+                fields.append(Field.of(key(NODES_PER_HOP, name), np.array(per_hop[node_type])))
+            if self._nodes.disjoint:
+                fields.append(Field.of(key(TREE, name), seeds[self._nodes.trees(node_type)]))
             split = self._store.split(self._view.node_books.get(node_type), nodes)
             if self._plan.collect_features and node_type in self._view.node_features:
                 rows = self._store.fetch("node_features", node_type, nodes, split)
@@ -99,17 +107,19 @@ class NeighborSampler:
             fields.append(Field(key(ATTRIBUTE + attribute, name), *rows))
         return fields
 
-    def _edge_fields(self, edges: dict[Any, EdgeCollector]) -> list[Field]:
+    def _edge_fields(self, found: Sampled) -> list[Field]:
         fields = []
-        for edge_type, collected in edges.items():
+        for edge_type, collected in found.edges.items():
             name = None
             if self._view.is_heterogeneous:
                 reverse = self._view.edge_dir == "out"
                 name = reverse_edge_type(edge_type) if reverse else edge_type
             shape = (2, collected.count)
             fields.append(Field(key(EDGE_INDEX, name), "int64", shape, collected.write_edge_index))
-            fields.append(Field.of(key(EDGES_PER_HOP, name), np.array(collected.per_hop, np.int64)))
-            if self._plan.with_edge:
+            if found.nodes_per_hop:
+                per_hop = np.array(collected.per_hop, np.int64)
+                fields.append(Field.of(key(EDGES_PER_HOP, name), per_hop))
+            if self._plan.with_edge and collected.has_ids:
                 ids = collected.ids()
                 fields.append(Field.of(key(EDGE, name), ids))
                 fields += self._edge_row_fields(edge_type, name, ids)
@@ -128,9 +138,17 @@ class NeighborSampler:
         return fields + self._attribute_fields("edge_attributes", edge_type, name, ids, split)
 
 
+def subgraph_sampler(
+    view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None
+) -> NeighborSampler:
+    """Return a sampler whose batches hold each seed once; see `DistinctRoots`."""
+    return NeighborSampler(view, plan, peers, lambda store: DistinctRoots(store, plan))
+
+
 def _names_by_type(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
     """Return the names of attributes by the type that has them, ascending."""
     names: dict[Any, list[str]] = {}
     for owner, name in sorted(chain(*attributes), key=str):
-        names.setdefault(owner, []).append(name)
+        if not name.startswith(NEIGHBOR_TIME):
+            names.setdefault(owner, []).append(name)
     return names

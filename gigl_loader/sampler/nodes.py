@@ -83,11 +83,14 @@ class BatchNodes:
         self._num_ids = {name: max(1, count) for name, count in num_nodes.items()}
         self._seeds: list[Array] = []
         self._num_trees = 0
+        self.seed_times: Array | None = None
+        """``[batch_size]``, the time of each seed; None: no time counts."""
 
-    def reset(self) -> None:
-        """Forget the batch before."""
+    def reset(self, seed_times: Array | None = None) -> None:
+        """Forget the batch before; ``seed_times`` are those of the seeds of the next one."""
         for labels in self._labels.values():
             labels.reset()
+        self.seed_times = seed_times
         self._seeds, self._num_trees = [], 0
 
     def count(self, node_type: NodeType) -> int:

@@ -16,7 +16,7 @@ Source:
     and with it ``0 <= exact(v) - score(v) < eps * degree(v)`` on an undirected graph.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,8 @@ import numpy as np
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.memory.segments import Array
 from gigl_loader.sampler import _ppr_kernels as kernels
-from gigl_loader.sampler.neighbor import NodeLabels
-from gigl_loader.sampler.questions import Draw
+from gigl_loader.sampler.nodes import NodeLabels
+from gigl_loader.sampler.questions import Draw, Drawn
 from gigl_loader.sampler.store import GraphStore
 
 _UNKNOWN = -1
@@ -101,6 +101,9 @@ class Neighbourhood:
         store: All partitions.
         ends: By edge type, (type that is expanded, type of its neighbours).
         draws: By edge type, the question for rows.
+        types: All node types.
+        keep: Takes an edge type, the nodes that were asked for and the answer; returns what to keep
+            of it. None: all.
     """
 
     def __init__(
@@ -108,10 +111,11 @@ class Neighbourhood:
         store: GraphStore,
         ends: Mapping[EdgeType, tuple[NodeType, NodeType]],
         draws: Mapping[EdgeType, Draw],
+        types: Sequence[NodeType],
+        keep: Callable[[EdgeType, Array, Drawn], Drawn] | None = None,
     ) -> None:
-        self._store, self._ends, self._draws = store, ends, draws
-        types = {name for pair in ends.values() for name in pair}
-        self.types = sorted(types)
+        self._store, self._ends, self._draws, self._keep = store, ends, draws, keep
+        self.types = list(types)
         self._number = {name: number for number, name in enumerate(self.types)}
         self._labels = NodeLabels()
         self._degrees = Column(np.int64, _UNKNOWN)
@@ -148,9 +152,12 @@ class Neighbourhood:
             own = self.rows[edge_type].missing(own, self.size)
             if own.size:
                 _, ids = self.ids(self._ends[edge_type][0], own)
-                pending.append((edge_type, own, self._store.draw(self._draws[edge_type], ids)))
-        for edge_type, own, drawn in pending:  # asked all before the first is waited for
-            found = drawn()
+                answer = self._store.draw(self._draws[edge_type], ids)
+                pending.append((edge_type, own, ids, answer))
+        for edge_type, own, ids, answer in pending:  # asked all before the first is waited for
+            found = answer()
+            if self._keep is not None:
+                found = self._keep(edge_type, ids, found)
             neighbors = self.number(self._ends[edge_type][1], found.neighbors)
             self.rows[edge_type].add(own, found.counts, neighbors, found.edge_ids)
         return bool(pending)

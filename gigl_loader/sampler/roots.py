@@ -13,7 +13,7 @@ import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.memory.segments import Array
-from gigl_loader.message import BATCH, INPUT_ID, IS_HETERO, Field, key
+from gigl_loader.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, Field, key
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Drawn
@@ -54,14 +54,27 @@ class NodeRoots:
     def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
         """Put the seeds first."""
         nodes.place(self._plan.input_type, request.seeds)
-        return Placed(self.fields(request))
+        return Placed(self.fields(request, nodes))
 
-    def fields(self, request: SampleRequest) -> list[Field]:
+    def fields(self, request: SampleRequest, nodes: BatchNodes) -> list[Field]:
         """Return what says which seeds the batch is of."""
         hetero = self._view.is_heterogeneous
         input_type = self._plan.input_type if hetero else None
-        return [
+        fields = [
             Field.of(IS_HETERO, np.uint8(hetero)),
-            Field.of(key(BATCH, input_type), request.seeds),
             Field.of(key(INPUT_ID, input_type), request.extra.get(INPUT_ID, request.input_id)),
         ]
+        if not self._plan.expansion.in_trees:  # there, PyG's `batch` is the tree of each node
+            fields.append(Field.of(key(BATCH, input_type), request.seeds))
+        if nodes.seed_times is not None:
+            fields.append(Field.of(key(SEED_TIME, input_type), nodes.seed_times))
+        return fields
+
+
+class DistinctRoots(NodeRoots):
+    """The seeds, each node once; ``mapping`` of the batch tells where each seed is, as in GLT."""
+
+    def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
+        """Put the seeds first."""
+        labels = nodes.label(self._plan.input_type, request.seeds)
+        return Placed([*self.fields(request, nodes), Field.of(META + "mapping", labels)])

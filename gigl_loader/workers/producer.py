@@ -20,12 +20,13 @@ from gigl_loader._glt import (
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import PeerError, PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, SamplingError, UsageError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
     AT_ONCE_STREAM,
+    SEED_TIME,
     BatchTicket,
     Received,
     SampleMessage,
@@ -134,7 +135,7 @@ class DistSamplingProducer:
         self.worker_options, self.channel = worker_options, channel
         self.num_workers: int = worker_options.num_workers
         self.epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(sampling_config.seed))
-        view = _view_of(data)
+        view = view_of(data, self.epoch_options.expansion.time_attr)
         self._seed_input = SeedInput(
             sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
         )
@@ -616,6 +617,9 @@ def make_plan(
     view: PartitionView, sampler_input: Any, config: SamplingConfig, options: EpochOptions
 ) -> SamplingPlan:
     """Return what the workers are to do for a GLT ``SamplingConfig``."""
+    check_seed_times(view, sampler_input, options.expansion.time_attr)
+    if config.with_weight and options.expansion.time_attr is not None:
+        raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
     fanouts = config.num_neighbors
     if not isinstance(fanouts, dict):
         fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
@@ -627,13 +631,40 @@ def make_plan(
         with_weight=config.with_weight,
         replace=options.replace,
         collect_features=config.collect_features,
+        expansion=options.expansion,
     )
 
 
-def _view_of(data: Any) -> PartitionView:
+def view_of(data: Any, time_attr: str | None) -> PartitionView:
+    """Return what workers read of a dataset, with its edges by time where ``time_attr`` says so."""
     if not hasattr(data, "view"):
         from gigl_loader.dataset.local import DistDataset
 
         data = DistDataset.wrap(data)
-    view: PartitionView = data.view()
+    view: PartitionView = data.view() if time_attr is None else data.view_by_time(time_attr)
     return view
+
+
+def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | None) -> None:
+    """Check that each seed of a timed loader has a time that can be compared.
+
+    Raises:
+        ConfigError: Seeds have no time, or one with a fraction where the graph's have none.
+    """
+    if time_attr is None:
+        return
+    node_type = sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
+    given = (getattr(sampler_input, "extra", None) or {}).get(SEED_TIME)
+    if given is None:
+        if (node_type, time_attr) not in view.node_attributes:
+            raise ConfigError(
+                f"time_attr={time_attr!r} is no attribute of the seeds (nodes {node_type!r}): say "
+                "their times with input_time"
+            )
+        return
+    rows = [*view.node_attributes.items(), *view.edge_attributes.items()]
+    floats = [one.values.is_floating_point() for (_, name), one in rows if name == time_attr]
+    if given.is_floating_point() and not any(floats):
+        raise ConfigError(
+            f"the seeds' times are {given.dtype}, those of {time_attr!r} integers: give integers"
+        )

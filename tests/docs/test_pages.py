@@ -19,6 +19,7 @@ PAGES = (
     "docs/guide/colocated.md",
     "docs/guide/link_prediction.md",
     "docs/guide/training_loop.md",
+    "docs/guide/same_batches.md",
     "docs/guide/after_training.md",
     "docs/guide/migrating.md",
 )

@@ -18,7 +18,8 @@ from gigl_loader.collate.edges import add_edge_labels
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, reverse_edge_type
 from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS, BatchTicket
-from gigl_loader.sampler.edges import edge_sampler, uniform
+from gigl_loader.sampler.edges import edge_sampler
+from gigl_loader.sampler.negatives import uniform
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import (
     InProcessPeers,

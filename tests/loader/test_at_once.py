@@ -39,10 +39,12 @@ def test_workers_and_this_process_give_the_same_beside_an_epoch() -> None:
         ):  # fmt: skip
             check_same_batches([batch], [other])
         assert batch.batch.tolist() == seeds[index].tolist()
-        assert batch.input_id.tolist() == index and batch.batch_size == 24
-        check_batch(batch, GRAPH, [3, 2])
+        assert batch.input_id.tolist() == index
+        assert batch.batch_size == 24
+        check_batch(batch, GRAPH, seeds=seeds[index], num_neighbors=[3, 2])
         empty = workers([])
-        assert empty.n_id.numel() == 0 and empty.edge_index.shape == (2, 0)
+        assert empty.n_id.numel() == 0
+        assert empty.edge_index.shape == (2, 0)
         assert empty.x.shape == (0, 2)
         rest = [begun, *epoch]
         assert [b.input_id.tolist() for b in rest] == [b.input_id.tolist() for b in whole]
@@ -102,7 +104,8 @@ def test_a_graph_without_edges_gives_batches_without_edges() -> None:
         DistDataset.from_pyg(data), [3, -1], batch_size=4, num_workers=0
     ) as loader:
         for batch in (*loader, loader([5, 1])):
-            assert batch.edge_index.shape == (2, 0) and batch.edge_index.dtype == torch.int64
+            assert batch.edge_index.shape == (2, 0)
+            assert batch.edge_index.dtype == torch.int64
             assert batch.n_id.tolist() == batch.batch.tolist()
             assert batch.x.view(-1).tolist() == batch.n_id.tolist()
             assert batch.num_sampled_edges == [0, 0]

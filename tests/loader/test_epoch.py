@@ -104,7 +104,9 @@ def test_the_network_is_named_with_the_partition(more, remote_bytes, verdict) ->
     for _ in range(2):
         stats.add(Received(ticket, {}, {**NETWORK, **more}), 2.5, 0)
     found = stats.summary(remote_bytes)
-    assert found["verdict"].startswith(f"network-bound: 78% of rows come from partition 3; {verdict}")
+    assert found["verdict"].startswith(
+        f"network-bound: 78% of rows come from partition 3; {verdict}"
+    )
     assert found["network_bytes"] == {"rows": 8000, "structure": 600}
     assert found["rows_by_partition"] == {1: 44, 3: 156}
     assert found["hit_rate"] == (0.75 if more else None)

@@ -116,7 +116,8 @@ def test_one_rank_takes_everything() -> None:
         assert "world_size" not in world.state_dict()
         with pytest.raises(ConfigError, match=r"shard: 'machine' -> 'world'.*between epochs"):
             world.load_state_dict(machine.state_dict())
-        old = {name: value for name, value in machine.state_dict().items() if name != "shard"}
+        new = machine.state_dict()
+        old = {name: new[name] for name in new.keys() - {"shard", "draw_version"}}
         machine.load_state_dict(old)
         of_two = {**machine.state_dict(), "world_size": 2, "rank": 1}
         with pytest.raises(ConfigError, match=r'world_size: 2 -> 1.*shard="world"'):
@@ -137,6 +138,7 @@ def test_a_job_that_changes_its_ranks(tmp_path: Path) -> None:
     for name, batches in expected.items():
         found = world_jobs.read(tmp_path, name)
         assert found == dict(enumerate(batches)), name
+        world_jobs.check_replayed(tmp_path, name, batches[world_jobs.REPLAYED])
 
 
 @pytest.mark.multiprocess
@@ -152,3 +154,4 @@ def test_a_graph_store_that_serves_more_ranks_then_fewer(tmp_path: Path) -> None
     seed = torch.load(tmp_path / "nodes.state")["seed"]
     expected = world_jobs.undisturbed("nodes", seed=seed)
     assert world_jobs.read(tmp_path, "nodes") == dict(enumerate(expected))
+    world_jobs.check_replayed(tmp_path, "nodes", expected[world_jobs.REPLAYED])

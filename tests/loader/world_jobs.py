@@ -18,6 +18,7 @@ from gigl_loader import (
     DistLinkNeighborLoader,
     DistNeighborLoader,
     RemoteDistDataset,
+    replay,
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.testing import TinyGraph, batch_digest
@@ -26,7 +27,7 @@ GRAPH = TinyGraph.random(60, 400, seed=5)
 COMMON = {"batch_size": 4, "seed": 3, "shuffle": True, "shard": "world"}
 SIZES, STEPS = (4, 2, 3), (2, 2, None)
 """Ranks of the job, and the steps that each takes (None: to the end of the epoch)."""
-EPOCH = 1
+EPOCH, REPLAYED = 1, 5
 
 
 def neighbors(dataset: Any = None, seeds: Any = None, **how: Any) -> DistNeighborLoader:
@@ -100,6 +101,8 @@ def go_on(
     """Take the steps of a stage, write down which batches those were, and leave a state."""
     saved = folder / f"{name}.state"
     taken = 0
+    again = batch_digest(replay(loader, EPOCH, REPLAYED))  # before there was an epoch
+    (folder / f"{name}.{stage}.{rank}.replayed").write_text(again)
     loader.set_epoch(EPOCH)
     if stage > 0:
         state = torch.load(saved)
@@ -118,6 +121,13 @@ def go_on(
         torch.save(loader.state_dict(), saved)
     with pytest.raises(StopIteration) if steps is None else nullcontext():
         next(batches)
+
+
+def check_replayed(folder: Path, name: str, expected: str) -> None:
+    """Check that every rank of every stage got the same batch."""
+    files = list(folder.glob(f"{name}.*.replayed"))
+    assert files
+    assert {file.read_text() for file in files} == {expected}
 
 
 def read(folder: Path, name: str) -> dict[int, str]:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,26 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+STAND_IN = """
+import sys, time
+from gigl_loader.remote.status import _NoArguments, _Status
+from gigl_loader.transport import Listener, Method, Security
+
+told = dict(word[2:].split("=") for word in sys.argv[2:])
+status = Method(_NoArguments, _Status, lambda request, peer: _Status({"health": "serving"}))
+address = told["own-addr"], int(told["own-port"])
+listener = Listener(*address, Security.resolve(), {"status": status}, "a stand-in")
+listener.start()
+print("it listens", file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+"""Answers as a server does, and does not import torch."""
+
+
 @pytest.fixture
-def server(root: Path) -> Iterator[StorageServer]:
-    one = StorageServer(_options(root, health_timeout_s=8.0, max_restarts=2))
+def server(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorageServer]:
+    monkeypatch.setattr("gigl_loader.ray.server._COMMAND", (sys.executable, "-c", STAND_IN))
+    one = StorageServer(_options(root, health_timeout_s=120.0, max_restarts=2))
     yield one
     one.stop()
     one.stop()
@@ -56,29 +74,44 @@ def _wait_for(server: StorageServer, state: str, after: int = 0) -> dict[str, An
 def test_a_server_is_started_again_until_its_restarts_are_used_up(server: StorageServer) -> None:
     assert server.health()["state"] == "loading", "known at once, while it loads"
     first = _wait_for(server, "serving")
-    assert first["status"]["pid"] == first["pid"]
+    assert first["status"] == {"health": "serving"}
     assert TOKEN[TOKEN_VARIABLE] not in repr(server._options)
 
     os.kill(first["pid"], signal.SIGKILL)
     second = _wait_for(server, "serving", first["generation"])
     assert (second["restarts"], second["why"]) == (1, "it was ended by SIGKILL")
 
+    patient = server._options
     os.kill(second["pid"], signal.SIGSTOP)  # Ray would never notice
+    server._options = replace(patient, health_timeout_s=0.5)
+    _wait_for(server, "loading", second["generation"])
+    server._options = patient
     third = _wait_for(server, "serving", second["generation"])
     assert "did not answer" in third["why"]
+    assert third["log"] == ["it listens"], "of this start alone"
 
     os.kill(third["pid"], signal.SIGKILL)
     assert _wait_for(server, "failed")["restarts"] == 2
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    server = StorageServer(_options(tmp_path / "nothing", max_restarts=0))
+def test_a_server_that_is_told_to_stop_is_not_started_again(server: StorageServer) -> None:
+    pid = _wait_for(server, "serving")["pid"]
+    server.stop()
+    found = server.health()
+    assert (found["state"], found["restarts"]) == ("stopped", 0)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_server_that_cannot_start_says_why(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = "import sys; sys.exit('there is no such graph')"
+    monkeypatch.setattr("gigl_loader.ray.server._COMMAND", (sys.executable, "-c", failing))
+    server = StorageServer(_options(root, max_restarts=0))
     try:
         found = _wait_for(server, "failed")
     finally:
         server.stop()
     assert (found["served"], found["why"]) == (False, "it ended with exit code 1")
-    assert "nothing" in "\n".join(found["log"])
+    assert found["log"] == ["there is no such graph"]
 
 
 SCRIPT = """
@@ -87,12 +120,14 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_ray_server import StorageServer, _options, _wait_for
 server = StorageServer(_options(Path(sys.argv[2])))
-print(_wait_for(server, "serving")["pid"], flush=True)
+health = _wait_for(server, "serving")
+assert health["status"]["pid"] == health["pid"]
+print(health["pid"], flush=True)
 time.sleep(600)
 """
 
 
-def test_a_server_ends_with_its_actor(root: Path) -> None:
+def test_a_real_server_ends_with_its_actor(root: Path) -> None:
     actor = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(root)],
         stdout=subprocess.PIPE, text=True,

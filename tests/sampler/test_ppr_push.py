@@ -28,7 +28,7 @@ def exact(edges: list[tuple[int, int]], num_nodes: int, seed: int, alpha: float)
 
 def push(store: GraphStore, seeds: list[int], alpha: float, eps: float, **how: Any) -> Any:
     fanout = how.pop("fanout", -1)
-    around = Neighbourhood(store, {EDGES: (NODES, NODES)}, {EDGES: Draw(EDGES, fanout, 5)})
+    around = Neighbourhood(store, {EDGES: (NODES, NODES)}, {EDGES: Draw(EDGES, fanout, 5)}, [NODES])
     return around, ForwardPush(around, [EDGES], alpha, eps, **how).run(NODES, np.array(seeds))
 
 

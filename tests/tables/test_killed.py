@@ -3,13 +3,13 @@
 import json
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from gigl_loader.testing import run_python
 
 pytestmark = pytest.mark.multiprocess
 
@@ -36,10 +36,8 @@ def _tables(folder: Path) -> dict[str, str]:
 
 def _run(arguments: dict) -> int:
     script = Path(__file__).parent / "killed_job.py"
-    done = subprocess.run(
-        [sys.executable, str(script), json.dumps(arguments)], capture_output=True, timeout=90
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+    done = run_python(str(script), json.dumps(arguments), timeout_s=90)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode
 
 
