@@ -341,6 +341,51 @@ def parse_size(size: int | str) -> int:
     return nbytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """Rows of other machines that are kept on this one."""
+
+    size: int | float
+    """Bytes; a float in (0, 1]: the share of the remote rows."""
+    lookahead: int | None = None
+    """Batches whose structure is drawn before the rows of the one before them are fetched; None: as
+    many as decide what to keep."""
+
+    @classmethod
+    def of(cls, remote_cache: int | str | None, lookahead: int | None) -> "CacheOptions | None":
+        """Return the options for what a user gave: ``"2GB"``, ``"20%"``, bytes; None: no cache.
+
+        Raises:
+            ConfigError: Neither a size nor a share, or a look-ahead without a cache.
+        """
+        if lookahead is not None and (
+            not isinstance(lookahead, int) or isinstance(lookahead, bool) or lookahead < 0
+        ):
+            raise ConfigError(f"lookahead must be a number of batches >= 0, got {lookahead!r}")
+        if remote_cache is None:
+            if lookahead is not None:
+                raise ConfigError(
+                    f"lookahead={lookahead} decides which rows to keep, and none are kept: give "
+                    'remote_cache, for example "20%"'
+                )
+            return None
+        if isinstance(remote_cache, str) and remote_cache.strip().endswith("%"):
+            return cls(size=_share(remote_cache), lookahead=lookahead)
+        return cls(size=parse_size(remote_cache), lookahead=lookahead)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.strip()[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"remote_cache as a share must be above 0% and at most 100%, got {text!r}"
+        )
+    return share
+
+
 def usable_cpus() -> int:
     """Return how many CPUs this process may use."""
     return len(os.sched_getaffinity(0))

@@ -107,6 +107,8 @@ class DistABLPLoader(BaseDistLoader):
         device_prefetch: Batches copied ahead to a CUDA device.
         exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
         shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
+        remote_cache: Memory for rows of other machines: ``"2GB"`` or ``"20%"`` of them.
+        lookahead: Batches to draw ahead for it; None: as its size asks for.
         input_time: The time of each anchor, which its labels have too; see `DistNeighborLoader`.
         **expansion: As in `DistNeighborLoader`.
 
@@ -153,6 +155,8 @@ class DistABLPLoader(BaseDistLoader):
         exchange: str = "workers",
         shard: str = "machine",
         feature_store: FeatureStoreOptions | None = None,
+        remote_cache: int | str | None = None,
+        lookahead: int | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,

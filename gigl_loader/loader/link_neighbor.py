@@ -106,6 +106,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         device_prefetch: Batches copied ahead to a CUDA device.
         exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
         shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
+        remote_cache: Memory for rows of other machines: ``"2GB"`` or ``"20%"`` of them.
+        lookahead: Batches to draw ahead for it; None: as its size asks for.
         edge_label_time: The time of each seed edge, ``[num_edges]`` numbers (by server where the
             edges are): needed with ``time_attr``. Negatives are not later either.
         **expansion: As in `DistNeighborLoader`. Where trees are disjoint, each end of an edge has
@@ -155,6 +157,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         exchange: str = "workers",
         shard: str = "machine",
         feature_store: FeatureStoreOptions | None = None,
+        remote_cache: int | str | None = None,
+        lookahead: int | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,

@@ -98,6 +98,12 @@ class DistNeighborLoader(BaseDistLoader):
             over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what
             the job has taken, and goes on with any number of ranks.
         feature_store: A PyG ``FeatureStore`` of one's own, for features that the dataset has not.
+        remote_cache: Colocated, with workers: memory for rows of other machines, as bytes
+            (``"2GB"``, with what it takes to find them) or as a share of these rows (``"20%"``).
+            Batches are drawn ahead, so that those rows are kept that are needed again soonest.
+            Each rank has its own. None: nothing is kept.
+        lookahead: Batches to draw ahead. None: those that ask for 5 times what the cache holds,
+            after which more would change nothing.
         weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies
             ``with_weight``.
         transform: Called in this process with each batch; what it returns is yielded in its place.
@@ -146,6 +152,8 @@ class DistNeighborLoader(BaseDistLoader):
         exchange: str = "workers",
         shard: str = "machine",
         feature_store: FeatureStoreOptions | None = None,
+        remote_cache: int | str | None = None,
+        lookahead: int | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,

@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +32,7 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.options import (
+    CacheOptions,
     CustomSamplerOptions,
     EpochOptions,
     SamplerOptions,
@@ -39,9 +40,11 @@ from gigl_loader.options import (
 )
 from gigl_loader.ranks import suspect_ranks
 from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.sampler.row_cache import CacheMemory
 from gigl_loader.transport import Security
 from gigl_loader.workers import messages
 from gigl_loader.workers.agreement import Agreement
+from gigl_loader.workers.ahead import LookAhead, make_cache, remote_bytes
 from gigl_loader.workers.peers import Access, worker_name
 from gigl_loader.workers.plugins import main_path_of, pickled
 from gigl_loader.workers.pool import Event, WorkerPool
@@ -112,6 +115,7 @@ class DistSamplingProducer:
         epoch_options: Seed, order, deadline; by default the seed is drawn from torch's generator.
         worker_init_fn: Called with the worker's number in each worker before it samples.
         default_sampler: Sampler class path and keywords where ``sampler_options`` names none.
+        cache: Keep rows of other machines; batches are then drawn ahead.
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class DistSamplingProducer:
         epoch_options: EpochOptions | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         default_sampler: tuple[str, dict[str, Any]] | None = None,
+        cache: CacheOptions | None = None,
     ) -> None:
         self.data, self.sampling_config = data, sampling_config
         self.worker_options, self.channel = worker_options, channel
@@ -152,6 +157,9 @@ class DistSamplingProducer:
         self._order: tuple[int, Tensor | None] = (-1, None)
         self._unfiled: list[Event] = []
         self._last_progress = time.monotonic()
+        self._cache_options = cache
+        self._look_ahead: LookAhead | None = None
+        self._remote_bytes = 0
         self.add_stream(0, channel.capacity)
 
     # -- start ----------------------------------------------------------------------------------
@@ -221,14 +229,34 @@ class DistSamplingProducer:
         agreement = self._joined()
         try:
             plan = agreement.exchange(self._pool.addresses)
+            cache = self._make_cache(plan.offers)
             for worker in range(self.num_workers):
                 name = worker_name(agreement.rank, worker)
                 whom = plan.assignments.get(name)
-                self._pool.send(worker, (messages.PEERS, name, whom, plan.offers))
+                self._pool.send(
+                    worker, (messages.PEERS, name, whom, plan.offers, cache is not None), cache
+                )
         except BaseException as error:
             self._fail(error)
             raise
         agreement.settle()
+
+    @property
+    def remote_bytes(self) -> int:
+        """Bytes of all rows that only other machines have."""
+        return self._remote_bytes
+
+    def _make_cache(self, nearby: Mapping[int, Any]) -> CacheMemory | None:
+        """Return memory for rows of other machines, where it is wanted and there are some."""
+        if not self._joined().has_peers:
+            return None
+        self._remote_bytes = remote_bytes(self._view, self._plan, nearby)
+        if self._cache_options is None:
+            return None
+        memory = make_cache(self._view, self._plan, nearby, self._cache_options)
+        if memory is not None:
+            self._look_ahead = LookAhead(memory, self._cache_options)
+        return memory
 
     def _joined(self) -> Agreement:
         if self._agreement is None:
@@ -298,6 +326,8 @@ class DistSamplingProducer:
             chosen = range(self.num_batches) if batches is None else batches
             state = self._queue.streams[stream]
             generation = state.start(epoch, chosen)
+            if self._look_ahead is not None:
+                self._look_ahead.begin(generation, len(chosen))
             order = self._order_of(epoch)
             for worker in range(self.num_workers):
                 message = (messages.GENERATION, stream, generation, order is not None)
@@ -325,6 +355,11 @@ class DistSamplingProducer:
         return self._order[1]
 
     def _dispatch(self) -> None:
+        if self._look_ahead is not None:
+            state, largest = self._queue.streams[0], self.channel.largest
+            room = self.channel.size // largest if largest else self.num_workers
+            room = max(1, min(self.channel.capacity, room))
+            state.limit = self._look_ahead.limit(state.taken, room)
         while self._has_room():
             found = self._queue.next_ticket()
             if found is None:
@@ -339,6 +374,8 @@ class DistSamplingProducer:
 
     def _has_room(self) -> bool:
         """Whether one more message of the largest size seen fits into the channel's bytes."""
+        if self._look_ahead is not None:  # which decides what is filled; to be drawn takes no room
+            return True
         under_way = sum(stream.waiting for stream in self._queue.streams.values())
         under_way += sum(self._loads)
         if self.channel.largest == 0:  # nothing is known of their size yet: one per worker
@@ -472,6 +509,8 @@ class DistSamplingProducer:
                 stream.cancel()
                 error = SamplingError(self._name_of(event.worker, ticket), cause, text)
                 failed.append((ticket.stream, error))
+            return
+        if kind == messages.DRAWN:
             return
         if kind == messages.STALE:
             self._loads[event.worker] -= 1

@@ -30,12 +30,16 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
-from gigl_loader.memory.slots import SlotWriter
+from gigl_loader.memory.slots import SlotWriter, Written
 from gigl_loader.message import AT_ONCE_STREAM, BatchTicket
+from gigl_loader.sampler.ahead import Filler, keep_structure
+from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
 from gigl_loader.sampler.questions import Peers
+from gigl_loader.sampler.row_cache import CacheMemory, RowCache
 from gigl_loader.workers import messages, pipe
+from gigl_loader.workers.ahead import STREAM, AheadTasks, Waiting
 from gigl_loader.workers.peers import Answering, Asking, Assignment
 from gigl_loader.workers.setup import Plugins, WorkerSetup
 
@@ -93,6 +97,8 @@ class Worker:
         self._askers: tuple[str, ...] = ()
         self._connecting: list[threading.Thread] = []
         self._num_asked = 0
+        self._cache: RowCache | None = None
+        self._ahead = AheadTasks(self._may_fill)
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -134,16 +140,23 @@ class Worker:
         self, ticket: BatchTicket, position: int, free: list[int], retired: list[int]
     ) -> None:
         self._slots.give_back(free, retired)
-        self._tasks.put((ticket, position))
+        if self._cache is not None:
+            self._ahead.put((ticket, position))
+        else:
+            self._tasks.put((ticket, position))
 
     def _start_generation(self, stream: int, generation: int, has_order: bool) -> None:
         order = pipe.receive_object(self._sock) if has_order else None
         self._generations[stream] = (generation, order)
 
     def _connect(
-        self, name: str, assignment: Assignment | None, offers: dict[int, list[Offer]]
-    ) -> None:
+        self, name: str, assignment: Assignment | None, offers: dict[int, list[Offer]],
+        has_cache: bool,
+    ) -> None:  # fmt: skip
         setup = self._setup
+        memory: CacheMemory[Array] | None = None
+        if has_cache:
+            memory = pipe.receive_object(self._sock)
         view = dataclasses.replace(setup.view, nearby=read_offers(offers, PartitionView))
         self._setup = dataclasses.replace(setup, view=view)
         if (unseen := offers.keys() - view.nearby.keys()) and self._number == 0:
@@ -158,8 +171,11 @@ class Worker:
         # threads that wait for peers cost nothing; without peers they share this worker's CPUs:
         # one samples while another gathers rows
         alone = min(setup.concurrency, setup.cpus)
+        loop = self._sample_loop
+        if memory is not None and self._asking is not None:
+            self._cache, loop = RowCache(memory), self._draw_and_fill
         for _ in range(alone if self._asking is None else setup.concurrency):
-            threading.Thread(target=self._sample_loop, daemon=True).start()
+            threading.Thread(target=loop, daemon=True).start()
 
     def _ask_from_now_on(self, name: str, assignment: Assignment) -> None:
         """Connect to the workers of other partitions, aside: the trainer is listened to meanwhile.
@@ -235,6 +251,72 @@ class Worker:
             except BaseException as error:
                 self._report(ticket, error)
 
+    # -- sampling ahead -------------------------------------------------------------------------
+
+    def _may_fill(self, waiting: Waiting) -> bool:
+        """Return whether a drawn batch may be filled, or is of an epoch that was broken off."""
+        assert self._cache is not None
+        generation, _ = self._generations.get(STREAM, (-1, None))
+        is_stale = waiting.generation != generation
+        return is_stale or self._cache.may_fill(waiting.generation, waiting.position)
+
+    def _draw_and_fill(self) -> None:
+        assert self._cache is not None
+        assert self._asking is not None
+        here = {self._setup.view.partition_idx, *self._setup.view.nearby}
+        filler = Filler(self._setup.view, self._asking, self._cache)
+        sampler: Sampler | None = None
+        while True:
+            waited = time.perf_counter()
+            found = self._ahead.get()
+            idle_s = time.perf_counter() - waited
+            ticket = found.ticket if isinstance(found, Waiting) else found[0]
+            try:
+                if isinstance(found, Waiting):
+                    self._fill(filler, found, idle_s)
+                    continue
+                request = self._request(ticket)
+                if request is None:
+                    self._send((messages.STALE, ticket))
+                    continue
+                if sampler is None:
+                    sampler = load_sampler(self._setup, self._plugins, Later(self._asking))
+                started = time.perf_counter()
+                fields = [_as_field(field) for field in sampler.sample(request)]
+                batch = keep_structure(fields, here)
+                drawn = Waiting(
+                    ticket.generation, found[1], ticket, batch, request.seeds.size,
+                    time.perf_counter() - started,
+                )  # fmt: skip
+                if ticket.stream == STREAM:
+                    self._cache.add(ticket.generation, found[1], batch.wanted(), batch.nbytes)
+                    self._ahead.put_drawn(drawn)
+                    self._send((messages.DRAWN, ticket))
+                else:
+                    self._fill(filler, drawn, idle_s)
+            except OSError as error:
+                if not self._report(ticket, error):
+                    os._exit(0)
+            except BaseException as error:
+                self._report(ticket, error)
+
+    def _fill(self, filler: Filler, drawn: Waiting, idle_s: float) -> None:
+        assert self._cache is not None
+        ticket, plans = drawn.ticket, {}
+        if self._generations.get(ticket.stream, (-1, None))[0] != ticket.generation:
+            self._send((messages.STALE, ticket))
+            return
+        started = time.perf_counter()
+        if ticket.stream == STREAM:
+            wanted = drawn.batch.wanted()
+            plans = self._cache.plan(drawn.generation, drawn.position, wanted)
+        written = self._slots.write(filler.fill(drawn.batch, plans))
+        stats = {
+            "seeds": drawn.num_seeds, "idle_s": idle_s, "sample_s": drawn.sample_s,
+            "gather_s": time.perf_counter() - started, "cached_rows": filler.num_cached,
+        }  # fmt: skip
+        self._hand_over(ticket, drawn.position, written, stats)
+
     def _request(self, ticket: BatchTicket) -> SampleRequest | None:
         """Return what to sample, or None: the epoch was broken off."""
         generation, order = self._generations.get(ticket.stream, (-1, None))
@@ -260,11 +342,17 @@ class Worker:
             "idle_s": idle_s,
             "sample_s": sampled - started,
             "gather_s": time.perf_counter() - sampled,
-            "ended_ns": time.time_ns(),
-            "asked": self._num_asked,
         }
+        self._hand_over(request.ticket, position, written, stats)
+
+    def _hand_over(
+        self, ticket: BatchTicket, position: int, written: Written, stats: dict[str, Any]
+    ) -> None:
+        stats.update(ended_ns=time.time_ns(), asked=self._num_asked)
+        if self._asking is not None:
+            stats.update(self._asking.take_traffic().stats())
         message = (
-            messages.BATCH, request.ticket, position, written.slot, written.nbytes, written.retired,
+            messages.BATCH, ticket, position, written.slot, written.nbytes, written.retired,
             written.layout, stats,
         )  # fmt: skip
         fds = [] if written.fd is None else [written.fd]

@@ -56,6 +56,27 @@ def share(given, rank: int, size: int):
     return (given[0], block) if isinstance(given, tuple) else block
 
 
+def _with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return batches that were drawn ahead, of epochs broken off and gone on with."""
+    with DistNeighborLoader(
+        dataset, input_nodes=given, num_workers=2, worker_concurrency=2, remote_cache="30%",
+        **COMMON, **how,
+    ) as loader:  # fmt: skip
+        found = []
+        for epoch in (0, 3):
+            loader.set_epoch(epoch)
+            found += [batch_tensors(batch) for _, batch in zip(range(2), loader, strict=False)]
+            loader.load_state_dict(loader.state_dict())
+            found += [batch_tensors(batch) for batch in loader]
+        stats = loader.stats()
+        if stats["partitions_over_tcp"]:
+            assert 0 < stats["hit_rate"] < 1
+            assert stats["network_bytes"]["rows"] > 0
+        else:
+            assert stats["hit_rate"] is None, "what is read in memory needs no cache"
+        return found
+
+
 def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memory: str) -> None:
     """Sample over ``size`` partitions; leave the batches for the test to compare.
 
@@ -77,6 +98,8 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
                     check(graph, edge_dir, how, batch)
             assert loader.stats()["partitions_over_tcp"] == asked
             torch.save(found, folder / f"{name}{rank}{same_memory}.pt")
+            found = _with_a_cache(dataset, given, how)
+            torch.save(found, folder / f"{name}{rank}{same_memory} cached.pt")
             if rank == 0:
                 continue  # leaves at once; its workers still answer the other rank's
             for _ in range(3):

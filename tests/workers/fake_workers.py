@@ -29,7 +29,7 @@ class FakeWorker(Worker):
         self._plugins = pickle.loads(setup.plugins)
         self._slots = SlotWriter()
         self._generations = {}
-        self._num_asked = 0
+        self._num_asked, self._asking = 0, None
         self.tasks: deque[Any] = deque()
         self.sent: deque[tuple[Any, list[int]]] = deque()
         self.sampler = load_sampler(self._setup, self._plugins, None)
