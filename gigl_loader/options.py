@@ -11,6 +11,9 @@ from gigl_loader.errors import ConfigError
 DEFAULT_TIMEOUT_S = 120.0
 """Seconds without progress after which a wait for workers or servers is an error."""
 
+DEFAULT_MAX_RESTARTS = 3
+"""Workers of one loader that are replaced in an epoch, on each machine that samples for it."""
+
 CLUSTER_TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
 """Environment variable with a secret that all processes of a job share."""
 
@@ -71,6 +74,9 @@ class EpochOptions:
     """Yield batches in order, as ``torch.utils.data.DataLoader`` does by default."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Seconds without progress before a wait is an error."""
+    max_restarts: int = DEFAULT_MAX_RESTARTS
+    """Workers of one producer that are replaced in an epoch; 0: the first that is lost is an
+    error."""
 
     def __post_init__(self) -> None:
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
@@ -80,6 +86,9 @@ class EpochOptions:
             raise ConfigError(
                 f"timeout must be > 0 seconds, and there always is one; got {self.timeout_s!r}"
             )
+        most = self.max_restarts
+        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+            raise ConfigError(f"max_restarts must be an integer >= 0, got {most!r}")
 
 
 def parse_size(size: int | str) -> int:

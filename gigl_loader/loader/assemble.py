@@ -68,6 +68,7 @@ class LoaderArgs:
     replace: bool
     in_order: bool
     timeout: float
+    max_restarts: int
     worker_init_fn: Callable[[int], None] | None
     even_ranks: str | None
     with_edge: bool | None
@@ -119,6 +120,7 @@ class LoaderArgs:
             replace=self.replace,
             in_order=self.in_order,
             timeout_s=self.timeout,
+            max_restarts=self.max_restarts,
         )
 
     def device(self, local_rank: int) -> torch.device:

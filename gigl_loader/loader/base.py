@@ -535,11 +535,12 @@ class BaseDistLoader(DistLoader):
         spent waiting for a batch), ``collate_share``, ``queue_depth`` (mean, batches ready at each
         hand-over), ``sample_ms``, ``gather_ms`` (per batch, in a worker), ``worker_busy_share`` (by
         worker), ``partitions_over_tcp`` (how many a worker asks for, as they are not in memory that
-        it can read), ``verdict`` (one line: what to change first).
+        it can read), ``restarts`` (workers that were replaced), ``verdict`` (one line: what to
+        change first).
         """
         summary = self._stats.summary()
         if reset:
-            self._stats = LoaderStats()
+            self._stats = self._stats.after()
         return summary
 
     # -- batches --------------------------------------------------------------------------------

@@ -125,7 +125,17 @@ class LoaderStats:
     """Up to when that was counted, in seconds since 1970."""
     asked: int = 0
     """Most partitions that a worker asks over TCP."""
+    restarts: dict[int, int] = field(default_factory=dict)
+    """Workers replaced since the loader was built, by storage server; colocated: under 0."""
+    restarts_before: int = 0
+    """How many of them the last reset had counted."""
     started: float = field(default_factory=time.perf_counter)
+
+    def after(self) -> "LoaderStats":
+        """Return counts that begin now."""
+        return LoaderStats(
+            restarts=dict(self.restarts), restarts_before=sum(self.restarts.values())
+        )
 
     def add(self, received: Received, wait_s: float, depth: int) -> None:
         """Count one batch."""
@@ -139,6 +149,8 @@ class LoaderStats:
         self.gather_s += gather_s
         self.asked = max(self.asked, stats.get("asked", 0))
         worker = stats.get("worker", 0)
+        place = worker[0] if isinstance(worker, tuple) else 0
+        self.restarts[place] = max(self.restarts.get(place, 0), stats.get("restarts", 0))
         ended = stats.get("ended_ns", 0) / 1e9
         until = self.busy_until.get(worker, 0.0)
         counted = max(0.0, min(sample_s + gather_s, ended - until))
@@ -161,6 +173,7 @@ class LoaderStats:
             "gather_ms": 1e3 * self.gather_s / batches,
             "worker_busy_share": shares,
             "partitions_over_tcp": self.asked,
+            "restarts": sum(self.restarts.values()) - self.restarts_before,
             "verdict": _verdict(self.wait_s / elapsed, shares) if self.batches else _NO_BATCH,
         }
 
