@@ -69,6 +69,7 @@ class LoaderArgs:
     in_order: bool
     timeout: float
     max_restarts: int
+    reconnect_timeout: float
     worker_init_fn: Callable[[int], None] | None
     even_ranks: str | None
     with_edge: bool | None
@@ -121,6 +122,7 @@ class LoaderArgs:
             in_order=self.in_order,
             timeout_s=self.timeout,
             max_restarts=self.max_restarts,
+            reconnect_timeout_s=self.reconnect_timeout,
         )
 
     def device(self, local_rank: int) -> torch.device:

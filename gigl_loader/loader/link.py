@@ -37,7 +37,12 @@ from gigl_loader.loader.supervision import (
     supervision_types,
 )
 from gigl_loader.message import SampleMessage
-from gigl_loader.options import DEFAULT_MAX_RESTARTS, DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
+    DEFAULT_TIMEOUT_S,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
 _SAMPLER = "gigl_loader.sampler.link.LinkSampler"
@@ -132,6 +137,7 @@ class DistABLPLoader(BaseDistLoader):
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
         max_restarts: int = DEFAULT_MAX_RESTARTS,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,

@@ -37,7 +37,12 @@ from gigl_loader.loader.edge_input import (
 from gigl_loader.loader.inputs import check_servers
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
 from gigl_loader.message import IS_HETERO, SampleMessage
-from gigl_loader.options import DEFAULT_MAX_RESTARTS, DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
+    DEFAULT_TIMEOUT_S,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 _SAMPLER = "gigl_loader.sampler.edges.EdgeSampler"
@@ -130,6 +135,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
         max_restarts: int = DEFAULT_MAX_RESTARTS,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import GiglLoaderError
+from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote import status
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.patience import PATIENCE_S
@@ -66,6 +67,11 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--patience", type=float, default=PATIENCE_S,
         help="how long an outage of the network may last, in seconds; the same on all processes",
     )  # fmt: skip
+    parser.add_argument(
+        "--rejoin-timeout", type=float, default=DEFAULT_RECONNECT_S,
+        help="how long another server may be away, to be started again with the same arguments, "
+        "in seconds; 0: this one ends at once",
+    )  # fmt: skip
     return parser.parse_args(argv)
 
 
@@ -85,6 +91,7 @@ def serve(args: argparse.Namespace) -> int:
         args.rank, info, dataset, num_jobs=args.jobs or None, tls_dir=args.tls,
         insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.own_addr,
         port=args.own_port, timeout_s=args.timeout, patience_s=args.patience,
+        rejoin_timeout_s=args.rejoin_timeout,
     ) as server:  # fmt: skip
         return server.wait()
 

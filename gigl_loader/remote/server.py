@@ -13,6 +13,7 @@ from gigl_loader._glt import Dataset, _set_server_context
 from gigl_loader.dataset.held import check_enough
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
+from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
@@ -58,8 +59,8 @@ class StorageProcess:
             failed = error is not None and not self._told
             if failed:
                 self.close("it lost another storage server", End.LOST_PEER)
-            else:
-                self.close()
+            else:  # those that end because the jobs are done take the others along
+                self.close(end=End.SHUTDOWN if self._told else End.JOB_OVER)
         if failed and error is not None:
             raise error
         return self._endpoint.jobs_served
@@ -116,6 +117,7 @@ def init_storage_process(
     port: int | None = None,
     timeout_s: float = JOIN_TIMEOUT_S,
     patience_s: float = PATIENCE_S,
+    rejoin_timeout_s: float = DEFAULT_RECONNECT_S,
 ) -> StorageProcess:
     """Serve a partition to compute processes; returns once this server is known to the others.
 
@@ -146,6 +148,8 @@ def init_storage_process(
         timeout_s: How long to wait for server 0.
         patience_s: How long an outage of the network may last, in seconds, before who cannot be
             reached is given up; give all processes the same.
+        rejoin_timeout_s: How long another server may be away, to be started again with the same
+            arguments, before this one ends, in seconds. 0: it ends at once.
 
     Raises:
         ConfigError: A figure is out of range, the address cannot be listened on, the servers are
@@ -174,7 +178,7 @@ def init_storage_process(
         leader = Leader(master, master_port, security, name, patience_s)
     endpoint = Endpoint(
         server, own, master_port if storage_rank == 0 else port or 0, security, num_jobs, leader,
-        patience_s,
+        patience_s, rejoin_timeout_s,
     )  # fmt: skip
     try:
         warm_up()
