@@ -154,12 +154,12 @@ class ServerLink:
             "again once the storage cluster is up"
         )
 
-    def again(self, address: tuple[str, int], generation: int) -> "ServerLink":
+    def again(self, address: tuple[str, int]) -> "ServerLink":
         """Return a link to the same server, started again or out of reach for too long."""
         self.close("it was started again")
         return ServerLink(
             self.rank, address, self._security, self._own_name, secrets.token_hex(16),
-            self._patience_s, generation,
+            self._patience_s,
         )  # fmt: skip
 
     # -- presence -------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ class Cluster:
 
     def _renew_one(self, rank: int) -> None:
         """Connect again with one server; the lowest that is gone, as server 0 knows the others."""
-        deadline, former = time.monotonic() + _RENEW_S, self.links[rank]
+        now, former = time.monotonic(), self.links[rank]
         join = Join(
             role=Role.CLIENT, rank=self.rank, num_servers=len(self.links),
             world_size=self.world_size, job=self.job,
@@ -449,20 +449,18 @@ class Cluster:
         news = self.links[0].news
         known = rank > 0 and len(news.addresses) > rank
         address = news.addresses[rank] if known else former.address
-        generation = news.generations[rank] if known else 0
-        fresh = former.again(address, generation)
-        progress = Progress(f"compute process {self.rank}", deadline)
+        fresh = former.again(address)
+        progress = Progress(f"compute process {self.rank}", now + _RENEW_S)
         try:
-            fresh.enter(join, deadline, progress)
+            fresh.enter(join, now + _RENEW_S / 5, progress)  # its address may be another by then
             fresh.wait_until_in(
                 lambda news: bool(news.addresses) if rank == 0 else news.number > 0,
-                deadline, _RENEW_S, progress,
+                now + _RENEW_S, _RENEW_S, progress,
             )  # fmt: skip
         except BaseException:
             fresh.close()
             raise
-        if rank == 0:
-            fresh.generation = fresh.news.generations[0]
+        fresh.generation = fresh.news.generation
         self.links[rank] = fresh
         _log.warning("%s is back", fresh.name)
 

@@ -248,7 +248,9 @@ class Endpoint:
         waiting = self._book.waiting
         for member in self._attendance.members.values():
             status = text if member in waiting else ""
-            member.tell(status=status, jobs_served=self.jobs_served, lost=lost)
+            member.tell(
+                status=status, jobs_served=self.jobs_served, lost=lost, generation=self.generation
+            )
 
     def _ended(self, peer: Peer, end: End) -> None:
         with self._lock:

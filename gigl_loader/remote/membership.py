@@ -51,6 +51,8 @@ class News:
     """The job that the process belongs to, once all of it are here."""
     addresses: tuple[tuple[str, int], ...] = ()
     """Of all storage servers, once the job runs."""
+    generation: int = 0
+    """Of the server that says this."""
     generations: tuple[int, ...] = ()
     """Of the same: a server that was started again has a larger one."""
     status: str = ""

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -128,7 +129,7 @@ class RemoteSource:
         self._create: Callable[..., int] | None = None
         self._recoveries = 0
         self._epoch = 0
-        self._to_come: list[int] = []
+        self._to_come: deque[int] = deque()
         """Batches of the epoch that were not handed out, as `start_epoch` got them."""
         self._own_index: dict[int, int] = {}
 
@@ -204,7 +205,7 @@ class RemoteSource:
                 try:
                     what = f"starting a producer on storage server {server}"
                     found[server] = result_of(answer, deadline - time.monotonic(), what, limit)
-                except Exception as one:  # one that answers late is still heard, and ended; every answer is awaited: what started must be ended
+                except Exception as one:  # every answer is awaited: what started must be ended
                     error = error or one
                     answer.add_done_callback(partial(self._end_late_one, server))
             if error is None:
@@ -309,7 +310,7 @@ class RemoteSource:
 
     def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
         """Begin an epoch on the servers; ``batches`` count within this process's share."""
-        self._epoch, self._to_come = epoch, list(batches)
+        self._epoch, self._to_come = epoch, deque(batches)
         with self._noting_failures():
             try:
                 self._begin()
