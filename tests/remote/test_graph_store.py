@@ -344,7 +344,7 @@ def _exhaust_twice(loader):
 def _iterate_until_a_server_dies(info, rank, folder):
     nodes = share_of_each_server(info, rank, 2)
     pid = request_server(1, DistServer.ping)
-    loader = _loader(info, rank, nodes)
+    loader = _loader(info, rank, nodes, reconnect_timeout=0)
     list(loader)
     dist.barrier()
     if rank == 0:
@@ -363,10 +363,14 @@ def _iterate_until_a_server_dies(info, rank, folder):
     assert time.monotonic() - started < 30
 
 
+def _serve_whole(info, rank):
+    serve(info, rank, rejoin_timeout_s=0)
+
+
 def test_a_killed_server_is_an_error_on_every_client(tmp_path):
     info = info_of(2, 2)
     with processes(tmp_path) as started:
-        servers = [started.start(serve, info, rank) for rank in range(2)]
+        servers = [started.start(_serve_whole, info, rank) for rank in range(2)]
         clients = [
             started.start(compute, info, rank, _iterate_until_a_server_dies, str(tmp_path))
             for rank in range(2)
