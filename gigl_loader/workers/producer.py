@@ -454,6 +454,7 @@ class DistSamplingProducer:
                 if received is not None:
                     self._dispatch()
                     return received
+                self._raise_failed(stream)
                 if state.finished:
                     return None
             self.pump(min(1.0, limit))
@@ -502,6 +503,13 @@ class DistSamplingProducer:
             stalled = time.monotonic() - self._last_progress >= limit
             if stalled and not self.replace_stalled(limit):
                 self._raise_stalled(state, limit)
+
+    def _raise_failed(self, stream: int) -> None:
+        """Raise what failed while somebody else filed it: the epoch is broken off, not at its end."""
+        for place, (number, error) in enumerate(self._failed):
+            if number == stream:
+                del self._failed[place]
+                raise error
 
     def _receive(self, timeout_s: float | None) -> SampleMessage:
         received = self.next(timeout_s)
