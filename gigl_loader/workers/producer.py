@@ -505,7 +505,7 @@ class DistSamplingProducer:
                 self._raise_stalled(state, limit)
 
     def _raise_failed(self, stream: int) -> None:
-        """Raise what failed while somebody else filed it: the epoch is broken off, not at its end."""
+        """Raise what failed while somebody else filed it: the epoch is broken off, not over."""
         for place, (number, error) in enumerate(self._failed):
             if number == stream:
                 del self._failed[place]
