@@ -59,11 +59,15 @@ if TYPE_CHECKING:
     from gigl_loader.loader.negatives import in_batch_negative_mask, zip_with_negatives
     from gigl_loader.loader.neighbor import DistNeighborLoader
     from gigl_loader.loader.profile import profile_workers
+    from gigl_loader.loader.replay import replay
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+    from gigl_loader.loader.subgraph import DistSubGraphLoader
     from gigl_loader.memory.segments import SharedMemoryError
     from gigl_loader.options import (
         CustomSamplerOptions,
+        FeatureStoreOptions,
         KHopNeighborSamplerOptions,
+        PPRSamplerOptions,
         SamplerOptions,
     )
     from gigl_loader.remote.dataset import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
@@ -86,11 +90,13 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "DistLinkNeighborLoader",
     "DistNeighborLoader",
     "DistSamplingProducer",
+    "DistSubGraphLoader",
     "DistributedContext",
     "DistributedRuntimeInfo",
     "EdgeTable",
     "FeatureInfo",
     "FeaturePartitionData",
+    "FeatureStoreOptions",
     "GiglLoaderError",
     "GraphPartitionData",
     "GraphStoreInfo",
@@ -101,6 +107,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "NativeLibraryError",
     "NodeEmbeddings",
     "NodeTable",
+    "PPRSamplerOptions",
     "PartitionOutput",
     "PeerError",
     "PeerLostError",
@@ -125,6 +132,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "partition_graph",
     "partition_tables",
     "profile_workers",
+    "replay",
     "split_links",
     "split_partitions",
     "split_supervision_type",
@@ -180,8 +188,16 @@ _NAMES = {
     "loader.negatives": ("in_batch_negative_mask", "zip_with_negatives"),
     "loader.neighbor": ("DistNeighborLoader",),
     "loader.profile": ("profile_workers",),
+    "loader.replay": ("replay",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
-    "options": ("CustomSamplerOptions", "KHopNeighborSamplerOptions", "SamplerOptions"),
+    "loader.subgraph": ("DistSubGraphLoader",),
+    "options": (
+        "CustomSamplerOptions",
+        "FeatureStoreOptions",
+        "KHopNeighborSamplerOptions",
+        "PPRSamplerOptions",
+        "SamplerOptions",
+    ),
     "workers.producer": ("DistSamplingProducer",),
     "tables.partition": ("partition_tables",),
     "tables.spec": ("EdgeTable", "NodeTable"),

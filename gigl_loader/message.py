@@ -36,12 +36,19 @@ BATCH = "batch"
 INPUT_ID = "input_id"
 """``[batch_size]`` int64, where each seed stands in the loader's input. A column of that name may
 come with the seeds, and is then what the batch has."""
+TREE = "#TREE"
+"""``[num_nodes]`` int64, where trees are disjoint: the seed, by its place, whose tree a node is in.
+There is no ``batch`` then."""
+SEED_TIME = "#SEED_TIME"
+"""Column and field: ``[batch_size]`` int64 or float64, the time of each seed."""
 ATTRIBUTE = "@"
 """Before the name of a further attribute of nodes or edges, one row for each; a name has no dot."""
 NODES_PER_HOP = "num_sampled_nodes"
 """``[hops + 1]`` int64."""
 EDGES_PER_HOP = "num_sampled_edges"
 """``[hops]`` int64."""
+PPR = "ppr"
+"""Relation of the edges that a sampler by personalised PageRank makes, seed first."""
 POSITIVE, NEGATIVE = "positive", "negative"
 """The two signs of a label."""
 LABEL_LINKS = "#LABELS.links."
@@ -57,6 +64,8 @@ EDGE_LABEL_INDEX = "#EDGE_LABEL.index"
 sources, destinations, negative destinations."""
 EDGE_INPUT_ID = "#EDGE_LABEL.input_id"
 """``[num_edges]`` int64, where each seed edge stands in the loader's input."""
+EDGE_TIME = "#EDGE_LABEL.time"
+"""``[num_edges]``, of binary negatives too: the time of each seed edge, its column `SEED_TIME`."""
 META = "#META."
 IS_HETERO = "#IS_HETERO"
 """uint8 scalar: whether the keys carry types."""
@@ -90,6 +99,10 @@ class BatchTicket:
     epoch: int
     batch: int
     """Index within the epoch, over the whole input."""
+
+
+AT_ONCE_STREAM, AT_ONCE_EPOCH = -1, 2**62
+"""Of a batch that is asked for by its seeds: no epoch has that number, so draws differ from all."""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,20 @@
 
 import math
 import os
+import pickle
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
-from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 
 DEFAULT_TIMEOUT_S = 120.0
 """Seconds without progress after which a wait for workers or servers is an error."""
+
+DEFAULT_RECONNECT_S = 60.0
+"""Seconds that a storage server may be away, to be started again or reached again."""
+DEFAULT_MAX_RESTARTS = 3
+"""Workers of one loader that are replaced in an epoch, on each machine that samples for it."""
 
 CLUSTER_TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
 """Environment variable with a secret that all processes of a job share."""
@@ -56,7 +62,237 @@ class CustomSamplerOptions:
             )
 
 
-SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions
+@dataclass(frozen=True)
+class FeatureStoreOptions:
+    """Node features from a PyG ``FeatureStore`` of one's own: a database, an object store.
+
+    The class is imported by the sampling workers, or by the training process with
+    ``num_workers=0``, and opened as ``cls(**keywords)`` once in each thread that samples. It is
+    asked by ``get_tensor(group_name, attr_name, index)`` for the rows of a batch that were not used
+    lately; ``group_name`` is the node type, None on a homogeneous graph. What it raises is raised
+    in the training loop as a ``SamplingError``. From a graph store, the servers open it, if they
+    were started with ``--allow-samplers`` for it.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
+
+    class_path: str
+    """``package.module.ClassName``, importable where it samples."""
+    keywords: dict[str, Any] = field(default_factory=dict)
+    attr_name: str = "x"
+    """Which attribute of the store is the features."""
+    node_types: tuple[NodeType, ...] | None = None
+    """Which types it has features of. None: all that have none in the dataset."""
+    cache_bytes: int = 64 * 2**20
+    """Bytes of rows, those used last, that each thread that samples keeps."""
+
+    def __post_init__(self) -> None:
+        if "." not in self.class_path:
+            raise ConfigError(
+                "FeatureStoreOptions.class_path must read 'package.module.ClassName', got "
+                f"{self.class_path!r}"
+            )
+        size = self.cache_bytes
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ConfigError(f"FeatureStoreOptions.cache_bytes must be bytes >= 0, got {size!r}")
+        try:
+            pickle.dumps(self.keywords)
+        except Exception as error:
+            raise ConfigError(
+                f"FeatureStoreOptions.keywords cannot be sent to workers ({error}): give values, "
+                "and let the class open what it needs"
+            ) from error
+
+
+Channel = EdgeType | tuple[EdgeType, ...]
+"""Edge types that one channel of `PPRSamplerOptions` walks."""
+
+
+@dataclass(frozen=True)
+class PPRSamplerOptions:
+    """Take the nodes of largest personalised PageRank around each seed, by forward push.
+
+    A batch has an edge from each seed to each of its nodes, and no edge of the graph: on a `Data`
+    ``edge_index`` (row 0 the seed, row 1 its node) and ``edge_attr``, on a `HeteroData` the same by
+    ``(seed type, "ppr", node type)``. ``edge_attr`` is ``[num_edges, 2]`` float32: the score, and
+    ``1 / (1 + hops)`` from the seed; rows of a seed descend by score. With ``num_neighbors`` of the
+    loader nothing is done.
+
+    Walks go as neighbours are sampled: from a destination to its sources where ``edge_dir="in"``,
+    else from a source to its destinations, evenly over all edges of all types. A walk that comes to
+    a node without edges ends there.
+
+    Raises:
+        ConfigError: A value is out of range, or channels do not add up.
+    """
+
+    alpha: float = 0.5
+    """Probability to go back to the seed at each step, in (0, 1)."""
+    eps: float = 1e-4
+    """A node is pushed while what has not been pushed there is at least ``eps`` times its degree:
+    on an undirected graph no score is more than that below the exact one."""
+    max_ppr_nodes: int = 50
+    """Most nodes of each type for one seed."""
+    enable_residual_topup: bool = True
+    """Add to each score what arrived at the node and was not pushed on, and fill places that are
+    left over with nodes that have nothing but that."""
+    num_neighbors_per_hop: int = 1_000
+    """Most edges of one type that are followed from a node; beyond, as many are drawn."""
+    max_fetch_iterations: int | None = None
+    """Most rounds of questions for rows; afterwards walks end where rows are missing. None: no
+    limit."""
+    typed_channel_ratios: dict[Channel, float] | None = None
+    """Heterogeneous: walks that use the edge types of one channel only, and the share of
+    ``max_ppr_nodes`` that each is to fill; a node counts for the channel where it scores most, and
+    places that are left over go by score. ``edge_attr`` is then ``[num_edges, 2 + 3 * channels]``:
+    the largest score, the largest proximity, and by channel score, proximity, and 1 where it came
+    there."""
+    include_sampled_edges: bool = False
+    """Heterogeneous: deliver the edges among the nodes of the batch that were followed, too."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise ConfigError(f"PPRSamplerOptions.alpha must be in (0, 1), got {self.alpha!r}")
+        if not 0 < self.eps < math.inf:
+            raise ConfigError(f"PPRSamplerOptions.eps must be > 0, got {self.eps!r}")
+        _check_count("max_ppr_nodes", self.max_ppr_nodes, 1)
+        _check_count("num_neighbors_per_hop", self.num_neighbors_per_hop, 1)
+        if self.max_fetch_iterations is not None:
+            _check_count("max_fetch_iterations", self.max_fetch_iterations, 1)
+        _check_channels(self.typed_channel_ratios)
+
+    @property
+    def channels(self) -> list[tuple[list[EdgeType], float]]:
+        """``typed_channel_ratios`` as (edge types, ratio)."""
+        ratios = self.typed_channel_ratios or {}
+        return [(edge_types_of(channel), float(ratio)) for channel, ratio in ratios.items()]
+
+
+def edge_types_of(channel: Any) -> list[EdgeType]:
+    """Return the edge types of one channel.
+
+    Raises:
+        ConfigError: It is no edge type, nor a tuple of them.
+    """
+    several = (channel,) if _is_edge_type(channel) else channel
+    if not isinstance(several, tuple) or not several or not all(map(_is_edge_type, several)):
+        raise ConfigError(
+            "PPRSamplerOptions.typed_channel_ratios must name an edge type, or a tuple of them, "
+            f"got {channel!r}"
+        )
+    return [(src, relation, dst) for src, relation, dst in several]
+
+
+def _is_edge_type(value: Any) -> bool:
+    triple = isinstance(value, tuple) and len(value) == 3
+    return triple and all(isinstance(part, str) for part in value)
+
+
+def _check_channels(ratios: dict[Channel, float] | None) -> None:
+    for channel, ratio in (ratios or {}).items():
+        edge_types_of(channel)
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+            raise ConfigError(
+                f"PPRSamplerOptions.typed_channel_ratios[{channel}] must be in (0, 1], got "
+                f"{ratio!r}"
+            )
+    if ratios and not math.isclose(sum(ratios.values()), 1.0, rel_tol=1e-9):
+        raise ConfigError(
+            "the ratios of PPRSamplerOptions.typed_channel_ratios must sum to 1, got "
+            f"{list(ratios.values())}"
+        )
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+        raise ConfigError(
+            f"PPRSamplerOptions.{name} must be an integer in [{least}, 2**31), got {value!r}"
+        )
+
+
+SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions | PPRSamplerOptions
+
+
+SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
+TEMPORAL_STRATEGIES = ("uniform", "last")
+SAMPLERS = ("uniform", "labor")
+
+
+class ExpansionKeywords(TypedDict, total=False):
+    """The keywords of all loaders that `ExpansionOptions` are made of, by PyG's names."""
+
+    subgraph_type: str
+    disjoint: bool
+    time_attr: str | None
+    temporal_strategy: str
+    time_window: float | None
+    sampler: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpansionOptions:
+    """How a batch grows from its seeds, beyond fanouts and weights.
+
+    Raises:
+        ConfigError: A value is unknown, or two of them cannot work together.
+    """
+
+    subgraph_type: str = "directional"
+    """``"directional"``: the sampled edges; ``"bidirectional"``: these in both directions, each
+    once; ``"induced"``: all edges between the sampled nodes."""
+    disjoint: bool = False
+    """Every seed has a tree of its own; ``batch`` tells it of each node."""
+    time_attr: str | None = None
+    """An attribute of nodes or of edges: nothing later than its seed is sampled. Makes trees
+    disjoint, as each has its own time."""
+    temporal_strategy: str = "uniform"
+    """``"last"``: the latest neighbours instead of any."""
+    time_window: float | None = None
+    """Nothing is older than this before its seed, in units of the attribute; None: any age."""
+    sampler: str = "uniform"
+    """``"labor"``: seeds of a batch share neighbours; each still has a uniform draw."""
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("subgraph_type", SUBGRAPH_TYPES),
+            ("temporal_strategy", TEMPORAL_STRATEGIES),
+            ("sampler", SAMPLERS),
+        ):
+            value = getattr(self, name)
+            value = getattr(value, "value", value)  # PyG's SubgraphType is an enum
+            if value not in known:
+                raise ConfigError(f"{name} must be one of {known}, got {value!r}")
+            object.__setattr__(self, name, value)
+        if not isinstance(self.disjoint, bool):
+            raise ConfigError(f"disjoint must be True or False, got {self.disjoint!r}")
+        self._check_time()
+        if self.in_trees and self.subgraph_type == "induced":
+            raise ConfigError(
+                'subgraph_type="induced" needs one graph of all seeds, and disjoint or timed '
+                'sampling makes a tree of each: use "directional" or "bidirectional"'
+            )
+        if self.in_trees and self.sampler == "labor":
+            raise ConfigError(
+                'sampler="labor" lets seeds share neighbours, which disjoint or timed trees do '
+                "not: leave one of them out"
+            )
+
+    def _check_time(self) -> None:
+        if self.time_attr is None:
+            if self.time_window is not None or self.temporal_strategy != "uniform":
+                raise ConfigError("temporal_strategy and time_window need time_attr")
+            return
+        if not isinstance(self.time_attr, str):
+            raise ConfigError(f"time_attr must name an attribute, got {self.time_attr!r}")
+        window = self.time_window
+        if window is not None and not (isinstance(window, (int, float)) and window >= 0):
+            raise ConfigError(f"time_window must be a number >= 0 or None, got {window!r}")
+
+    @property
+    def in_trees(self) -> bool:
+        """Whether each seed has a tree of its own."""
+        return self.disjoint or self.time_attr is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +307,17 @@ class EpochOptions:
     """Yield batches in order, as ``torch.utils.data.DataLoader`` does by default."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Seconds without progress before a wait is an error."""
+    feature_store: FeatureStoreOptions | None = None
+    """Where node features come from that the dataset has not."""
+    weight_attr: str | None = None
+    """Edge attribute to draw by, with ``with_weight``; None: the edges' weights."""
+    expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
+    """How batches grow from their seeds."""
+    max_restarts: int = DEFAULT_MAX_RESTARTS
+    """Workers of one producer that are replaced in an epoch; 0: the first that is lost is an
+    error."""
+    reconnect_timeout_s: float = DEFAULT_RECONNECT_S
+    """Seconds that a storage server may be away before that is an error; 0: it is one at once."""
 
     def __post_init__(self) -> None:
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
@@ -80,6 +327,14 @@ class EpochOptions:
             raise ConfigError(
                 f"timeout must be > 0 seconds, and there always is one; got {self.timeout_s!r}"
             )
+        if self.replace and self.expansion.sampler == "labor":
+            raise ConfigError('sampler="labor" draws without replacement: use replace=False')
+        limit = self.reconnect_timeout_s
+        if not (isinstance(limit, (int, float)) and 0 <= limit < math.inf):
+            raise ConfigError(f"reconnect_timeout must be seconds >= 0, got {limit!r}")
+        most = self.max_restarts
+        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+            raise ConfigError(f"max_restarts must be an integer >= 0, got {most!r}")
 
 
 def parse_size(size: int | str) -> int:
@@ -100,6 +355,51 @@ def parse_size(size: int | str) -> int:
     if nbytes <= 0:
         raise ConfigError(f"a size must be bytes > 0 or a text such as '512MB', got {size!r}")
     return nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """Rows of other machines that are kept on this one."""
+
+    size: int | float
+    """Bytes; a float in (0, 1]: the share of the remote rows."""
+    lookahead: int | None = None
+    """Batches whose structure is drawn before the rows of the one before them are fetched; None: as
+    many as decide what to keep."""
+
+    @classmethod
+    def of(cls, remote_cache: int | str | None, lookahead: int | None) -> "CacheOptions | None":
+        """Return the options for what a user gave: ``"2GB"``, ``"20%"``, bytes; None: no cache.
+
+        Raises:
+            ConfigError: Neither a size nor a share, or a look-ahead without a cache.
+        """
+        if lookahead is not None and (
+            not isinstance(lookahead, int) or isinstance(lookahead, bool) or lookahead < 0
+        ):
+            raise ConfigError(f"lookahead must be a number of batches >= 0, got {lookahead!r}")
+        if remote_cache is None:
+            if lookahead is not None:
+                raise ConfigError(
+                    f"lookahead={lookahead} decides which rows to keep, and none are kept: give "
+                    'remote_cache, for example "20%"'
+                )
+            return None
+        if isinstance(remote_cache, str) and remote_cache.strip().endswith("%"):
+            return cls(size=_share(remote_cache), lookahead=lookahead)
+        return cls(size=parse_size(remote_cache), lookahead=lookahead)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.strip()[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"remote_cache as a share must be above 0% and at most 100%, got {text!r}"
+        )
+    return share
 
 
 def usable_cpus() -> int:

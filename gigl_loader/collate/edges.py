@@ -7,7 +7,13 @@ from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.errors import ConfigError
-from gigl_loader.message import EDGE_INPUT_ID, EDGE_LABEL, EDGE_LABEL_INDEX, SampleMessage
+from gigl_loader.message import (
+    EDGE_INPUT_ID,
+    EDGE_LABEL,
+    EDGE_LABEL_INDEX,
+    EDGE_TIME,
+    SampleMessage,
+)
 
 _NOT_OF_A_BATCH = ("edge_label_index", "edge_label", "edge_label_time")
 """Attributes of a whole graph that `RandomLinkSplit` leaves; a batch has its own, or none."""
@@ -20,7 +26,7 @@ def add_edge_labels(
 
     Args:
         data: A `Data` or `HeteroData`.
-        message: From `gigl_loader.sampler.edges.EdgeSampler`.
+        message: From a sampler with `gigl_loader.sampler.edges.EdgeRoots`.
         edge_type: Of the seed edges; None on a `Data`.
         kind: ``"binary"``, ``"triplet"``, or None: there are no negatives.
 
@@ -30,7 +36,7 @@ def add_edge_labels(
     if EDGE_LABEL_INDEX not in message:
         raise ConfigError(
             "the sampler gave no seed edges: a sampler of your own for a DistLinkNeighborLoader "
-            "must be a subclass of gigl_loader.sampler.edges.EdgeSampler"
+            "needs the roots gigl_loader.sampler.edges.EdgeRoots"
         )
     store, src, dst = data, data, data
     if edge_type is not None:
@@ -44,8 +50,12 @@ def add_edge_labels(
         src.src_index, dst.dst_pos_index = links[:num_edges], links[num_edges : 2 * num_edges]
         negatives = links[2 * num_edges :].view(num_edges, -1)
         dst.dst_neg_index = negatives.squeeze(-1)
+        if EDGE_TIME in message:
+            src.seed_time = dst.seed_time = message[EDGE_TIME]
         return
     store.edge_label_index = links
+    if EDGE_TIME in message:
+        store.edge_label_time = message[EDGE_TIME]
     label = message.get(EDGE_LABEL)
     if kind == "binary":
         label = _with_zeros(label, num_edges, links)

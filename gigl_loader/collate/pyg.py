@@ -19,6 +19,8 @@ from gigl_loader.message import (
     NODE_FEATURES,
     NODE_LABELS,
     NODES_PER_HOP,
+    SEED_TIME,
+    TREE,
     SampleMessage,
     key,
 )
@@ -52,8 +54,10 @@ def to_hetero_data(
     for edge_type in edge_types:
         _fill_edges(data[edge_type], message, edge_type)
     # per store, as PyG has it, and over all types, as GLT has it
-    data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
-    data.num_sampled_edges = {t: data[t].num_sampled_edges for t in edge_types}
+    if any(key(NODES_PER_HOP, node_type) in message for node_type in node_types):
+        data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
+        counted = [name for name in edge_types if "num_sampled_edges" in data[name]]
+        data.num_sampled_edges = {t: data[t].num_sampled_edges for t in counted}
     graph_types: list[NodeType | EdgeType] = [*node_types, *edge_types]
     stores = {key("", graph_type): data[graph_type] for graph_type in graph_types}
     _add_rest(data, message, stores)
@@ -66,11 +70,18 @@ def _fill_nodes(store: Any, message: SampleMessage, node_type: NodeType | None) 
         value = message.get(key(name, node_type))
         if value is not None:
             store[name] = value
-    if BATCH in store:
-        store.batch_size = store[BATCH].numel()
+    for name in (BATCH, INPUT_ID):
+        if name in store:
+            store.batch_size = store[name].numel()
+    trees = message.get(key(TREE, node_type))
+    if trees is not None:
+        store.batch = trees
+    times = message.get(key(SEED_TIME, node_type))
+    if times is not None:
+        store.seed_time = times
     if NODE_FEATURES not in store and NODE_LABELS not in store:
         store.num_nodes = store.n_id.numel()
-    store.num_sampled_nodes = _ints(message[key(NODES_PER_HOP, node_type)])
+    store.num_sampled_nodes = _ints(message.get(key(NODES_PER_HOP, node_type)))
 
 
 def _fill_edges(store: Any, message: SampleMessage, edge_type: EdgeType | None) -> None:
@@ -81,12 +92,12 @@ def _fill_edges(store: Any, message: SampleMessage, edge_type: EdgeType | None) 
     edge_ids = message.get(key(EDGE, edge_type))
     if edge_ids is not None:
         store.e_id = store.edge = edge_ids
-    store.num_sampled_edges = _ints(message[key(EDGES_PER_HOP, edge_type)])
+    store.num_sampled_edges = _ints(message.get(key(EDGES_PER_HOP, edge_type)))
 
 
-def _ints(counts: Tensor) -> list[int]:
-    values: list[int] = counts.tolist()
-    return values
+def _ints(counts: Tensor | None) -> list[int] | None:
+    """Return counts per hop; None, as PyG has it, where edges are of no hop."""
+    return None if counts is None else counts.tolist()
 
 
 def _add_rest(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    NEIGHBOR_TIME,
     DatasetSchema,
     EdgeDir,
     EdgeType,
@@ -264,7 +265,8 @@ def make_schema(view: PartitionView) -> DatasetSchema:
 def _names(attributes: Mapping[tuple[Any, str], Rows]) -> dict[Any, tuple[str, ...]]:
     found: dict[Any, tuple[str, ...]] = {}
     for owner, name in sorted(attributes, key=str):
-        found[owner] = (*found.get(owner, ()), name)
+        if not name.startswith(NEIGHBOR_TIME):
+            found[owner] = (*found.get(owner, ()), name)
     return found
 
 

@@ -30,6 +30,7 @@ from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    NEIGHBOR_TIME,
     EdgeDir,
     EdgeType,
     NodeType,
@@ -145,6 +146,24 @@ def _read_hetero(data: HeteroData) -> Source:
     for name in data._global_store:
         source.not_carried[f"data.{name}"] = "it is of the whole graph"
     return source
+
+
+def keep_neighbor_times(source: Source, edge_dir: EdgeDir, time_attr: str) -> None:
+    """Let each edge carry the time of its neighbour, which may be another partition's node.
+
+    Raises:
+        ConfigError: There is no such attribute.
+    """
+    if not any(name == time_attr for _, name in source.node_attributes):
+        if any(name == time_attr for _, name in source.edge_attributes):
+            return  # edges have their own
+        raise ConfigError(f"time_attr={time_attr!r} is no attribute of the graph's nodes or edges")
+    for edge_type, part in source.edges.items():
+        end = 1 - expanded_end(edge_dir)
+        times = source.node_attributes.get(((edge_type[0], edge_type[2])[end], time_attr))
+        if times is not None:
+            name = NEIGHBOR_TIME + time_attr
+            source.edge_attributes[edge_type, name] = times[part.edge_index[end]]
 
 
 def _keep(target: dict[Any, Tensor], owner: Any, found: dict[str, Tensor]) -> None:

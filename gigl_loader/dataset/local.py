@@ -27,7 +27,8 @@ from gigl_loader.dataset._original import OriginalIds
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
 from gigl_loader.dataset._progress import showing
-from gigl_loader.dataset._pyg import Cutter, Supervision, read_pyg
+from gigl_loader.dataset._pyg import Cutter, Supervision, keep_neighbor_times, read_pyg
+from gigl_loader.dataset._weight_attr import weighted_view
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
@@ -43,6 +44,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.dataset.times import with_times
 from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.memory.segments import Array
@@ -84,6 +86,7 @@ class DistDataset(_glt.DistDataset):
         super().__init__(num_partitions=world_size, partition_idx=rank, edge_dir=edge_dir)
         self._view: PartitionView | None = None
         self._schema: DatasetSchema | None = None
+        self._by_time: dict[str, PartitionView] = {}
         self._lookups: dict[Kind, tuple[Any, DistFeature]] = {}
         self._mapped: MappedPart | None = None
         self._original: dict[NodeType, OriginalIds] = {}
@@ -121,6 +124,7 @@ class DistDataset(_glt.DistDataset):
         partition_idx: int = 0,
         num_partitions: int | None = None,
         supervision: Supervision | None = None,
+        time_attr: str | None = None,
     ) -> "DistDataset":
         """Return a PyG graph in memory as a dataset, whole or the named partition's share.
 
@@ -140,6 +144,8 @@ class DistDataset(_glt.DistDataset):
             num_partitions: How many there are. None: as many as the book mentions.
             supervision: ``{edge_type: (positives, negatives or None)}``, each ``[2, n]`` int64 with
                 the anchors in row 0. For a `Data` one such pair is enough.
+            time_attr: A node attribute that loaders are to sample by. With several partitions it
+                has to be said here: edges then keep the times of neighbours of other partitions.
 
         Raises:
             ConfigError: An attribute is malformed; the message names it.
@@ -155,6 +161,8 @@ class DistDataset(_glt.DistDataset):
         elif count > 1:
             raise ConfigError(f"num_partitions={count} needs a partition_book")
         check_partitions(count, partition_idx)
+        if time_attr is not None and count > 1:
+            keep_neighbor_times(source, edge_dir, time_attr)
         return cls._of(Cutter(source, books, edge_dir, count).cut(partition_idx))
 
     @classmethod
@@ -277,6 +285,21 @@ class DistDataset(_glt.DistDataset):
         _attributes.keep_glt(ours, dataset)
         return ours
 
+    def weighted_by(self, name: str | None) -> "DistDataset":
+        """Return this dataset with an edge attribute as weights; all else is shared with it.
+
+        None: this dataset as it is.
+
+        Raises:
+            ConfigError: There is no such attribute, or it cannot be weights.
+        """
+        if name is None:
+            return self
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        found._view = weighted_view(self.view(), name)
+        return found
+
     @classmethod
     def _of(cls, pieces: Pieces) -> "DistDataset":
         return cls._restore(make_view(pieces), pieces.splits)
@@ -347,6 +370,17 @@ class DistDataset(_glt.DistDataset):
         if self._mapped is not None:
             self._mapped.check()
         return self._view
+
+    def view_by_time(self, time_attr: str) -> PartitionView:
+        """Return `view` with its edges sorted by time, which is done once per attribute.
+
+        Raises:
+            ConfigError: There is no such attribute, or it cannot be a time.
+        """
+        view = self.view()
+        if time_attr not in self._by_time:
+            self._by_time[time_attr] = with_times(view, time_attr)
+        return self._by_time[time_attr]
 
     @property
     def schema(self) -> DatasetSchema:

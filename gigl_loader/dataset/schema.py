@@ -19,6 +19,10 @@ DEFAULT_HOMOGENEOUS_EDGE_TYPE: EdgeType = (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
 )
 
+NEIGHBOR_TIME = "_time_of_neighbor_"
+"""Before the name of a node attribute: the attribute of edges that has its value of the neighbour,
+which may be another partition's node. Batches do not have it."""
+
 _POSITIVE_SUFFIX = "_gigl_positive"
 _NEGATIVE_SUFFIX = "_gigl_negative"
 

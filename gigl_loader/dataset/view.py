@@ -137,6 +137,19 @@ class Book(Generic[A]):
 
 
 @dataclass(frozen=True)
+class TimeOrder(Generic[A]):
+    """The edges of an `Adjacency` by time: that of the edge, or of the neighbour."""
+
+    order: A
+    """``[num_edges]`` int64, positions in the adjacency: row after row, within a row ascending by
+    time, in canonical order where times are equal."""
+    times: A
+    """``[num_edges]`` int64, the time of each of these, as `gigl_loader.sampler.times.keys_of`."""
+    is_float: bool
+    """Whether times are floating-point numbers."""
+
+
+@dataclass(frozen=True)
 class PartitionView(Generic[A]):
     """Everything that a sampler reads, in shared memory."""
 
@@ -160,5 +173,7 @@ class PartitionView(Generic[A]):
     edge_attributes: dict[tuple[EdgeType, str], Rows[A]] = field(default_factory=dict)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
     """Classes of each type over all partitions, where they are known."""
+    times: dict[EdgeType, TimeOrder[A]] = field(default_factory=dict)
+    """Of a loader with ``time_attr``: the edge types that have times, or whose neighbours do."""
     nearby: "dict[int, PartitionView[A]]" = field(default_factory=dict)
     """In a worker: other partitions, by index, that it reads in the memory of this machine."""

@@ -16,7 +16,7 @@ from gigl_loader.dataset.view import Adjacency
 from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.plan import edges_into, place_of
 from gigl_loader.inference.shares import NodeShares
-from gigl_loader.sampler.neighbor import NodeLabels
+from gigl_loader.sampler.nodes import NodeLabels
 
 
 @dataclass(frozen=True)

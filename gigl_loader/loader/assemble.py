@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -16,22 +16,29 @@ from gigl_loader._glt import (
 )
 from gigl_loader.dataset.held import check_held
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import EdgeType, is_label_edge_type
+from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, explained_limits
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors, check_workers, positive
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.loader.sampler_choice import SamplerClass, check_feature_store, chosen_sampler
+from gigl_loader.loader.world import agree_on_seed, check_shard
 from gigl_loader.options import (
+    CacheOptions,
     CustomSamplerOptions,
     EpochOptions,
+    ExpansionKeywords,
+    ExpansionOptions,
+    FeatureStoreOptions,
     KHopNeighborSamplerOptions,
+    PPRSamplerOptions,
     SamplerOptions,
     parse_size,
 )
-from gigl_loader.ranks import end_group, gather_from_ranks
-from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
+from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
+from gigl_loader.workers.producer import DistSamplingProducer, check_seed_times, seed_or_drawn
 
 DEFAULT_PREFETCH = 4
 """Batches under way per storage server."""
@@ -40,7 +47,6 @@ NO_PORT = 0
 """GLT's options name a port; without workers nobody listens."""
 
 Weighted = dict[EdgeType, bool] | None
-SamplerClass = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +74,21 @@ class LoaderArgs:
     replace: bool
     in_order: bool
     timeout: float
+    max_restarts: int
+    reconnect_timeout: float
     worker_init_fn: Callable[[int], None] | None
     even_ranks: str | None
     with_edge: bool | None
     device_prefetch: int
     exchange: str
+    shard: str
+    feature_store: FeatureStoreOptions | None
+    remote_cache: int | str | None
+    lookahead: int | None
+    weight_attr: str | None
+    transform: Callable[[Any], Any] | None
+    transform_sampler_output: Callable[[Any], Any] | None
+    expansion: ExpansionOptions
 
     @classmethod
     def collect(cls, values: dict[str, Any]) -> "LoaderArgs":
@@ -81,7 +97,12 @@ class LoaderArgs:
         Raises:
             ConfigError: A value cannot work in either deployment.
         """
-        args = cls(**{field.name: values[field.name] for field in fields(cls)})
+        given = {field.name: values[field.name] for field in fields(cls)}
+        if isinstance(given["sampler_options"], PPRSamplerOptions):
+            given["num_neighbors"] = [1]  # only its edge types count
+        given["with_weight"] = given["with_weight"] or given["weight_attr"] is not None
+        given["expansion"] = _expansion(type(values["self"]).__name__, given["expansion"])
+        args = cls(**given)
         positive("batch_size", args.batch_size)
         if args.exchange not in ("workers", "collective"):
             raise ConfigError(f'exchange must be "workers" or "collective", got {args.exchange!r}')
@@ -89,8 +110,21 @@ class LoaderArgs:
             check_no_workers(args)
         else:
             check_workers(args.num_workers, args.worker_concurrency)
+        if args.with_weight and args.expansion.time_attr is not None:
+            raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
         positive("device_prefetch", args.device_prefetch)
+        check_shard(args.shard, in_order=args.in_order)
+        if args.shard == "world" and args.context is not None:
+            raise ConfigError(
+                'shard="world" needs the process group in every epoch, and context= ends its own: '
+                "call torch.distributed.init_process_group() and leave context out"
+            )
         parse_size(args.channel_size)
+        if args.cache is not None and args.in_process:
+            raise ConfigError(
+                f"remote_cache={args.remote_cache!r} is filled by sampling workers, and this "
+                "process samples itself: leave it out, or give the loader workers"
+            )
         if args.pin_memory_device is not None:
             check_device(args.pin_memory_device)
         if args.prefetch_size is not None:
@@ -112,6 +146,11 @@ class LoaderArgs:
         no_workers = self.num_workers == 0 and not isinstance(self.num_workers, bool)
         return no_workers or self.exchange == "collective"
 
+    @property
+    def cache(self) -> CacheOptions | None:
+        """What is kept of other machines' rows."""
+        return CacheOptions.of(self.remote_cache, self.lookahead)
+
     def epoch_options(self) -> EpochOptions:
         """Return seed, order and deadline; a missing seed is drawn now."""
         return EpochOptions(
@@ -119,6 +158,11 @@ class LoaderArgs:
             replace=self.replace,
             in_order=self.in_order,
             timeout_s=self.timeout,
+            feature_store=self.feature_store,
+            weight_attr=self.weight_attr,
+            expansion=self.expansion,
+            max_restarts=self.max_restarts,
+            reconnect_timeout_s=self.reconnect_timeout,
         )
 
     def device(self, local_rank: int) -> torch.device:
@@ -142,6 +186,15 @@ def check_device(device: Any) -> None:
             f"pin_memory_device={device!r}, but torch finds {found} CUDA devices here: leave it "
             "out for this process's device, or give 'cpu'"
         )
+
+
+def _expansion(loader: str, keywords: dict[str, Any]) -> ExpansionOptions:
+    """Return the keywords that a loader took as ``**expansion``, checked."""
+    known = ExpansionKeywords.__annotations__
+    for name in keywords:
+        if name not in known:  # what Python says of a keyword that is not in a signature
+            raise TypeError(f"{loader}.__init__() got an unexpected keyword argument {name!r}")
+    return ExpansionOptions(**keywords)
 
 
 def check_no_workers(args: LoaderArgs) -> None:
@@ -189,13 +242,16 @@ def colocated_parts(
     """
     try:
         data, whole, config = _check_colocated(dataset, args, make_input)
+        args = with_sampler(args, default_sampler, data.schema, whole.input_type)
     except GiglLoaderError as error:
         gather_inputs(runtime, None, error)  # the other ranks wait for this one's word
         raise
     weighted = weighted_types(data) if args.with_weight else None
     place = (data.num_partitions, data.partition_idx)
-    sampler_input = share_input(whole, runtime, weighted, place)
+    sampler_input = share_input(whole, runtime, weighted, place, args.shard)
     epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
+    if args.shard == "world":
+        epoch_options = agree_on_seed(epoch_options, args.seed, runtime.world_size)
     parts = {
         "dataset": data,
         "sampler_input": sampler_input,
@@ -230,7 +286,7 @@ def colocated_parts(
         data, sampler_input, config, worker_options,
         BaseDistLoader.create_colocated_channel(worker_options), args.sampler_options,
         epoch_options=epoch_options, worker_init_fn=args.worker_init_fn,
-        default_sampler=default_sampler,
+        default_sampler=default_sampler, cache=args.cache,
     )  # fmt: skip
     return {**parts, "worker_options": worker_options, "producer": producer}
 
@@ -260,11 +316,15 @@ def _check_colocated(
             f"prefetch_size={args.prefetch_size} belongs to graph-store mode; here "
             "worker_concurrency says how many batches are under way"
         )
-    data = DistDataset.wrap(dataset)
+    data = DistDataset.wrap(dataset).weighted_by(args.weight_attr)
     if args.in_process:
         check_in_process(data, args.exchange)
     check_weights(data, args.with_weight)
+    if args.expansion.time_attr is not None:
+        data.view_by_time(args.expansion.time_attr)
+    check_feature_store(args.feature_store, data.schema, data.view().num_nodes)
     whole = make_input(data)
+    check_seed_times(data.view(), whole, args.expansion.time_attr)
     config = BaseDistLoader.create_sampling_config(
         args.num_neighbors, data.schema, args.batch_size, args.shuffle, args.drop_last,
         args.with_weight, args.with_edge, args.seed,
@@ -303,11 +363,18 @@ def remote_parts(
         )
     if args.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
+    if args.cache is not None:
+        raise ConfigError(
+            f"remote_cache={args.remote_cache!r} belongs to colocated mode: from a graph store, "
+            "batches come with their rows; leave it out"
+        )
     schema = dataset.fetch_schema()
     config = BaseDistLoader.create_sampling_config(
         args.num_neighbors, schema, args.batch_size, args.shuffle, args.drop_last,
         args.with_weight, args.with_edge, args.seed,
     )  # fmt: skip
+    args = with_sampler(args, default_sampler, schema, inputs[0].input_type)
+    check_feature_store(args.feature_store, schema, dataset.fetch_num_nodes())
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
         compute_rank=runtime.rank,
@@ -334,6 +401,17 @@ def remote_parts(
     return parts
 
 
+def with_sampler(
+    args: LoaderArgs, default: SamplerClass | None, schema: DatasetSchema, input_type: str | None
+) -> LoaderArgs:
+    """Return ``args`` with the sampler that workers are to run; see `chosen_sampler`."""
+    options = chosen_sampler(
+        args.sampler_options, default, schema, input_type, with_weight=args.with_weight,
+        expansion=args.expansion,
+    )  # fmt: skip
+    return replace(args, sampler_options=options)
+
+
 def common_parts(args: LoaderArgs) -> dict[str, Any]:
     """Return the arguments of `BaseDistLoader` that are the same in both deployments."""
     return {
@@ -342,6 +420,9 @@ def common_parts(args: LoaderArgs) -> dict[str, Any]:
         "non_blocking_transfers": args.non_blocking_transfers,
         "even_ranks": args.even_ranks,
         "device_prefetch": args.device_prefetch,
+        "shard": args.shard,
+        "transform": args.transform,
+        "transform_sampler_output": args.transform_sampler_output,
     }
 
 
@@ -350,12 +431,14 @@ def share_input(
     runtime: DistributedRuntimeInfo,
     weighted: Weighted = None,
     partition: tuple[int, int] = (1, 0),
+    shard: str = "machine",
 ) -> Any:
     """Return this process's share of a machine's input; further columns are cut with the seeds.
 
     The processes of a machine that were given the same input share it. One that was given an input
     of its own, such as the nodes of a partition that no other process of the machine holds, keeps
-    it whole: cutting it would lose the rest.
+    it whole: cutting it would lose the rest. With ``shard="world"`` all ranks have the same input,
+    and each keeps it whole.
 
     Raises:
         ConfigError: Ranks do not have weights for the same edge types (``weighted``), or no rank
@@ -364,7 +447,9 @@ def share_input(
     """
     extra = getattr(sampler_input, "extra", None) or {}
     given = digest([sampler_input.node, *extra.values()])
-    others = gather_inputs(runtime, given, weighted=weighted, partition=partition)
+    others = gather_inputs(runtime, given, weighted=weighted, partition=partition, shard=shard)
+    if shard == "world":
+        return sampler_input
     same = [place for place, other in others.items() if other == given]
     rank, size = same.index(runtime.local_rank), len(same)
     share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
@@ -378,6 +463,7 @@ def gather_inputs(
     error: Exception | None = None,
     weighted: Weighted = None,
     partition: tuple[int, int] | None = None,
+    shard: str = "machine",
 ) -> dict[int, bytes]:
     """Tell the other ranks this one's input, or why it has none; return those of this machine.
 
@@ -387,20 +473,26 @@ def gather_inputs(
         error: Why this rank gives up; the others then do so too, instead of waiting for it.
         weighted: From `weighted_types`; None: weights are not asked for.
         partition: How many partitions there are, and which one this rank has.
+        shard: How seeds are split over ranks.
 
     Raises:
         ConfigError: Ranks do not have weights for the same edge types, or no rank has some
             partition.
         PeerError: Another rank gave up, or is gone.
     """
-    told = (given or b"", None if error is None else str(error), weighted, partition)
+    told = (given or b"", None if error is None else str(error), weighted, partition, shard)
     everyone = gather_from_ranks(told, runtime.world_size, _Told)
-    for rank, (_, why, _, _) in enumerate(everyone):
+    for rank, (_, why, *_) in enumerate(everyone):
         if error is None and why is not None:
             raise PeerError(f"rank {rank} could not build its loader: {why}")
     if partition is not None:
-        _check_all_held(partition, [theirs for _, _, _, theirs in everyone])
-    _check_same_weights([types for _, _, types, _ in everyone])
+        _check_all_held(partition, [theirs for _, _, _, theirs, _ in everyone])
+    _check_same_weights([types for _, _, types, _, _ in everyone])
+    if error is None:
+        check_same_options([{"shard": one} for *_, one in everyone], "a loader")
+        if shard == "world":
+            same = [{"input": one[0].hex()} for one in everyone]
+            check_same_options(same, _SAME_INPUT)
     first = runtime.node_rank * runtime.local_world_size
     return {place: everyone[first + place][0] for place in range(runtime.local_world_size)}
 
@@ -425,9 +517,14 @@ def digest(tensors: list[torch.Tensor]) -> bytes:
     return found.digest()
 
 
-_Told = tuple[bytes, str | None, Weighted, tuple[int, int] | None]
+_Told = tuple[bytes, str | None, Weighted, tuple[int, int] | None, str]
 """Fingerprint of a rank's input, why it gives up, which of its edge types have weights, how many
-partitions there are and which it has."""
+partitions there are and which it has, and how it shards."""
+
+_SAME_INPUT = (
+    'shard="world" splits batches over all ranks, so give each of them the seeds of the whole job '
+    "(the default is those of one partition): it"
+)
 
 
 def weighted_types(data: DistDataset) -> dict[EdgeType, bool]:

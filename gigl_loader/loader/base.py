@@ -25,6 +25,7 @@ from gigl_loader._glt import (
     init_worker_group,
 )
 from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.collate.sampler_output import transformed
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
 from gigl_loader.device.pin import PinMemoryError, PinnedRange
 from gigl_loader.device.prefetch import CopyEngine, copy_message
@@ -33,20 +34,26 @@ from gigl_loader.loader import config
 from gigl_loader.loader import runtime as runtime_module
 from gigl_loader.loader.deployment import Stagger, check_deployment
 from gigl_loader.loader.epoch import LoaderStats, Progress, Source
+from gigl_loader.loader.inputs import Positions, read_positions
 from gigl_loader.loader.iterator import EpochIterator
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.loader.world import WorldShare, check_same_start, check_shard
 from gigl_loader.memory.channel import ShmChannel
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import (
+    EDGE_INDEX,
     EDGES_PER_HOP,
     IS_HETERO,
     LABEL_COUNTS,
     NODES_PER_HOP,
+    PPR,
     SampleMessage,
+    key,
 )
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
-from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.sampler.plan import DRAW_VERSION
 from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 from gigl_loader.workers.rendezvous import meet_ranks
 
@@ -81,10 +88,17 @@ class BaseDistLoader(DistLoader):
         non_blocking_transfers: Copy to a CUDA device on a side stream, ahead of use.
         epoch_options: Seed, order, deadline.
         even_ranks: ``"drop"`` or ``"wrap"``: every rank takes as many steps as the rank with the
-            fewest, or the most, batches. None: each takes its own.
+            fewest, or the most, batches. None: each takes its own. With ``shard="world"`` the
+            batches of the last step, where they are not enough for all ranks, are left out, or
+            made enough by the first ones of the epoch.
         device_prefetch: Batches copied ahead to a CUDA device.
+        shard: ``"machine"``: this rank takes all batches of its input. ``"world"``: all ranks have
+            the same input, and rank ``r`` of ``W`` takes its batches ``r``, ``r + W``...
+        transform: Called with each batch; what it returns is yielded in its place.
+        transform_sampler_output: Called with PyG's ``SamplerOutput`` of each batch.
 
     Raises:
+        ConfigError: ``shard="world"``, and ranks differ in their input or options.
         WrongTypeError: Parts of the two deployments are mixed. Nothing was started.
         UsageError: GLT's context is not of the right role.
     """
@@ -107,6 +121,9 @@ class BaseDistLoader(DistLoader):
         epoch_options: EpochOptions | None = None,
         even_ranks: str | None = None,
         device_prefetch: int = 2,
+        shard: str = "machine",
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
         self._shutdowned = True  # until something is there to shut down
@@ -126,8 +143,13 @@ class BaseDistLoader(DistLoader):
         self._sampler_options = sampler_options
         self._non_blocking_transfers = non_blocking_transfers
         self._runtime = runtime
-        self._even_ranks = even_ranks
+        self._even_ranks, self._shard = even_ranks, shard
+        self._world_share: WorldShare | None = None
         self._device_prefetch = device_prefetch
+        self._transform = config.checked_function("transform", transform)
+        self._transform_output = config.checked_function(
+            "transform_sampler_output", transform_sampler_output
+        )
         self._engine = self._make_engine()
         self._last_iterator: weakref.ref[EpochIterator] | None = None
         self._progress = Progress()
@@ -358,6 +380,8 @@ class BaseDistLoader(DistLoader):
         self.num_data_partitions = getattr(self.data, "num_partitions", 1)
         self.data_partition_idx = getattr(self.data, "partition_idx", 0)
         self._input_len = len(self.input_data)
+        self._epoch_options = producer.epoch_options
+        self._check_shard()
         stagger = Stagger(self._runtime.local_rank, self._runtime.local_world_size, gap_s)
         # the last rank may come that much later
         producer.join(meet_ranks(producer.epoch_options.timeout_s + stagger.total_s))
@@ -366,7 +390,6 @@ class BaseDistLoader(DistLoader):
         producer.announce("started")
         producer.connect()
         self._num_expected = producer.num_batches
-        self._epoch_options = producer.epoch_options
 
     def _start_remote(
         self, create: Callable[..., int], gap_s: float | None, max_inits: int | None,
@@ -376,9 +399,11 @@ class BaseDistLoader(DistLoader):
 
         seed = self.sampling_config.seed
         self._epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(seed))
+        check_shard(self._shard, in_order=self._epoch_options.in_order)
         source = RemoteSource(
             self.dataset, self.input_data, self.sampling_config, self.worker_options,
             self._sampler_options, self._epoch_options, pin_memory=self.to_device.type == "cuda",
+            shard=self._shard,
         )  # fmt: skip
         self._source = self._remote_source = source
         source.create(create, gap_s=gap_s, max_concurrent=max_inits)
@@ -387,8 +412,25 @@ class BaseDistLoader(DistLoader):
         self._input_len = source.num_seeds
         self._num_expected = source.num_batches
 
+    def _check_shard(self) -> None:
+        """Check that ranks which share their input were given the same; before workers start."""
+        options = self._epoch_options
+        check_shard(self._shard, in_order=options.in_order)
+        if self._shard == "world" and self._runtime.world_size > 1:
+            config = self.sampling_config
+            told = {"input": self._digest_of_seeds(), "seed": str(options.seed)}
+            told |= {"replace": str(options.replace), "sampling_config": repr(config)}
+            everyone = gather_from_ranks(told, self._runtime.world_size, dict[str, str])
+            check_same_options(everyone, 'shard="world"')
+
     def _agree_on_steps(self) -> int:
         own = int(self._num_expected)
+        if self._shard == "world":
+            self._world_share = WorldShare(
+                rank=self._runtime.rank, world_size=self._runtime.world_size, total=own,
+                even_ranks=self._even_ranks,
+            )  # fmt: skip
+            return len(self._world_share.places())
         if self._even_ranks is None or self._runtime.world_size == 1:
             return own
         if not dist.is_initialized():
@@ -447,7 +489,10 @@ class BaseDistLoader(DistLoader):
         self._check_usable()
         self._end_iterator("a newer iter() of the same loader ended it")
         if not self._resumed:
-            self._progress = Progress(epoch=self._epoch)
+            self._progress = Progress(epoch=self._epoch, share=self._world_share)
+        if self._shard == "world":
+            start = (self._progress.epoch, self._progress.yielded)
+            check_same_start(*start, self._runtime.world_size)
         self._resumed, self._started = False, True
         places = self._progress.places_left(self._steps)
         own = max(int(self._num_expected), 1)
@@ -473,6 +518,10 @@ class BaseDistLoader(DistLoader):
             iterator.end(why)
         self._last_iterator = None
 
+    def _is_under_way(self) -> bool:
+        iterator = self._last_iterator() if self._last_iterator is not None else None
+        return iterator is not None and not iterator.is_over
+
     @property
     def epoch(self) -> int:
         """The epoch that the next ``iter`` starts."""
@@ -482,7 +531,8 @@ class BaseDistLoader(DistLoader):
         """Return where this loader is, by the contract of torchdata's ``StatefulDataLoader``.
 
         Counts batches that were yielded, not those prefetched. Before the first ``iter`` it says
-        that nothing was yielded.
+        that nothing was yielded. With ``shard="world"`` it counts those of the whole job, all ranks
+        having done as many steps as this one: one rank's state is the state of all.
         """
         known = self._started or self._resumed
         progress = self._progress if known else Progress(epoch=self._epoch)
@@ -494,27 +544,31 @@ class BaseDistLoader(DistLoader):
         Raises:
             ConfigError: The state is of a loader with other seeds, batch size, world size,
                 ``seed``...; a changed number of workers is fine. So is, with ``even_ranks``, the
-                state of another rank.
+                state of another rank, and with ``shard="world"`` another number of ranks.
         """
         self._check_usable()
         in_step = self._even_ranks is not None
         progress = Progress.from_dict(state, self._identity(), in_step=in_step)
         self._end_iterator("load_state_dict() ended it")
+        progress.share = self._world_share
         self._progress = progress
         self._resumed, self._started = not progress.finished, True
         self._epoch = progress.epoch + 1 if progress.finished else progress.epoch
 
     def _identity(self) -> dict[str, Any]:
+        of_world = self._shard == "world"
+        of_rank = {"rank": self._runtime.rank, "world_size": self._runtime.world_size}
         return {
+            "shard": self._shard,
             "num_seeds": self._input_len,
             "seeds_digest": self._digest_of_seeds(),
-            "num_batches": self._steps,
+            "num_batches": int(self._num_expected) if of_world else self._steps,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
-            "rank": self._runtime.rank,
-            "world_size": self._runtime.world_size,
             "seed": self._epoch_options.seed,
+            "draw_version": DRAW_VERSION,
+            **({} if of_world else of_rank),
         }
 
     def _digest_of_seeds(self) -> str:
@@ -531,18 +585,57 @@ class BaseDistLoader(DistLoader):
     def stats(self, reset: bool = False) -> dict[str, Any]:
         """Return what the loader did since it was built, or since the last reset.
 
-        Keys: ``batches``, ``seeds_per_s``, ``bytes_per_s``, ``wait_share`` (of the elapsed time,
-        spent waiting for a batch), ``collate_share``, ``queue_depth`` (mean, batches ready at each
-        hand-over), ``sample_ms``, ``gather_ms`` (per batch, in a worker), ``worker_busy_share`` (by
-        worker), ``partitions_over_tcp`` (how many a worker asks for, as they are not in memory that
-        it can read), ``verdict`` (one line: what to change first).
+        Keys: ``batches``, ``seeds``, ``bytes``; in seconds ``elapsed_s``, ``wait_s`` (for a batch),
+        ``collate_s``, ``sample_s``, ``gather_s`` (in workers), ``worker_busy_s`` (by worker); rates
+        of these: ``seeds_per_s``, ``bytes_per_s``, ``wait_share``, ``collate_share`` (of the
+        elapsed time), ``sample_ms``, ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
+        ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp`` (how many a
+        worker asks for, as they are not in memory that it can read), ``restarts`` (workers that
+        were replaced), ``network_bytes`` (that crossed machines, ``"rows"`` and ``"structure"``:
+        ids, edges), ``network_share`` (of workers' time, waiting for other machines),
+        ``rows_by_partition`` (how many rows were fetched), ``hit_rate`` (share of the rows of other
+        machines that ``remote_cache`` had; None without), ``verdict`` (one line: what to change
+        first).
         """
-        summary = self._stats.summary()
+        producer = getattr(self, "_mp_producer", None)
+        summary = self._stats.summary(getattr(producer, "remote_bytes", 0))
         if reset:
-            self._stats = LoaderStats()
+            self._stats = self._stats.after()
         return summary
 
     # -- batches --------------------------------------------------------------------------------
+
+    def __call__(self, index: Positions) -> Data | HeteroData:
+        """Return the batch of the seeds at ``index``; see `collate`."""
+        return self.collate(index)
+
+    def collate(self, index: Positions) -> Data | HeteroData:
+        """Return the batch of the seeds at ``index`` at once, beside an epoch that is under way.
+
+        The same ``index`` gives the same batch each time: its draws are keyed by ``seed``, and by
+        nothing of an epoch. Nothing is counted: `state_dict` and `stats` stay as they are.
+
+        Args:
+            index: ``[n]`` integers, positions among this loader's seeds, in any order, repeats
+                allowed. With all nodes of one partition as seeds, a position is the node's id.
+
+        Raises:
+            ConfigError: A position is out of range.
+            UsageError: This loader cannot sample out of turn: from a graph store, or with
+                ``exchange="collective"`` over several partitions.
+            PeerError: A worker failed.
+        """
+        self._check_usable()
+        message = self._source.sample(read_positions(index, self._input_len)).message
+        if self._engine is not None:
+            message = self._copied(message)
+        return self._collate_fn(message)
+
+    def _copied(self, msg: SampleMessage) -> SampleMessage:
+        """Return a message of the host on the device, but for what is read on the host."""
+        kept = {name: value for name, value in msg.items() if _stays_on_host(name)}
+        moved = {name: value for name, value in msg.items() if name not in kept}
+        return {**copy_message(moved, self.to_device), **kept}
 
     def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message into a batch on the device; never changes values.
@@ -551,25 +644,33 @@ class BaseDistLoader(DistLoader):
         ahead; otherwise it is copied now. Counts per hop stay on the host, where they are read.
         """
         if self.to_device.type != "cpu" and self._engine is None:
-            kept = {name: value for name, value in msg.items() if _stays_on_host(name)}
-            moved = {name: value for name, value in msg.items() if name not in kept}
-            msg = {**copy_message(moved, self.to_device), **kept}
-        return self._make_batch(msg)
+            msg = self._copied(msg)
+        if self._transform_output is not None:
+            types = self._batch_types(msg)
+            named = self._dataset_schema.edge_attributes.values()
+            of_edges = {name for names in named for name in names}
+            msg = transformed(msg, self._transform_output, *types, of_edges)
+        batch = self._make_batch(msg)
+        return batch if self._transform is None else self._transform(batch)
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message that is on the device into a batch; a hook for subclasses."""
         if not int(msg[IS_HETERO]):
             return to_data(msg)
-        return to_hetero_data(msg, *self._batch_types())
+        return to_hetero_data(msg, *self._batch_types(msg))
 
-    def _batch_types(self) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """Return the node types and the edge types that a heterogeneous batch can have."""
+    def _batch_types(self, msg: SampleMessage) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Return the node types and the edge types that a heterogeneous batch has."""
         known = self._dataset_schema.edge_types or []
         walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
         node_types = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
         if self.edge_dir == "out":
             walked = [reverse_edge_type(edge_type) for edge_type in walked]
-        return sorted(node_types), walked
+        made = [(a, PPR, b) for a in sorted(node_types) for b in sorted(node_types)]
+        made = [edge_type for edge_type in made if key(EDGE_INDEX, edge_type) in msg]
+        if made:  # a sampler that makes edges of its own may leave those of the graph out
+            walked = [edge_type for edge_type in walked if key(EDGE_INDEX, edge_type) in msg]
+        return sorted(node_types), walked + made
 
     # -- end ------------------------------------------------------------------------------------
 

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch_geometric.sampler import NumNeighbors as PyGNumNeighbors
 
 from gigl_loader._glt import MpDistSamplingWorkerOptions, SamplingConfig, SamplingType
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type, plain_edge_type
 from gigl_loader.errors import ConfigError
 
 NumNeighbors = list[int] | dict[EdgeType, list[int]]
+"""Neighbours per hop; PyG's ``NumNeighbors`` is taken, too."""
 RPC_TIMEOUT_S = 600.0
 _MAX_RPC_THREADS = 16
 _MAX_CONCURRENCY = 32
@@ -22,6 +24,8 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
     Raises:
         ConfigError: Wrong keys, unequal hop counts, or a fanout below -1; names the offender.
     """
+    if isinstance(num_neighbors, PyGNumNeighbors):
+        num_neighbors = _values_of(num_neighbors, schema)
     if schema.edge_types is None:
         if isinstance(num_neighbors, Mapping):
             raise ConfigError(
@@ -47,12 +51,30 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
         _check_hops(hops, f"num_neighbors[{name}]")
     counts = {name: len(hops) for name, hops in num_neighbors.items()}
     if len(set(counts.values())) > 1:
-        raise ConfigError(f"num_neighbors must have as many hops for every edge type, got {counts}")
+        raise ConfigError(
+            f"the number of hops must be the same across all edge types, num_neighbors has {counts}"
+        )
     return {plain_edge_type(name): list(hops) for name, hops in num_neighbors.items()}
 
 
+def _values_of(given: PyGNumNeighbors, schema: DatasetSchema) -> Any:
+    """Return what PyG's ``NumNeighbors`` says of the edge types that are walked."""
+    walked = [name for name in schema.edge_types or () if not is_label_edge_type(name)]
+    try:
+        return given._get_values(walked or None)  # get_values() keeps the first graph's answer
+    except ValueError as error:
+        raise ConfigError(f"num_neighbors={given}: {error}; the graph has {walked}") from error
+
+
+def checked_function(name: str, value: Any) -> Any:
+    """Return ``value`` if it can be called, or is None."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} must be a function, got {value!r}")
+    return value
+
+
 def _check_hops(hops: Any, name: str) -> None:
-    if not isinstance(hops, (list, tuple)) or not hops:
+    if not isinstance(hops, (list, tuple)):
         raise ConfigError(f"{name} must be a list with a fanout per hop, got {hops!r}")
     for hop, fanout in enumerate(hops):
         if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:

@@ -29,11 +29,17 @@ from gigl_loader.errors import (
 )
 from gigl_loader.loader.collective import BROKEN_OFF, COMPLETE, FAILED, CollectivePeers
 from gigl_loader.memory import segments, tensors
-from gigl_loader.message import BatchTicket, Received, SampleMessage
+from gigl_loader.message import (
+    AT_ONCE_EPOCH,
+    AT_ONCE_STREAM,
+    BatchTicket,
+    Received,
+    SampleMessage,
+)
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
-from gigl_loader.workers.producer import epoch_order, make_plan
+from gigl_loader.workers.producer import epoch_order, make_plan, view_of
 from gigl_loader.workers.schedule import num_batches
 
 logger = logging.getLogger(__name__)
@@ -82,7 +88,7 @@ class InProcessSource:
         self.data, self.sampling_config, self.epoch_options = data, config, epoch_options
         self.channel = None
         self.num_workers = 0
-        view = data.view()
+        view = view_of(data, epoch_options.expansion.time_attr)
         self._plan = make_plan(view, sampler_input, config, epoch_options)
         self._view = _as_arrays(view)
         extra = getattr(sampler_input, "extra", None) or {}
@@ -184,12 +190,29 @@ class InProcessSource:
                 raise epoch.error
             return None
         if self._peers is None:
-            found = self._sample(epoch, epoch.taken)
+            found = self._sample(self._request_of(epoch, epoch.taken))
         else:
             limit = self.epoch_options.timeout_s if timeout_s is None else timeout_s
             found = self._take(epoch, limit)
         epoch.taken += 1
         return found
+
+    def sample(self, index: Any) -> Received:
+        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
+
+        Raises:
+            SamplingError: The sampler raised.
+            UsageError: Other ranks would have to sample at the same time.
+        """
+        if self._shut_down:
+            raise UsageError("this loader was shut down: build a new one")
+        if self._peers is not None:
+            raise UsageError(
+                'a batch at once would need the other ranks, which with exchange="collective" '
+                'answer in step: build the loader with exchange="workers"'
+            )
+        ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
+        return self._sample(self._request(ticket, index.numpy()))
 
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
@@ -236,7 +259,7 @@ class InProcessSource:
 
     def _sample_or_tell(self, epoch: _Epoch, step: int, peers: CollectivePeers) -> Received:
         try:
-            return self._sample(epoch, step)
+            return self._sample(self._request_of(epoch, step))
         except SamplingError:
             peers.round(FAILED)
             raise
@@ -249,10 +272,9 @@ class InProcessSource:
                 epoch.ready.append(found)
                 epoch.changed.notify_all()
 
-    def _sample(self, epoch: _Epoch, step: int) -> Received:
+    def _sample(self, request: SampleRequest) -> Received:
         assert self._sampler is not None
-        ticket = BatchTicket(0, 0, epoch.number, epoch.batches[step])
-        request = self._request(ticket, epoch.order)
+        ticket = request.ticket
         started = time.perf_counter()
         try:
             fields = [
@@ -274,10 +296,15 @@ class InProcessSource:
         }  # fmt: skip
         return Received(ticket, message, stats)
 
-    def _request(self, ticket: BatchTicket, order: Any) -> SampleRequest:
+    def _request_of(self, epoch: _Epoch, step: int) -> SampleRequest:
+        ticket = BatchTicket(0, 0, epoch.number, epoch.batches[step])
         size = self.sampling_config.batch_size
         start, stop = ticket.batch * size, min((ticket.batch + 1) * size, len(self._seeds))
-        input_id = np.arange(start, stop) if order is None else order[start:stop].copy()
+        order = epoch.order
+        chosen = np.arange(start, stop) if order is None else order[start:stop].copy()
+        return self._request(ticket, chosen)
+
+    def _request(self, ticket: BatchTicket, input_id: Any) -> SampleRequest:
         extra = {name: column[input_id] for name, column in self._extra.items()}
         return SampleRequest(ticket, self._seeds[input_id], input_id, extra)
 

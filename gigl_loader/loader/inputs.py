@@ -23,6 +23,36 @@ NodeInput = (
 """Seeds of a user: colocated the first three, by storage server the last two."""
 
 
+Positions = Tensor | NDArray[Any] | Sequence[int]
+"""Which of a loader's seeds, counted from 0."""
+
+
+def read_positions(given: Any, num_seeds: int) -> Tensor:
+    """Return ``given`` as ``[n]`` int64 positions among a loader's seeds.
+
+    Raises:
+        WrongTypeError: Not integers in one row.
+        ConfigError: Wrong shape, dtype, device or range; names the first offender.
+    """
+    found = _as_tensor(given, "index")
+    if isinstance(found, Tensor) and found.dtype == torch.int32:
+        found = found.long()
+    if not isinstance(found, Tensor) or found.dtype != torch.int64 or found.dim() != 1:
+        what = f"{list(found.shape)} {found.dtype}" if isinstance(found, Tensor) else repr(given)
+        raise WrongTypeError(
+            f"index must be positions among the loader's seeds, [n] integers, got {what}"
+        )
+    found = found.cpu()
+    wrong = (found < 0) | (found >= num_seeds)
+    if bool(wrong.any()):
+        place = int(wrong.nonzero()[0])
+        raise ConfigError(
+            f"index[{place}] = {int(found[place])} is no position: this loader has {num_seeds} "
+            "seeds, counted from 0"
+        )
+    return found.contiguous()
+
+
 def read_seeds(
     given: Any, num_nodes: int, name: str = "input_nodes"
 ) -> tuple[Tensor, Tensor | None]:

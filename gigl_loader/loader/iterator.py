@@ -105,7 +105,6 @@ class EpochIterator:
         total = self._loader._stats
         total.add(Received(ticket, {}, stats), wait_s, self._num_waiting())
         total.collate_s += collate_s
-        total.seeds += stats.get("seeds", 0)
         for record in self._loader._recorders:
             record(stats)
 
@@ -116,6 +115,11 @@ class EpochIterator:
         if hasattr(source, "count_waiting"):
             return ahead + int(source.count_waiting())
         return ahead + int(getattr(source, "queue_depth", 0))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has no more batches to give."""
+        return self._ended is not None or self._progress.finished
 
     def end(self, why: str) -> None:
         """Drop what is under way."""

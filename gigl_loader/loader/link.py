@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -14,7 +14,6 @@ from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
     LoaderArgs,
-    SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -30,17 +29,31 @@ from gigl_loader.loader.runtime import (
     DistributedRuntimeInfo,
     runtime_or_alone,
 )
+from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.supervision import (
     SupervisionEdgeType,
     check_anchor_type,
     excluded_types,
     supervision_types,
 )
+from gigl_loader.loader.time_input import (
+    TimeInput,
+    add_times,
+    add_times_by_server,
+    check_time_given,
+)
 from gigl_loader.message import SampleMessage
-from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
+    DEFAULT_TIMEOUT_S,
+    ExpansionKeywords,
+    FeatureStoreOptions,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
-_SAMPLER = "gigl_loader.sampler.link.LinkSampler"
+_SAMPLER = "gigl_loader.sampler.link.anchor_sampler"
 
 
 class DistABLPLoader(BaseDistLoader):
@@ -77,7 +90,7 @@ class DistABLPLoader(BaseDistLoader):
         shuffle: Shuffle the anchors every epoch.
         drop_last: Leave an incomplete last batch out.
         with_weight: Draw neighbours by edge weight.
-        sampler_options: Another sampler, a subclass of ``LinkSampler``, or again the fanout.
+        sampler_options: Another sampler, one with ``AnchorRoots``, or again the fanout.
         context: Deprecated.
         local_process_rank: Deprecated.
         local_process_world_size: Deprecated.
@@ -94,6 +107,12 @@ class DistABLPLoader(BaseDistLoader):
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids.
         device_prefetch: Batches copied ahead to a CUDA device.
+        exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
+        shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
+        remote_cache: Memory for rows of other machines: ``"2GB"`` or ``"20%"`` of them.
+        lookahead: Batches to draw ahead for it; None: as its size asks for.
+        input_time: The time of each anchor, which its labels have too; see `DistNeighborLoader`.
+        **expansion: As in `DistNeighborLoader`.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -131,21 +150,39 @@ class DistABLPLoader(BaseDistLoader):
         replace: bool = False,
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
+        shard: str = "machine",
+        feature_store: FeatureStoreOptions | None = None,
+        remote_cache: int | str | None = None,
+        lookahead: int | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
+        input_time: TimeInput | None = None,
+        **expansion: Unpack[ExpansionKeywords],
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())
+        check_time_given(input_time, args.expansion)
+        if exclude_supervision and args.expansion.in_trees:
+            raise ConfigError(
+                "exclude_supervision looks for copies among merged nodes: it cannot be combined "
+                "with disjoint or timed trees"
+            )
         self._use_label_edge_index_output = use_label_edge_index_output
         runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
                 parts = self._remote_parts(
-                    dataset, args, runtime, input_nodes, supervision_edge_type, exclude_supervision
-                )
+                    dataset, args, runtime, input_nodes, supervision_edge_type, exclude_supervision,
+                    input_time,
+                )  # fmt: skip
             else:
                 data = DistDataset.wrap(dataset)
                 self._supervision = supervision_types(data.schema, supervision_edge_type)
@@ -154,8 +191,10 @@ class DistABLPLoader(BaseDistLoader):
                     max_labels=data.max_labels_per_anchor_node,
                 )  # fmt: skip
                 parts = colocated_parts(
-                    data, args, runtime, lambda data: self._local_input(data, input_nodes), sampler
-                )
+                    data, args, runtime,
+                    lambda data: add_times(self._local_input(data, input_nodes), input_time),
+                    sampler,
+                )  # fmt: skip
         finally:
             end_own_group(runtime)
         super().__init__(**parts)
@@ -168,6 +207,7 @@ class DistABLPLoader(BaseDistLoader):
     def _remote_parts(
         self, dataset: Any, args: LoaderArgs, runtime: DistributedRuntimeInfo, input_nodes: Any,
         supervision_edge_type: SupervisionEdgeType, exclude: bool | Sequence[EdgeType],
+        input_time: TimeInput | None,
     ) -> dict[str, Any]:  # fmt: skip
         if supervision_edge_type is not None:
             raise ConfigError(
@@ -180,6 +220,7 @@ class DistABLPLoader(BaseDistLoader):
             dataset.fetch_schema(), self._supervision, exclude, labels_in_input=True
         )
         name = f"{type(self).__name__} {next(self._counter)}"
+        inputs = add_times_by_server(inputs, input_time)
         return remote_parts(dataset, args, runtime, inputs, name, sampler)
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:

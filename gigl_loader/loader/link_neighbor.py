@@ -2,21 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
 
-from gigl_loader._glt import Dataset
+from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.collate.edges import add_edge_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.assemble import (
     LoaderArgs,
-    SamplerClass,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -36,11 +35,27 @@ from gigl_loader.loader.edge_input import (
 )
 from gigl_loader.loader.inputs import check_servers
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
+from gigl_loader.loader.sampler_choice import SamplerClass
+from gigl_loader.loader.time_input import (
+    TimeInput,
+    add_times,
+    add_times_by_server,
+    check_time_given,
+    read_times,
+)
 from gigl_loader.message import IS_HETERO, SampleMessage
-from gigl_loader.options import DEFAULT_TIMEOUT_S, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
+    DEFAULT_TIMEOUT_S,
+    ExpansionKeywords,
+    FeatureStoreOptions,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import RemoteDistDataset
 
-_SAMPLER = "gigl_loader.sampler.edges.EdgeSampler"
+_TIMES = "edge_label_time"
+_SAMPLER = "gigl_loader.sampler.edges.edge_sampler"
 
 
 class DistLinkNeighborLoader(BaseDistLoader):
@@ -80,7 +95,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         shuffle: Shuffle the edges every epoch.
         drop_last: Leave an incomplete last batch out.
         with_weight: Draw neighbours by edge weight.
-        sampler_options: Another sampler, a subclass of ``EdgeSampler``, or again the fanout.
+        sampler_options: Another sampler, one with ``EdgeRoots``, or again the fanout.
         non_blocking_transfers: Copy to a CUDA device ahead of use.
         strict: No negative is an edge of the graph; asks the owner of each.
         seed: Decides shuffle, draws and negatives.
@@ -91,6 +106,14 @@ class DistLinkNeighborLoader(BaseDistLoader):
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids.
         device_prefetch: Batches copied ahead to a CUDA device.
+        exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
+        shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
+        remote_cache: Memory for rows of other machines: ``"2GB"`` or ``"20%"`` of them.
+        lookahead: Batches to draw ahead for it; None: as its size asks for.
+        edge_label_time: The time of each seed edge, ``[num_edges]`` numbers (by server where the
+            edges are): needed with ``time_attr``. Negatives are not later either.
+        **expansion: As in `DistNeighborLoader`. Where trees are disjoint, each end of an edge has
+            its own, and ``batch`` is the place of the edge.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -129,14 +152,28 @@ class DistLinkNeighborLoader(BaseDistLoader):
         replace: bool = False,
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
+        shard: str = "machine",
+        feature_store: FeatureStoreOptions | None = None,
+        remote_cache: int | str | None = None,
+        lookahead: int | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
+        edge_label_time: TimeInput | None = None,
+        **expansion: Unpack[ExpansionKeywords],
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.collect(locals())
+        check_time_given(edge_label_time, args.expansion, _TIMES)
+        if edge_label_time is None and args.expansion.time_attr is not None:
+            raise ConfigError("time_attr needs edge_label_time, the time of each seed edge")
         self._negatives = negative_sampling(neg_sampling, neg_sampling_ratio, edge_label)
         runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
@@ -149,12 +186,15 @@ class DistLinkNeighborLoader(BaseDistLoader):
                 sampler = self._sampler(by_server[0].edge_type, num_nodes, strict)
                 name = f"{type(self).__name__} {next(self._counter)}"
                 inputs = [self._shifted(edges).sampler_input() for edges in by_server]
+                times = _times_by_server(inputs, edge_label_time)
+                inputs = add_times_by_server(inputs, times, _TIMES)
                 parts = remote_parts(dataset, args, runtime, inputs, name, sampler)
             else:
                 data = DistDataset.wrap(dataset)
                 edges = _of_this_machine(data, edge_label_index, edge_label)
                 sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
                 given = self._shifted(edges).sampler_input()
+                add_times(given, edge_label_time, _TIMES)
                 parts = colocated_parts(data, args, runtime, lambda _: given, sampler)
         finally:
             end_own_group(runtime)
@@ -223,6 +263,14 @@ def _by_server(
         read_edges(edge_type, index.get(server, nothing), labels.get(server, none_left), num_nodes)
         for server in servers
     ]
+
+
+def _times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) -> Any:
+    """Return the times of seed edges by server; those of one tensor are cut as the edges are."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    sizes = [one.node.numel() for one in inputs]
+    return dict(enumerate(read_times(given, sum(sizes), _TIMES).split(sizes)))
 
 
 def _unpacked(given: Any, label: Any) -> tuple[Any, Any]:

@@ -148,6 +148,52 @@ def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, cou
 
 
 @_jit
+def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
+    """Return the first place from ``start`` on whose time is above ``time``; ``stop`` if none."""
+    while start < stop:
+        middle = (start + stop) // 2
+        if times[middle] <= time:
+            start = middle + 1
+        else:
+            stop = middle
+    return start
+
+
+@_jit
+def count_timed(indptr, times, nodes, since, until, fanout, replace, last, starts, degrees, counts):  # type: ignore[no-untyped-def]
+    """Like `count_uniform`, over rows by time, cut to what is within the times of each node.
+
+    ``since`` is empty where no time is too early. With ``last`` a row is cut to its latest
+    ``fanout`` places.
+    """
+    num_rows = indptr.shape[0] - 1
+    lowest = np.iinfo(np.int64).min
+    total = 0
+    most = 0
+    for i in range(nodes.shape[0]):
+        node = nodes[i]
+        start = 0
+        stop = 0
+        if node < num_rows:
+            start = indptr[node]
+            stop = _first_after(times, start, indptr[node + 1], until[i])
+            if since.shape[0] > 0 and since[i] > lowest:
+                start = _first_after(times, start, stop, since[i] - 1)
+        if last and fanout >= 0:
+            start = max(start, stop - fanout)
+        degree = stop - start
+        take = degree
+        if fanout >= 0 and (degree > fanout or (replace and degree > 0)):
+            take = fanout
+        starts[i] = start
+        degrees[i] = degree
+        counts[i] = take
+        total += take
+        most = max(most, degree)
+    return total, most
+
+
+@_jit
 def _sift_down(keys, items, size):  # type: ignore[no-untyped-def]
     """Restore a max-heap of ``size`` whose root was replaced."""
     parent = 0
@@ -214,6 +260,53 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
                     items[0] = position
                     _sift_down(keys, items, size)
             positions[at : at + take] = np.sort(items[:take])
+        at += take
+
+
+@_jit
+def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, positions):  # type: ignore[no-untyped-def]
+    """Draw the neighbours whose random numbers are the smallest, by weight where there are weights.
+
+    A number belongs to the neighbour, and to which of parallel edges it is, not to the row; so rows
+    that have neighbours in common tend to draw the same ones. Of one row it is a uniform draw
+    without replacement. ``weights`` is empty where there are none.
+
+    Source:
+        LABOR-0 with fixed sizes (sequential Poisson sampling): Balin and Catalyurek,
+        "Layer-Neighbor Sampling", NeurIPS 2023, sections 3 and A.3.
+    """
+    at = 0
+    for i in range(starts.shape[0]):
+        take = counts[i]
+        if take == 0:
+            continue
+        start = starts[i]
+        end = start + degrees[i]
+        if take == degrees[i]:
+            for j in range(take):
+                positions[at + j] = start + j
+            at += take
+            continue
+        size = 0  # the `take` smallest numbers, in a max-heap
+        copy = 0
+        for position in range(start, end):
+            neighbor = indices[position]
+            copy = copy + 1 if position > start and indices[position - 1] == neighbor else 0
+            value = _unit(_row_key(key, neighbor), copy)
+            if weights.shape[0] > 0:
+                if weights[position] <= 0:
+                    continue
+                value = -math.log(1.0 - value) / weights[position]
+            if size < take:
+                keys[size] = value
+                items[size] = position
+                _sift_up(keys, items, size)
+                size += 1
+            elif value < keys[0]:
+                keys[0] = value
+                items[0] = position
+                _sift_down(keys, items, size)
+        positions[at : at + take] = np.sort(items[:take])
         at += take
 
 
@@ -374,6 +467,8 @@ def load() -> None:
         draw_uniform(none, *rows, replace, key, np.zeros(0, np.uint8), none)
         count_weighted(indptr, weights, none, -1, replace, *rows)
         draw_weighted(weights, none, *rows, replace, key, np.zeros(0), none, none)
+        count_timed(indptr, none, none, none, none, -1, replace, replace, *rows)
+    draw_labor(none, weights, *rows, key, np.zeros(0), none, none)
     gather(none, none, none)
     insert_nodes(ids, np.uint64(1023), none, 0, 0)
     relabel(ids, np.uint64(1023), none, 0, none, none)

@@ -1,38 +1,33 @@
 """Neighbourhoods of seed edges: both ends, and the ends of negatives that are drawn for them."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import (
     EDGE_INPUT_ID,
     EDGE_LABEL,
     EDGE_LABEL_INDEX,
     EDGE_TARGETS,
+    EDGE_TIME,
     INPUT_ID,
     IS_HETERO,
-    BatchTicket,
 )
+from gigl_loader.sampler.negatives import BINARY, TRIPLET, Negatives
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan, draw_key
-from gigl_loader.sampler.questions import Draw, Peers
-
-BINARY, TRIPLET = "binary", "triplet"
-
-_NEGATIVES = 1 << 32
-"""First of the numbers that take the place of a hop in the keys of negatives: above any hop."""
-_ROUNDS = 8
-"""How often a negative that is an edge is drawn again before it is looked up among what is left."""
+from gigl_loader.sampler.nodes import BatchNodes
+from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
+from gigl_loader.sampler.questions import Peers
+from gigl_loader.sampler.roots import Placed
+from gigl_loader.sampler.store import GraphStore
 
 
-class EdgeSampler(NeighborSampler):
-    """Samples around the ends of seed edges and of their negatives, in one batch.
+class EdgeRoots:
+    """The ends of seed edges and of their negatives, in one batch.
 
     ::
 
@@ -40,12 +35,12 @@ class EdgeSampler(NeighborSampler):
         two node types   [ sources, each once | 1st hop ... ]  [ destinations, each once | ... ]
 
     The seeds are the sources; destinations come with them as the column ``EDGE_TARGETS``, labels
-    as ``EDGE_LABEL``. Negatives are keyed by seed, epoch and batch as all draws are.
+    as ``EDGE_LABEL``. Negatives are keyed by seed, epoch and batch as all draws are. Where trees
+    are disjoint, each end has its own, and belongs to its seed edge.
 
     Args:
-        view: The partition.
+        store: All partitions.
         plan: What to sample; its input type is that of the sources.
-        peers: The other partitions.
         edge_type: Of the seed edges; names the types of both ends, and with ``strict`` the edges
             that no negative may be.
         negatives: ``"binary"``: pairs of drawn nodes; ``"triplet"``: drawn destinations for each
@@ -58,9 +53,8 @@ class EdgeSampler(NeighborSampler):
 
     def __init__(
         self,
-        view: PartitionView[Array],
+        store: GraphStore,
         plan: SamplingPlan,
-        peers: Peers | None,
         *,
         edge_type: Sequence[str],
         negatives: str | None = None,
@@ -69,95 +63,39 @@ class EdgeSampler(NeighborSampler):
         src_weight: Sequence[float] | None = None,
         dst_weight: Sequence[float] | None = None,
     ) -> None:
-        super().__init__(view, plan, peers)
+        self._is_heterogeneous = store.view.is_heterogeneous
         src, relation, dst = edge_type
         self._edge_type: EdgeType = (src, relation, dst)
-        self._kind, self._amount, self._strict = negatives, amount, strict
-        self._draw_src = _drawer(view.num_nodes[src], src_weight)
-        self._draw_dst = _drawer(view.num_nodes[dst], dst_weight)
-        self._num_dst = view.num_nodes[dst]
-        self._ends_found: list[Array] = []
+        self._kind = negatives
+        self._negatives = Negatives(
+            store, plan, self._edge_type, kind=negatives, amount=amount, strict=strict,
+            src_weight=src_weight, dst_weight=dst_weight,
+        )  # fmt: skip
 
-    def add_seeds(self, request: SampleRequest) -> None:
-        """Give the ends of seed edges and negatives their labels, each node one."""
+    def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
+        """Put the ends of seed edges and negatives down; merged, each node once."""
         src, dst = request.seeds, request.extra[EDGE_TARGETS]
-        neg_src, neg_dst = self._negatives(request.ticket, src)
-        own, other = self._labels[self._edge_type[0]], self._labels[self._edge_type[2]]
-        ends = (own.label(src), other.label(dst), own.label(neg_src), other.label(neg_dst))
-        self._ends_found = list(ends)
-
-    # -- negatives ------------------------------------------------------------------------------
-
-    def _negatives(self, ticket: BatchTicket, src: Array) -> tuple[Array, Array]:
-        """Return (sources, destinations) of the batch's negatives; triplets have no sources."""
-        nothing = np.empty(0, np.int64)
-        if self._kind is None or src.size == 0:
-            return nothing, nothing
-        count = math.ceil(src.size * self._amount)
-        if self._kind == TRIPLET:
-            sources = np.repeat(src, count // src.size)
-        else:
-            sources = self._draw_src(self._key(ticket, 0), count)
-        destinations = self._draw_dst(self._key(ticket, 1), count)
-        if self._strict:
-            destinations = self._without_edges(ticket, sources, destinations)
-        return (nothing if self._kind == TRIPLET else sources), destinations
-
-    def _key(self, ticket: BatchTicket, number: int) -> int:
-        return draw_key(self._plan, ticket, _NEGATIVES + number, self._edge_type)
-
-    def _without_edges(self, ticket: BatchTicket, sources: Array, drawn: Array) -> Array:
-        """Draw destinations again until no pair is an edge.
-
-        Raises:
-            ConfigError: A source has an edge to every node.
-        """
-        found = drawn.copy()
-        for turn in range(1, _ROUNDS):
-            wrong = np.flatnonzero(self._are_edges(sources, found))
-            if wrong.size == 0:
-                return found
-            again = self._draw_dst(self._key(ticket, 1 + turn), found.size)
-            found[wrong] = again[wrong]  # by position: the answer is one of the key alone
-        for pair in np.flatnonzero(self._are_edges(sources, found)):
-            found[pair] = self._any_without_edge(int(sources[pair]), int(found[pair]))
-        return found
-
-    def _are_edges(self, src: Array, dst: Array) -> Array:
-        """Return for each pair whether the graph has it, asking the owners of its rows."""
-        rows, others = (dst, src) if self._view.edge_dir == "in" else (src, dst)
-        asked, position = np.unique(rows, return_inverse=True)
-        answer = self._store.draw(Draw(self._edge_type, fanout=-1, key=0), asked)()
-        owner = np.repeat(np.arange(asked.size), answer.counts)
-        width = 1 + max(int(others.max()), int(answer.neighbors.max(initial=0)))
-        there = owner * width + answer.neighbors
-        found: Array = np.isin(position.reshape(-1) * width + others, there)
-        return found
-
-    def _any_without_edge(self, src: int, start: int) -> int:
-        """Return the first destination from ``start`` on, around the end, without an edge."""
-        for first in range(0, self._num_dst, 4096):
-            stop = min(first + 4096, self._num_dst)
-            nodes = (start + np.arange(first, stop)) % self._num_dst
-            free = np.flatnonzero(~self._are_edges(np.full(nodes.size, src), nodes))
-            if free.size:
-                return int(nodes[free[0]])
-        raise ConfigError(
-            f"node {src} has an edge {self._edge_type} to every node, so it has no negative: use "
-            "strict=False, or leave its edges out of edge_label_index"
+        seeds = self._negatives.seeds(src.size)
+        neg_src, neg_dst = self._negatives.draw(request.ticket, src, seeds, nodes.seed_times)
+        own, _, other = self._edge_type
+        ends = (
+            nodes.label(own, src),
+            nodes.label(other, dst),
+            nodes.label(own, neg_src, seeds[: neg_src.size]),
+            nodes.label(other, neg_dst, seeds),
         )
+        return Placed([*self._fields(request, *ends), *self._times(nodes.seed_times, seeds)])
 
-    # -- fields ---------------------------------------------------------------------------------
-
-    def seed_fields(self, request: SampleRequest) -> list[Field]:
-        """Return the ends of seed edges and negatives as local indices, and labels given."""
-        src, dst, neg_src, neg_dst = self._ends_found
+    def _fields(
+        self, request: SampleRequest, src: Array, dst: Array, neg_src: Array, neg_dst: Array
+    ) -> list[Field]:
+        """Return the ends of seed edges and negatives, local labels, and the labels given."""
         if self._kind == TRIPLET:
             links = np.concatenate([src, dst, neg_dst])
         else:
             links = np.stack([np.concatenate([src, neg_src]), np.concatenate([dst, neg_dst])])
         fields = [
-            Field.of(IS_HETERO, np.uint8(self._view.is_heterogeneous)),
+            Field.of(IS_HETERO, np.uint8(self._is_heterogeneous)),
             Field.of(EDGE_LABEL_INDEX, links),
             Field.of(EDGE_INPUT_ID, request.extra.get(INPUT_ID, request.input_id)),
         ]
@@ -165,34 +103,17 @@ class EdgeSampler(NeighborSampler):
             fields.append(Field.of(EDGE_LABEL, request.extra[EDGE_LABEL]))
         return fields
 
-
-def _drawer(num_nodes: int, weights: Any) -> Callable[[int, int], Array]:
-    """Return a function from (key, count) to ``[count]`` int64 nodes."""
-    if weights is None:
-        return lambda key, count: (uniform(key, count) * num_nodes).astype(np.int64)
-    ends = np.cumsum(np.asarray(weights, np.float64))
-
-    def by_weight(key: int, count: int) -> Array:
-        found = np.searchsorted(ends, uniform(key, count) * ends[-1], side="right")
-        nodes: Array = np.minimum(found, ends.size - 1).astype(np.int64)
-        return nodes
-
-    return by_weight
+    def _times(self, times: Array | None, seeds: Array) -> list[Field]:
+        """Return the times of seed edges; in the binary form, then those of negatives."""
+        if times is None:
+            return []
+        if self._kind == BINARY:
+            times = np.concatenate([times, times[seeds]])
+        return [Field.of(EDGE_TIME, times)]
 
 
-def uniform(key: int, count: int) -> Array:
-    """Return ``[count]`` float64 in [0, 1), a function of ``key`` alone.
-
-    Source:
-        The finaliser of SplitMix64 over a counter: Steele, Lea, Flood, "Fast Splittable
-        Pseudorandom Number Generators" (2014), with the constants of Stafford's variant 13.
-    """
-    with np.errstate(over="ignore"):
-        value = np.uint64(key) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        value ^= value >> np.uint64(31)
-    unit: Array = (value >> np.uint64(11)) * 2.0**-53
-    return unit
+def edge_sampler(
+    view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None, **keywords: Any
+) -> NeighborSampler:
+    """Return a sampler around seed edges; ``keywords`` are those of `EdgeRoots`."""
+    return NeighborSampler(view, plan, peers, lambda store: EdgeRoots(store, plan, **keywords))

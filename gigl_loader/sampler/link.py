@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +17,11 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import LABEL_COUNTS, LABEL_LINKS, NEGATIVE, POSITIVE, label_column
 from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Draw, Drawn, Peers
+from gigl_loader.sampler.roots import NodeRoots, Placed
+from gigl_loader.sampler.store import GraphStore
 
 _LABEL_TYPES = {
     POSITIVE: message_passing_to_positive_label,
@@ -37,8 +41,8 @@ class _Labels:
     """``[2, counts.sum()]`` int64: places of anchors in the batch, local labels of label nodes."""
 
 
-class LinkSampler(NeighborSampler):
-    """Samples around anchors, their positives and their negatives, in one batch.
+class AnchorRoots:
+    """Anchors, their positives and their negatives, in one batch.
 
     ::
 
@@ -50,9 +54,8 @@ class LinkSampler(NeighborSampler):
     (`gigl_loader.message.label_column`). Label edges are never walked.
 
     Args:
-        view: The partition.
+        store: All partitions.
         plan: What to sample; seeds are the anchors.
-        peers: The other partitions.
         supervision: Edge types that are predicted, anchors first.
         exclude: Message-passing edge types without the copies of the batch's positives.
         labels_in_input: Labels come with the seeds; label edges of the graph are not read.
@@ -61,25 +64,24 @@ class LinkSampler(NeighborSampler):
 
     def __init__(
         self,
-        view: PartitionView[Array],
+        store: GraphStore,
         plan: SamplingPlan,
-        peers: Peers | None,
         *,
         supervision: Sequence[EdgeType],
         exclude: Sequence[EdgeType] = (),
         labels_in_input: bool = False,
         max_labels: int | None = None,
     ) -> None:
-        super().__init__(view, plan, peers)
+        self._store, self._plan = store, plan
+        self._seeds = NodeRoots(store, plan)
         self._supervision = [_as_type(edge_type) for edge_type in supervision]
         self._exclude = [_as_type(edge_type) for edge_type in exclude]
         self._labels_in_input = labels_in_input
         self._max_labels = max_labels
-        self._found: list[_Labels] = []
-        self._links = _Links({}, {})
 
-    def add_roots(self, request: SampleRequest) -> None:
-        """Add the labels of the anchors, type after type, positives before negatives."""
+    def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
+        """Put anchors first, then labels, type after type, positives before negatives."""
+        fields = list(self._seeds.place(request, nodes).fields)
         asked = []
         for edge_type in self._supervision:
             for sign in (POSITIVE, NEGATIVE):
@@ -87,13 +89,18 @@ class LinkSampler(NeighborSampler):
                 answer = ask(edge_type, sign, request)
                 if answer is not None:
                     asked.append((edge_type, sign, answer))
-        self._found = []
+        found = []
         for edge_type, sign, answer in asked:  # asked all before the first is waited for
             counts, ids = answer()
             anchors = np.repeat(np.arange(counts.size), counts)
-            links = np.stack([anchors, self._labels[edge_type[2]].label(ids)])
-            self._found.append(_Labels(edge_type, sign, counts, links))
-        self._links = self._links_to_exclude(request.seeds)
+            links = np.stack([anchors, nodes.label(edge_type[2], ids, anchors)])
+            found.append(_Labels(edge_type, sign, counts, links))
+            name = label_column(sign, edge_type)
+            fields.append(Field.of(LABEL_LINKS + name, links))
+            fields.append(Field.of(LABEL_COUNTS + name, counts))
+        if not self._exclude:
+            return Placed(fields)
+        return Placed(fields, self._without_copies(request.seeds, nodes, found).keep_edges)
 
     def _ask_input(
         self, edge_type: EdgeType, sign: str, request: SampleRequest
@@ -110,7 +117,7 @@ class LinkSampler(NeighborSampler):
     ) -> Callable[[], tuple[Array, Array]] | None:
         """The same of the label edges, which may be on another partition."""
         label_type = _LABEL_TYPES[sign](edge_type)
-        if label_type not in self._view.adjacency:
+        if label_type not in self._store.view.adjacency:
             if sign == NEGATIVE:
                 return None
             raise ProtocolError(f"the graph has no label edges {label_type}")
@@ -122,67 +129,68 @@ class LinkSampler(NeighborSampler):
 
         return read
 
-    def extra_fields(self, request: SampleRequest) -> Sequence[Field]:
-        """Return the links to the labels and how many each anchor has."""
-        fields = []
-        for labels in self._found:
-            name = label_column(labels.sign, labels.edge_type)
-            fields.append(Field.of(LABEL_LINKS + name, labels.links))
-            fields.append(Field.of(LABEL_COUNTS + name, labels.counts))
-        return fields
-
-    def keep_edges(self, edge_type: EdgeType, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
-        """Leave out the copies of the batch's positives."""
-        if edge_type not in self._links.keys:
-            return targets, drawn
-        expanded, neighbor = self._ends(edge_type)
-        roots = self._links.roots
-        places = np.flatnonzero(targets < roots[expanded])  # both ends of a link are roots
-        if places.size == 0:
-            return targets, drawn
-        others = self._labels[neighbor].find(drawn.neighbors[places])
-        is_root = (others >= 0) & (others < roots[neighbor])
-        places, others = places[is_root], others[is_root]
-        own = self._labels[expanded]
-        firsts = own.find(own.nodes[targets[places]])  # a repeated anchor counts as its first
-        gone = places[np.isin(firsts * roots[neighbor] + others, self._links.keys[edge_type])]
-        if gone.size == 0:
-            return targets, drawn
-        return _without(gone, targets, drawn)
-
-    def _links_to_exclude(self, seeds: Array) -> "_Links":
-        """Return the positives of this batch as edges of each type that could be a copy of them."""
-        if not self._exclude:
-            return self._links
-        roots = {name: labels.count for name, labels in self._labels.items()}
-        firsts = self._labels[self._plan.input_type].find(seeds)
+    def _without_copies(
+        self, seeds: Array, nodes: BatchNodes, found: list[_Labels]
+    ) -> "_WithoutCopies":
+        """Return what drops the positives of this batch, as edges that could be a copy of them."""
+        roots = {name: nodes.count(name) for name in nodes.types}
+        firsts = nodes.find(self._plan.input_type, seeds)
         positives = [
             (labels.edge_type, np.stack([firsts[labels.links[0]], labels.links[1]]))
-            for labels in self._found
+            for labels in found
             if labels.sign == POSITIVE
         ]
         keys = {}
         for copy_type in self._exclude:
-            _, neighbor = self._ends(copy_type)
+            _, neighbor = self._store.ends(copy_type)
             ends = [
                 directed
                 for edge_type, links in positives
                 for directed in _as_edges_of(copy_type, edge_type, links)
             ]
             src, dst = np.concatenate([np.empty((2, 0), np.int64), *ends], axis=1)
-            expanded, other = (dst, src) if self._view.edge_dir == "in" else (src, dst)
+            by_target = self._store.view.edge_dir == "in"
+            expanded, other = (dst, src) if by_target else (src, dst)
             keys[copy_type] = expanded * roots[neighbor] + other
-        return _Links(keys, roots)
+        return _WithoutCopies(self._store, nodes, keys, roots)
 
 
 @dataclass(frozen=True)
-class _Links:
-    """Edges between roots that a batch goes without."""
+class _WithoutCopies:
+    """Leaves the edges between some roots out of a batch."""
 
+    store: GraphStore
+    nodes: BatchNodes
     keys: dict[EdgeType, Array]
     """``[num_links]`` int64: label of the expanded node * roots of the other type + other label."""
     roots: dict[NodeType, int]
     """Roots of each type."""
+
+    def keep_edges(self, edge_type: EdgeType, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
+        """Return the edges that are no copy of a positive."""
+        if edge_type not in self.keys:
+            return targets, drawn
+        expanded, neighbor = self.store.ends(edge_type)
+        places = np.flatnonzero(targets < self.roots[expanded])  # both ends of a link are roots
+        if places.size == 0:
+            return targets, drawn
+        others = self.nodes.find(neighbor, drawn.neighbors[places])
+        is_root = (others >= 0) & (others < self.roots[neighbor])
+        places, others = places[is_root], others[is_root]
+        own = self.nodes.ids(expanded)[targets[places]]
+        firsts = self.nodes.find(expanded, own)  # a repeated anchor counts as its first
+        keys = firsts * self.roots[neighbor] + others
+        gone = places[np.isin(keys, self.keys[edge_type])]
+        if gone.size == 0:
+            return targets, drawn
+        return _without(gone, targets, drawn)
+
+
+def anchor_sampler(
+    view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None, **keywords: Any
+) -> NeighborSampler:
+    """Return a sampler around anchors and labels; ``keywords`` are those of `AnchorRoots`."""
+    return NeighborSampler(view, plan, peers, lambda store: AnchorRoots(store, plan, **keywords))
 
 
 def _as_edges_of(copy_type: EdgeType, edge_type: EdgeType, links: Array) -> list[Array]:

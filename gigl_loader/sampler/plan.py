@@ -10,8 +10,10 @@ from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket, Field
+from gigl_loader.options import ExpansionOptions, FeatureStoreOptions
 
 __all__ = [
+    "DRAW_VERSION",
     "Field",
     "SampleRequest",
     "Sampler",
@@ -19,6 +21,11 @@ __all__ = [
     "SamplingPlan",
     "draw_key",
 ]
+
+
+DRAW_VERSION = 1
+"""Goes up with a release that draws or shuffles otherwise for the same seed, so that a state of the
+one before is refused, in place of going on with other batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +42,10 @@ class SamplingPlan:
     with_weight: bool = False
     replace: bool = False
     collect_features: bool = True
+    feature_store: FeatureStoreOptions | None = None
+    """Where node features come from that the partition has not."""
+    expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
+    """How a batch grows from its seeds."""
 
     @property
     def num_hops(self) -> int:

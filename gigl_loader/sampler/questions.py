@@ -25,6 +25,37 @@ class Draw:
     replace: bool = False
     with_weight: bool = False
     with_edge: bool = False
+    labor: bool = False
+    """Random numbers belong to the neighbours, so that nodes that are asked together share them."""
+    timed: bool = False
+    """Of each node, only neighbours within the times asked for (`Asked`)."""
+    last: bool = False
+    """The latest of these instead of any."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What else is told of each node that is asked: where trees are disjoint."""
+
+    tree: Array
+    """``[num_nodes]`` int64, number of its tree: with key and node it decides what is drawn."""
+    until: Array | None = None
+    """``[num_nodes]`` int64, the latest time of a neighbour, as `TimeOrder.times`; None: any."""
+    since: Array | None = None
+    """The same, the earliest time."""
+
+    def take(self, at: Array) -> "Asked":
+        """Return what is told of the nodes at the places ``at``."""
+        return Asked(*(None if one is None else one.take(at) for one in self._columns()))  # type: ignore[arg-type]
+
+    def fits(self, num_nodes: int, timed: bool) -> bool:
+        """Return whether there is a value for each node."""
+        there = [column for column in self._columns() if column is not None]
+        alike = all(one.dtype == "int64" and one.shape == (num_nodes,) for one in there)
+        return alike and (self.until is not None or not timed)
+
+    def _columns(self) -> tuple[Array | None, ...]:
+        return self.tree, self.until, self.since
 
 
 @dataclass(frozen=True)
@@ -34,6 +65,8 @@ class DrawRequest:
     draw: Draw
     nodes: Array
     """``[num_nodes]`` int64, global ids."""
+    asked: Asked | None = None
+    """None: trees are merged, and no time counts."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +86,8 @@ class RowsRequest:
     """Asks for rows of one matrix; a `RowsAnswer` answers."""
 
     kind: str
-    """``node_features``, ``node_labels``, ``edge_features``, ``node_attributes`` or
-    ``edge_attributes``."""
+    """``node_features``, ``node_labels``, ``edge_features``, ``node_attributes``,
+    ``edge_attributes``, or ``degrees`` of an edge type."""
     name: NodeType | EdgeType
     ids: Array
     """``[num_ids]`` int64, global ids that the partition owns."""

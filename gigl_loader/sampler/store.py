@@ -11,11 +11,13 @@ from typing import Any, cast
 import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, TimeOrder
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler.later import Later, LaterRows
 from gigl_loader.sampler.questions import (
+    Asked,
     Draw,
     Drawn,
     DrawRequest,
@@ -29,6 +31,9 @@ _KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
 )  # fmt: skip
 """Attributes of a `PartitionView` that hold rows: all that a request may name."""
+DEGREES = "degrees"
+"""Kind of a request for ``[n]`` int64, how many edges of a type each node has."""
+_NO_WEIGHTS, _NO_TIMES = np.empty(0, np.float32), np.empty(0, np.int64)
 _Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
 """Of a matrix: its type; of an attribute, type and name."""
 
@@ -68,10 +73,10 @@ class LocalStore:
         self._view = view
         self._scratch = scratch or Scratch()
 
-    def draw(self, draw: Draw, nodes: Array) -> Drawn:
+    def draw(self, draw: Draw, nodes: Array, asked: Asked | None = None) -> Drawn:
         """Draw neighbours of ``nodes`` (``[n]`` int64, global ids owned here)."""
         adjacency = self._view.adjacency[draw.edge_type]
-        positions, counts = self._draw_positions(draw, adjacency, nodes)
+        positions, counts = self._draw_positions(draw, adjacency, nodes, asked)
         neighbors = np.empty(len(positions), np.int64)
         kernels.gather(adjacency.indices, positions, neighbors)
         edge_ids = None
@@ -89,7 +94,7 @@ class LocalStore:
         return positions + adjacency.first_edge
 
     def _draw_positions(
-        self, draw: Draw, adjacency: Adjacency[Array], ids: Array
+        self, draw: Draw, adjacency: Adjacency[Array], ids: Array, asked: Asked | None
     ) -> tuple[Array, Array]:
         get, size = self._scratch.get, len(ids)
         at = adjacency.locate(ids)  # keys are made of ids: a draw does not depend on the partition
@@ -97,18 +102,55 @@ class LocalStore:
         key = np.uint64(draw.key)
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all neighbours, once each
         weights = adjacency.weights if draw.with_weight else None
-        if weights is not None:
+        order = self._view.times[draw.edge_type] if draw.timed else None
+        if asked is not None:  # one node has other neighbours in each tree
+            ids = ids + asked.tree * self._num_rows_of(draw.edge_type)
+        if order is not None and asked is not None:
+            total, most = self._count_timed(draw, adjacency, order, at, asked, replace, rows)
+        elif weights is not None:
             total, most = kernels.count_weighted(
                 adjacency.indptr, weights, at, draw.fanout, replace, *rows
             )
-            positions = get("positions", total)
+        else:
+            total, most = kernels.count_uniform(adjacency.indptr, at, draw.fanout, replace, *rows)
+        positions = get("positions", total)
+        if draw.labor:
+            keys, items = get("keys", most, np.float64), get("items", most)
+            some = weights if weights is not None else _NO_WEIGHTS
+            kernels.draw_labor(adjacency.indices, some, *rows, key, keys, items, positions)
+        elif weights is not None:
             keys, items = get("keys", most, np.float64), get("items", most)
             kernels.draw_weighted(weights, ids, *rows, replace, key, keys, items, positions)
         else:
-            total, most = kernels.count_uniform(adjacency.indptr, at, draw.fanout, replace, *rows)
-            positions, taken = get("positions", total), get("taken", most, np.uint8)
+            taken = get("taken", most, np.uint8)
             kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
+        if order is not None:
+            places, positions = positions, get("in order", total)
+            kernels.gather(order.order, places, positions)
         return positions, rows[2]
+
+    def degrees(self, edge_type: EdgeType, nodes: Array) -> Array:
+        """Return how many edges each of ``nodes`` (global ids owned here) has, ``[n]`` int64."""
+        adjacency = self._view.adjacency[edge_type]
+        indptr, at = adjacency.indptr, adjacency.locate(nodes)
+        at = np.minimum(at, indptr.size - 1)  # rows past the end have no edge
+        found: Array = indptr[np.minimum(at + 1, indptr.size - 1)] - indptr[at]
+        return found
+
+    def _count_timed(
+        self, draw: Draw, adjacency: Adjacency[Array], order: TimeOrder[Array], at: Array,
+        asked: Asked, replace: bool, rows: tuple[Array, Array, Array],
+    ) -> tuple[int, int]:  # fmt: skip
+        assert asked.until is not None, "timed questions say until when"
+        since = _NO_TIMES if asked.since is None else asked.since
+        found: tuple[int, int] = kernels.count_timed(
+            adjacency.indptr, order.times, at, since, asked.until, draw.fanout, replace, draw.last,
+            *rows,
+        )  # fmt: skip
+        return found
+
+    def _num_rows_of(self, edge_type: EdgeType) -> int:
+        return max(1, self._view.num_nodes[row_type(edge_type, self._view.edge_dir)])
 
     def rows(self, kind: str, name: _Name) -> Rows[Array]:
         """Return the matrix ``kind`` (``node_features``...) of a type."""
@@ -127,7 +169,12 @@ class LocalStore:
             raise ProtocolError(f"neighbours by {draw.edge_type} were asked for, an unknown type")
         if not (-1 <= draw.fanout < 1 << 31 and 0 <= draw.key < 1 << 64):
             raise ProtocolError(f"fanout {draw.fanout} with key {draw.key} is out of range")
-        return self.draw(draw, request.nodes)
+        asked = request.asked
+        if draw.timed and (draw.edge_type not in self._view.times or asked is None):
+            raise ProtocolError(f"neighbours by time were asked for, {draw.edge_type} has no times")
+        if asked is not None and not asked.fits(request.nodes.size, draw.timed):
+            raise ProtocolError(f"trees and times must be int64, one for each node: {asked}")
+        return self.draw(draw, request.nodes, asked)
 
     def answer_rows(self, request: RowsRequest) -> RowsAnswer:
         """Answer another partition's question for rows.
@@ -138,6 +185,8 @@ class LocalStore:
             ProtocolError: It asks for what there is not.
         """
         _check_ids(request.ids)
+        if request.kind == DEGREES and request.name in self._view.adjacency:
+            return RowsAnswer(self.degrees(request.name, request.ids))
         matrices = getattr(self._view, request.kind) if request.kind in _KINDS else {}
         attribute = request.attribute
         name = request.name if attribute is None else (request.name, attribute)
@@ -161,23 +210,31 @@ class GraphStore:
         self._here = {p: LocalStore(part, self._scratch) for p, part in here.items()}
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
+        self._later = isinstance(peers, Later)
+        self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
 
-    def draw(self, draw: Draw, nodes: Array) -> Callable[[], Drawn]:
+    def draw(self, draw: Draw, nodes: Array, told: Asked | None = None) -> Callable[[], Drawn]:
         """Ask for neighbours of ``nodes``; the remote part is on its way when this returns."""
-        split = self.split(self._view.node_books.get(self._row_type(draw.edge_type)), nodes)
+        owners = self._view.node_books.get(row_type(draw.edge_type, self._view.edge_dir))
+        split = self.split(owners, nodes)
         if split is None:
-            return lambda: self._local.draw(draw, nodes)
+            return lambda: self._local.draw(draw, nodes, told)
         asked = {
-            p: self._others().draw(p, DrawRequest(draw, nodes.take(at)))
+            p: self._others().draw(p, DrawRequest(draw, nodes.take(at), told and told.take(at)))
             for p, at in split.items()
             if p not in self._here
         }
-        return lambda: self._merge(draw, nodes, split, asked)
+        return lambda: self._merge(draw, nodes, told, split, asked)
 
-    def _row_type(self, edge_type: EdgeType) -> NodeType:
-        """Return the type of the nodes that edges are grouped by; of label edges, the anchors."""
-        by_source = self._view.edge_dir == "out" or is_label_edge_type(edge_type)
-        return edge_type[0] if by_source else edge_type[2]
+    @property
+    def view(self) -> PartitionView[Array]:
+        """This partition."""
+        return self._view
+
+    def ends(self, edge_type: EdgeType) -> tuple[NodeType, NodeType]:
+        """Return (type that is expanded, type of its neighbours) of a type that is walked."""
+        src, _, dst = edge_type
+        return (dst, src) if self._view.edge_dir == "in" else (src, dst)
 
     def split(self, book: Book[Array] | None, ids: Array) -> Split | None:
         """Return the places of ``ids`` by owner; None: all of them are here."""
@@ -196,11 +253,15 @@ class GraphStore:
         return self._peers
 
     def _merge(
-        self, draw: Draw, nodes: Array, split: Split, asked: dict[int, Pending[Drawn]]
-    ) -> Drawn:
+        self, draw: Draw, nodes: Array, told: Asked | None, split: Split,
+        asked: dict[int, Pending[Drawn]],
+    ) -> Drawn:  # fmt: skip
         parts: dict[int, Drawn] = {}
         for partition in self._here.keys() & split.keys():  # meanwhile the others answer
-            parts[partition] = self._here[partition].draw(draw, nodes.take(split[partition]))
+            at = split[partition]
+            parts[partition] = self._here[partition].draw(
+                draw, nodes.take(at), told and told.take(at)
+            )
         for partition, answer in asked.items():
             parts[partition] = answer.wait()
             _check_drawn(parts[partition], split[partition].size, draw.with_edge)
@@ -218,6 +279,32 @@ class GraphStore:
                 kernels.scatter_segments(starts, at, part.counts, part.edge_ids, edge_ids)
         return Drawn(counts, neighbors, edge_ids)
 
+    def degrees(self, edge_type: EdgeType, nodes: Array) -> Callable[[], Array]:
+        """Ask how many edges each of ``nodes`` has; on its way when this returns.
+
+        The answer is ``[n]`` int64. One question for a type may be under way at a time.
+        """
+        owners = self._view.node_books.get(row_type(edge_type, self._view.edge_dir))
+        split = self.split(owners, nodes)
+        if split is None:
+            return lambda: self._local.degrees(edge_type, nodes)
+        asked = {}
+        for p, at in split.items():
+            if p not in self._here:
+                room = np.empty(at.size, np.int64)
+                request = RowsRequest(DEGREES, edge_type, nodes.take(at))
+                asked[p] = self._others().rows(p, request, room)
+
+        def answer() -> Array:
+            found = np.empty(nodes.size, np.int64)
+            for p, at in split.items():
+                here = self._here.get(p)
+                ids = nodes.take(at)
+                found[at] = asked[p].wait().values if here is None else here.degrees(edge_type, ids)
+            return found
+
+        return answer
+
     def fetch(
         self, kind: str, name: _Name, ids: Array, split: Split | None = None
     ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
@@ -233,6 +320,21 @@ class GraphStore:
         Returns:
             (dtype, shape, a function that writes the rows to an array): see `Field`.
         """
+        if not self._later:
+            return self._fetch_now(kind, name, ids, split)
+        rows = self._local.rows(kind, name)
+        shape = (ids.size, *rows.values.shape[1:])
+        split = None if rows.whole else split
+        kept = self._kept_ids(ids, split)
+
+        def read(out: Array) -> None:
+            self._fetch_now(kind, name, kept, split)[2](out)
+
+        return rows.dtype, shape, LaterRows(kind, name, kept, split, read)
+
+    def _fetch_now(
+        self, kind: str, name: _Name, ids: Array, split: Split | None
+    ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
         rows = self._local.rows(kind, name)
         values = rows.values
         shape = (ids.size, *values.shape[1:])
@@ -257,6 +359,12 @@ class GraphStore:
 
         return rows.dtype, shape, write
 
+    def _kept_ids(self, ids: Array, split: Split | None) -> Array:
+        """Return a copy of ``ids``, the same one for all matrices that are asked by one split."""
+        if split is None or self._kept[0] is not split:
+            self._kept = (split, ids.copy())
+        return self._kept[1]
+
     def _ask_rows(
         self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array]
     ) -> dict[int, Pending[RowsAnswer]]:
@@ -266,12 +374,19 @@ class GraphStore:
                 shape = (at.size, *like.values.shape[1:])
                 # named work memory: the answer lands in pages that are mapped already
                 room = self._scratch.matrix(f"{kind} {name} of {partition}", like.dtype, shape)
-                request = _rows_request(kind, name, ids.take(at))
+                request = rows_request(kind, name, ids.take(at))
                 asked[partition] = self._others().rows(partition, request, room)
         return asked
 
 
-def _rows_request(kind: str, name: _Name, ids: Array) -> RowsRequest:
+def row_type(edge_type: EdgeType, edge_dir: str) -> NodeType:
+    """Return the type of the nodes that edges are grouped by; of label edges, the anchors."""
+    by_source = edge_dir == "out" or is_label_edge_type(edge_type)
+    return edge_type[0] if by_source else edge_type[2]
+
+
+def rows_request(kind: str, name: _Name, ids: Array) -> RowsRequest:
+    """Return the question for rows of the matrix ``kind`` of ``name``."""
     if kind.endswith("_attributes"):
         graph_type, attribute = cast("tuple[NodeType | EdgeType, str]", name)
         return RowsRequest(kind, graph_type, ids, attribute)

@@ -10,10 +10,15 @@ from gigl_loader.testing import run_python
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+def environment() -> dict[str, str]:
+    """Return the environment that examples run in."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+
+
 def run_example(script: str, *args: str, ranks: int | None = None, timeout_s: float = 400) -> str:
     """Return what an example printed; ``ranks``: processes with torchrun's environment."""
     done = run_python(
-        str(EXAMPLES / script), *args, ranks=ranks, environment=_environment(), timeout_s=timeout_s
+        str(EXAMPLES / script), *args, ranks=ranks, environment=environment(), timeout_s=timeout_s
     )
     return _printed(done)
 
@@ -23,13 +28,9 @@ def torchrun_example(script: str, *args: str, ranks: int, timeout_s: float = 400
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
         [sys.executable, *launcher, str(EXAMPLES / script), *args],
-        capture_output=True, text=True, timeout=timeout_s, check=False, env=_environment(),
+        capture_output=True, text=True, timeout=timeout_s, check=False, env=environment(),
     )  # fmt: skip
     return _printed(done)
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
 
 
 def _printed(done: "subprocess.CompletedProcess[str]") -> str:

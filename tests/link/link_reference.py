@@ -23,7 +23,7 @@ from gigl_loader.dataset.schema import (
     reverse_edge_type,
 )
 from gigl_loader.message import BatchTicket, label_column
-from gigl_loader.sampler.link import LinkSampler
+from gigl_loader.sampler.link import anchor_sampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import InProcessPeers, as_worker_gets, sample_message
 
@@ -217,7 +217,7 @@ def sample(
 ):  # fmt: skip
     """Return the message of one batch, sampled at partition ``where``; the others answer it."""
     views = [dataset.view() for dataset in datasets]
-    sampler = LinkSampler(
+    sampler = anchor_sampler(
         as_worker_gets(views[where]),
         SamplingPlan(input_type=supervision[0][0], fanouts=fanouts, seed=1, **plan),
         InProcessPeers(views) if len(views) > 1 else None,

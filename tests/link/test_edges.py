@@ -18,7 +18,8 @@ from gigl_loader.collate.edges import add_edge_labels
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, reverse_edge_type
 from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS, BatchTicket
-from gigl_loader.sampler.edges import EdgeSampler, uniform
+from gigl_loader.sampler.edges import edge_sampler
+from gigl_loader.sampler.negatives import uniform
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import (
     InProcessPeers,
@@ -54,7 +55,7 @@ def _pairs_of(batch, graph, edge_type, kind):
 
 def _sample(views, graph, edge_type, plan, edges, *, edge_dir, kind, where=0, batch=0, **how):
     peers = InProcessPeers(views) if len(views) > 1 else None
-    sampler = EdgeSampler(
+    sampler = edge_sampler(
         as_worker_gets(views[where]), plan, peers, edge_type=edge_type, negatives=kind, **how
     )
     src, dst = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t()

@@ -195,10 +195,10 @@ def test_named_tuples_as_edge_types(alone) -> None:
         assert {type(name) for name in dataset.schema.edge_types} == {tuple}
 
 
-def test_workers_run_a_subclass(alone) -> None:
+def test_workers_run_the_same_sampler_by_its_path(alone) -> None:
     graph = ring()
     keywords = {"supervision": [list(E)], "exclude": [list(E)]}  # as read from a file
-    options = CustomSamplerOptions("gigl_loader.sampler.link.LinkSampler", keywords)
+    options = CustomSamplerOptions("gigl_loader.sampler.link.anchor_sampler", keywords)
     with _loader(graph.partitions()[0], [-1, -1], None, sampler_options=options) as loader:
         assert _check_epoch(loader, graph, [E], "in", (E,)) == list(range(13))
 

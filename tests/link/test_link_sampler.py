@@ -28,7 +28,7 @@ from gigl_loader.dataset.links import split_links
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import ConfigError, ProtocolError
-from gigl_loader.sampler.link import LinkSampler
+from gigl_loader.sampler.link import anchor_sampler
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.testing import as_worker_gets
 
@@ -268,11 +268,11 @@ def test_a_sampler_without_positives_says_so() -> None:
     graph = _shop()
     dataset = graph.partitions()[0]
     plan = SamplingPlan(input_type="user", fanouts=_all(graph), seed=1)
-    assert LinkSampler(as_worker_gets(dataset.view()), plan, None, supervision=[BUYS])
+    assert anchor_sampler(as_worker_gets(dataset.view()), plan, None, supervision=[BUYS])
     with pytest.raises(ProtocolError, match="no label edges"):
         sample([dataset], [0], [LIKES], _all(graph))
     message = sample([dataset], [0], [BUYS], _all(graph))
-    with pytest.raises(ConfigError, match="must be a subclass of"):
+    with pytest.raises(ConfigError, match="needs the roots"):
         collate(message, dataset, [LIKES])
 
 

@@ -38,7 +38,7 @@ def test_two_partitions_two_ranks(tmp_path: Path) -> None:
     )
     for name, rank in itertools.product(rank_jobs.CASES, range(2)):
         expected = _expected(name, rank)
-        for same_memory in "01":
+        for same_memory in ("0", "1", "0 cached", "1 cached"):
             _check_same(tmp_path / f"{name}{rank}{same_memory}.pt", expected)
 
 
@@ -81,6 +81,14 @@ def test_faults_of_other_ranks(tmp_path: Path) -> None:
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     run_ranks(
         rank_jobs.a_peer_rank_dies, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=400.0,
+        may_die=[1],
+    )  # fmt: skip
+    _check_gone(tmp_path)
+
+
+def test_a_rank_that_is_cut_off(tmp_path: Path) -> None:
+    run_ranks(
+        rank_jobs.a_rank_is_cut_off, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=400.0,
         may_die=[1],
     )  # fmt: skip
     _check_gone(tmp_path)

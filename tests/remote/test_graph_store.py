@@ -37,9 +37,12 @@ from gigl_loader.graph_store import (
     async_request_server,
     init_compute_process,
     request_server,
+    shutdown_compute_process,
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
+from gigl_loader.ranks import end_group
+from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.messages import NodeIdsRequest
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import batch_tensors, check_same_batches, one_rank, wait_until
@@ -172,8 +175,31 @@ def batches_of(batches, count):
     return batches[:count]
 
 
-def test_fetches(tmp_path):
-    run_cluster(tmp_path, _fetches)
+def _fetches_in_a_group_that_is_up(info, local_rank, folder):
+    rank = 1 - local_rank  # the group's ranks count, and no variable of a launcher is needed
+    store = f"file://{folder}/group"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    init_compute_process(local_rank, info, timeout_s=90.0)
+    assert (current_cluster().rank, current_cluster().world_size) == (rank, 2)
+    try:
+        _fetches(info, rank)
+    finally:
+        shutdown_compute_process()
+    dist.barrier()  # it is still up
+    end_group()
+
+
+def test_fetches_of_processes_that_have_a_group(tmp_path, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    info = info_of(2, 2, compute_cluster_master_ip="nobody.invalid")  # nobody meets there
+    with processes(tmp_path) as started:
+        roles = [started.start(serve, info, rank) for rank in range(2)]
+        for local_rank in range(2):
+            roles.append(
+                started.start(_fetches_in_a_group_that_is_up, info, local_rank, str(tmp_path))
+            )
+        started.join(roles)
 
 
 @pytest.mark.parametrize(
@@ -293,11 +319,34 @@ def _workers_fail(info, rank):
         with pytest.raises(PeerTimeoutError, match=r"storage server 1: worker 0 \(pid \d+"):
             loader._source.next(1.0)
     with _loader(info, rank, nodes) as loader:
+        expected = [batch_tensors(batch) for batch in loader]
+    with _loader(info, rank, nodes) as loader:
+        loader.set_epoch(0)
+        found = []
+        for batch in loader:
+            found.append(batch_tensors(batch))
+            if len(found) == 3:
+                _kill_worker_of_server_1()
+        _check_equal(found, expected)
         list(loader)
-        (producer,) = request_server(1, DistServer.status)["producers"].values()
-        os.kill(producer["worker_pids"][0], signal.SIGKILL)
+        assert loader.stats()["restarts"] == 1
+    with _loader(info, rank, nodes, max_restarts=0) as loader:
+        list(loader)
+        _kill_worker_of_server_1()
         with pytest.raises(WorkerDiedError, match=r"storage server 1.*SIGKILL"):
             _exhaust_twice(loader)
+
+
+def _kill_worker_of_server_1():
+    (producer,) = request_server(1, DistServer.status)["producers"].values()
+    os.kill(producer["worker_pids"][0], signal.SIGKILL)
+
+
+def _check_equal(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(v, other[k]) for k, v in one.items() if hasattr(v, "numel"))
 
 
 def test_failures_of_workers_reach_the_loop(tmp_path):
@@ -321,7 +370,7 @@ def _exhaust_twice(loader):
 def _iterate_until_a_server_dies(info, rank, folder):
     nodes = share_of_each_server(info, rank, 2)
     pid = request_server(1, DistServer.ping)
-    loader = _loader(info, rank, nodes)
+    loader = _loader(info, rank, nodes, reconnect_timeout=0)
     list(loader)
     dist.barrier()
     if rank == 0:
@@ -340,10 +389,14 @@ def _iterate_until_a_server_dies(info, rank, folder):
     assert time.monotonic() - started < 30
 
 
+def _serve_whole(info, rank):
+    serve(info, rank, rejoin_timeout_s=0)
+
+
 def test_a_killed_server_is_an_error_on_every_client(tmp_path):
     info = info_of(2, 2)
     with processes(tmp_path) as started:
-        servers = [started.start(serve, info, rank) for rank in range(2)]
+        servers = [started.start(_serve_whole, info, rank) for rank in range(2)]
         clients = [
             started.start(compute, info, rank, _iterate_until_a_server_dies, str(tmp_path))
             for rank in range(2)

@@ -1,0 +1,92 @@
+"""Compiled inner loops of forward push. No state, no I/O; they release the GIL."""
+
+import numpy as np
+
+from gigl_loader.sampler._kernels import _jit
+
+
+@_jit
+def take(frontier, alpha, residual, score, taken):  # type: ignore[no-untyped-def]
+    """Empty the residuals of ``frontier`` into ``taken``; their share ``alpha`` stays as score."""
+    for i in range(frontier.shape[0]):
+        slot = frontier[i]
+        taken[i] = residual[slot]
+        score[slot] += alpha * residual[slot]
+        residual[slot] = 0.0
+
+
+@_jit
+def spread(  # type: ignore[no-untyped-def]
+    frontier, taken, seed_of, label_of, hop, starts, counts, neighbors, rest, keys, shares, hops
+):
+    """Give what was taken to the neighbours by one edge type, evenly.
+
+    Args:
+        frontier: ``[n]`` int64, slots.
+        taken: ``[n]`` float64.
+        seed_of: By slot: the seed that it belongs to.
+        label_of: By slot: the node.
+        hop: By slot: its distance from the seed.
+        starts: By node: where its row begins in ``neighbors``.
+        counts: By node: the length of its row.
+        neighbors: Nodes.
+        rest: ``[n]`` float64: what each neighbour gets of one unit.
+        keys: Receives (seed, neighbour) as ``seed << 32 | neighbour``.
+        shares: Receives what goes there.
+        hops: Receives the distance from the seed by this way.
+
+    Returns:
+        How many were written.
+    """
+    at = 0
+    for i in range(frontier.shape[0]):
+        slot = frontier[i]
+        label = label_of[slot]
+        seed = seed_of[slot] << 32
+        for j in range(starts[label], starts[label] + counts[label]):
+            keys[at] = seed | neighbors[j]
+            shares[at] = taken[i] * rest[i]
+            hops[at] = hop[slot] + 1
+            at += 1
+    return at
+
+
+@_jit
+def receive(slots, shares, hops, residual, hop, seen, number, touched, count):  # type: ignore[no-untyped-def]
+    """Add ``shares`` to the residuals of ``slots``; list each slot once in ``touched``.
+
+    ``seen`` is the number of the last turn in which a slot was listed; this one is ``number``.
+
+    Returns:
+        How many are in ``touched``, ``count`` of them from before.
+    """
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        residual[slot] += shares[i]
+        hop[slot] = min(hop[slot], hops[i])
+        if seen[slot] != number:
+            seen[slot] = number
+            touched[count] = slot
+            count += 1
+    return count
+
+
+@_jit
+def due(touched, label_of, residual, degrees, eps, out):  # type: ignore[no-untyped-def]
+    """Write the slots whose residual is at least ``eps`` times the degree; return how many."""
+    count = 0
+    for i in range(touched.shape[0]):
+        slot = touched[i]
+        if residual[slot] >= eps * max(degrees[label_of[slot]], 1):
+            out[count] = slot
+            count += 1
+    return count
+
+
+def load() -> None:
+    """Call every kernel once on nothing: compiles it, or loads it from Numba's cache on disk."""
+    ids, real = np.zeros(0, np.int64), np.zeros(0, np.float64)
+    take(ids, 0.5, real, real.copy(), real.copy())
+    spread(ids, real, ids, ids, ids, ids, ids, ids, real, ids.copy(), real.copy(), ids.copy())
+    receive(ids, real, ids, real.copy(), ids.copy(), ids.copy(), 1, ids.copy(), 0)
+    due(ids, ids, real, ids, 1e-4, ids.copy())

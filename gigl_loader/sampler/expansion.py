@@ -1,0 +1,97 @@
+"""How a batch grows from its roots: hop after hop, merged or in disjoint trees."""
+
+import numpy as np
+
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.message import BatchTicket
+from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler.nodes import BatchNodes
+from gigl_loader.sampler.plan import SamplingPlan, draw_key
+from gigl_loader.sampler.questions import Asked, Draw, Drawn
+from gigl_loader.sampler.roots import EdgeFilter
+from gigl_loader.sampler.sampled import EdgeCollector, Sampled
+from gigl_loader.sampler.store import GraphStore
+from gigl_loader.sampler.subgraph import bidirectional, induced
+from gigl_loader.sampler.times import Limits, SeedTimes
+
+
+class Expansion:
+    """Expands each node once, in the hop after the one that found it, as PyG does.
+
+    Args:
+        store: All partitions.
+        plan: Fanouts, and how to draw.
+        nodes: Where new nodes get their labels.
+        times: What the times of seeds allow.
+    """
+
+    def __init__(
+        self, store: GraphStore, plan: SamplingPlan, nodes: BatchNodes, times: SeedTimes
+    ) -> None:
+        self._store, self._plan, self._nodes, self._times = store, plan, nodes, times
+        self._ends = {name: store.ends(name) for name in plan.fanouts}
+
+    def run(self, ticket: BatchTicket, keep_edges: EdgeFilter | None) -> Sampled:
+        """Grow the batch from the roots that are in its nodes; return its edges."""
+        counts = {name: self._nodes.count(name) for name in self._nodes.types}
+        found = Sampled({name: EdgeCollector() for name in self._plan.fanouts})
+        found.nodes_per_hop = {name: [count] for name, count in counts.items()}
+        frontier = {name: (0, count) for name, count in counts.items()}
+        limits = self._times.limits(self._nodes)
+        for hop in range(self._plan.num_hops):
+            self._expand(ticket, hop, frontier, found, limits, keep_edges)
+            for name in self._nodes.types:
+                frontier[name] = (frontier[name][1], self._nodes.count(name))
+                found.nodes_per_hop[name].append(frontier[name][1] - frontier[name][0])
+        kind = self._plan.expansion.subgraph_type
+        if kind == "induced":
+            return induced(self._nodes, self._store, self._plan, keep_edges)
+        return bidirectional(found) if kind == "bidirectional" else found
+
+    def _expand(
+        self, ticket: BatchTicket, hop: int, frontier: dict[NodeType, tuple[int, int]],
+        found: Sampled, limits: Limits | None, keep_edges: EdgeFilter | None,
+    ) -> None:  # fmt: skip
+        pending = []
+        for edge_type, fanout in self._plan.fanouts.items():
+            expanded = self._ends[edge_type][0]
+            start, stop = frontier[expanded]
+            nodes = self._nodes.ids(expanded, start, stop).copy()
+            draw = self._draw(ticket, hop, edge_type, fanout[hop])
+            asked = None
+            if self._nodes.disjoint:
+                trees = self._nodes.trees(expanded, start, stop)
+                asked = limits.asked(trees) if limits and draw.timed else Asked(trees)
+            pending.append((edge_type, start, self._store.draw(draw, nodes, asked)))
+        for edge_type, start, drawn in pending:  # asked all before the first is waited for
+            self._collect(edge_type, start, drawn(), found.edges[edge_type], keep_edges)
+
+    def _collect(
+        self, edge_type: EdgeType, first: int, drawn: Drawn, edges: EdgeCollector,
+        keep_edges: EdgeFilter | None,
+    ) -> None:  # fmt: skip
+        targets = np.empty(drawn.neighbors.size, np.int64)
+        kernels.repeat_rows(drawn.counts, first, targets)
+        if keep_edges is not None:
+            targets, drawn = keep_edges(edge_type, targets, drawn)
+        expanded, neighbor = self._ends[edge_type]
+        labels = self._nodes.reach(neighbor, drawn.neighbors, expanded, targets)
+        edges.add(labels, targets, drawn.edge_ids)
+
+    def _draw(self, ticket: BatchTicket, hop: int, edge_type: EdgeType, fanout: int) -> Draw:
+        """Return the question that one hop of a batch asks over one edge type."""
+        plan, how = self._plan, self._plan.expansion
+        labor = how.sampler == "labor"
+        # of LABOR a neighbour's number is the same whichever edge type leads to it
+        keyed_by = ("", "labor", self._ends[edge_type][1]) if labor else edge_type
+        return Draw(
+            edge_type,
+            fanout,
+            draw_key(plan, ticket, hop, keyed_by),
+            replace=plan.replace,
+            with_weight=plan.with_weight,
+            with_edge=plan.with_edge,
+            labor=labor,
+            timed=how.time_attr is not None and edge_type in self._store.view.times,
+            last=how.temporal_strategy == "last",
+        )

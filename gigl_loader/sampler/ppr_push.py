@@ -1,0 +1,276 @@
+"""Approximate personalised PageRank by forward push, over all partitions.
+
+Each seed of a batch has a vector of *scores* and one of *residuals*, which begins as 1 at the seed.
+A *push* of a node takes its residual ``r``: ``alpha * r`` becomes score, the rest goes to its
+neighbours, evenly. All nodes that are due are pushed in one turn, for all seeds of the batch, so
+that a turn asks each other partition once for rows that are not here yet, and once for the degrees
+that say what is due next::
+
+    due ---rows of nodes that are new---> push ---degrees of nodes that are new---> due ...
+
+Nodes are numbered in order of appearance, over all types and for all seeds; a *slot* is one node of
+one seed. Nothing depends on who owns a row, so that any number of partitions gives the same bits.
+
+Source:
+    Andersen, Chung, Lang, "Local graph partitioning using PageRank vectors", FOCS 2006: the push,
+    and with it ``0 <= exact(v) - score(v) < eps * degree(v)`` on an undirected graph.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.memory.segments import Array
+from gigl_loader.sampler import _ppr_kernels as kernels
+from gigl_loader.sampler.nodes import NodeLabels
+from gigl_loader.sampler.questions import Draw, Drawn
+from gigl_loader.sampler.store import GraphStore
+
+_UNKNOWN = -1
+_FAR = 1 << 62
+
+
+class Column:
+    """A vector that grows; new items have the value that was given."""
+
+    def __init__(self, dtype: Any, value: int | float) -> None:
+        self._values = np.full(1024, value, dtype)
+        self._value = value
+
+    def upto(self, size: int) -> Array:
+        """Return the first ``size`` items, a view that the next call may move."""
+        if size > self._values.size:
+            more = np.full(size + size // 2 - self._values.size, self._value, self._values.dtype)
+            self._values = np.concatenate([self._values, more])
+        return self._values[:size]
+
+
+class RowCache:
+    """Rows of one edge type that were asked for, by node."""
+
+    def __init__(self) -> None:
+        self._starts, self._counts = Column(np.int64, 0), Column(np.int64, _UNKNOWN)
+        self._neighbors, self._edge_ids = Column(np.int64, 0), Column(np.int64, 0)
+        self._size = 0
+        self.with_ids = False
+
+    def missing(self, nodes: Array, total: int) -> Array:
+        """Return those of ``nodes`` whose rows are not here; ``total`` is how many there are."""
+        found: Array = nodes[self._counts.upto(total)[nodes] == _UNKNOWN]
+        return found
+
+    def add(self, nodes: Array, counts: Array, neighbors: Array, edge_ids: Array | None) -> None:
+        """Keep the rows of ``nodes``; ``neighbors`` are nodes, too."""
+        starts = self._size + counts.cumsum() - counts
+        highest = int(nodes.max(initial=-1)) + 1
+        self._starts.upto(highest)[nodes] = starts
+        self._counts.upto(highest)[nodes] = counts
+        end = self._size + neighbors.size
+        self._neighbors.upto(end)[self._size :] = neighbors
+        if edge_ids is not None:
+            self._edge_ids.upto(end)[self._size :] = edge_ids
+            self.with_ids = True
+        self._size = end
+
+    def counts(self, nodes: Array, total: int) -> Array:
+        """Return how many neighbours of each of ``nodes`` are here."""
+        found: Array = np.maximum(self._counts.upto(total)[nodes], 0)
+        return found
+
+    def table(self, total: int) -> tuple[Array, Array, Array]:
+        """Return (where rows begin, their lengths, neighbours)."""
+        counts = np.maximum(self._counts.upto(total), 0)
+        return self._starts.upto(total), counts, self._neighbors.upto(self._size)
+
+    def edges(self, total: int) -> tuple[Array, Array, Array | None]:
+        """Return (expanded node, neighbour, edge id) of all rows, by ascending expanded node."""
+        starts, counts, neighbors = self.table(total)
+        owners = np.repeat(np.arange(total), counts)
+        places = np.arange(owners.size) + np.repeat(starts - (counts.cumsum() - counts), counts)
+        ids = self._edge_ids.upto(self._size)[places] if self.with_ids else None
+        return owners, neighbors[places], ids
+
+
+class Neighbourhood:
+    """What one batch has asked the graph for: nodes by number, rows, degrees.
+
+    Args:
+        store: All partitions.
+        ends: By edge type, (type that is expanded, type of its neighbours).
+        draws: By edge type, the question for rows.
+        types: All node types.
+        keep: Takes an edge type, the nodes that were asked for and the answer; returns what to keep
+            of it. None: all.
+    """
+
+    def __init__(
+        self,
+        store: GraphStore,
+        ends: Mapping[EdgeType, tuple[NodeType, NodeType]],
+        draws: Mapping[EdgeType, Draw],
+        types: Sequence[NodeType],
+        keep: Callable[[EdgeType, Array, Drawn], Drawn] | None = None,
+    ) -> None:
+        self._store, self._ends, self._draws, self._keep = store, ends, draws, keep
+        self.types = list(types)
+        self._number = {name: number for number, name in enumerate(self.types)}
+        self._labels = NodeLabels()
+        self._degrees = Column(np.int64, _UNKNOWN)
+        self.rows = {edge_type: RowCache() for edge_type in ends}
+
+    @property
+    def size(self) -> int:
+        """Nodes that have a number."""
+        return self._labels.count
+
+    def number(self, node_type: NodeType, ids: Array) -> Array:
+        """Return the number of each of ``ids`` (``[n]`` int64, global), new ones where needed."""
+        return self._labels.label(ids * len(self.types) + self._number[node_type])
+
+    def ids(self, node_type: NodeType, nodes: Array) -> tuple[Array, Array]:
+        """Return (those of ``nodes`` that are of the type, their global ids)."""
+        found = self.ids_of_type(node_type, nodes)
+        chosen = np.flatnonzero(found >= 0)
+        return nodes[chosen], found[chosen]
+
+    def ids_of_type(self, node_type: NodeType, nodes: Array) -> Array:
+        """Return the global id of each of ``nodes``, -1 where it is of another type."""
+        codes = self._labels.nodes[nodes]
+        found: Array = np.where(
+            codes % len(self.types) == self._number[node_type], codes // len(self.types), -1
+        )
+        return found
+
+    def fetch(self, nodes: Array, edge_types: Sequence[EdgeType]) -> bool:
+        """Ask for the rows of ``nodes`` (each once) that are not here; return whether any was."""
+        pending = []
+        for edge_type in edge_types:
+            own, ids = self.ids(self._ends[edge_type][0], nodes)
+            own = self.rows[edge_type].missing(own, self.size)
+            if own.size:
+                _, ids = self.ids(self._ends[edge_type][0], own)
+                answer = self._store.draw(self._draws[edge_type], ids)
+                pending.append((edge_type, own, ids, answer))
+        for edge_type, own, ids, answer in pending:  # asked all before the first is waited for
+            found = answer()
+            if self._keep is not None:
+                found = self._keep(edge_type, ids, found)
+            neighbors = self.number(self._ends[edge_type][1], found.neighbors)
+            self.rows[edge_type].add(own, found.counts, neighbors, found.edge_ids)
+        return bool(pending)
+
+    def degrees(self, nodes: Array) -> Array:
+        """Return the degrees by node, over all edge types; those of ``nodes`` are known then."""
+        known = self._degrees.upto(self.size)
+        new = np.unique(nodes[known[nodes] == _UNKNOWN])
+        if new.size:
+            known[new] = 0
+            pending = []
+            for edge_type, (expanded, _) in self._ends.items():
+                own, ids = self.ids(expanded, new)
+                if own.size:
+                    pending.append((own, self._store.degrees(edge_type, ids)))
+            for own, answer in pending:
+                known[own] += answer()
+        return known
+
+
+@dataclass
+class Slots:
+    """Scores of all seeds, a row for each node that one of them came to."""
+
+    seed: Array
+    """``[n]`` int64: place of the seed in the batch."""
+    node: Array
+    """``[n]`` int64: number of the node in its `Neighbourhood`."""
+    score: Array
+    """``[n]`` float64; 0 where the node was not pushed."""
+    residual: Array
+    """``[n]`` float64: what would become score by further pushes of the node alone."""
+    hop: Array
+    """``[n]`` int64: fewest steps from the seed by which a push came here."""
+
+
+@dataclass
+class ForwardPush:
+    """Forward push from all seeds of a batch, along some edge types.
+
+    Args:
+        around: What is known of the graph; may be shared with other pushes of the batch.
+        edge_types: Those to walk.
+        alpha: Probability to go back to the seed.
+        eps: A node is due while its residual is at least this times its degree.
+        max_fetches: Most rounds of questions for rows; None: no limit.
+    """
+
+    around: Neighbourhood
+    edge_types: Sequence[EdgeType]
+    alpha: float
+    eps: float
+    max_fetches: int | None = None
+    _keys: NodeLabels = field(default_factory=NodeLabels)
+    _residual: Column = field(default_factory=lambda: Column(np.float64, 0.0))
+    _score: Column = field(default_factory=lambda: Column(np.float64, 0.0))
+    _hop: Column = field(default_factory=lambda: Column(np.int64, _FAR))
+    _seen: Column = field(default_factory=lambda: Column(np.int64, 0))
+
+    def run(self, node_type: NodeType, seeds: Array) -> Slots:
+        """Push until nothing is due; ``seeds`` are ``[n]`` int64 global ids, repeats allowed."""
+        start = (np.arange(seeds.size) << 32) | self.around.number(node_type, seeds)
+        due = self._keys.label(start)
+        self._residual.upto(self._keys.count)[due] = 1.0
+        self._hop.upto(self._keys.count)[due] = 0
+        fetches, turn = 0, 0
+        while due.size:
+            turn += 1
+            if self.max_fetches is None or fetches < self.max_fetches:
+                nodes = np.unique(self._nodes()[due])
+                fetches += self.around.fetch(nodes, self.edge_types)
+            due = self._due(self._push(due, turn))
+        count = self._keys.count
+        return Slots(
+            self._keys.nodes >> 32, self._nodes(), self._score.upto(count),
+            self.alpha * self._residual.upto(count), self._hop.upto(count),
+        )  # fmt: skip
+
+    def _nodes(self) -> Array:
+        return self._keys.nodes & 0xFFFFFFFF
+
+    def _push(self, due: Array, turn: int) -> Array:
+        """Push the slots ``due``, and return those that got something."""
+        count, total = self._keys.count, self.around.size
+        seeds, nodes, hops = self._keys.nodes >> 32, self._nodes(), self._hop.upto(count)
+        taken = np.empty(due.size, np.float64)
+        kernels.take(due, self.alpha, self._residual.upto(count), self._score.upto(count), taken)
+        lengths = {e: self.around.rows[e].counts(nodes[due], total) for e in self.edge_types}
+        neighbors = sum(lengths.values(), np.zeros(due.size, np.int64))
+        rest = (1.0 - self.alpha) / np.maximum(neighbors, 1)
+        size = int(neighbors.sum())
+        keys, steps = np.empty(size, np.int64), np.empty(size, np.int64)
+        shares, at = np.empty(size, np.float64), 0
+        for edge_type in self.edge_types:
+            table = self.around.rows[edge_type].table(total)
+            at += kernels.spread(
+                due, taken, seeds, nodes, hops, *table, rest, keys[at:], shares[at:], steps[at:]
+            )
+        return self._receive(self._keys.label(keys), shares, steps, turn)
+
+    def _receive(self, slots: Array, shares: Array, steps: Array, turn: int) -> Array:
+        count = self._keys.count
+        touched = np.empty(min(slots.size, count), np.int64)
+        found = kernels.receive(
+            slots, shares, steps, self._residual.upto(count), self._hop.upto(count),
+            self._seen.upto(count), turn, touched, 0,
+        )  # fmt: skip
+        return touched[:found]
+
+    def _due(self, touched: Array) -> Array:
+        """Return those of ``touched`` that are due; the others cannot be, as they got nothing."""
+        residual, nodes = self._residual.upto(self._keys.count), self._nodes()
+        touched = touched[residual[touched] >= self.eps]  # a degree is at least 1 here
+        degrees = self.around.degrees(nodes[touched])
+        due = np.empty(touched.size, np.int64)
+        return due[: kernels.due(touched, nodes, residual, degrees, self.eps, due)]

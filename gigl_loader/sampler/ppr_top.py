@@ -1,0 +1,107 @@
+"""From scores to the nodes that a batch gets: the top of each seed, of one channel or several."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gigl_loader.dataset.schema import NodeType
+from gigl_loader.memory.segments import Array
+from gigl_loader.sampler.ppr_push import Neighbourhood, Slots
+
+
+@dataclass(frozen=True)
+class Top:
+    """Nodes of one type, seed after seed."""
+
+    seed: Array
+    """``[n]`` int64, ascending: place of the seed in the batch."""
+    ids: Array
+    """``[n]`` int64, global ids; those of a seed descend by score, equals ascend by id."""
+    values: Array
+    """``[n, columns]`` float64: score, proximity, and what channels add."""
+
+
+def top_nodes(
+    slots: Slots, around: Neighbourhood, node_type: NodeType, most: int, *, topup: bool
+) -> Top:
+    """Return the nodes of a type with the largest scores, at most ``most`` for each seed.
+
+    Args:
+        slots: Of a push.
+        around: What the push knew of the graph.
+        node_type: Of the nodes.
+        most: Nodes for a seed.
+        topup: Add residuals to scores, and let nodes that were not pushed take places left over.
+    """
+    ids = around.ids_of_type(node_type, slots.node)
+    wanted = (ids >= 0) & ((slots.score > 0) | (topup & (slots.residual > 0)))
+    chosen = np.flatnonzero(wanted)
+    seed, ids, pushed = slots.seed[chosen], ids[chosen], slots.score[chosen] > 0
+    total = slots.score[chosen] + slots.residual[chosen] * topup
+    by = np.where(pushed, slots.score[chosen], total)
+    first = ranked(seed, ~pushed, -by, ids)  # pushed nodes first: they keep their places
+    kept = first[places_within(seed[first]) < most]
+    kept = kept[ranked(seed[kept], -total[kept], ids[kept])]
+    near = 1.0 / (1.0 + slots.hop[chosen][kept])
+    return Top(seed[kept], ids[kept], np.stack([total[kept], near], 1))
+
+
+def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
+    """Return the nodes of all channels, each once, with what each channel says of it.
+
+    A node counts for the channel where it scores most. Each channel fills as many places as it
+    may; places that are left over go to the best of the others, whichever channel they are of.
+
+    Args:
+        channels: The top of each.
+        targets: Places of each; their sum is the most nodes for a seed.
+    """
+    seed = np.concatenate([top.seed for top in channels])
+    ids = np.concatenate([top.ids for top in channels])
+    number = np.repeat(np.arange(len(channels)), [top.ids.size for top in channels])
+    pairs, place = np.unique(np.stack([seed, ids]), axis=1, return_inverse=True)
+    by_channel = np.zeros((pairs.shape[1], len(channels), 3))
+    found = np.concatenate([top.values for top in channels])
+    by_channel[place.reshape(-1), number, :2] = found
+    by_channel[place.reshape(-1), number, 2] = 1.0
+    scores, near = by_channel[:, :, 0], by_channel[:, :, 1].max(1, initial=0)
+    best, channel = scores.max(1, initial=0), scores.argmax(1)
+    seed, ids = pairs
+    order = ranked(seed, channel, -best, ids)
+    in_channel = places_within(seed[order], channel[order])
+    full = in_channel < np.asarray(targets)[channel[order]]
+    order = order[ranked(seed[order], ~full, -best[order], channel[order], ids[order])]
+    kept = order[places_within(seed[order]) < sum(targets)]
+    kept = kept[ranked(seed[kept], -best[kept], channel[kept], ids[kept])]
+    details = by_channel[kept].reshape(kept.size, 3 * len(channels))
+    values = np.concatenate([best[kept, None], near[kept, None], details], axis=1)
+    return Top(seed[kept], ids[kept], values)
+
+
+def target_counts(ratios: Sequence[float], most: int) -> list[int]:
+    """Return places of each channel: ``ratios`` of ``most``, largest remainders rounded up."""
+    exact = np.asarray(ratios) * most
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    remainders = exact - counts
+    for channel in np.argsort(-remainders, kind="stable")[: most - int(counts.sum())]:
+        counts[channel] += 1
+    return [int(count) for count in counts]
+
+
+def ranked(*keys: Array) -> Array:
+    """Return the order that sorts by the first key, then the next."""
+    order: Array = np.lexsort(keys[::-1])
+    return order
+
+
+def places_within(*groups: Array) -> Array:
+    """Return the place of each item in its group; items of a group are side by side."""
+    size = groups[0].size
+    starts = np.zeros(size, np.bool_)
+    starts[:1] = True
+    for group in groups:
+        starts[1:] |= group[1:] != group[:-1]
+    at = np.arange(size)
+    found: Array = at - np.maximum.accumulate(np.where(starts, at, 0)) if size else at
+    return found

@@ -1,0 +1,75 @@
+"""The time of each seed of a batch, and what it allows in the seed's tree."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gigl_loader.dataset.time_keys import earlier, keys_of
+from gigl_loader.memory.segments import Array, array_in, nbytes_of
+from gigl_loader.message import SEED_TIME
+from gigl_loader.sampler.nodes import BatchNodes
+from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
+from gigl_loader.sampler.questions import Asked
+from gigl_loader.sampler.store import GraphStore
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The times of neighbours that each tree may have, as `TimeOrder.times`."""
+
+    until: Array
+    """``[num_trees]`` int64."""
+    since: Array | None
+    """``[num_trees]`` int64; None: nothing is too old."""
+
+    def asked(self, trees: Array) -> Asked:
+        """Return what nodes of ``trees`` are asked with."""
+        return Asked(trees, self.until[trees], None if self.since is None else self.since[trees])
+
+
+class SeedTimes:
+    """Finds the times of seeds: those that come with them, or else their own."""
+
+    def __init__(self, store: GraphStore, plan: SamplingPlan) -> None:
+        self._store, self._plan = store, plan
+        self._attr = plan.expansion.time_attr
+        self._is_float = any(order.is_float for order in store.view.times.values())
+
+    def of(self, request: SampleRequest) -> Array | None:
+        """Return ``[batch_size]`` int64 or float64; None: no time counts."""
+        if self._attr is None:
+            return None
+        given = request.extra.get(SEED_TIME)
+        if given is None:
+            given = self.of_nodes(self._plan.input_type, request.seeds)
+        dtype = np.float64 if self._is_float else np.int64
+        return given.reshape(-1).astype(dtype, copy=False)
+
+    def of_nodes(self, node_type: str, ids: Array) -> Array:
+        """Return the times that nodes have as an attribute."""
+        split = self._store.split(self._store.view.node_books.get(node_type), ids)
+        dtype, shape, write = self._store.fetch(
+            "node_attributes", (node_type, self._attr or ""), ids, split
+        )
+        found = array_in(bytearray(nbytes_of(dtype, shape)), dtype, shape, 0)
+        write(found)
+        return found
+
+    def later(self, node_type: str, ids: Array, times: Array) -> Array:
+        """Return which of ``ids`` have a time after ``times``; a type without times has none."""
+        if (node_type, self._attr) not in self._store.view.node_attributes:
+            return np.zeros(ids.size, bool)
+        own = self.of_nodes(node_type, ids).reshape(-1)
+        return self._keys(own) > self._keys(times)
+
+    def limits(self, nodes: BatchNodes) -> Limits | None:
+        """Return what each tree of a batch may have."""
+        if nodes.seed_times is None:
+            return None
+        times = nodes.seed_times[nodes.seeds]
+        window = self._plan.expansion.time_window
+        since = None if window is None else earlier(times, window, is_float=self._is_float)
+        return Limits(self._keys(times), since)
+
+    def _keys(self, times: Array) -> Array:
+        return keys_of(times, is_float=self._is_float)

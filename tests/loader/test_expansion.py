@@ -1,0 +1,236 @@
+"""Time, trees, subgraphs and LABOR through the loaders: here, in workers, over a graph store."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gigl_loader import (
+    ConfigError,
+    DistABLPLoader,
+    DistDataset,
+    DistLinkNeighborLoader,
+    DistNeighborLoader,
+    DistSubGraphLoader,
+    RemoteDistDataset,
+    partition_graph,
+)
+from gigl_loader.collate.edges import add_edge_labels
+from gigl_loader.collate.pyg import to_data
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
+from gigl_loader.message import EDGE_TARGETS, SEED_TIME, BatchTicket
+from gigl_loader.options import ExpansionOptions
+from gigl_loader.sampler.edges import edge_sampler
+from gigl_loader.sampler.neighbor import NeighborSampler, subgraph_sampler
+from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
+from gigl_loader.testing import (
+    TinyGraph,
+    as_worker_gets,
+    check_same_batches,
+    run_cluster,
+    sample_message,
+)
+
+N, E = DEFAULT_HOMOGENEOUS_NODE_TYPE, DEFAULT_HOMOGENEOUS_EDGE_TYPE
+GRAPH = TinyGraph.random(40, 300, seed=7)
+FANOUT = [4, 2]
+HOW = (
+    {"subgraph_type": "induced"},
+    {"subgraph_type": "bidirectional", "disjoint": True},
+    {"time_attr": "node_time", "temporal_strategy": "last", "time_window": 60},
+    {"sampler": "labor"},
+)
+
+
+def _dataset(rank: int, count: int, **more) -> DistDataset:
+    book = torch.arange(40) * count // 40
+    return DistDataset.from_pyg(
+        GRAPH.to_pyg(), partition_book=book, partition_idx=rank, num_partitions=count,
+        time_attr="node_time", **more,
+    )  # fmt: skip
+
+
+def _expected(seeds, number, how, *, make=NeighborSampler, **extra):
+    """Return the batch that the sampler gives by itself, over one partition."""
+    plan = SamplingPlan(
+        input_type=N, fanouts={E: tuple(FANOUT)}, seed=2, with_edge=True,
+        expansion=ExpansionOptions(**how),
+    )  # fmt: skip
+    dataset, time_attr = GRAPH.dataset(), how.get("time_attr")
+    view = dataset.view() if time_attr is None else dataset.view_by_time(time_attr)
+    places = torch.arange(seeds.numel())
+    request = SampleRequest(BatchTicket(0, 1, 0, number), seeds, places, extra)
+    return sample_message(make(as_worker_gets(view), plan, None), request)
+
+
+def _same(batch, message) -> None:
+    found, expected = batch.to_dict(), to_data(message).to_dict()
+    for one in (found, expected):
+        one.pop("input_id")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name
+
+
+def _check_nodes(dataset, nodes, how, times=None, **more) -> None:
+    with DistNeighborLoader(
+        dataset,
+        FANOUT,
+        nodes,
+        batch_size=6,
+        seed=2,
+        with_edge=True,
+        input_time=times,
+        **how,
+        **more,
+    ) as loader:
+        for number, batch in enumerate(loader):
+            seeds = batch.n_id[: batch.batch_size]
+            extra = {} if times is None else {SEED_TIME: seeds % 7 * 9}
+            _same(batch, _expected(seeds, number, how, **extra))
+
+
+def _use_store(info, rank: int) -> None:
+    remote = RemoteDistDataset(info, rank)
+    nodes = remote.fetch_node_ids()
+    for how in HOW:
+        _check_nodes(remote, nodes, how)
+    times = {server: ids % 7 * 9 for server, ids in nodes.items()}
+    _check_nodes(remote, nodes, HOW[2], times)
+    with DistSubGraphLoader(remote, nodes, FANOUT, batch_size=6, seed=2, with_edge=True) as loader:
+        for number, batch in enumerate(loader):
+            seeds = batch.n_id[batch.mapping]
+            _same(batch, _expected(seeds, number, HOW[0], make=subgraph_sampler))
+    index = torch.tensor(GRAPH.edges[E][:20]).t().contiguous()
+    when = index.max(0).values * 3
+    how = {"time_attr": "node_time"}
+    with DistLinkNeighborLoader(
+        remote, FANOUT, index, neg_sampling="triplet", edge_label_time=when, batch_size=5, seed=2,
+        with_edge=True, **how,
+    ) as loader:  # fmt: skip
+        found = []
+        for number, batch in enumerate(loader):
+            pairs = batch.n_id[torch.stack([batch.src_index, batch.dst_pos_index])]
+            found += pairs.t().tolist()
+            assert bool((3 * batch.n_id[batch.dst_neg_index] <= batch.seed_time).all())
+            message = _expected(
+                pairs[0], number, how,
+                make=lambda *args: edge_sampler(*args, edge_type=E, negatives="triplet"),
+                **{EDGE_TARGETS: pairs[1], SEED_TIME: batch.seed_time},
+            )  # fmt: skip
+            alike = to_data(message)
+            add_edge_labels(alike, message, None, kind="triplet")
+            assert torch.equal(alike.edge_index, batch.edge_index)
+            assert torch.equal(alike.dst_neg_index, batch.dst_neg_index)
+    assert sorted(map(tuple, found)) == sorted(GRAPH.edges[E][:20])
+    for wrong, match in (
+        ({"input_time": nodes}, "without time_attr"),
+        ({"input_time": {0: [1]}, "time_attr": "node_time"}, "one number for each"),
+        ({"input_time": [1], "time_attr": "node_time"}, "server_rank: times"),
+        ({"time_attr": "no_such"}, "no attribute"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            DistNeighborLoader(remote, FANOUT, nodes, **wrong)
+
+
+@pytest.mark.multiprocess
+def test_a_graph_store_gives_the_batches_of_one_partition(tmp_path: Path) -> None:
+    run_cluster(_use_store, dataset=_dataset, tmp_path=tmp_path, servers=2, clients=1)
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_in_this_process(how) -> None:
+    _check_nodes(GRAPH.dataset(), torch.arange(40), how, num_workers=0)
+
+
+@pytest.mark.multiprocess
+def test_in_workers() -> None:
+    seeds = torch.arange(40)
+    _check_nodes(GRAPH.dataset(), seeds, HOW[2], seeds % 7 * 9, num_workers=2)
+
+
+def test_time_beside_links_and_anchors() -> None:
+    """Edge times with the loader for links; anchors and their labels have the anchor's time."""
+    data = GRAPH.to_pyg()
+    data.edge_time = torch.arange(300) % 10
+    when = torch.arange(30) % 10
+    links = data.edge_index[:, :30]
+    with DistLinkNeighborLoader(
+        DistDataset.from_pyg(data), FANOUT, links, neg_sampling="binary", edge_label_time=when,
+        time_attr="edge_time", batch_size=8, num_workers=0,
+    ) as loader:  # fmt: skip
+        for batch in loader:
+            limits = batch.edge_label_time[: batch.input_id.numel()]
+            assert torch.equal(limits, when[batch.input_id])
+            trees = batch.batch[batch.edge_index[1]]
+            assert bool((batch.edge_time <= limits[trees]).all())
+            assert batch.edge_time.numel()
+    dataset = DistDataset.from_pyg(data, supervision={E: (links, None)})
+    anchors = links[0].unique()
+    with DistABLPLoader(
+        dataset, FANOUT, anchors, batch_size=4, num_workers=0, time_attr="edge_time",
+        input_time=anchors % 10, use_label_edge_index_output=True,
+    ) as loader:  # fmt: skip
+        for batch in loader:
+            own, labels = batch.y_positive
+            assert torch.equal(batch.batch[labels], own)
+            assert torch.equal(batch.batch[own], own)
+            trees = batch.batch[batch.edge_index[1]]
+            assert bool((batch.edge_time <= batch.seed_time[trees]).all())
+
+
+def test_times_survive_partitioning(tmp_path: Path) -> None:
+    partition_graph(GRAPH.to_pyg(), 2, tmp_path / "graph", time_attr="node_time", progress=False)
+    for memory in ("resident", "mapped"):
+        for rank in range(2):
+            part = DistDataset.load(tmp_path / "graph", rank, memory=memory)
+            order = part.view_by_time("node_time").times[E]
+            adjacency = part.view().adjacency[E]
+            assert torch.equal(order.times, 3 * adjacency.indices.long()[order.order])
+            assert part.view_by_time("node_time") is part.view_by_time("node_time")
+            assert "node_time" in part.schema.node_attributes[N]
+            assert not [name for name in part.schema.edge_attributes[E] if "time" in name]
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"time_attr": "edge_time"}, "say their times with input_time"),
+        ({"time_attr": "edge_time", "input_time": torch.rand(40)}, "give integers"),
+        ({"time_attr": "edge_time", "input_time": torch.arange(3)}, "one number for each"),
+        ({"time_attr": "edge_time", "input_time": {0: torch.arange(40)}}, "dataset is local"),
+        ({"time_attr": "edge_time", "input_time": torch.full((40,), torch.nan)}, "not a number"),
+        ({"input_time": torch.arange(40)}, "without time_attr"),
+        ({"time_attr": "x"}, "no attribute"),
+        ({"time_attr": "node_time", "with_weight": True}, "cannot be combined"),
+        ({"subgraph_type": "all"}, "subgraph_type must be"),
+        ({"sampler": "labor", "replace": True}, "without replacement"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(how, match) -> None:
+    data = GRAPH.to_pyg()
+    data.edge_time = torch.arange(300)
+    with pytest.raises(ConfigError, match=match):
+        DistNeighborLoader(DistDataset.from_pyg(data), FANOUT, torch.arange(40), **how)
+
+
+def test_links_and_anchors_refuse_too() -> None:
+    dataset = GRAPH.dataset()
+    index = torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="needs edge_label_time"):
+        DistLinkNeighborLoader(dataset, FANOUT, index, time_attr="node_time")
+    with pytest.raises(ConfigError, match="without time_attr"):
+        DistLinkNeighborLoader(dataset, FANOUT, index, edge_label_time=torch.arange(3))
+    with pytest.raises(ConfigError, match="looks for copies among merged nodes"):
+        DistABLPLoader(dataset, FANOUT, index[0], exclude_supervision=True, disjoint=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'disjunct'"):
+        DistNeighborLoader(dataset, FANOUT, index[0], disjunct=True)
+
+
+def test_a_subgraph_of_the_seeds_alone() -> None:
+    with DistSubGraphLoader(GRAPH.dataset(), torch.arange(40), batch_size=40, num_workers=0,
+                            with_edge=True) as loader:  # fmt: skip
+        batch = next(iter(loader))
+    assert sorted(batch.e_id.tolist()) == list(range(300))
+    assert batch.mapping.tolist() == list(range(40))
+    check_same_batches([batch], [batch.clone()])

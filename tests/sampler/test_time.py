@@ -1,0 +1,330 @@
+"""Sampling by time: nothing later than its seed, in plain Python beside the sampler."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigl_loader import ConfigError, DistDataset
+from gigl_loader.collate.edges import add_edge_labels
+from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.dataset.schema import NEIGHBOR_TIME, reverse_edge_type
+from gigl_loader.dataset.time_keys import earlier, keys_of
+from gigl_loader.errors import ProtocolError
+from gigl_loader.message import EDGE_TARGETS, SEED_TIME, BatchTicket
+from gigl_loader.options import ExpansionOptions
+from gigl_loader.sampler.edges import edge_sampler
+from gigl_loader.sampler.neighbor import NeighborSampler
+from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
+from gigl_loader.sampler.questions import Draw, DrawRequest
+from gigl_loader.sampler.store import LocalStore
+from gigl_loader.testing import (
+    InProcessPeers,
+    TinyGraph,
+    as_worker_gets,
+    check_same_batches,
+    sample_message,
+)
+
+TIME = "when"
+
+
+def _timed(graph: TinyGraph, times: dict, count: int, edge_dir: str, cut: int = 0):
+    """Return the graph's partitions; ``times`` are by node or edge type, and some have none."""
+    data = graph.to_pyg()
+    for name, values in times.items():
+        store = data[name] if graph.is_heterogeneous else data
+        store[TIME] = values
+    generator = torch.Generator().manual_seed(cut)
+    books = {
+        name: torch.randint(count, (size,), generator=generator)
+        for name, size in graph.num_nodes.items()
+    }
+    book = books if graph.is_heterogeneous else next(iter(books.values()))
+    return [
+        DistDataset.from_pyg(
+            data, edge_dir=edge_dir, partition_book=book, partition_idx=index,
+            num_partitions=count, time_attr=TIME,
+        ).view_by_time(TIME)
+        for index in range(count)
+    ]  # fmt: skip
+
+
+@st.composite
+def cases(draw):
+    heterogeneous = draw(st.booleans())
+    graph = TinyGraph.random(
+        draw(st.integers(1, 10)), draw(st.integers(0, 50)), heterogeneous=heterogeneous,
+        seed=draw(st.integers(0, 10**6)),
+    )  # fmt: skip
+    of_nodes = draw(st.booleans())
+    owners = sorted(graph.num_nodes if of_nodes else graph.edges)
+    with_times = draw(st.lists(st.sampled_from(owners), min_size=1, unique=True))
+    dtype = draw(st.sampled_from([torch.int64, torch.float64, torch.int32]))
+    times = {}
+    for name in with_times:
+        size = graph.num_nodes[name] if of_nodes else len(graph.edges[name])
+        few = st.lists(st.integers(-3, 3), min_size=size, max_size=size)  # ties on purpose
+        times[name] = torch.tensor(draw(few), dtype=dtype)
+    fanout = st.lists(st.integers(-1, 3), min_size=2, max_size=2)
+    fanouts = {name: tuple(draw(fanout)) for name in sorted(graph.edges)}
+    how = {
+        "temporal_strategy": draw(st.sampled_from(["uniform", "last"])),
+        "time_window": draw(st.sampled_from([None, 0, 1, 2])),
+    }
+    replace = draw(st.booleans())
+    return graph, times, fanouts, draw(st.sampled_from(["in", "out"])), how, replace
+
+
+def _plan(case, input_type: str) -> SamplingPlan:
+    _, _, fanouts, _, how, replace = case
+    expansion = ExpansionOptions(time_attr=TIME, **how)
+    return SamplingPlan(
+        input_type=input_type, fanouts=fanouts, seed=3, with_edge=True, replace=replace,
+        expansion=expansion,
+    )  # fmt: skip
+
+
+def _walked(edge_type, edge_dir):
+    return edge_type if edge_dir == "in" else reverse_edge_type(edge_type)
+
+
+def _collate(message, graph, fanouts, edge_dir):
+    if not graph.is_heterogeneous:
+        return to_data(message)
+    types = [_walked(name, edge_dir) for name in fanouts]
+    return to_hetero_data(message, sorted(graph.num_nodes), types)
+
+
+def _store(batch, graph, name):
+    return batch[name] if graph.is_heterogeneous else batch
+
+
+def _check_times(batch, case, seed_times) -> None:
+    """Check every node and edge of every tree, and that draws are as large as they can be."""
+    graph, times, fanouts, edge_dir, how, replace = case
+    for edge_type, pairs in graph.edges.items():
+        src, _, dst = edge_type
+        expanded, neighbor = (dst, src) if edge_dir == "in" else (src, dst)
+        edges = _store(batch, graph, _walked(edge_type, edge_dir))
+        nodes, others = _store(batch, graph, expanded), _store(batch, graph, neighbor)
+        drawn: dict[int, list[int]] = {}
+        for (other, node), edge_id in zip(
+            edges.edge_index.t().tolist(), edges.e_id.tolist(), strict=True
+        ):
+            ends = (int(others.n_id[other]), int(nodes.n_id[node]))
+            assert pairs[edge_id] == (ends if edge_dir == "in" else ends[::-1])
+            assert int(nodes.batch[node]) == int(others.batch[other]), "an edge between two trees"
+            drawn.setdefault(node, []).append(edge_id)
+        first, second, *_ = np.cumsum(nodes.num_sampled_nodes).tolist()
+        assert drawn.keys() <= set(range(second)), "nodes of the last hop are not expanded"
+        is_timed = edge_type in times or neighbor in times
+        for node in range(second):
+            seed_time = seed_times[int(nodes.batch[node])]
+            possible = _possible(case, edge_type, neighbor, int(nodes.n_id[node]), seed_time)
+            _check_draw(
+                drawn.get(node, []), possible, fanouts[edge_type][node >= first], replace,
+                last=how["temporal_strategy"] == "last" and is_timed,
+            )  # fmt: skip
+
+
+def _possible(case, edge_type, neighbor, node, seed_time) -> list[tuple[float, int]]:
+    """Return (time, edge id) of the edges of a node that a seed of that time may have."""
+    graph, times, _, edge_dir, how, _ = case
+    found = []
+    for edge_id, pair in enumerate(graph.edges[edge_type]):
+        own, other = pair[::-1] if edge_dir == "in" else pair
+        time = seed_time  # of what has no time
+        if edge_type in times:
+            time = times[edge_type][edge_id].item()
+        elif neighbor in times:
+            time = times[neighbor][other].item()
+        window = how["time_window"]
+        if own == node and time <= seed_time and (window is None or time >= seed_time - window):
+            found.append((time, edge_id))
+    return found
+
+
+def _check_draw(found, possible, fanout, replace, *, last) -> None:
+    ids = [edge_id for _, edge_id in possible]
+    assert set(found) <= set(ids), "later than its seed, or too old"
+    if fanout < 0:
+        assert sorted(found) == sorted(ids)
+        return
+    assert len(found) == (fanout * bool(ids) if replace else min(fanout, len(ids)))
+    if not replace:
+        assert max(Counter(found).values(), default=1) == 1
+    if last and found:
+        oldest = sorted(time for time, _ in possible)[-fanout:][0]
+        assert all(time >= oldest for time, edge_id in possible if edge_id in found)
+
+
+@settings(max_examples=50)
+@given(case=cases(), count=st.integers(1, 3), cut=st.integers(0, 10**6), data=st.data())
+def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> None:
+    """Ties, equal times, windows, types without time; the same bits over several partitions."""
+    graph, times, fanouts, edge_dir, _, _ = case
+    input_type = data.draw(st.sampled_from(sorted(graph.num_nodes)))
+    seeds = data.draw(st.lists(st.integers(0, graph.num_nodes[input_type] - 1), min_size=1,
+                               max_size=5))  # fmt: skip
+    own = times.get(input_type)
+    given_times = data.draw(
+        st.lists(st.integers(-4, 4), min_size=len(seeds), max_size=len(seeds))
+        if own is None
+        else st.none()
+    )
+    extra = {} if given_times is None else {SEED_TIME: torch.tensor(given_times)}
+    seed_times = own[seeds].tolist() if given_times is None else given_times
+    plan = _plan(case, input_type)
+    request = SampleRequest(
+        BatchTicket(0, 1, 2, 3), torch.tensor(seeds), torch.arange(len(seeds)), extra
+    )
+    found = []
+    for views in (_timed(graph, times, 1, edge_dir), _timed(graph, times, count, edge_dir, cut)):
+        peers = InProcessPeers(views) if len(views) > 1 else None
+        sampler = NeighborSampler(as_worker_gets(views[-1]), plan, peers)
+        batch = _collate(sample_message(sampler, request), graph, fanouts, edge_dir)
+        found.append(batch)
+    check_same_batches([found[1]], [found[0]])
+    store = _store(found[0], graph, input_type)
+    assert store.batch_size == len(seeds)
+    assert store.n_id[: len(seeds)].tolist() == seeds
+    assert store.batch[: len(seeds)].tolist() == list(range(len(seeds)))
+    assert store.seed_time.tolist() == seed_times
+    _check_times(found[0], case, seed_times)
+
+
+@settings(max_examples=30)
+@given(case=cases(), kind=st.sampled_from([None, "binary", "triplet"]), data=st.data())
+def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
+    graph, times, fanouts, edge_dir, _, _ = case
+    edge_type = data.draw(st.sampled_from(sorted(graph.edges)))
+    views = _timed(graph, times, 2, edge_dir)
+    ends = (graph.num_nodes[edge_type[0]], graph.num_nodes[edge_type[2]])
+    pair = st.tuples(st.integers(0, ends[0] - 1), st.integers(0, ends[1] - 1), st.integers(-3, 4))
+    edges = data.draw(st.lists(pair, min_size=1, max_size=4))
+    earliest = max(int(times[end].min()) for end in edge_type[::2] if end in times) if any(
+        end in times for end in edge_type[::2]) else -9  # fmt: skip
+    src, dst, when = zip(*((s, d, max(t, earliest)) for s, d, t in edges), strict=True)
+    extra = {EDGE_TARGETS: torch.tensor(dst), SEED_TIME: torch.tensor(when)}
+    request = SampleRequest(
+        BatchTicket(0, 1, 0, 0), torch.tensor(src), torch.arange(len(src)), extra
+    )
+    sampler = edge_sampler(
+        as_worker_gets(views[0]), _plan(case, edge_type[0]), InProcessPeers(views),
+        edge_type=edge_type, negatives=kind, amount=2,
+    )  # fmt: skip
+    message = sample_message(sampler, request)
+    batch = _collate(message, graph, fanouts, edge_dir)
+    add_edge_labels(batch, message, edge_type if graph.is_heterogeneous else None, kind=kind)
+    _check_times(batch, case, when)
+    links, own, other = (_store(batch, graph, name) for name in (edge_type, *edge_type[::2]))
+    if kind == "triplet":
+        roots = [(own, own.src_index, when), (other, other.dst_pos_index, when)]
+        late = [(times.get(edge_type[2]), other, other.dst_neg_index.reshape(len(src), -1))]
+        assert own.seed_time.tolist() == list(when)
+    else:
+        index = links.edge_label_index
+        repeated = [when[i % len(when)] for i in range(index.size(1))]
+        assert links.edge_label_time.tolist() == repeated
+        roots = [(own, index[0], repeated), (other, index[1], repeated)]
+        late = [
+            (times.get(name), store, index[row, len(src) :].reshape(-1, len(src)).t())
+            for row, name, store in ((0, edge_type[0], own), (1, edge_type[2], other))
+        ]
+    for store, labels, root_times in roots:
+        trees = [i % len(src) for i in range(len(root_times))]
+        assert store.batch[labels].tolist() == trees
+    for node_times, store, labels in late:
+        if node_times is not None:
+            drawn = node_times[store.n_id[labels]]
+            assert bool((drawn <= torch.tensor(when)[:, None]).all()), "a negative of the future"
+
+
+def test_uniform_draws_are_uniform_among_the_past() -> None:
+    graph = TinyGraph.homogeneous(21, [(i, 20) for i in range(20)])
+    views = _timed(graph, {next(iter(graph.edges)): torch.arange(20)}, 1, "in")
+    options = ExpansionOptions(time_attr=TIME, time_window=11)
+    plan = SamplingPlan(
+        input_type=next(iter(graph.num_nodes)), fanouts=dict.fromkeys(graph.edges, (3,)), seed=1,
+        expansion=options,
+    )  # fmt: skip
+    sampler = NeighborSampler(as_worker_gets(views[0]), plan, None)
+    seen: Counter = Counter()
+    for batch in range(60):
+        request = SampleRequest(
+            BatchTicket(0, 1, 0, batch), torch.full((50,), 20), torch.arange(50),
+            {SEED_TIME: torch.full((50,), 15)},
+        )  # fmt: skip
+        found = to_data(sample_message(sampler, request))
+        seen.update(found.n_id[50:].tolist())
+    assert set(seen) == set(range(4, 16))
+    expected = 60 * 50 * 3 / 12
+    chi_squared = sum((count - expected) ** 2 / expected for count in seen.values())
+    assert chi_squared < 35, "11 degrees of freedom: p is about 0.0002"
+
+
+@given(st.lists(st.floats(allow_nan=False) | st.just(-0.0), max_size=20))
+def test_keys_compare_as_floats_do(values: list[float]) -> None:
+    array = np.array(values)
+    keys = keys_of(array, is_float=True)
+    for i, one in enumerate(values):
+        assert ((keys < keys[i]) == (array < one)).all()
+        assert ((keys == keys[i]) == (array == one)).all()
+
+
+def test_a_window_ends_at_the_lowest_integer() -> None:
+    times = np.array([-(2**63), -(2**63) + 5, 0, 2**63 - 1])
+    found = earlier(times, 10, is_float=False)
+    assert found.tolist() == [-(2**63), -(2**63), -10, 2**63 - 11]
+    assert earlier(times, 2.0**70, is_float=False).tolist()[0] == -(2**63)
+
+
+def test_times_that_cannot_be_used_are_refused() -> None:
+    graph = TinyGraph.random(6, 20)
+    data = graph.to_pyg()
+    data.later = torch.tensor([1.0, float("nan"), 0, 0, 0, 0])
+    dataset = DistDataset.from_pyg(data)
+    for name, match in (
+        ("never", "is no attribute"), ("later", "not a number"), ("train_mask", "one number each"),
+        ("edge_age", "one number each"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=match):
+            dataset.view_by_time(name)
+    parts = graph.partitions(2)
+    with pytest.raises(ConfigError, match=r"partition_graph\(\.\.\., time_attr='node_time'"):
+        parts[0].view_by_time("node_time")
+    with pytest.raises(ConfigError, match="no attribute of the graph"):
+        DistDataset.from_pyg(
+            data, time_attr="x", partition_book=torch.arange(6) % 2, num_partitions=2
+        )
+
+
+def test_a_question_by_time_must_bring_times() -> None:
+    graph = TinyGraph.random(6, 20)
+    edge_type = next(iter(graph.edges))
+    nodes = np.arange(3)
+    plain = LocalStore(as_worker_gets(graph.dataset().view()))
+    timed = LocalStore(as_worker_gets(graph.dataset().view_by_time("node_time")))
+    draw = Draw(edge_type, 2, 1, timed=True)
+    for store in (plain, timed):
+        with pytest.raises(ProtocolError, match="has no times"):
+            store.answer_draw(DrawRequest(draw, nodes))
+
+
+def test_times_of_neighbours_are_in_no_batch() -> None:
+    graph = TinyGraph.random(6, 20)
+    views = _timed(graph, {next(iter(graph.num_nodes)): torch.arange(6)}, 2, "in")
+    assert any(name.startswith(NEIGHBOR_TIME) for _, name in views[0].edge_attributes)
+    plan = SamplingPlan(
+        input_type=next(iter(graph.num_nodes)), fanouts=dict.fromkeys(graph.edges, (3,)), seed=1,
+        with_edge=True,
+    )  # fmt: skip
+    sampler = NeighborSampler(as_worker_gets(views[0]), plan, InProcessPeers(views))
+    message = sample_message(
+        sampler, SampleRequest(BatchTicket(0, 1, 0, 0), torch.arange(6), torch.arange(6))
+    )
+    assert not [name for name in message if NEIGHBOR_TIME in name]
