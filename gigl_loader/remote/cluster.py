@@ -110,7 +110,7 @@ class ServerLink:
         """
         fresh = Caller(
             *self.address, self._security, self._own_name, patience_s=self._patience_s,
-            silence_s=self._patience_s, what=f"storage server {self.rank}",
+            what=f"storage server {self.rank}",
             session=self._session,
         )  # fmt: skip
         with self._changed:
@@ -172,7 +172,7 @@ class ServerLink:
             JoinRefusedError: It does not let this process in, or is another service.
             ConfigError: There is no such host.
         """
-        self._watch.connect_patiently(deadline, lambda why: progress.say(self.name))
+        self._watch.connect(deadline, lambda why: progress.say(self.name))
         thread = threading.Thread(
             target=self._watch_all, args=(join,), name=f"watch {self.name}", daemon=True
         )

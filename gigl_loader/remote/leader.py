@@ -31,7 +31,7 @@ class Leader:
         """Return a fresh caller of server 0."""
         return Caller(
             *self._target, self._security, self._name, patience_s=self._patience_s,
-            silence_s=self._patience_s, what="storage server 0",
+            what="storage server 0",
         )  # fmt: skip
 
     def watch(

@@ -208,7 +208,7 @@ def init_storage_process(
         _set_server_context(num_servers, storage_rank, "gigl_loader_servers", 1)
         if leader is not None:
             progress = Progress(name, deadline := time.monotonic() + timeout_s)
-            leader.caller.connect_patiently(
+            leader.caller.connect(
                 deadline, lambda why: progress.say(f"storage server 0 at {master}:{master_port}")
             )
     except BaseException:

@@ -251,10 +251,8 @@ class MemoryCaller:
         name: str,
         *,
         patience_s: float = 10.0,
-        silence_s: float = 10.0,
         what: str = "peer",
         session: str | None = None,
-        max_answer_bytes: int = 64 << 30,
     ) -> None:
         self.network, self.name = network, name
         self.peer: Peer | None = None
@@ -277,14 +275,8 @@ class MemoryCaller:
             self._ask_first()
         return reply
 
-    def connect(self, deadline: float) -> None:
-        """Connect now."""
-        self._listener()
-
-    def connect_patiently(
-        self, deadline: float, on_wait: Callable[[str], None] | None = None
-    ) -> None:
-        """Connect as soon as the listener is up; ``deadline`` is on the network's clock."""
+    def connect(self, deadline: float, on_wait: Callable[[str], None] | None = None) -> None:
+        """Connect now, or as soon as the listener is up; ``deadline`` is on the network's clock."""
         while True:
             try:
                 self._listener()
@@ -292,11 +284,12 @@ class MemoryCaller:
             except JoinRefusedError:
                 raise
             except PeerLostError as error:
+                if on_wait is None:
+                    raise
                 clock = self.network.clock
                 if clock.now >= deadline:
                     raise PeerTimeoutError(f"{self.what} did not come up") from error
-                if on_wait is not None:
-                    on_wait(str(error))
+                on_wait(str(error))
                 clock.run(min(deadline, clock.now + 0.5))
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:

@@ -17,11 +17,9 @@ is silent for ``patience_s``         gives up
 Only the silence of a peer that owes an answer counts: it would say each second that it lives.
 """
 
-import errno
 import os
 import secrets
 import select
-import socket
 import threading
 import time
 from collections import deque
@@ -30,7 +28,6 @@ from typing import Any, TypeVar
 
 from gigl_loader.errors import (
     GiglLoaderError,
-    JoinRefusedError,
     PeerLostError,
     PeerTimeoutError,
     ProtocolError,
@@ -38,7 +35,8 @@ from gigl_loader.errors import (
 from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import Array, ArraySpec, decode, empty_arrays
 from gigl_loader.transport.ends import End
-from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
+from gigl_loader.transport.handshake import Goodbye, farewell
+from gigl_loader.transport.link import HANDSHAKE_S, SLICE_S, Link, dial
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import (
@@ -46,9 +44,6 @@ from gigl_loader.transport.stream import (
     TICK_S,
     Frame,
     Kind,
-    Steps,
-    Stream,
-    drive,
     pack,
     read_frame,
 )
@@ -57,27 +52,13 @@ T = TypeVar("T")
 
 SUSPECT_S = 2.0
 """Silence after which fresh connections are tried; who owes an answer speaks each second."""
+MAX_ANSWER_BYTES = 64 << 30
+"""The most that the arrays of one answer may hold."""
 _DIAL_S = 0.5  # one attempt while the peer is silent: a lost first packet is sent again after 1 s
-_HANDSHAKE_S = 3.0
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
 _FRUITLESS = 5
 # Connections in a row that were admitted and then lost before anything was heard. A bad network
 # does that for a while; where it lasts longer than the patience, the listener ends each time.
-_SLICE_S = 0.25
-
-
-class _Link:
-    """One connection, and where reading stands in it."""
-
-    def __init__(self, stream: Stream, admitted: Admitted) -> None:
-        self.stream, self.max_ask_bytes = stream, admitted.max_ask_bytes
-        self.steps: Steps | None = None
-        self.broken = False
-        self.heard_anything = False
-
-    def lose(self) -> None:
-        self.broken = True
-        self.stream.shutdown()
 
 
 class Caller:
@@ -91,12 +72,11 @@ class Caller:
         port: Port of the listener.
         security: Has to match the listener's.
         name: What this side calls itself.
-        patience_s: How long an outage of the network may last, in seconds.
-        silence_s: How long a connection whose peer owes an answer may be silent, in seconds.
+        patience_s: How long an outage of the network may last, in seconds, and with it the silence
+            of a peer that owes an answer.
         what: What is at the other end, for errors.
         session: Who this side is to the listener's owner, beyond one connection; callers of one
             process may share one. None: random.
-        max_answer_bytes: The most that the arrays of one answer may hold.
     """
 
     def __init__(
@@ -106,16 +86,13 @@ class Caller:
         security: Security,
         name: str,
         *,
-        patience_s: float = 10.0,
-        silence_s: float = SILENCE_S,
+        patience_s: float = SILENCE_S,
         what: str = "peer",
         session: str | None = None,
-        max_answer_bytes: int = 64 << 30,
     ) -> None:
         self._target, self._security, self._name = (address, port), security, name
-        self._patience_s, self._silence_s = patience_s, silence_s
+        self._patience_s = patience_s
         self._addresses: list[tuple[int, addresses.Address]] = []
-        self._max_answer_bytes = max_answer_bytes
         self.what = f"{what} at {address}:{port}"
         self.session = session or secrets.token_hex(16)
         self._reset()
@@ -123,7 +100,7 @@ class Caller:
     def _reset(self) -> None:
         """Start with no connection: at first, and in a fork, where all of it is the parent's."""
         self._pid, self._lane = os.getpid(), secrets.token_hex(8)
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._unanswered: deque[Reply[Any]] = deque()
         self._heard = time.monotonic()
         self._fruitless, self._fruitless_since = 0, 0.0
@@ -188,7 +165,7 @@ class Caller:
             finally:
                 self._leave_role()
 
-    def _check_size(self, link: _Link, reply: Reply[Any]) -> None:
+    def _check_size(self, link: Link, reply: Reply[Any]) -> None:
         size = sum(view.nbytes for view in reply.views)
         if size > link.max_ask_bytes + (2 << 20):
             with self._state:
@@ -198,7 +175,7 @@ class Caller:
                 f"{link.max_ask_bytes}: split the input, or raise the listener's max_ask_bytes"
             )
 
-    def _send(self, link: _Link, reply: Reply[Any], *, role: bool = False) -> None:
+    def _send(self, link: Link, reply: Reply[Any], *, role: bool = False) -> None:
         """Send one question; reads meanwhile, since the peer may be blocked by an answer to us."""
         views = list(reply.views)
         try:
@@ -208,17 +185,17 @@ class Caller:
         except (EOFError, OSError):
             link.lose()  # whoever waits for the answer replaces it
 
-    def _wait_to_send(self, link: _Link, role: bool) -> None:
+    def _wait_to_send(self, link: Link, role: bool) -> None:
         mine = role or self._take_role()
         try:
             events = select.POLLOUT | (select.POLLIN if mine else 0)
-            ready = link.stream.wait(events, _SLICE_S)
+            ready = link.stream.wait(events, SLICE_S)
             if mine and ready & ~select.POLLOUT:
                 self._read(link)
         finally:
             if mine and not role:
                 self._leave_role()
-        if not ready and self._silent_s(link) > self._silence_s:
+        if not ready and self._silent_s(link) > self._patience_s:
             raise OSError("the peer takes no bytes and is silent")
 
     # --- waiting ------------------------------------------------------------------------------
@@ -272,7 +249,7 @@ class Caller:
             if time.monotonic() >= deadline:
                 return
 
-    def _read(self, link: _Link) -> bool:
+    def _read(self, link: Link) -> bool:
         """Take what came; True if that was a whole frame. Has the role."""
         try:
             frame = self._next_frame(link)
@@ -285,10 +262,10 @@ class Caller:
             self._break_off(link, error)
         return False
 
-    def _next_frame(self, link: _Link) -> Frame | None:
+    def _next_frame(self, link: Link) -> Frame | None:
         """Return a frame, or None where more bytes have to come; a later call goes on."""
         if link.steps is None:
-            link.steps = read_frame(link.stream, self._max_answer_bytes, self._room)
+            link.steps = read_frame(link.stream, MAX_ANSWER_BYTES, self._room)
         try:
             next(link.steps)
         except StopIteration as done:
@@ -303,7 +280,7 @@ class Caller:
             reply = self._unanswered[0] if self._unanswered else None
         return empty_arrays(specs) if reply is None else reply.room(specs)
 
-    def _take(self, link: _Link, frame: Frame) -> None:
+    def _take(self, link: Link, frame: Frame) -> None:
         link.heard_anything, self._fruitless = True, 0
         if frame.kind is Kind.ALIVE:
             return
@@ -319,7 +296,7 @@ class Caller:
         with self._state:
             self._state.notify_all()
 
-    def _dismissed(self, link: _Link, goodbye: Goodbye) -> None:
+    def _dismissed(self, link: Link, goodbye: Goodbye) -> None:
         link.lose()
         if goodbye.end is End.PROTOCOL:
             self._fail_all(ProtocolError(f"{self.what} did not understand: {goodbye.words}"))
@@ -327,16 +304,16 @@ class Caller:
             text = f"{self.what} ended the connection ({goodbye.end.value}): {goodbye.words}"
             self._fail_all(PeerLostError(text, goodbye.end))
 
-    def _break_off(self, link: _Link, error: ProtocolError) -> None:
+    def _break_off(self, link: Link, error: ProtocolError) -> None:
         link.stream.end(farewell(Kind.BYE, End.PROTOCOL, str(error)))
         link.lose()
         self._fail_all(ProtocolError(f"{self.what}: {error}"))
 
-    def _wait_to_read(self, link: _Link, deadline: float) -> None:
+    def _wait_to_read(self, link: Link, deadline: float) -> None:
         if link.broken:
             return
         try:
-            if link.stream.wait(select.POLLIN, min(_SLICE_S, deadline - time.monotonic())):
+            if link.stream.wait(select.POLLIN, min(SLICE_S, deadline - time.monotonic())):
                 return
         except OSError:
             link.lose()
@@ -344,43 +321,31 @@ class Caller:
         silent_s = self._silent_s(link)
         if silent_s > self._patience_s + _GRACE_S:
             self._give_up(End.SILENT, f"nothing was heard for {silent_s:.1f} s")
-        elif silent_s > self._silence_s:
+        elif silent_s > self._patience_s:
             link.lose()
-        elif silent_s > max(1.5 * TICK_S, min(SUSPECT_S, self._silence_s / 2)):
+        elif silent_s > max(1.5 * TICK_S, min(SUSPECT_S, self._patience_s / 2)):
             self._try(self._attempt_until(deadline))
 
-    def _silent_s(self, link: _Link | None) -> float:
+    def _silent_s(self, link: Link | None) -> float:
         if link is not None:
             self._heard = max(self._heard, link.stream.heard)
         return time.monotonic() - self._heard
 
     # --- connections --------------------------------------------------------------------------
 
-    def connect(self, deadline: float) -> None:
+    def connect(self, deadline: float, on_wait: Callable[[str], None] | None = None) -> None:
         """Connect now, so that the listener knows this caller.
 
         Args:
             deadline: Until when a silent network is tried again (`time.monotonic`).
+            on_wait: Also wait for a listener that has not been started yet; called before each
+                pause with what went wrong last.
 
         Raises:
-            PeerLostError: Nothing listens there, or nothing answered by the deadline.
+            PeerLostError: Nothing listens there, and ``on_wait`` was not given.
+            PeerTimeoutError: It did not come up by the deadline.
             JoinRefusedError: One side does not want the other; ``end`` tells why.
             ConfigError: The address is not one.
-        """
-        self.connect_patiently(deadline, None)
-
-    def connect_patiently(
-        self, deadline: float, on_wait: Callable[[str], None] | None = lambda why: None
-    ) -> None:
-        """Connect as soon as the listener is up; it may not have been started yet.
-
-        Args:
-            deadline: Until when to try (`time.monotonic`).
-            on_wait: Called before each pause with what went wrong last.
-
-        Raises:
-            PeerTimeoutError: It did not come up by the deadline.
-            JoinRefusedError, ConfigError: As for `connect`.
         """
         if os.getpid() != self._pid:
             self._reset()
@@ -388,7 +353,7 @@ class Caller:
         while self._link is None or self._link.broken:
             try:
                 with self._sending:
-                    self._adopt(self._dial(min(deadline, time.monotonic() + _HANDSHAKE_S)))
+                    self._adopt(self._dial(min(deadline, time.monotonic() + HANDSHAKE_S)))
             except (OSError, EOFError) as error:
                 why = str(error) or "it closed the connection"
                 if isinstance(error, ConnectionRefusedError) and on_wait is None:
@@ -404,54 +369,19 @@ class Caller:
                 time.sleep(nap)
                 nap = min(nap * 1.5, 1.0)
 
-    def _dial(self, deadline: float) -> _Link:
-        """Return a fresh connection that was admitted.
-
-        Raises:
-            OSError, EOFError: Not now.
-            GiglLoaderError: Never: refused, or no such host.
-        """
-        error: Exception | None = None
+    def _dial(self, deadline: float) -> Link:
+        """Return a fresh connection that was admitted; see `dial`."""
         # once: in an outage the name server is out of reach too
         self._addresses = self._addresses or addresses.resolve(*self._target)
-        for family, address in self._addresses:
-            stream = Stream(socket.socket(family, socket.SOCK_STREAM))
-            try:
-                return self._join(stream, address, deadline)
-            except BaseException as reason:
-                stream.shutdown()
-                stream.close()
-                if not isinstance(reason, OSError) or isinstance(reason, GiglLoaderError):
-                    raise
-                error = reason
-        raise error or OSError("no address")
 
-    def _join(self, stream: Stream, address: addresses.Address, deadline: float) -> _Link:
-        latest = max(deadline, time.monotonic() + _HANDSHAKE_S)
-
-        def patience() -> float:
-            # one that has begun to greet is alive, so the machine is busy: it gets the whole time
-            left = (latest if stream.first_bytes else deadline) - time.monotonic()
+        def refuse_if_closed() -> None:
             if self._closed is not None:
                 raise _again(self._closed)
-            if left <= 0:
-                raise TimeoutError("it did not answer the handshake")
-            return min(left, _SLICE_S)
 
-        number = stream.sock.connect_ex(address)
-        while number == errno.EINPROGRESS:
-            if stream.wait(select.POLLOUT, patience()):
-                number = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if number:
-            raise OSError(number, os.strerror(number))
-        steps = join(stream, self._security, self._name, self.session, self._lane)
-        try:
-            return _Link(stream, drive(steps, stream, patience))
-        except JoinRefusedError as error:
-            text = f"{self.what} and {self._name} do not let each other in: {error}"
-            raise JoinRefusedError(text, error.end) from error
+        who = (self._name, self.session, self._lane)
+        return dial(self._addresses, self._security, who, self.what, deadline, refuse_if_closed)
 
-    def _adopt(self, link: _Link) -> None:
+    def _adopt(self, link: Link) -> None:
         """Use ``link`` from here on and ask again what is unanswered. Has ``_sending``."""
         former, self._link, self._heard = self._link, link, time.monotonic()
         if former is not None:

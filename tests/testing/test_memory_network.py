@@ -134,10 +134,10 @@ def test_a_caller_waits_for_a_listener_that_comes_later() -> None:
     network = MemoryNetwork(Clock())
     caller = network.caller(*HERE, Security.local(), "early")
     with pytest.raises(PeerTimeoutError):
-        caller.connect_patiently(1.0)
+        caller.connect(1.0, lambda why: None)
     late = network.listener(*HERE, Security.local(), {}, "late")
     network.clock.call_later(5.0, late.start)
-    caller.connect_patiently(100.0)
+    caller.connect(100.0, lambda why: None)
     assert 6.0 <= network.clock.now <= 7.0
     caller.close(End.JOB_OVER)
     with pytest.raises(PeerLostError, match="closed on this side"):

@@ -115,7 +115,7 @@ def test_a_slow_answer_times_out_and_can_be_waited_for_again(network: Network) -
 
 def test_a_busy_peer_is_not_silent(plain: Network) -> None:
     service = plain.service()
-    caller = plain.caller(service.listener.address, patience_s=2.0, silence_s=2.0)
+    caller = plain.caller(service.listener.address, patience_s=2.0)
     reply = caller.ask("gated", question(4), Answer)
     with pytest.raises(PeerTimeoutError):  # twice the limit, and the peer said that it lives
         reply.wait(3.5)
@@ -213,12 +213,12 @@ def test_a_listener_that_is_not_up_yet_is_waited_for(network: Network) -> None:
     caller = network.caller(("127.0.0.1", port))
     seen: list[str] = []
     with pytest.raises(PeerTimeoutError, match="did not come up within"):
-        caller.connect_patiently(time.monotonic() + 0.2, seen.append)
+        caller.connect(time.monotonic() + 0.2, seen.append)
     assert seen
     late = threading.Timer(0.3, lambda: services.append(_at_port(network, port)))
     services: list[Service] = []
     late.start()
-    caller.connect_patiently(time.monotonic() + 20)
+    caller.connect(time.monotonic() + 20, lambda why: None)
     late.join()
     assert caller.ask("double", question(1), Answer).wait(10).number == 1
 
@@ -282,7 +282,7 @@ def test_a_killed_peer_is_known_at_once(
 def test_a_stopped_peer_is_known_after_the_limit(
     network: Network, process: "subprocess.Popen[bytes]"
 ) -> None:
-    caller = network.caller(_address(process), patience_s=2.0, silence_s=2.0)
+    caller = network.caller(_address(process), patience_s=2.0)
     assert caller.ask("double", question(1), Answer).wait(20).number == 1
     process.send_signal(signal.SIGSTOP)
     started = time.monotonic()
@@ -335,7 +335,7 @@ def test_outages_cost_their_length() -> None:
 def test_a_longer_outage_is_an_error(plain: Network) -> None:
     service = plain.service()
     with Relay(service.listener.address) as relay:
-        caller = plain.caller(relay.address, patience_s=2.5, silence_s=2.5)
+        caller = plain.caller(relay.address, patience_s=2.5)
         reply = caller.ask("never", question(1), Answer)
         wait_until(lambda: service.never, "the question is there")
         relay.cut.set()
@@ -350,7 +350,7 @@ def test_a_slow_link_is_no_silence(plain: Network) -> None:
     """A message takes longer than the limit in both directions, and every byte is progress."""
     service = plain.service(silence_s=1.5)
     with Relay(service.listener.address, 2e6) as relay:
-        caller = plain.caller(relay.address, patience_s=2.0, silence_s=2.0)
+        caller = plain.caller(relay.address, patience_s=2.0)
         answer = caller.ask("double", question(1, 1 << 19), Answer).wait(60)  # 4 MiB each way
         assert np.array_equal(answer.rows, (np.arange(1 << 19) + 1) * 2)
         assert service.asked == [1]
@@ -358,7 +358,7 @@ def test_a_slow_link_is_no_silence(plain: Network) -> None:
 
 def test_a_caller_that_reads_nothing_for_long_loses_nothing(plain: Network) -> None:
     service = plain.service(silence_s=0.5)
-    caller = plain.caller(service.listener.address, patience_s=1.0, silence_s=1.0)
+    caller = plain.caller(service.listener.address, patience_s=1.0)
     replies = [caller.ask("zeros", question(1 << 24), Answer) for _ in range(3)]
     time.sleep(2.5)
     assert [reply.wait(10).number for reply in replies] == [1 << 24] * 3

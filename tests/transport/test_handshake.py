@@ -228,8 +228,11 @@ def test_a_frame_that_announces_16_gib_costs_nothing(plain: Network) -> None:
     assert service.listener.stats()["refused"] == {End.REFUSED_SERVICE.value: 1}
 
 
-def test_a_large_answer_is_refused_before_memory_is_taken(plain: Network) -> None:
+def test_a_large_answer_is_refused_before_memory_is_taken(
+    plain: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gigl_loader.transport.caller.MAX_ANSWER_BYTES", 1000)
     service = plain.service()
-    caller = plain.caller(service.listener.address, max_answer_bytes=1000)
+    caller = plain.caller(service.listener.address)
     with pytest.raises(ProtocolError, match="at most"):
         caller.ask("zeros", question(2000), Answer).wait(10)

@@ -87,7 +87,7 @@ def fetch(namespace: str, secret: str, nbytes: int, count: int) -> tuple[float, 
     assert server.stdout is not None
     try:
         port = int(server.stdout.readline())
-        with Caller(THERE, port, security_of(secret), "slow link", silence_s=10.0) as caller:
+        with Caller(THERE, port, security_of(secret), "slow link") as caller:
             started = time.monotonic()
             replies = [caller.ask("batch", nbytes, Rows) for _ in range(count)]
             for reply in replies:
