@@ -12,6 +12,8 @@ from typing import Any
 
 from gigl_loader.errors import (
     ConfigError,
+    GiglLoaderError,
+    JoinRefusedError,
     PeerError,
     PeerLostError,
     PeerTimeoutError,
@@ -205,7 +207,8 @@ class Endpoint:
                 f"{own} counts {servers}: give all the same GraphStoreInfo"
             )
         former = self._servers.get(join.rank) if join.role is Role.SERVER else None
-        is_later = former is not None and join.generation > former.join.generation
+        # the same one may have been out of reach, and come on a connection of its own
+        is_later = former is not None and 0 < former.join.generation <= join.generation
         if former is not None and not (is_later and self._rejoin_s > 0):
             raise ConfigError(f"two processes joined as storage server {join.rank}: check RANK")
         if join.role is Role.CLIENT and join.job is None and own != 0:
@@ -461,7 +464,7 @@ class Endpoint:
         end = error.end if isinstance(error, PeerLostError) else None
         if end == End.JOB_OVER or (end == End.SHUTDOWN and self._rejoin_s <= 0):
             self.over.set()
-        elif self._rejoin_s <= 0 or self._stopping or end == End.LOST_PEER:
+        elif self._rejoin_s <= 0 or self._stopping or end == End.LOST_PEER or _is_final(error):
             self.lose(f"storage server 0 is gone: {error}")
         else:
             self._rejoin(error, told_to_end=end == End.SHUTDOWN)
@@ -471,22 +474,20 @@ class Endpoint:
         assert self._leader is not None, "somebody else is server 0"
         _log.warning("storage server 0 is gone: %s; it is expected back", error)
         deadline = time.monotonic() + self._rejoin_s
-        while not self.over.is_set():
-            left = deadline - time.monotonic()
+        while not self.over.is_set() and time.monotonic() < deadline:
             try:
-                if left <= 0:
-                    raise error
-                self._leader.renew(time.monotonic() + min(left, 2.0))
+                self._leader.renew(min(deadline, time.monotonic() + 2.0))
             except PeerTimeoutError:
                 continue
-            except Exception as why:
-                if told_to_end:
-                    self.over.set()
-                else:
-                    self.lose(f"storage server 0 is gone: {why}")
-                return
+            except GiglLoaderError as why:
+                error = why
+                break
             self._leader.watch(self._join, self._leader_says, self._leader_left)
             return
+        if told_to_end:
+            self.over.set()
+        else:
+            self.lose(f"storage server 0 is gone: {error}")
 
     def close(self, end: End = End.SHUTDOWN, words: str = "it was shut down") -> None:
         """End: say so to all, then end the producers. Idempotent.
@@ -522,3 +523,8 @@ class Endpoint:
     def error(self) -> ServerDiedError | None:
         """Why serving ended early."""
         return self._error
+
+
+def _is_final(error: Exception) -> bool:
+    """Return whether server 0 does not want this server, however often it asks."""
+    return isinstance(error, JoinRefusedError) or not isinstance(error, PeerError)

@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import logging
+import math
 import signal
 import threading
 import time
@@ -182,6 +183,8 @@ def init_storage_process(
     if num_jobs is not None and num_jobs < 1:
         raise ConfigError(f"num_jobs must be at least 1, or None: until told, got {num_jobs}")
     check_patience(patience_s)
+    if not 0 <= rejoin_timeout_s < math.inf:
+        raise ConfigError(f"rejoin_timeout_s must be seconds >= 0, got {rejoin_timeout_s!r}")
     security = Security.resolve(tls_dir, token, insecure)
     held = DistDataset.wrap(dataset)
     check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")

@@ -341,7 +341,7 @@ class RemoteSource:
                 self._recover(error)
 
     def _begin(self) -> None:
-        if any(self._cluster.link(server) is not link for server, link in self._made_on.items()):
+        if self._renewed:
             raise ServerDiedError("a storage server was started again")  # for another loader
         self._channel.start_epoch(self._epoch, [self._share[index] for index in self._to_come])
 
@@ -402,10 +402,16 @@ class RemoteSource:
         if not isinstance(error, PeerError | UsageError):
             return False
         about_peers = isinstance(error, SamplingError) and error.cause.startswith("Peer")
-        deadline = time.monotonic() + (_NOTICE_S if about_peers else 0.0)
-        while self._cluster.is_whole and time.monotonic() < deadline:
+        unknown = isinstance(error, UsageError)  # to a server that was started again
+        deadline = time.monotonic() + (_NOTICE_S if about_peers or unknown else 0.0)
+        while self._cluster.is_whole and not self._renewed and time.monotonic() < deadline:
             time.sleep(0.05)
-        return not self._cluster.is_whole
+        return bool(self._renewed) or not self._cluster.is_whole
+
+    @property
+    def _renewed(self) -> list[int]:
+        """Servers that this process, for another loader, has connected with again."""
+        return [s for s, link in self._made_on.items() if self._cluster.link(s) is not link]
 
     def _make_anew(self) -> None:
         """Create the producers again on all servers; those of before are released."""
@@ -414,7 +420,7 @@ class RemoteSource:
         if self.channel is not None:
             self.channel.cancel()
             self.channel.close()
-        still = {s: p for s, p in producers.items() if self._cluster.link(s) is self._made_on[s]}
+        still = {s: p for s, p in producers.items() if s not in self._renewed}
         was_broken, self._broken = self._broken, True
         self._release(still, self._consumer)
         self._broken = was_broken
@@ -489,7 +495,8 @@ class RemoteSource:
 
     def _release_own(self) -> None:
         producers, self._producers = self._producers, {}
-        self._release(producers, self._consumer)
+        renewed = self._renewed  # a number means another producer there
+        self._release({s: p for s, p in producers.items() if s not in renewed}, self._consumer)
 
     def _release(self, producers: dict[int, int], consumer: int | None = None) -> None:
         """Release this process's share of producers; None: end them.

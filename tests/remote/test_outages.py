@@ -52,9 +52,9 @@ def test_lost_connections_cost_no_batch():
 def test_a_long_outage_ends_when_the_links_are_renewed():
     """The server gave the client up and freed its producers; it can have new ones."""
     with (
-        storage(patience_s=1.0) as (endpoint,),
+        storage(patience_s=5.0) as (endpoint,),
         Relay(endpoint.address) as relay,
-        joined(relay.address, patience_s=1.0) as cluster,
+        joined(relay.address, patience_s=5.0) as cluster,
     ):
         create(cluster)
         former = cluster.links[0]
