@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
 from gigl_loader.dataset.schema import EdgeType
@@ -246,6 +246,15 @@ class ExpansionOptions:
         return self.disjoint or self.time_attr is not None
 
 
+def sampler_text(options: SamplerOptions | None) -> str:
+    """Return what tells samplers of different ranks apart; of a class of one's own, its path."""
+    return options.class_path if isinstance(options, CustomSamplerOptions) else repr(options)
+
+
+_NOT_OF_BATCHES = ("in_order", "timeout_s", "max_restarts")
+"""Fields of `EpochOptions` that may differ between ranks which share batches."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions:
     """How a loader goes through its seeds, beyond what GLT's ``SamplingConfig`` holds."""
@@ -262,6 +271,11 @@ class EpochOptions:
     """Edge attribute to draw by, with ``with_weight``; None: the edges' weights."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
     """How batches grow from their seeds."""
+
+    def of_batches(self) -> dict[str, str]:
+        """Return what the content of a batch depends on, as texts by name."""
+        names = [one.name for one in fields(self) if one.name not in _NOT_OF_BATCHES]
+        return {name: repr(getattr(self, name)) for name in names}
 
     def __post_init__(self) -> None:
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
