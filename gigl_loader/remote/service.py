@@ -27,6 +27,7 @@ from gigl_loader.message import SampleMessage
 from gigl_loader.options import (
     CustomSamplerOptions,
     EpochOptions,
+    FeatureStoreOptions,
     SamplerOptions,
     parse_size,
 )
@@ -141,6 +142,7 @@ class DistServer(PartitionAnswers):
             request = ProducerRequest(epoch_options=drawn)
         client = caller.get()
         self._check_sampler(sampler_options)
+        self._check_leave(request.epoch_options.feature_store)
         slot, is_first = self._slot_of(client, worker_options.worker_key, request.request_id)
         if not is_first:
             slot.ready.wait(3 * request.epoch_options.timeout_s)
@@ -167,12 +169,17 @@ class DistServer(PartitionAnswers):
 
     def _check_sampler(self, options: SamplerOptions | None) -> None:
         """Refuse to import a class that this server was not started with leave for."""
-        if not isinstance(options, CustomSamplerOptions):
+        if isinstance(options, CustomSamplerOptions):
+            self._check_leave(options)
+
+    def _check_leave(self, options: CustomSamplerOptions | FeatureStoreOptions | None) -> None:
+        if options is None:
             return
         path = options.class_path
+        what = "sampler" if isinstance(options, CustomSamplerOptions) else "feature store"
         if not any(path == one or path.startswith(f"{one}.") for one in self._allowed):
             raise ConfigError(
-                f"storage server {self.server_rank} has no leave to import the sampler {path!r}: "
+                f"storage server {self.server_rank} has no leave to import the {what} {path!r}: "
                 f"start it with --allow-samplers {path.rpartition('.')[0]}, or "
                 "init_storage_process(allow_samplers=[...]); nothing was started"
             )
@@ -400,6 +407,11 @@ class DistServer(PartitionAnswers):
                 for consumer in slot.shared.consumers_of(client)
             ],
         )
+
+    def client_back(self, client: Hashable) -> None:
+        """Let a client have producers again that was given up and came back."""
+        with self._lock:
+            self._gone.discard(client)
 
     def _release_of_gone(self, producer_id: int, consumer: int, client: Hashable) -> None:
         _log.info("server %d: client %s left producer %d", self.server_rank, client, producer_id)
