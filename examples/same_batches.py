@@ -8,6 +8,8 @@ page runs this, and compares.
 
 import hashlib
 import json
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -97,6 +99,19 @@ def alone(folder: Path, **how: Any) -> None:
             write(folder, name, epochs(loader))
 
 
+def with_killed_workers(folder: Path) -> None:
+    """Kill a worker early in each epoch, by SIGKILL."""
+    for name in LOADERS:
+        found: Digests = {}
+        with make(name, partition(0, 1), torch.arange(NODES), num_workers=2) as loader:
+            for epoch in range(EPOCHS):
+                for number, batch in enumerate(loader):
+                    found[epoch, number] = batch_digest(batch)
+                    if number == 1:
+                        os.kill(loader._mp_producer.pids[epoch % 2], signal.SIGKILL)
+        write(folder, name, found)
+
+
 def one_by_one(folder: Path) -> None:
     """Replay each batch, the last one first."""
     for name in LOADERS:
@@ -160,6 +175,7 @@ def sub(folder: Path) -> Path:
 WAYS: dict[str, Callable[[Path], None]] = {
     "1 partition, no worker": lambda folder: alone(folder, num_workers=0),
     "1 partition, 3 workers": lambda folder: alone(folder, num_workers=3, worker_concurrency=2),
+    "1 partition, 2 workers, one of them killed in each epoch": with_killed_workers,
     "each batch alone, by `replay`, the last one first": one_by_one,
     "2 partitions on 2 ranks, 1 worker each": lambda folder: ranks(folder, 2),
     '4 partitions on 4 ranks, `exchange="collective"`': lambda folder: ranks(

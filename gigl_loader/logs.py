@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,7 +32,7 @@ class WhereFilter(logging.Filter):
         known = {**_process, **_asking.get({})}
         if not known and "RANK" in os.environ:  # a rank without a graph store
             known["rank"] = os.environ["RANK"]
-        known["host"] = socket.gethostname()
+        known["host"] = os.uname().nodename
         record.where = " ".join(f"{name}={value}" for name, value in known.items())
         return True
 

@@ -3,7 +3,7 @@
 import math
 import os
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
@@ -295,6 +295,15 @@ class ExpansionOptions:
         return self.disjoint or self.time_attr is not None
 
 
+def sampler_text(options: SamplerOptions | None) -> str:
+    """Return what tells samplers of different ranks apart; of a class of one's own, its path."""
+    return options.class_path if isinstance(options, CustomSamplerOptions) else repr(options)
+
+
+_NOT_OF_BATCHES = ("in_order", "timeout_s", "max_restarts", "reconnect_timeout_s")
+"""Fields of `EpochOptions` that may differ between ranks which share batches."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions:
     """How a loader goes through its seeds, beyond what GLT's ``SamplingConfig`` holds."""
@@ -318,6 +327,11 @@ class EpochOptions:
     error."""
     reconnect_timeout_s: float = DEFAULT_RECONNECT_S
     """Seconds that a storage server may be away before that is an error; 0: it is one at once."""
+
+    def of_batches(self) -> dict[str, str]:
+        """Return what the content of a batch depends on, as texts by name."""
+        names = [one.name for one in fields(self) if one.name not in _NOT_OF_BATCHES]
+        return {name: repr(getattr(self, name)) for name in names}
 
     def __post_init__(self) -> None:
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)

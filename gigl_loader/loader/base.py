@@ -50,7 +50,7 @@ from gigl_loader.message import (
     SampleMessage,
     key,
 )
-from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
+from gigl_loader.options import EpochOptions, SamplerOptions, parse_size, sampler_text
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION
@@ -417,9 +417,9 @@ class BaseDistLoader(DistLoader):
         options = self._epoch_options
         check_shard(self._shard, in_order=options.in_order)
         if self._shard == "world" and self._runtime.world_size > 1:
-            config = self.sampling_config
-            told = {"input": self._digest_of_seeds(), "seed": str(options.seed)}
-            told |= {"replace": str(options.replace), "sampling_config": repr(config)}
+            told = {"input": self._digest_of_seeds(), **options.of_batches()}
+            told["sampler_options"] = sampler_text(self._sampler_options)
+            told["sampling_config"] = repr(self.sampling_config)
             everyone = gather_from_ranks(told, self._runtime.world_size, dict[str, str])
             check_same_options(everyone, 'shard="world"')
 

@@ -27,7 +27,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.message import Received
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import EpochOptions, sampler_text
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
@@ -196,8 +196,9 @@ class RemoteSource:
         return {
             "shard": self._shard,
             "input": _digest(self._input, None, self._active),
+            **self.epoch_options.of_batches(),
             "seed": "none" if seed is None else str(self.epoch_options.seed),
-            "replace": str(self.epoch_options.replace),
+            "sampler_options": sampler_text(self._sampler_options),
             "sampling_config": repr(self._config),
         }
 

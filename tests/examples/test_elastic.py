@@ -1,4 +1,4 @@
-"""torchrun's elastic restarts: a rank is killed, then a machine; the batches stay the same."""
+"""torchrun's elastic restarts: a rank is killed, its machine is gone; the batches stay the same."""
 
 import json
 import subprocess
@@ -20,8 +20,8 @@ BATCH_SIZE, EPOCHS = 64, 2
 
 def _torchrun(folder: Path, port: int, output: Any, *, stays: bool) -> subprocess.Popen:
     """Be one machine of a job of one or two; each has one rank."""
-    conf = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=20"
-    faults = [] if stays else ["--kill-rank-at=2", "--kill-node-at=4"]
+    conf = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=10"
+    faults = [] if stays else ["--kill-node-at=4"]
     return subprocess.Popen(
         [
             sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1",
@@ -47,8 +47,7 @@ def _undisturbed(folder: Path) -> list[list[str]]:
             return [list(map(batch_digest, loader)) for _ in range(EPOCHS)]
 
 
-@pytest.mark.timeout(400)
-def test_a_rank_then_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     log = tmp_path / "log"
     log.mkdir()
@@ -56,7 +55,7 @@ def test_a_rank_then_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.Monke
     with printed.open("w") as output:
         machines = [_torchrun(log, port, output, stays=stays) for stays in (True, False)]
         try:
-            machines[0].wait(timeout=300)
+            machines[0].wait(timeout=380)  # three starts, one after the other
             assert machines[0].returncode == 0, printed.read_text()[-4000:]
         finally:
             for machine in machines:
@@ -69,4 +68,4 @@ def test_a_rank_then_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.Monke
         taken = Counter(line["digest"] for line in lines if line["epoch"] == epoch)
         assert taken.keys() == set(expected), f"epoch {epoch}"
     assert {line["ranks"] for line in lines} == {1, 2}
-    assert len(list(log.glob("elastic.killed*"))) == 2
+    assert (log / "elastic.killed2").exists()

@@ -155,6 +155,8 @@ def refusals(rank: int, size: int) -> None:
         neighbors(num_workers=0, seed=None if rank else 5)
     with pytest.raises(ConfigError, match=r"same sampling_config on all ranks"):
         neighbors(num_workers=0, batch_size=4 + rank)
+    with pytest.raises(ConfigError, match=r"same expansion on all ranks.*induced.* on ranks"):
+        neighbors(num_workers=0, subgraph_type="induced" if rank else "directional")
     with neighbors(num_workers=0) as loader:
         loader.set_epoch(rank)
         with pytest.raises(ConfigError, match=r"rank 1: epoch 1 after 0 batches.*one rank saved"):
