@@ -8,7 +8,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from threadpoolctl import threadpool_limits
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.errors import ConfigError, UsageError
@@ -59,8 +58,7 @@ def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:
         from _data import load_graph
     finally:
         sys.path.pop(0)
-    with threadpool_limits(1):  # as in the demo: neighbours that are as near are told apart by sums
-        graph = load_graph("digits", None)
+    graph = load_graph("digits", None)
     ids = graph.train_mask.nonzero().view(-1)
     found = {}
     with DistNeighborLoader(
