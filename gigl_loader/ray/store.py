@@ -55,8 +55,9 @@ class GraphStore:
 
         ``state`` (``starting``, ``loading``, ``serving``, ``restarting``, ``failed``, ``stopped``),
         ``node``, ``pid``, ``generation`` (which of several starts it is), ``restarts`` (of its
-        process within the present actor), ``why`` it was last started again, ``silent_s`` since it
-        was heard of, and ``status``: what ``gigl-loader status`` prints.
+        process within the present actor), ``why`` it was last started again and the ``last_log`` of
+        the process before, ``silent_s`` since it was heard of, and ``status``: what
+        ``gigl-loader status`` prints.
         """
         return self._watchdog.health()
 
@@ -365,7 +366,7 @@ def _wait_until_all_serve(watchdog: Watchdog, deadline: float, timeout_s: float)
     servers = watchdog.health()
     if failed := broken(servers):
         one = servers[failed[0]]
-        log = "\n".join(one.get("log", []))
+        log = "\n".join(one.get("last_log", []))
         raise PeerError(f"storage server {failed[0]} did not start: {one['why']}\n{log}")
     if watchdog.error is not None:
         raise watchdog.error
