@@ -129,9 +129,7 @@ class StorageServer:
         while not self._stopping.is_set():
             reader = self._start()
             why = self._watch()
-            reader.join(
-                _ASK_TIMEOUT_S
-            )  # to the last line; its workers may hold the pipe longer
+            reader.join(_ASK_TIMEOUT_S)  # to the last line; its workers may hold the pipe longer
             self._last_log, self._why, self._status = list(self._lines), why, {}
             if self._stopping.is_set() or self._is_used_up():
                 break
