@@ -138,8 +138,8 @@ def start_graph_store(
             ``"STRICT_SPREAD"``, ``"PACK"`` or ``"STRICT_PACK"``.
         max_restarts: How often Ray may start an actor again, and an actor its server; -1: no limit.
         health_timeout_s: Seconds without an answer after which a process is taken for stopped.
-        lost_after_s: Seconds without an answer after which a server is given up: Ray would wait for
-            a node with room for ever.
+        lost_after_s: Seconds without an answer after which a server is given up, by the handle and
+            by the other servers: Ray would wait for a node with room for ever.
         start_timeout_s: For placing the servers and loading the graph, in seconds.
         patience_s: How long an outage of the network may last, in seconds; see
             ``init_storage_process``.
@@ -167,6 +167,7 @@ def start_graph_store(
                 port=places[rank][1], environment=environment, max_restarts=max_restarts,
                 arguments=(
                     f"--patience={patience_s}", f"--timeout={start_timeout_s}",
+                    f"--rejoin-timeout={lost_after_s}",
                     *(f"--allow-samplers={prefix}" for prefix in allow_samplers),
                 ),
                 health_timeout_s=health_timeout_s, load_timeout_s=start_timeout_s,
