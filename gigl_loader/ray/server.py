@@ -90,7 +90,7 @@ class StorageServer:
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._state, self._served, self._restarts = "loading", False, 0
         self._generation = 0
-        self._why = ""
+        self._why, self._last_log = "", list[str]()
         self._status: dict[str, Any] = {}
         # a child that ends with its parent ends with the thread that made it: this one stays
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -100,14 +100,15 @@ class StorageServer:
         """Return how the server is, as plain values; at once.
 
         ``state`` is as in the picture above, ``served`` whether it ever was ready, ``generation``
-        the microsecond in which the present process was started, ``status`` the server's own.
+        the microsecond in which the present process was started, ``why`` and ``last_log`` how the
+        one before it ended, ``status`` the server's own.
         """
         child = self._child
         return {
             "state": self._state, "served": self._served, "restarts": self._restarts,
             "generation": self._generation, "pid": None if child is None else child.pid,
             "node": platform.node(), "watcher_pid": os.getpid(), "why": self._why,
-            "log": list(self._lines), "status": self._status,
+            "last_log": self._last_log, "status": self._status,
         }  # fmt: skip
 
     def stop(self) -> None:
@@ -126,9 +127,10 @@ class StorageServer:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._start()
-            self._why = self._watch()
-            self._status = {}
+            reader = self._start()
+            why = self._watch()
+            reader.join(_ASK_TIMEOUT_S)  # to the last line; its workers may hold the pipe longer
+            self._last_log, self._why, self._status = list(self._lines), why, {}
             if self._stopping.is_set() or self._is_used_up():
                 break
             self._state = "restarting"
@@ -139,7 +141,8 @@ class StorageServer:
     def _is_used_up(self) -> bool:
         return 0 <= self._options.max_restarts <= self._restarts
 
-    def _start(self) -> None:
+    def _start(self) -> threading.Thread:
+        """Start a child; return the thread that reads its log."""
         options = self._options
         host, port = options.master
         argv = [
@@ -158,9 +161,11 @@ class StorageServer:
             env={**inherited, **options.environment}, stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, errors="replace",
         )  # fmt: skip
-        threading.Thread(target=self._read, args=(self._child,), daemon=True).start()
+        reader = threading.Thread(target=self._read, args=(self._child,), daemon=True)
+        reader.start()
         if self._stopping.is_set():  # `stop` may not have seen the child
             self._child.terminate()
+        return reader
 
     @property
     def _own_address(self) -> str:

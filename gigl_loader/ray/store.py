@@ -55,8 +55,9 @@ class GraphStore:
 
         ``state`` (``starting``, ``loading``, ``serving``, ``restarting``, ``failed``, ``stopped``),
         ``node``, ``pid``, ``generation`` (which of several starts it is), ``restarts`` (of its
-        process within the present actor), ``why`` it was last started again, ``silent_s`` since it
-        was heard of, and ``status``: what ``gigl-loader status`` prints.
+        process within the present actor), ``why`` it was last started again and the ``last_log`` of
+        the process before, ``silent_s`` since it was heard of, and ``status``: what
+        ``gigl-loader status`` prints.
         """
         return self._watchdog.health()
 
@@ -137,8 +138,8 @@ def start_graph_store(
             ``"STRICT_SPREAD"``, ``"PACK"`` or ``"STRICT_PACK"``.
         max_restarts: How often Ray may start an actor again, and an actor its server; -1: no limit.
         health_timeout_s: Seconds without an answer after which a process is taken for stopped.
-        lost_after_s: Seconds without an answer after which a server is given up: Ray would wait for
-            a node with room for ever.
+        lost_after_s: Seconds without an answer after which a server is given up, by the handle and
+            by the other servers: Ray would wait for a node with room for ever.
         start_timeout_s: For placing the servers and loading the graph, in seconds.
         patience_s: How long an outage of the network may last, in seconds; see
             ``init_storage_process``.
@@ -166,6 +167,7 @@ def start_graph_store(
                 port=places[rank][1], environment=environment, max_restarts=max_restarts,
                 arguments=(
                     f"--patience={patience_s}", f"--timeout={start_timeout_s}",
+                    f"--rejoin-timeout={lost_after_s}",
                     *(f"--allow-samplers={prefix}" for prefix in allow_samplers),
                 ),
                 health_timeout_s=health_timeout_s, load_timeout_s=start_timeout_s,
@@ -365,7 +367,7 @@ def _wait_until_all_serve(watchdog: Watchdog, deadline: float, timeout_s: float)
     servers = watchdog.health()
     if failed := broken(servers):
         one = servers[failed[0]]
-        log = "\n".join(one.get("log", []))
+        log = "\n".join(one.get("last_log", []))
         raise PeerError(f"storage server {failed[0]} did not start: {one['why']}\n{log}")
     if watchdog.error is not None:
         raise watchdog.error

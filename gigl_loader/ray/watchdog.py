@@ -134,7 +134,7 @@ class Watchdog:
         before, server.health = server.health, answer
         server.heard, server.asked, server.killed = self._clock(), None, False
         if answer["state"] == "failed":
-            log = "\n".join(answer.get("log", []))
+            log = "\n".join(answer.get("last_log", []))
             self._lose(rank, f"{answer.get('why')}, and no restarts are left\n{log}")
         elif answer.get("generation") != before.get("generation") and "pid" in before:
             _log.warning(

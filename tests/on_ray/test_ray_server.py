@@ -88,7 +88,7 @@ def test_a_server_is_started_again_until_its_restarts_are_used_up(server: Storag
     server._options = patient
     third = _wait_for(server, "serving", second["generation"])
     assert "did not answer" in third["why"]
-    assert third["log"] == ["it listens"], "of this start alone"
+    assert third["last_log"] == ["it listens"], "of one start alone"
 
     os.kill(third["pid"], signal.SIGKILL)
     assert _wait_for(server, "failed")["restarts"] == 2
@@ -111,7 +111,7 @@ def test_a_server_that_cannot_start_says_why(root: Path, monkeypatch: pytest.Mon
     finally:
         server.stop()
     assert (found["served"], found["why"]) == (False, "it ended with exit code 1")
-    assert found["log"] == ["there is no such graph"]
+    assert found["last_log"] == ["there is no such graph"]
 
 
 SCRIPT = """
