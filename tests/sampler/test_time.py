@@ -164,7 +164,7 @@ def _check_draw(found, possible, fanout, replace, *, last) -> None:
         assert all(time >= oldest for time, edge_id in possible if edge_id in found)
 
 
-@settings(max_examples=50)
+@settings(max_examples=35)
 @given(case=cases(), count=st.integers(1, 3), cut=st.integers(0, 10**6), data=st.data())
 def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> None:
     """Ties, equal times, windows, types without time; the same bits over several partitions."""
@@ -199,7 +199,7 @@ def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> Non
     _check_times(found[0], case, seed_times)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(case=cases(), kind=st.sampled_from([None, "binary", "triplet"]), data=st.data())
 def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
     graph, times, fanouts, edge_dir, _, _ = case
