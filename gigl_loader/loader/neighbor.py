@@ -115,6 +115,11 @@ class DistNeighborLoader(BaseDistLoader):
         transform: Called in this process with each batch; what it returns is yielded in its place.
         transform_sampler_output: Called in this process with PyG's ``SamplerOutput`` of each batch,
             before it becomes one; returns it changed. Nothing that was not sampled can be added.
+        input_time: The time of each seed, ``[num_seeds]`` numbers; with a graph store by server.
+            None: the seeds' own ``time_attr``.
+        **expansion: ``subgraph_type``, ``disjoint``, ``time_attr``, ``temporal_strategy``,
+            ``time_window`` and ``sampler``: see `gigl_loader.options.ExpansionOptions`, and the
+            guide's page on time and subgraphs.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.

@@ -4,7 +4,33 @@ from dataclasses import dataclass
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.sampler.packing import PackedInts, pack_ints, unpack_ints
-from gigl_loader.sampler.questions import Draw, Drawn, DrawRequest, RowsRequest
+from gigl_loader.sampler.questions import Asked, Draw, Drawn, DrawRequest, RowsRequest
+
+
+@dataclass(frozen=True)
+class AskedQuestion:
+    """An `Asked`."""
+
+    tree: PackedInts
+    until: PackedInts | None
+    since: PackedInts | None
+
+    @classmethod
+    def of(cls, asked: Asked) -> "AskedQuestion":
+        """Pack what is told of nodes."""
+        until = None if asked.until is None else pack_ints(asked.until)
+        since = None if asked.since is None else pack_ints(asked.since)
+        return cls(pack_ints(asked.tree), until, since)
+
+    def unpacked(self) -> Asked:
+        """Undo `of`.
+
+        Raises:
+            ProtocolError: Something in it is not packed.
+        """
+        until = None if self.until is None else unpack_ints(self.until)
+        since = None if self.since is None else unpack_ints(self.since)
+        return Asked(unpack_ints(self.tree), until, since)
 
 
 @dataclass(frozen=True)
@@ -13,11 +39,13 @@ class DrawQuestion:
 
     draw: Draw
     nodes: PackedInts
+    asked: AskedQuestion | None
 
     @classmethod
     def of(cls, request: DrawRequest) -> "DrawQuestion":
         """Pack a request."""
-        return cls(request.draw, pack_ints(request.nodes))
+        asked = None if request.asked is None else AskedQuestion.of(request.asked)
+        return cls(request.draw, pack_ints(request.nodes), asked)
 
     def unpacked(self) -> DrawRequest:
         """Undo `of`.
@@ -25,7 +53,8 @@ class DrawQuestion:
         Raises:
             ProtocolError: The ids are none.
         """
-        return DrawRequest(self.draw, unpack_ints(self.nodes))
+        asked = None if self.asked is None else self.asked.unpacked()
+        return DrawRequest(self.draw, unpack_ints(self.nodes), asked)
 
 
 @dataclass(frozen=True)

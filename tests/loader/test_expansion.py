@@ -19,7 +19,7 @@ from gigl_loader.collate.edges import add_edge_labels
 from gigl_loader.collate.pyg import to_data
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.message import EDGE_TARGETS, SEED_TIME, BatchTicket
-from gigl_loader.options import ExpansionOptions
+from gigl_loader.options import SAME_MEMORY_VARIABLE, ExpansionOptions
 from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler, subgraph_sampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
@@ -134,7 +134,10 @@ def _use_store(info, rank: int) -> None:
 
 
 @pytest.mark.multiprocess
-def test_a_graph_store_gives_the_batches_of_one_partition(tmp_path: Path) -> None:
+def test_a_graph_store_gives_the_batches_of_one_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")  # so that questions by time go over the wire
     run_cluster(_use_store, dataset=_dataset, tmp_path=tmp_path, servers=2, clients=1)
 
 

@@ -70,7 +70,7 @@ def _stores(batch, graph, edge_type, edge_dir):
     return batch[name], batch[name[0]], batch[name[2]]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(case=cases(), count=st.integers(1, 3), cut=st.integers(0, 10**6))
 def test_an_induced_subgraph_has_all_edges_between_its_nodes(case, count, cut) -> None:
     graph, seeds, fanout, edge_dir = case
@@ -98,7 +98,7 @@ def test_an_induced_subgraph_has_all_edges_between_its_nodes(case, count, cut) -
         assert edges.edge_attr[:, 0].tolist() == edges.e_id.tolist()
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(case=cases())
 def test_bidirectional_edges_are_those_of_pyg(case) -> None:
     """The oracle is PyG's own conversion, on the directional batch."""
@@ -133,7 +133,7 @@ def test_bidirectional_edges_are_those_of_pyg(case) -> None:
         assert sorted(pairs) == sorted(torch.stack([row, col], 1).tolist()), name
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(case=cases(), count=st.integers(1, 3), cut=st.integers(0, 10**6))
 def test_each_tree_is_the_batch_of_one_seed(case, count: int, cut: int) -> None:
     """As to shape; and the first tree, whose draws have the same keys, as to every edge."""
@@ -184,7 +184,7 @@ def test_the_seeds_of_an_induced_subgraph_are_mapped() -> None:
 # --- LABOR ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(case=cases(), with_weight=st.booleans(), count=st.integers(1, 3))
 def test_labor_draws_as_many_as_uniform_does(case, with_weight, count) -> None:
     graph, seeds, fanout, edge_dir = case

@@ -19,7 +19,7 @@ from gigl_loader.options import ExpansionOptions
 from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.questions import Draw, DrawRequest
+from gigl_loader.sampler.questions import Asked, Draw, DrawRequest
 from gigl_loader.sampler.store import LocalStore
 from gigl_loader.testing import (
     InProcessPeers,
@@ -28,6 +28,8 @@ from gigl_loader.testing import (
     check_same_batches,
     sample_message,
 )
+from gigl_loader.transport import codec
+from gigl_loader.workers.wire import DrawQuestion
 
 TIME = "when"
 
@@ -162,7 +164,7 @@ def _check_draw(found, possible, fanout, replace, *, last) -> None:
         assert all(time >= oldest for time, edge_id in possible if edge_id in found)
 
 
-@settings(max_examples=50)
+@settings(max_examples=35)
 @given(case=cases(), count=st.integers(1, 3), cut=st.integers(0, 10**6), data=st.data())
 def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> None:
     """Ties, equal times, windows, types without time; the same bits over several partitions."""
@@ -197,7 +199,7 @@ def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> Non
     _check_times(found[0], case, seed_times)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(case=cases(), kind=st.sampled_from([None, "binary", "triplet"]), data=st.data())
 def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
     graph, times, fanouts, edge_dir, _, _ = case
@@ -313,6 +315,28 @@ def test_a_question_by_time_must_bring_times() -> None:
     for store in (plain, timed):
         with pytest.raises(ProtocolError, match="has no times"):
             store.answer_draw(DrawRequest(draw, nodes))
+
+
+TIMES = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), min_size=2, max_size=6)
+
+
+@given(until=TIMES, trees=st.integers(0, 2**40), window=st.booleans())
+def test_a_question_travels_whole(until: list[int], trees: int, window: bool) -> None:
+    times = np.array(until)
+    asked = Asked(np.arange(times.size) + trees, times, times[::-1].copy() if window else None)
+    for told in (None, Asked(asked.tree), asked):
+        draw = Draw(("a", "b", "c"), 2, 1, timed=told is asked)
+        sent = DrawRequest(draw, np.arange(times.size), told)
+        header, arrays = codec.encode(DrawQuestion.of(sent))
+        _, body, _ = codec.read_header(header)
+        found = codec.decode(body, arrays, DrawQuestion).unpacked()
+        assert found.draw == draw
+        assert found.nodes.tolist() == sent.nodes.tolist()
+        assert (found.asked is None) == (told is None)
+        for name in ("tree", "until", "since") if told is not None else ():
+            one, other = getattr(found.asked, name), getattr(told, name)
+            assert (one is None) == (other is None)
+            assert one is None or one.tolist() == other.tolist()
 
 
 def test_times_of_neighbours_are_in_no_batch() -> None:
