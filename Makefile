@@ -4,6 +4,7 @@
 #   make demo-graph-store  the same with a storage and a compute cluster, all on this machine
 #   make demo-links        link prediction
 #   make demo-tables       from Parquet tables to predictions with their ids
+#   make demo-ray          training and a graph store on Ray, whose server is killed once
 #   make test              lint, types, tests: on Python 3.11, with graphlearn-torch
 #   make test-tls          the cluster tests once more, every connection encrypted by certificates
 #   make test-modern       the tests on a newer Python, without it (PYTHON=python3.13)
@@ -19,10 +20,11 @@ TESTED = .ci/in-venv python3.11
 MODERN = .ci/in-venv $(or $(PYTHON),python3.13)
 NATIVE = VENV=.venv-native CONSTRAINTS=.ci/constraints-native.txt $(TESTED)
 TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
+SCRIPTS = .ci/in-venv .ci/run .ci/wheel $(wildcard examples/slurm/*.sbatch)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables test lint docs bench test-tls test-modern test-native clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint docs bench test-tls test-modern test-native clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -42,10 +44,14 @@ demo-links:
 demo-tables:
 	@$(TORCHRUN) examples/train_tables.py $(ARGS)
 
+demo-ray:
+	@$(NEWEST) python examples/ray/demo.py $(ARGS)
+
 lint:
 	$(TESTED) ruff check .
 	$(TESTED) ruff format --check .
 	$(TESTED) mypy
+	$(TESTED) shellcheck $(SCRIPTS)
 
 test: lint
 	$(TESTED) python -m pytest -n 2 $(ARGS)

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from gigl_loader.loader.negatives import in_batch_negative_mask, zip_with_negatives
     from gigl_loader.loader.neighbor import DistNeighborLoader
     from gigl_loader.loader.profile import profile_workers
+    from gigl_loader.loader.replay import replay
     from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
     from gigl_loader.loader.subgraph import DistSubGraphLoader
     from gigl_loader.memory.segments import SharedMemoryError
@@ -131,6 +132,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "partition_graph",
     "partition_tables",
     "profile_workers",
+    "replay",
     "split_links",
     "split_partitions",
     "split_supervision_type",
@@ -186,6 +188,7 @@ _NAMES = {
     "loader.negatives": ("in_batch_negative_mask", "zip_with_negatives"),
     "loader.neighbor": ("DistNeighborLoader",),
     "loader.profile": ("profile_workers",),
+    "loader.replay": ("replay",),
     "loader.runtime": ("DistributedContext", "DistributedRuntimeInfo"),
     "loader.subgraph": ("DistSubGraphLoader",),
     "options": (

@@ -6,16 +6,15 @@ one of them fails at once, the others after minutes. ``GLOO_SOCKET_IFNAME`` name
 instead; torch reads it when a process group is made.
 """
 
-import fcntl
 import logging
 import os
-import socket
-import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.transport import addresses
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR = 0x8915  # of linux/sockios.h: the IPv4 address of an interface
 _ANYWHERE = "192.0.2.1"  # a documentation address (RFC 5737): the default route leads there
 
 _log = logging.getLogger(__name__)
@@ -45,12 +44,15 @@ def interface_towards(master: str) -> Iterator[None]:
 
 def interface_needed(master: str) -> str | None:
     """Return the interface to name in ``GLOO_SOCKET_IFNAME``; None: gloo finds its way without."""
-    if VARIABLE in os.environ or not _is_loopback(socket.gethostname()) or _is_local(master):
+    # a name without an address is gloo's to handle: it takes the loopback itself, and says so
+    if VARIABLE in os.environ or not addresses.own_name()[1].startswith("127."):
+        return None
+    if _is_local(master):
         return None
     for host in (master, _ANYWHERE):  # rank 0 may know its own name as loopback only
         address = _address_towards(host)
-        if address is not None and not address.startswith("127."):
-            return _interface_of(address)
+        if address and not address.startswith("127."):
+            return addresses.interface_of(address)
     return None
 
 
@@ -58,27 +60,9 @@ def _is_local(master: str) -> bool:
     return master in ("", "localhost") or master.startswith("127.")
 
 
-def _is_loopback(host: str) -> bool:
+def _address_towards(host: str) -> str:
+    """Return the address that packets to ``host`` leave from; "" where there is no way."""
     try:
-        return socket.gethostbyname(host).startswith("127.")
-    except OSError:
-        return False  # gloo then takes the loopback itself, and says so
-
-
-def _address_towards(host: str) -> str | None:
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # nothing is sent
-        return str(probe.getsockname()[0])
-    return None
-
-
-def _interface_of(address: str) -> str | None:
-    """Return the name of the interface that has ``address``."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            with suppress(OSError):  # it has no address
-                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                if socket.inet_ntoa(found[20:24]) == address:
-                    return name
-    return None
+        return addresses.address_towards(host)
+    except ConfigError:
+        return ""

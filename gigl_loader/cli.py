@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "token": ("gigl_loader.cli:token", "print a fresh cluster token"),
     "diagnose": ("gigl_loader.diagnose:main", "say what this machine can do"),
     "partition": ("gigl_loader.tables.command:main", "partition tables of nodes and edges"),
+    "plan": ("gigl_loader.plan.command:main", "say how many machines a graph needs"),
     "infer": ("gigl_loader.inference.command:main", "run a model on the whole graph"),
 }
 """Verb: (module and function that takes the arguments and returns the exit code, what it does)."""

@@ -11,7 +11,6 @@ import importlib.metadata
 import os
 import platform
 import resource
-import socket
 import sys
 import time
 import warnings
@@ -189,11 +188,10 @@ def network() -> Iterator[Finding]:
 
 def _connects(host: str) -> Finding:
     """Report whether a process of this machine can listen at ``host`` and be reached there."""
+    from gigl_loader.transport import addresses
+
     try:
-        with socket.create_server((host, 0)) as server:
-            port = server.getsockname()[1]
-            with socket.create_connection((host, port), timeout=5):
-                pass
+        addresses.try_to_listen(host, timeout_s=5)
     except OSError as error:
         return Finding("connect", f"to {host}: {error}; is a firewall in the way?", bad=True)
     return Finding("connect", f"to {host}: a port can be opened and reached")
@@ -202,8 +200,9 @@ def _connects(host: str) -> Finding:
 def _gloo() -> Finding:
     """Report whether gloo would have other machines connect to themselves."""
     from gigl_loader._gloo import VARIABLE, interface_needed
+    from gigl_loader.transport import addresses
 
-    host = socket.gethostname()
+    host = addresses.own_name()[0]
     if VARIABLE in os.environ:
         return Finding("gloo", f"listens on {os.environ[VARIABLE]} ({VARIABLE})")
     name = interface_needed(os.environ.get("MASTER_ADDR", "127.0.0.1"))
@@ -218,18 +217,20 @@ def _gloo() -> Finding:
 
 
 def _master() -> Finding:
+    from gigl_loader.transport import addresses
+
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if host is None or port is None:
         return Finding("master", "MASTER_ADDR and MASTER_PORT are not set (torchrun sets them)")
     if not port.isdigit():
         return Finding("master", f"MASTER_PORT={port!r} is no number", bad=True)
     try:
-        with socket.create_connection((host, int(port)), timeout=5):
-            return Finding("master", f"{host}:{port} answers")
+        addresses.try_to_connect(host, int(port), timeout_s=5)
     except OSError as error:
         if error.errno == errno.ECONNREFUSED:
             return Finding("master", f"{host}:{port}: nothing listens there yet")
         return Finding("master", f"{host}:{port}: {error}", bad=True)
+    return Finding("master", f"{host}:{port} answers")
 
 
 # --- a trial --------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ Loaders find all of this by themselves. These functions are for scripts that wer
 and spawn their training processes themselves. Where other ranks are asked, all ranks have to call.
 """
 
-import socket
-
 import torch
 import torch.distributed as dist
 
@@ -13,6 +11,7 @@ from gigl_loader import GraphStoreInfo
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.loader.runtime import own_address
 from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.transport.addresses import free_ports
 
 __all__ = [
     "GraphStoreInfo",
@@ -50,14 +49,7 @@ def get_free_ports(num_ports: int) -> list[int]:
     """
     if num_ports < 1:
         raise ConfigError(f"num_ports must be an integer > 0, got {num_ports!r}")
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(num_ports)]
-    try:
-        for sock in sockets:
-            sock.bind(("", 0))  # all are held until the last is found: no port comes twice
-        return [int(sock.getsockname()[1]) for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
+    return free_ports(num_ports)
 
 
 def get_free_ports_from_master_node(num_ports: int) -> list[int]:

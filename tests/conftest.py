@@ -1,8 +1,8 @@
+import gc
 import os
 from collections.abc import Iterator
 
 import pytest
-import torch
 from hypothesis import settings
 
 settings.register_profile("gigl_loader", deadline=None, print_blob=True)
@@ -10,6 +10,8 @@ settings.load_profile("gigl_loader")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch  # here: the process that only hands tests to others needs none of it
+
     from gigl_loader import _glt
 
     here = {
@@ -29,8 +31,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     if session.config.option.collectonly:
         return
+    gc.collect()
+    gc.freeze()  # the garbage collector need not look at modules and tests again and again
     if any(item.get_closest_marker("multiprocess") for item in session.items):
         start_fork_server("pytest")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fast_supervisors() -> Iterator[None]:
+    """Start the supervisors of sampling workers from a process that has imported all they need."""
+    from gigl_loader.testing._forked import fast_supervisors
+
+    with fast_supervisors():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,22 +1,12 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from gigl_loader import diagnose
-
-ROOT = Path(__file__).parent.parent
+from gigl_loader.testing import run_python
 
 
 @pytest.mark.multiprocess
 def test_the_command_reports_and_tries() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gigl_loader.diagnose", "--seconds", "0.5", "--workers", "1"],
-        capture_output=True, text=True, timeout=400, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = run_python("-m", "gigl_loader.diagnose", "--seconds", "0.5", "--workers", "1")
     printed = done.stdout
     for section in ("versions", "graphlearn-torch", "memory", "network", "self-test (0.5 s)"):
         assert f"\n{section}\n" in printed

@@ -8,9 +8,9 @@ from types import ModuleType
 import pytest
 
 import gigl_loader
-from gigl_loader import _glt, errors, graph_store
+from gigl_loader import _glt, errors, graph_store, ray
 
-PACKAGES = (gigl_loader, graph_store)
+PACKAGES = (gigl_loader, graph_store, ray)
 
 
 def _in_a_fresh_process(statement: str) -> dict[str, object]:

@@ -288,6 +288,7 @@ def split_partitions(
     disjoint_train: float = 0.0,
     rev_edge_type: EdgeType | str | None = "auto",
     seed: int = 0,
+    overwrite: bool = False,
 ) -> None:
     """Do what `split_links` does to a partition directory, one partition in memory at a time.
 
@@ -301,14 +302,15 @@ def split_partitions(
         disjoint_train: As in `split_links`.
         rev_edge_type: As in `split_links`.
         seed: As in `split_links`.
+        overwrite: Replace partitions that are at ``output_root``.
 
     Raises:
-        ConfigError: As `DistDataset.load` and `split_links`.
+        ConfigError: ``output_root`` holds files, and as `DistDataset.load` and `split_links`.
     """
     root, target = Path(root), Path(output_root).absolute()
     if target == root.absolute():
         raise ConfigError(f"output_root must be another directory than {root}")
-    check_target(target)
+    check_target(target, overwrite=overwrite)
     pieces = read_partition(root, 0, None)
     if edge_type is None and pieces.heterogeneous:
         raise ConfigError("edge_type is needed to split the links of a heterogeneous graph")

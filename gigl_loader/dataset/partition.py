@@ -31,7 +31,6 @@ from gigl_loader.dataset._mapped_io import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._progress import Progress, showing
 from gigl_loader.dataset._pyg import Cutter, Source, Supervision, keep_neighbor_times, read_pyg
-from gigl_loader.dataset.parts import FeaturePartitionData
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError, WrongTypeError, explained_limits
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
 METHODS = ("contiguous", "random", "metis")
+FORMATS = ("mapped", "glt")
 
 _log = logging.getLogger(__name__)
 
@@ -55,13 +55,13 @@ def partition_graph(
     supervision: Supervision | None = None,
     progress: bool = True,
     format: str = "mapped",
+    overwrite: bool = False,
     time_attr: str | None = None,
 ) -> None:
     """Write ``data`` as ``num_partitions`` partitions below ``root``.
 
     The directory appears under its name when it is complete; a run that fails leaves nothing that
-    could be loaded. One that this function wrote before is replaced. The same arguments give the
-    same partitions.
+    could be loaded. The same arguments give the same partitions.
 
     Args:
         data: A PyG `Data` or `HeteroData`; what is read of it says `DistDataset.from_pyg`.
@@ -76,25 +76,25 @@ def partition_graph(
         progress: Show a progress bar (log lines where ``tqdm`` is not installed).
         format: ``"mapped"``: our own, which `DistDataset.load` maps or reads; ``"glt"``:
             graphlearn-torch's, which its own classes read too.
+        overwrite: Replace partitions that are at ``root``, when the new ones are complete.
         time_attr: A node attribute that loaders are to sample by: edges then keep the times of
             neighbours of other partitions.
 
     Raises:
-        ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds other
-            files. Nothing was written.
+        ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds files.
+            Nothing was written.
         ResourceError: The disk is full, or a limit is reached. What was written is removed.
     """
     check_partitions(num_partitions, 0)
     check_edge_dir(edge_dir)
     if method not in METHODS:
         raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if format not in ("mapped", "glt"):
-        raise ConfigError(f'format must be "mapped" or "glt", got {format!r}')
+    check_format(format)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     metis = _import_metis() if method == "metis" and num_partitions > 1 else None
     target = Path(root).absolute()
-    check_target(target)
+    check_target(target, overwrite=overwrite)
     source = read_pyg(data, supervision)
     _check_names(source)
     if time_attr is not None:
@@ -108,10 +108,8 @@ def partition_graph(
         bar.step("assigning edges")
         cutter = Cutter(source, books, edge_dir, num_partitions)
         shares = _shares(cutter, num_partitions, bar)
-        if format == "mapped":
-            write_mapped(folder, shares, method=method, seed=seed)
-        else:
-            _write_glt(folder, source, cutter, shares, {"method": method, "seed": seed})
+        write = write_mapped if format == "mapped" else write_glt
+        write(folder, shares, method=method, seed=seed)
 
 
 def _shares(cutter: Cutter, num_partitions: int, bar: Progress) -> Iterator[Pieces]:
@@ -209,23 +207,28 @@ def write_mapped(
     writer.finish(pieces, **made)
 
 
-def _write_glt(
-    folder: Path, source: Source, cutter: Cutter, shares: Iterable[Pieces], made: dict[str, Any]
-) -> None:
-    write_books(folder, source.heterogeneous, cutter.node_books, cutter.edge_books)
-    if not cutter.edge_books:  # one partition; GLT wants the file all the same
-        for edge_type, part in source.edges.items():
-            name = f"edge_pb/{type_str(edge_type)}.pt" if source.heterogeneous else "edge_pb.pt"
-            save_tensor(folder / name, torch.zeros(part.edge_index.size(1), dtype=torch.int64))
+def write_glt(folder: Path, shares: Iterable[Pieces], **made: Any) -> None:
+    """Write the shares of all partitions, in order, in graphlearn-torch's format.
+
+    Args:
+        folder: An empty directory.
+        shares: All partitions, the last of which says how many they are.
+        made: How they were made.
+    """
     for pieces in shares:
         write_partition(folder, pieces)
-    write_extras(folder, source, edge_dir=pieces.edge_dir, **made)
+    write_books(folder, pieces.heterogeneous, pieces.node_books, pieces.edge_books)
+    if not pieces.edge_books:  # one partition; GLT wants the file all the same
+        for edge_type, part in pieces.edges.items():
+            name = f"edge_pb/{type_str(edge_type)}.pt" if pieces.heterogeneous else "edge_pb.pt"
+            save_tensor(folder / name, torch.zeros(part.edge_index.size(1), dtype=torch.int64))
+    write_extras(folder, pieces, edge_dir=pieces.edge_dir, **made)
     write_meta(
         folder,
         num_partitions=pieces.num_partitions,
-        heterogeneous=source.heterogeneous,
-        node_types=list(source.num_nodes),
-        edge_types=list(source.edges),
+        heterogeneous=pieces.heterogeneous,
+        node_types=list(pieces.num_nodes),
+        edge_types=list(pieces.edges),
     )
 
 
@@ -240,7 +243,7 @@ def write_books(
             save_tensor(folder / name, book_table(book))
 
 
-def write_extras(folder: Path, source: Source | Pieces, **made: Any) -> None:
+def write_extras(folder: Path, source: Pieces, **made: Any) -> None:
     """Write what names our files; ``made``: how the directory was made, ``edge_dir`` at least."""
     extras = {
         "format_version": FORMAT_VERSION,
@@ -257,14 +260,12 @@ def write_extras(folder: Path, source: Source | Pieces, **made: Any) -> None:
             for edge_type, named in attributes_by_type(source.edge_attributes).items()
         ],
         "num_classes": source.num_classes,
-        "flat_nodes": [t for t, rows in source.node_features.items() if _is_flat(rows)],
-        "flat_edges": [list(t) for t, rows in source.edge_features.items() if _is_flat(rows)],
+        "flat_nodes": [t for t, rows in source.node_features.items() if rows.feats.dim() == 1],
+        "flat_edges": [
+            list(t) for t, rows in source.edge_features.items() if rows.feats.dim() == 1
+        ],
     }
     (folder / EXTRAS_FILE).write_text(json.dumps(extras, indent=2) + "\n")
-
-
-def _is_flat(rows: Tensor | FeaturePartitionData) -> bool:
-    return (rows if isinstance(rows, Tensor) else rows.feats).dim() == 1
 
 
 def _check_names(source: Source) -> None:
@@ -275,8 +276,18 @@ def _check_names(source: Source) -> None:
             raise ConfigError(f"type {key!r} cannot be the name of a file: rename it")
 
 
-def check_target(target: Path) -> None:
-    """Check that a directory may be written at ``target``: it is new, empty, or one of ours."""
+def check_format(format: Any) -> None:
+    """Check the name of a format of partition directories."""
+    if format not in FORMATS:
+        raise ConfigError(f'format must be "mapped" or "glt", got {format!r}')
+
+
+def check_target(target: Path, *, overwrite: bool) -> None:
+    """Check that a directory may be written at ``target``: it is new or empty, or may be replaced.
+
+    Raises:
+        ConfigError: It holds files of somebody else's, or partitions that are not to be replaced.
+    """
     if not target.exists():
         return
     if not target.is_dir():
@@ -290,6 +301,8 @@ def check_target(target: Path) -> None:
             f"{target} holds other files ({found}...), which would be removed with it: give an "
             "empty or a new directory"
         )
+    if names and not overwrite:
+        raise ConfigError(f"{target} holds partitions: remove it, or give overwrite=True")
 
 
 def _is_ours(path: Path, target: Path) -> bool:

@@ -24,6 +24,7 @@ from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
 from gigl_loader.loader.sampler_choice import SamplerClass, check_feature_store, chosen_sampler
+from gigl_loader.loader.world import agree_on_seed, check_shard
 from gigl_loader.options import (
     CustomSamplerOptions,
     EpochOptions,
@@ -35,7 +36,7 @@ from gigl_loader.options import (
     SamplerOptions,
     parse_size,
 )
-from gigl_loader.ranks import end_group, gather_from_ranks
+from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
 from gigl_loader.workers.producer import DistSamplingProducer, check_seed_times, seed_or_drawn
 
 DEFAULT_PREFETCH = 4
@@ -78,6 +79,7 @@ class LoaderArgs:
     device_prefetch: int
     exchange: str
     feature_store: FeatureStoreOptions | None
+    shard: str
     weight_attr: str | None
     transform: Callable[[Any], Any] | None
     transform_sampler_output: Callable[[Any], Any] | None
@@ -106,6 +108,12 @@ class LoaderArgs:
         if args.with_weight and args.expansion.time_attr is not None:
             raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
         positive("device_prefetch", args.device_prefetch)
+        check_shard(args.shard, in_order=args.in_order)
+        if args.shard == "world" and args.context is not None:
+            raise ConfigError(
+                'shard="world" needs the process group in every epoch, and context= ends its own: '
+                "call torch.distributed.init_process_group() and leave context out"
+            )
         parse_size(args.channel_size)
         if args.pin_memory_device is not None:
             check_device(args.pin_memory_device)
@@ -223,8 +231,10 @@ def colocated_parts(
         raise
     weighted = weighted_types(data) if args.with_weight else None
     place = (data.num_partitions, data.partition_idx)
-    sampler_input = share_input(whole, runtime, weighted, place)
+    sampler_input = share_input(whole, runtime, weighted, place, args.shard)
     epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
+    if args.shard == "world":
+        epoch_options = agree_on_seed(epoch_options, args.seed, runtime.world_size)
     parts = {
         "dataset": data,
         "sampler_input": sampler_input,
@@ -388,6 +398,7 @@ def common_parts(args: LoaderArgs) -> dict[str, Any]:
         "non_blocking_transfers": args.non_blocking_transfers,
         "even_ranks": args.even_ranks,
         "device_prefetch": args.device_prefetch,
+        "shard": args.shard,
         "transform": args.transform,
         "transform_sampler_output": args.transform_sampler_output,
     }
@@ -398,12 +409,14 @@ def share_input(
     runtime: DistributedRuntimeInfo,
     weighted: Weighted = None,
     partition: tuple[int, int] = (1, 0),
+    shard: str = "machine",
 ) -> Any:
     """Return this process's share of a machine's input; further columns are cut with the seeds.
 
     The processes of a machine that were given the same input share it. One that was given an input
     of its own, such as the nodes of a partition that no other process of the machine holds, keeps
-    it whole: cutting it would lose the rest.
+    it whole: cutting it would lose the rest. With ``shard="world"`` all ranks have the same input,
+    and each keeps it whole.
 
     Raises:
         ConfigError: Ranks do not have weights for the same edge types (``weighted``), or no rank
@@ -412,7 +425,9 @@ def share_input(
     """
     extra = getattr(sampler_input, "extra", None) or {}
     given = digest([sampler_input.node, *extra.values()])
-    others = gather_inputs(runtime, given, weighted=weighted, partition=partition)
+    others = gather_inputs(runtime, given, weighted=weighted, partition=partition, shard=shard)
+    if shard == "world":
+        return sampler_input
     same = [place for place, other in others.items() if other == given]
     rank, size = same.index(runtime.local_rank), len(same)
     share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
@@ -426,6 +441,7 @@ def gather_inputs(
     error: Exception | None = None,
     weighted: Weighted = None,
     partition: tuple[int, int] | None = None,
+    shard: str = "machine",
 ) -> dict[int, bytes]:
     """Tell the other ranks this one's input, or why it has none; return those of this machine.
 
@@ -435,20 +451,26 @@ def gather_inputs(
         error: Why this rank gives up; the others then do so too, instead of waiting for it.
         weighted: From `weighted_types`; None: weights are not asked for.
         partition: How many partitions there are, and which one this rank has.
+        shard: How seeds are split over ranks.
 
     Raises:
         ConfigError: Ranks do not have weights for the same edge types, or no rank has some
             partition.
         PeerError: Another rank gave up, or is gone.
     """
-    told = (given or b"", None if error is None else str(error), weighted, partition)
+    told = (given or b"", None if error is None else str(error), weighted, partition, shard)
     everyone = gather_from_ranks(told, runtime.world_size, _Told)
-    for rank, (_, why, _, _) in enumerate(everyone):
+    for rank, (_, why, *_) in enumerate(everyone):
         if error is None and why is not None:
             raise PeerError(f"rank {rank} could not build its loader: {why}")
     if partition is not None:
-        _check_all_held(partition, [theirs for _, _, _, theirs in everyone])
-    _check_same_weights([types for _, _, types, _ in everyone])
+        _check_all_held(partition, [theirs for _, _, _, theirs, _ in everyone])
+    _check_same_weights([types for _, _, types, _, _ in everyone])
+    if error is None:
+        check_same_options([{"shard": one} for *_, one in everyone], "a loader")
+        if shard == "world":
+            same = [{"input": one[0].hex()} for one in everyone]
+            check_same_options(same, _SAME_INPUT)
     first = runtime.node_rank * runtime.local_world_size
     return {place: everyone[first + place][0] for place in range(runtime.local_world_size)}
 
@@ -473,9 +495,14 @@ def digest(tensors: list[torch.Tensor]) -> bytes:
     return found.digest()
 
 
-_Told = tuple[bytes, str | None, Weighted, tuple[int, int] | None]
+_Told = tuple[bytes, str | None, Weighted, tuple[int, int] | None, str]
 """Fingerprint of a rank's input, why it gives up, which of its edge types have weights, how many
-partitions there are and which it has."""
+partitions there are and which it has, and how it shards."""
+
+_SAME_INPUT = (
+    'shard="world" splits batches over all ranks, so give each of them the seeds of the whole job '
+    "(the default is those of one partition): it"
+)
 
 
 def weighted_types(data: DistDataset) -> dict[EdgeType, bool]:

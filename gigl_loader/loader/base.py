@@ -37,6 +37,7 @@ from gigl_loader.loader.epoch import LoaderStats, Progress, Source
 from gigl_loader.loader.inputs import Positions, read_positions
 from gigl_loader.loader.iterator import EpochIterator
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
+from gigl_loader.loader.world import WorldShare, check_same_start, check_shard
 from gigl_loader.memory.channel import ShmChannel
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.message import (
@@ -50,8 +51,9 @@ from gigl_loader.message import (
     key,
 )
 from gigl_loader.options import EpochOptions, SamplerOptions, parse_size
-from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.sampler.plan import DRAW_VERSION
 from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
 from gigl_loader.workers.rendezvous import meet_ranks
 
@@ -86,12 +88,17 @@ class BaseDistLoader(DistLoader):
         non_blocking_transfers: Copy to a CUDA device on a side stream, ahead of use.
         epoch_options: Seed, order, deadline.
         even_ranks: ``"drop"`` or ``"wrap"``: every rank takes as many steps as the rank with the
-            fewest, or the most, batches. None: each takes its own.
+            fewest, or the most, batches. None: each takes its own. With ``shard="world"`` the
+            batches of the last step, where they are not enough for all ranks, are left out, or
+            made enough by the first ones of the epoch.
         device_prefetch: Batches copied ahead to a CUDA device.
+        shard: ``"machine"``: this rank takes all batches of its input. ``"world"``: all ranks have
+            the same input, and rank ``r`` of ``W`` takes its batches ``r``, ``r + W``...
         transform: Called with each batch; what it returns is yielded in its place.
         transform_sampler_output: Called with PyG's ``SamplerOutput`` of each batch.
 
     Raises:
+        ConfigError: ``shard="world"``, and ranks differ in their input or options.
         WrongTypeError: Parts of the two deployments are mixed. Nothing was started.
         UsageError: GLT's context is not of the right role.
     """
@@ -114,6 +121,7 @@ class BaseDistLoader(DistLoader):
         epoch_options: EpochOptions | None = None,
         even_ranks: str | None = None,
         device_prefetch: int = 2,
+        shard: str = "machine",
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
@@ -135,7 +143,8 @@ class BaseDistLoader(DistLoader):
         self._sampler_options = sampler_options
         self._non_blocking_transfers = non_blocking_transfers
         self._runtime = runtime
-        self._even_ranks = even_ranks
+        self._even_ranks, self._shard = even_ranks, shard
+        self._world_share: WorldShare | None = None
         self._device_prefetch = device_prefetch
         self._transform = config.checked_function("transform", transform)
         self._transform_output = config.checked_function(
@@ -371,6 +380,8 @@ class BaseDistLoader(DistLoader):
         self.num_data_partitions = getattr(self.data, "num_partitions", 1)
         self.data_partition_idx = getattr(self.data, "partition_idx", 0)
         self._input_len = len(self.input_data)
+        self._epoch_options = producer.epoch_options
+        self._check_shard()
         stagger = Stagger(self._runtime.local_rank, self._runtime.local_world_size, gap_s)
         # the last rank may come that much later
         producer.join(meet_ranks(producer.epoch_options.timeout_s + stagger.total_s))
@@ -379,7 +390,6 @@ class BaseDistLoader(DistLoader):
         producer.announce("started")
         producer.connect()
         self._num_expected = producer.num_batches
-        self._epoch_options = producer.epoch_options
 
     def _start_remote(
         self, create: Callable[..., int], gap_s: float | None, max_inits: int | None,
@@ -389,9 +399,11 @@ class BaseDistLoader(DistLoader):
 
         seed = self.sampling_config.seed
         self._epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(seed))
+        check_shard(self._shard, in_order=self._epoch_options.in_order)
         source = RemoteSource(
             self.dataset, self.input_data, self.sampling_config, self.worker_options,
             self._sampler_options, self._epoch_options, pin_memory=self.to_device.type == "cuda",
+            shard=self._shard,
         )  # fmt: skip
         self._source = self._remote_source = source
         source.create(create, gap_s=gap_s, max_concurrent=max_inits)
@@ -400,8 +412,25 @@ class BaseDistLoader(DistLoader):
         self._input_len = source.num_seeds
         self._num_expected = source.num_batches
 
+    def _check_shard(self) -> None:
+        """Check that ranks which share their input were given the same; before workers start."""
+        options = self._epoch_options
+        check_shard(self._shard, in_order=options.in_order)
+        if self._shard == "world" and self._runtime.world_size > 1:
+            config = self.sampling_config
+            told = {"input": self._digest_of_seeds(), "seed": str(options.seed)}
+            told |= {"replace": str(options.replace), "sampling_config": repr(config)}
+            everyone = gather_from_ranks(told, self._runtime.world_size, dict[str, str])
+            check_same_options(everyone, 'shard="world"')
+
     def _agree_on_steps(self) -> int:
         own = int(self._num_expected)
+        if self._shard == "world":
+            self._world_share = WorldShare(
+                rank=self._runtime.rank, world_size=self._runtime.world_size, total=own,
+                even_ranks=self._even_ranks,
+            )  # fmt: skip
+            return len(self._world_share.places())
         if self._even_ranks is None or self._runtime.world_size == 1:
             return own
         if not dist.is_initialized():
@@ -460,7 +489,10 @@ class BaseDistLoader(DistLoader):
         self._check_usable()
         self._end_iterator("a newer iter() of the same loader ended it")
         if not self._resumed:
-            self._progress = Progress(epoch=self._epoch)
+            self._progress = Progress(epoch=self._epoch, share=self._world_share)
+        if self._shard == "world":
+            start = (self._progress.epoch, self._progress.yielded)
+            check_same_start(*start, self._runtime.world_size)
         self._resumed, self._started = False, True
         places = self._progress.places_left(self._steps)
         own = max(int(self._num_expected), 1)
@@ -486,6 +518,10 @@ class BaseDistLoader(DistLoader):
             iterator.end(why)
         self._last_iterator = None
 
+    def _is_under_way(self) -> bool:
+        iterator = self._last_iterator() if self._last_iterator is not None else None
+        return iterator is not None and not iterator.is_over
+
     @property
     def epoch(self) -> int:
         """The epoch that the next ``iter`` starts."""
@@ -495,7 +531,8 @@ class BaseDistLoader(DistLoader):
         """Return where this loader is, by the contract of torchdata's ``StatefulDataLoader``.
 
         Counts batches that were yielded, not those prefetched. Before the first ``iter`` it says
-        that nothing was yielded.
+        that nothing was yielded. With ``shard="world"`` it counts those of the whole job, all ranks
+        having done as many steps as this one: one rank's state is the state of all.
         """
         known = self._started or self._resumed
         progress = self._progress if known else Progress(epoch=self._epoch)
@@ -507,27 +544,31 @@ class BaseDistLoader(DistLoader):
         Raises:
             ConfigError: The state is of a loader with other seeds, batch size, world size,
                 ``seed``...; a changed number of workers is fine. So is, with ``even_ranks``, the
-                state of another rank.
+                state of another rank, and with ``shard="world"`` another number of ranks.
         """
         self._check_usable()
         in_step = self._even_ranks is not None
         progress = Progress.from_dict(state, self._identity(), in_step=in_step)
         self._end_iterator("load_state_dict() ended it")
+        progress.share = self._world_share
         self._progress = progress
         self._resumed, self._started = not progress.finished, True
         self._epoch = progress.epoch + 1 if progress.finished else progress.epoch
 
     def _identity(self) -> dict[str, Any]:
+        of_world = self._shard == "world"
+        of_rank = {"rank": self._runtime.rank, "world_size": self._runtime.world_size}
         return {
+            "shard": self._shard,
             "num_seeds": self._input_len,
             "seeds_digest": self._digest_of_seeds(),
-            "num_batches": self._steps,
+            "num_batches": int(self._num_expected) if of_world else self._steps,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
-            "rank": self._runtime.rank,
-            "world_size": self._runtime.world_size,
             "seed": self._epoch_options.seed,
+            "draw_version": DRAW_VERSION,
+            **({} if of_world else of_rank),
         }
 
     def _digest_of_seeds(self) -> str:

@@ -51,7 +51,9 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
         _check_hops(hops, f"num_neighbors[{name}]")
     counts = {name: len(hops) for name, hops in num_neighbors.items()}
     if len(set(counts.values())) > 1:
-        raise ConfigError(f"the number of hops must be the same across all edge types, num_neighbors has {counts}")
+        raise ConfigError(
+            f"the number of hops must be the same across all edge types, num_neighbors has {counts}"
+        )
     return {plain_edge_type(name): list(hops) for name, hops in num_neighbors.items()}
 
 

@@ -8,9 +8,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.loader.world import WorldShare
 from gigl_loader.message import Received
 
 _STATE_VERSION = 1
+_OF_OLD_STATES = {"shard": "machine", "draw_version": 1}
+"""What states did not say that were saved before there was a choice."""
 _OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
 """What may differ between ranks that take the same number of steps."""
 
@@ -45,20 +48,27 @@ class Progress:
 
     epoch: int = 0
     yielded: int = 0
-    """Batches of the leading run, all handed out."""
+    """Batches of the leading run, all handed out; of the whole job's where there is a share."""
     ahead: set[int] = field(default_factory=set)
     """Places handed out beyond that run; only where ``in_order=False``."""
     finished: bool = False
+    share: WorldShare | None = None
+    """This rank's part of the job's batches; None: the places are of this rank alone."""
 
     def note(self, place: int) -> None:
         """The batch at ``place`` of the epoch's sequence was handed out."""
+        if self.share is not None:
+            self.yielded = self.share.taken_with(place)
+            return
         self.ahead.add(place)
         while self.yielded in self.ahead:
             self.ahead.remove(self.yielded)
             self.yielded += 1
 
     def places_left(self, total: int) -> list[int]:
-        """Return the places that are still to come."""
+        """Return the places that are still to come, of ``total`` or of the share."""
+        if self.share is not None:
+            return list(self.share.places(self.yielded))
         return [place for place in range(self.yielded, total) if place not in self.ahead]
 
     def to_dict(self, identity: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +97,8 @@ class Progress:
         Raises:
             ConfigError: The state is of another loader: names what differs.
         """
+        if isinstance(state, dict) and "shard" in identity:
+            state = {**_OF_OLD_STATES, **state}
         version = state.get("version") if isinstance(state, dict) else type(state).__name__
         if version != _STATE_VERSION:
             raise ConfigError(
@@ -105,6 +117,15 @@ class Progress:
             hint = "build this loader with the saved values to resume"
             if "rank" in changed:
                 hint = "every rank loads what it saved itself; with even_ranks, any rank's will do"
+            if "world_size" in changed:
+                hint = (
+                    "each state is of one rank's own seeds, so another number of ranks cannot go "
+                    'on with it; build the loaders with shard="world", then their states can'
+                )
+            if "draw_version" in changed:
+                hint = "this version draws other batches: begin an epoch, or go on with the old one"
+            if "shard" in changed:
+                hint = "change shard between epochs, with set_epoch() in place of the state"
             raise ConfigError(
                 "the state was saved by a loader that differs in (saved -> now) "
                 f"{', '.join(texts)}: {hint}"

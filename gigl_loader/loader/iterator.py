@@ -117,6 +117,11 @@ class EpochIterator:
             return ahead + int(source.count_waiting())
         return ahead + int(getattr(source, "queue_depth", 0))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has no more batches to give."""
+        return self._ended is not None or self._progress.finished
+
     def end(self, why: str) -> None:
         """Drop what is under way."""
         if self._ended is not None:

@@ -105,6 +105,8 @@ class DistABLPLoader(BaseDistLoader):
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids.
         device_prefetch: Batches copied ahead to a CUDA device.
+        exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
+        shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
         input_time: The time of each anchor, which its labels have too; see `DistNeighborLoader`.
         **expansion: As in `DistNeighborLoader`.
 
@@ -150,6 +152,7 @@ class DistABLPLoader(BaseDistLoader):
         device_prefetch: int = 2,
         exchange: str = "workers",
         feature_store: FeatureStoreOptions | None = None,
+        shard: str = "machine",
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,

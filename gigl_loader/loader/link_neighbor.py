@@ -104,6 +104,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids.
         device_prefetch: Batches copied ahead to a CUDA device.
+        exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
+        shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
         edge_label_time: The time of each seed edge, ``[num_edges]`` numbers (by server where the
             edges are): needed with ``time_attr``. Negatives are not later either.
         **expansion: As in `DistNeighborLoader`. Where trees are disjoint, each end of an edge has
@@ -152,6 +154,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         device_prefetch: int = 2,
         exchange: str = "workers",
         feature_store: FeatureStoreOptions | None = None,
+        shard: str = "machine",
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,

@@ -1,5 +1,6 @@
 """Memory that batches are received into: kept, since fresh memory and pinning it are slow."""
 
+import itertools
 import threading
 import weakref
 from typing import Any
@@ -50,15 +51,18 @@ class BufferPool:
             if len(self._free) < _MOST_SPARE:
                 self._free.append(buffer)
 
+    def take_leased(self, nbytes: int) -> Any:
+        """Return memory of at least ``nbytes`` bytes, which comes back when nothing uses it."""
+        return self.lease(self.take(max(nbytes, 1)))
+
     def room(self, specs: list[ArraySpec]) -> list[Any]:
         """Return arrays to receive an answer into: ``into`` of `gigl_loader.transport.Caller`.
 
-        An array of bytes, which is what a batch is, comes to lie in a buffer of the pool.
+        All arrays of an answer, which are those of a batch, come to lie in one buffer of the pool.
         """
-        return [self._room(spec) for spec in specs]
-
-    def _room(self, spec: ArraySpec) -> Any:
-        if spec.dtype != np.uint8 or len(spec.shape) != 1 or not spec.nbytes:
-            return np.empty(spec.shape, spec.dtype)
-        lease = self.lease(self.take(spec.nbytes))
-        return np.frombuffer(lease, np.uint8)[: spec.nbytes]
+        ends = list(itertools.accumulate(segments.align(spec.nbytes) for spec in specs))
+        lease = self.take_leased(ends[-1] if ends else 0)
+        return [
+            np.ndarray(spec.shape, spec.dtype, lease, start)
+            for spec, start in zip(specs, [0, *ends], strict=False)
+        ]

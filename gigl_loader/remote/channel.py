@@ -35,6 +35,7 @@ from gigl_loader.remote.messages import (
     GiveBack,
     Nothing,
 )
+from gigl_loader.remote.payload import unpack_batch, wire_bytes
 from gigl_loader.remote.values import dtype_of
 from gigl_loader.transport import Caller, Reply
 
@@ -308,11 +309,9 @@ class RemoteReceivingChannel(ChannelBase):
                 raise ProtocolError(f"a tensor of shape {shape} at byte {offset} was sent")
         nbytes = payload_bytes(batch.layout)
         if batch.region is None:
-            if nbytes == 0:
-                return tensors_over(b"", batch.layout)
-            if batch.payload is None or batch.payload.nbytes < nbytes:
-                raise ProtocolError(f"a batch of {nbytes} bytes came without all of them")
-            return tensors_over(batch.payload, batch.layout)
+            sent = (batch.columns, batch.parts)
+            batch.stats["received"] = wire_bytes(*sent, batch.layout)
+            return unpack_batch(batch.layout, *sent, self._pool.take_leased)
         if batch.region.nbytes < nbytes:
             raise ProtocolError(f"a batch of {nbytes} bytes lies in {batch.region.nbytes}")
         lease, released = batch.lease, server.released

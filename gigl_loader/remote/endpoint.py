@@ -10,8 +10,6 @@ from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from gigl_loader.errors import (
     ConfigError,
     PeerError,
@@ -32,6 +30,7 @@ from gigl_loader.remote.messages import (
     GiveBack,
     Nothing,
 )
+from gigl_loader.remote.payload import pack_batch
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.service import DistServer, caller
 from gigl_loader.remote.shared import Fetched
@@ -313,8 +312,8 @@ class Endpoint:
         if request.same_host:
             lease, region = self._leases.lend(peer.session, request, message)
             return FetchAnswer(BatchMessage(*about, region=region, lease=lease), finished)
-        payload = np.frombuffer(message.payload, np.uint8)  # keeps the slot until it was sent
-        return FetchAnswer(BatchMessage(*about, payload=payload), finished)
+        columns, parts = pack_batch(message.layout, message.payload)  # keeps the slot until sent
+        return FetchAnswer(BatchMessage(*about, columns=columns, parts=parts), finished)
 
     def _give_back(self, request: GiveBack, peer: Peer) -> Nothing:
         self._leases.give_back(peer.session, request.leases)

@@ -7,7 +7,7 @@ classes, become messages here and tensors again at the other end; nothing is pic
 that arrives can name code, but for a sampler's import path, which a server has to allow.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from gigl_loader.remote.values import (
     TensorMessage,
     WorkerOptionsMessage,
 )
+from gigl_loader.sampler.packing import PackedRuns
 
 R = TypeVar("R", bound="Request")
 A = TypeVar("A", bound="Answer")
@@ -127,14 +128,16 @@ class FetchRequest:
 
 @dataclass(frozen=True)
 class BatchMessage:
-    """One batch: in ``payload``, or in a ``region`` of the server's memory."""
+    """One batch: in ``columns`` and ``parts``, or in a ``region`` of the server's memory."""
 
     ticket: BatchTicket
     stats: dict[str, Any]
     layout: list[tuple[str, str, tuple[int, ...], int]]
     """(key, dtype, shape, offset in bytes) of each tensor."""
-    payload: np.ndarray | None = None
-    """``[nbytes]`` uint8, the memory of all tensors."""
+    columns: dict[str, list[PackedRuns]] = field(default_factory=dict)
+    """Ids and labels of edges, by key; see `gigl_loader.remote.payload`."""
+    parts: list[np.ndarray] = field(default_factory=list)
+    """uint8 each, the memory of all other tensors."""
     region: same_host.Region | None = None
     lease: int = -1
     """Names the batch in ``region`` when it is given back."""

@@ -25,7 +25,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.message import Received
 from gigl_loader.options import EpochOptions
-from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
 from gigl_loader.remote.cluster import CALL_TIMEOUT_S, result_of
@@ -52,6 +52,8 @@ class _Offer:
     key: str
     digest: str
     options: EpochOptions
+    shared: dict[str, str]
+    """What has to be the same on all ranks, by name."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class RemoteSource:
         sampler_options: Another sampler.
         epoch_options: Seed, order, deadline.
         pin_memory: Receive into page-locked memory.
+        shard: ``"world"``: the input is the same on all ranks, and this one may ask for any batch.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class RemoteSource:
         epoch_options: EpochOptions,
         *,
         pin_memory: bool = False,
+        shard: str = "machine",
     ) -> None:
         servers = options.server_rank
         self._servers = list(servers) if isinstance(servers, (list, tuple)) else [servers]
@@ -103,7 +107,7 @@ class RemoteSource:
             )
         self._config, self._options, self._sampler_options = config, options, sampler_options
         self.epoch_options = epoch_options
-        self._pin_memory = pin_memory
+        self._pin_memory, self._shard = pin_memory, shard
         self._input = concatenated(inputs)
         self._active = [
             server for server, one in zip(self._servers, inputs, strict=True) if len(one)
@@ -141,10 +145,13 @@ class RemoteSource:
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
         how = (self._config, self.epoch_options.expansion)
-        offer = _Offer(key, _digest(self._input, how, self._active), self.epoch_options)
+        digest = _digest(self._input, how, self._active)
+        offer = _Offer(key, digest, self.epoch_options, self._shared_options())
         offers = gather_from_ranks(offer, world_size, _Offer)
+        check_same_options([one.shared for one in offers], f'shard="{self._shard}"')
         ranks = [one for one, other in enumerate(offers) if other.key == key]
         leader = ranks[0]
+        decides = 0 if self._shard == "world" else leader  # whose seed and order count
         differ = [one for one in ranks if offers[one].digest != offer.digest]
         leaders = sorted({next(i for i, o in enumerate(offers) if o.key == k.key) for k in offers})
         outcome: Any = None
@@ -155,7 +162,7 @@ class RemoteSource:
             )
         elif rank == leader:
             _wait_turn(leaders.index(rank), gap_s, max_concurrent)
-            outcome = self._ask_servers(create, ranks, offers[leader].options)
+            outcome = self._ask_servers(create, ranks, offers[decides].options)
         failure = describe(outcome) if isinstance(outcome, Exception) else None
         told = _Outcome(outcome if failure is None else None, failure)
         outcomes = [
@@ -163,7 +170,19 @@ class RemoteSource:
             for number, one in enumerate(gather_from_ranks(told, world_size, _Outcome))
         ]
         outcomes[rank] = outcome  # with its own traceback
-        self._adopt(outcomes, leader, ranks, offers[leader].options)
+        self._adopt(outcomes, leader, ranks, offers[decides].options)
+
+    def _shared_options(self) -> dict[str, str]:
+        if self._shard != "world":
+            return {"shard": self._shard}
+        seed = getattr(self._config, "seed", None)  # None: drawn, and then rank 0's counts
+        return {
+            "shard": self._shard,
+            "input": _digest(self._input, None, self._active),
+            "seed": "none" if seed is None else str(self.epoch_options.seed),
+            "replace": str(self.epoch_options.replace),
+            "sampling_config": repr(self._config),
+        }
 
     def _ask_servers(
         self, create: Callable[..., int], ranks: list[int], epoch_options: EpochOptions
@@ -272,11 +291,14 @@ class RemoteSource:
     def _own_share(self, ranks: tuple[int, ...]) -> list[tuple[int, int]]:
         """Return ``(position among the active servers, batch)``, ascending by batch."""
         total = num_batches(self.num_seeds, self._config.batch_size, self._config.drop_last)
+        consumer = self._consumer
+        if self._shard == "world":  # the loader says which of all are this process's
+            ranks, consumer = (), 0
         share = [
             (position, batch)
             for position, server in enumerate(self._active)
             for batch in share_of_batches(
-                total, self._request(server, ranks, self.epoch_options), self._consumer
+                total, self._request(server, ranks, self.epoch_options), consumer
             )
         ]
         return sorted(share, key=lambda one: one[1])

@@ -11,10 +11,18 @@ from gigl_loader.errors import GiglLoaderError
 from gigl_loader.transport import Caller, Security
 
 _TIMEOUT_S = 10.0
+
+NO_ANSWER = 1
+NOT_LISTENING = 3  # 2 is argparse's
+NOT_WHOLE = 4
+
 _EXAMPLE = """example:
   gigl-loader status STORAGE0:29600 --tls /etc/gigl
-The exit code is 0 where health is "serving", and 1 where it is not or nobody answers; with --live,
-0 wherever the server answers.
+exit codes:
+  0  health is "serving"; with --live: the server answers, whatever its health
+  1  no answer in time, or the server does not let this process in
+  3  nothing listens there: the server still loads, or its process is gone
+  4  the server answers, but is not whole: it lost another server, or a producer failed
 """
 
 
@@ -80,12 +88,14 @@ def ask(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit code."""
+    """Run the command; return the exit code, one for each state that a probe tells apart."""
     args = parse(argv)
     try:
         status = ask(args.where, Security.resolve(args.tls, None, args.insecure), args.timeout)
     except GiglLoaderError as error:
-        print(json.dumps({"health": "no answer", "error": f"{type(error).__name__}: {error}"}))
-        return 1
+        refused = isinstance(error.__cause__, ConnectionRefusedError)
+        health = "not listening" if refused else "no answer"
+        print(json.dumps({"health": health, "error": f"{type(error).__name__}: {error}"}))
+        return NOT_LISTENING if refused else NO_ANSWER
     print(json.dumps(status, indent=2, default=str))
-    return 0 if args.live or status["health"] == "serving" else 1
+    return 0 if args.live or status["health"] == "serving" else NOT_WHOLE

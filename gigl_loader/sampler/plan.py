@@ -13,6 +13,7 @@ from gigl_loader.message import BatchTicket, Field
 from gigl_loader.options import ExpansionOptions, FeatureStoreOptions
 
 __all__ = [
+    "DRAW_VERSION",
     "Field",
     "SampleRequest",
     "Sampler",
@@ -20,6 +21,11 @@ __all__ = [
     "SamplingPlan",
     "draw_key",
 ]
+
+
+DRAW_VERSION = 1
+"""Goes up with a release that draws or shuffles otherwise for the same seed, so that a state of the
+one before is refused, in place of going on with other batches."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, TimeO
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler.later import Later, LaterRows
 from gigl_loader.sampler.questions import (
     Asked,
     Draw,
@@ -209,6 +210,8 @@ class GraphStore:
         self._here = {p: LocalStore(part, self._scratch) for p, part in here.items()}
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
+        self._later = isinstance(peers, Later)
+        self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
 
     def draw(self, draw: Draw, nodes: Array, told: Asked | None = None) -> Callable[[], Drawn]:
         """Ask for neighbours of ``nodes``; the remote part is on its way when this returns."""
@@ -320,6 +323,9 @@ class GraphStore:
         rows = self._local.rows(kind, name)
         values = rows.values
         shape = (ids.size, *values.shape[1:])
+        if self._later:
+            split = None if rows.whole else split
+            return rows.dtype, shape, LaterRows(kind, name, self._kept_ids(ids, split), split)
         if split is None or rows.whole:
             return (
                 rows.dtype,
@@ -341,6 +347,12 @@ class GraphStore:
 
         return rows.dtype, shape, write
 
+    def _kept_ids(self, ids: Array, split: Split | None) -> Array:
+        """Return a copy of ``ids``, the same one for all matrices that are asked by one split."""
+        if split is None or self._kept[0] is not split:
+            self._kept = (split, ids.copy())
+        return self._kept[1]
+
     def _ask_rows(
         self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array]
     ) -> dict[int, Pending[RowsAnswer]]:
@@ -350,7 +362,7 @@ class GraphStore:
                 shape = (at.size, *like.values.shape[1:])
                 # named work memory: the answer lands in pages that are mapped already
                 room = self._scratch.matrix(f"{kind} {name} of {partition}", like.dtype, shape)
-                request = _rows_request(kind, name, ids.take(at))
+                request = rows_request(kind, name, ids.take(at))
                 asked[partition] = self._others().rows(partition, request, room)
         return asked
 
@@ -361,7 +373,8 @@ def row_type(edge_type: EdgeType, edge_dir: str) -> NodeType:
     return edge_type[0] if by_source else edge_type[2]
 
 
-def _rows_request(kind: str, name: _Name, ids: Array) -> RowsRequest:
+def rows_request(kind: str, name: _Name, ids: Array) -> RowsRequest:
+    """Return the question for rows of the matrix ``kind`` of ``name``."""
     if kind.endswith("_attributes"):
         graph_type, attribute = cast("tuple[NodeType | EdgeType, str]", name)
         return RowsRequest(kind, graph_type, ids, attribute)

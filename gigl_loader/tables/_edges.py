@@ -7,7 +7,8 @@ costs nothing.
 
 import os
 import shutil
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -123,6 +124,11 @@ class Mapped:
     dangling: int = 0
     files: list[Path] = field(default_factory=list)
 
+    def add(self, counts: list[int]) -> None:
+        """Count the edges of a file: by partition, and the dangling ones last."""
+        self.counts += np.array(counts[:-1])
+        self.dangling += counts[_DANGLING]
+
     def of_partition(self, k: int) -> list[str]:
         """Return the files with the edges of a partition."""
         return sorted(
@@ -170,19 +176,20 @@ def map_edges(
     key = edge_type_str(edge_type)
     folder = job.folder / stage / key
     mapped = Mapped(folder, np.zeros(len(ends.bounds), np.int64))
+    joins, files = {}, {}
+    for i, file in enumerate(table.files):
+        target, name = folder / str(i), f"{stage}/{key}/{i}"
+        source = f"read_parquet({quoted(file.path)}, file_row_number=true)"
+        select = extras.select(file.first_row)
+        joins[name] = partial(_join, job, table, ends, target, source, select)
+        files[name] = file
+        mapped.files.append(target)
     with job.stage(f"{stage} {key}", table.num_rows) as progress:
-        for i, file in enumerate(table.files):
-            target = folder / str(i)
-            source = f"read_parquet({quoted(file.path)}, file_row_number=true)"
-            select = extras.select(file.first_row)
-            join = partial(_join, job, table, ends, target, source, select)
-            counts = job.step(f"{stage}/{key}/{i}", join)
+        for name, counts in job.steps(joins):
             if counts[_DANGLING]:
-                _refuse_dangling(job, table, file, ends, counts[_DANGLING], drop_dangling)
-            mapped.counts += np.array(counts[:-1])
-            mapped.dangling += counts[_DANGLING]
-            mapped.files.append(target)
-            progress(file.num_rows)
+                _refuse_dangling(job, table, files[name], ends, counts[_DANGLING], drop_dangling)
+            mapped.add(counts)
+            progress(files[name].num_rows)
     return mapped
 
 
@@ -190,32 +197,32 @@ def map_again(job: Job, before: Mapped, ends: Ends, extras: Extras, edge_type: E
     """Do what `map_edges` does to edges whose ids are rows of the node tables."""
     key = edge_type_str(edge_type)
     mapped = Mapped(job.folder / "map" / key, np.zeros(len(ends.bounds), np.int64))
+    select, joins = "".join(f", e.{name}" for name in extras.names), {}
+    for i, folder in enumerate(before.files):
+        target = mapped.folder / str(i)
+        joins[f"map/{key}/{i}"] = partial(_join_again, job, ends, folder, target, select)
+        mapped.files.append(target)
     with job.stage(f"map {key}", int(before.counts.sum())) as progress:
-        for i, _ in enumerate(before.files):
-            target = mapped.folder / str(i)
-            files = sorted(str(path) for path in before.files[i].glob("part=0/*.parquet"))
-            select = "".join(f", e.{name}" for name in extras.names)
-
-            def join(t: Path = target, f: list[str] = files, e: str = select) -> list[int]:
-                if not f:
-                    return [0] * (len(ends.bounds) + 1)
-                source = f"read_parquet([{', '.join(map(quoted, f))}], hive_partitioning=false)"
-                return _join(job, None, ends, t, source, e)
-
-            counts = job.step(f"map/{key}/{i}", join)
-            mapped.counts += np.array(counts[:-1])
-            mapped.files.append(target)
+        for _, counts in job.steps(joins):
+            mapped.add(counts)
             progress(sum(counts))
     return mapped
+
+
+def _join_again(job: Job, ends: Ends, folder: Path, target: Path, select: str) -> list[int]:
+    files = sorted(str(path) for path in folder.glob("part=0/*.parquet"))
+    if not files:
+        return [0] * (len(ends.bounds) + 1)
+    source = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning=false)"
+    return _join(job, None, ends, target, source, select)
 
 
 def _join(
     job: Job, table: Table | None, ends: Ends, target: Path, source: str, select: str
 ) -> list[int]:
     """Return edges by partition, and the dangling ones last."""
-    draft = target.with_name(target.name + ".tmp")
-    for path in (draft, target):
-        shutil.rmtree(path, ignore_errors=True)
+    draft = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")  # a lost task may live on
+    shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     owner = " ".join(f"WHEN r.node < {end} THEN {k}" for k, end in enumerate(ends.bounds.tolist()))
     sql = f"""
@@ -292,8 +299,8 @@ def _refuse_dangling(
 def sort_edges(
     job: Job, mapped: Mapped, extras: Extras, edge_type: EdgeType, k: int, out: Path, part: Part, *,
     rows: tuple[int, int], num_neighbors: int, first_edge: int | None,
-) -> None:  # fmt: skip
-    """Write the edges of one partition, grouped by node, neighbours ascending.
+) -> Callable[[], None]:  # fmt: skip
+    """Return what writes the edges of one partition, grouped by node, neighbours ascending.
 
     Args:
         job: The run.
@@ -323,11 +330,11 @@ def sort_edges(
         name = f"edge_features/{key}/values"
         targets[name] = ArraySpec(extras.dtype.name, (num_edges, extras.width))
         part.ranges[f"edge_features/{key}"] = {"first": first_edge or 0}
-    job.step(f"sort/{key}/{k}", lambda: _sort(job, mapped, extras, key, k, folder, rows, targets))
     part.arrays.update(targets)
     part.ranges[where] = {"first_row": rows[0]}
     if first_edge is not None:
         part.ranges[where]["first_edge"] = first_edge
+    return partial(_sort, job, mapped, extras, key, k, folder, rows, targets)
 
 
 def _sort(

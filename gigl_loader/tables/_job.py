@@ -6,7 +6,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ class Job:
         memory: Bytes that the process may use.
         threads: Of the engine.
         progress: Show it on stderr.
+        run_steps: Runs steps that do not need each other, in any order, and yields (place, result)
+            of each as it ends. None: here, one after the other.
 
     Raises:
         ConfigError: ``folder`` holds something else.
@@ -36,8 +39,9 @@ class Job:
 
     def __init__(
         self, folder: Path, settings: Mapping[str, Any], *, memory: int, threads: int,
-        progress: bool,
+        progress: bool, run_steps: "RunSteps | None" = None,
     ) -> None:  # fmt: skip
+        self._run_steps = run_steps or _one_by_one
         self.folder, self._threads, self._shown = folder, threads, progress
         self._limit = int((memory - _BASE_BYTES) * _ENGINE_SHARE)
         mark = hashlib.blake2b(json.dumps(settings, default=str).encode()).hexdigest()
@@ -52,7 +56,8 @@ class Job:
             raise ConfigError(f"scratch {folder} holds other files: give an empty directory")
         folder.mkdir(parents=True, exist_ok=True)
         _write_whole(state, json.dumps(mark))
-        shutil.rmtree(folder / "spill", ignore_errors=True)
+        for path in (folder / "spill", *folder.glob("**/*.tmp")):  # of a step that was not done
+            shutil.rmtree(path, ignore_errors=True)
         self._stage = _Stage("", 0, False)
 
     def step(self, name: str, make: Callable[[], Any]) -> Any:
@@ -60,13 +65,35 @@ class Job:
 
         It is run again where the run ended before it was done, so it must not mind what it left.
         """
-        note = self.folder / "done" / f"{name}.json"
+        note = self._note(name)
         if note.exists():
             return json.loads(note.read_text())
-        found = make()
+        return self._done(name, make())
+
+    def steps(self, makes: Mapping[str, Callable[[], Any]]) -> Iterator[tuple[str, Any]]:
+        """Yield (name, what `step` would return) of steps that do not need each other.
+
+        They come as they end. They may run elsewhere, so what they are made of is pickled.
+        """
+        to_do = [name for name in makes if not self._note(name).exists()]
+        for name in makes:
+            if name not in to_do:
+                yield name, json.loads(self._note(name).read_text())
+        for place, found in self._run_steps([makes[name] for name in to_do]):
+            yield to_do[place], self._done(to_do[place], found)
+
+    def _note(self, name: str) -> Path:
+        return self.folder / "done" / f"{name}.json"
+
+    def _done(self, name: str, found: Any) -> Any:
+        note = self._note(name)
         note.parent.mkdir(parents=True, exist_ok=True)
         _write_whole(note, json.dumps(found))
         return json.loads(note.read_text())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what hands out steps: a copy elsewhere runs one."""
+        return {**vars(self), "_run_steps": _one_by_one}
 
     @contextmanager
     def engine(self, *, ordered: bool = False) -> Iterator[Any]:
@@ -78,8 +105,8 @@ class Job:
         Raises:
             UsageError: Memory or disk are too small. The run can go on.
         """
-        spill = self.folder / "spill"
-        spill.mkdir(exist_ok=True)
+        spill = self.folder / "spill" / uuid.uuid4().hex  # of each engine, wherever it runs
+        spill.mkdir(parents=True)
         connection = duckdb.connect(
             ":memory:",
             config={
@@ -102,6 +129,7 @@ class Job:
             raise UsageError(f"{error}; call again to go on where it was") from error
         finally:
             connection.close()
+            shutil.rmtree(spill, ignore_errors=True)
 
     @contextmanager
     def stage(self, name: str, total: int, unit: str = "rows") -> Iterator[Callable[[int], None]]:
@@ -116,6 +144,14 @@ class Job:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         return path
+
+
+RunSteps = Callable[[list[Callable[[], Any]]], Iterable[tuple[int, Any]]]
+
+
+def _one_by_one(makes: list[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
+    for place, make in enumerate(makes):
+        yield place, make()
 
 
 def _write_whole(path: Path, text: str) -> None:

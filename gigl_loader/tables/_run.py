@@ -268,15 +268,19 @@ class Run:
             types = (edge_type[0], edge_type[2])
             nodes, others = self._numbering[types[row]], self._numbering[types[1 - row]]
             ends = np.cumsum(one.counts)
+            sorts = {
+                f"sort/{edge_type_str(edge_type)}/{k}": sort_edges(
+                    self._job, one, extras[edge_type], edge_type, k, self._out, part,
+                    rows=(int(nodes.starts[k]), int(nodes.ends[k])),
+                    num_neighbors=others.num_nodes,
+                    first_edge=None if label else int(ends[k] - one.counts[k]),
+                )
+                for k, part in enumerate(self._parts)
+            }  # fmt: skip
+            edges_of = dict(zip(sorts, one.counts.tolist(), strict=True))
             with self._job.stage(f"sort {edge_type_str(edge_type)}", int(ends[-1])) as progress:
-                for k, part in enumerate(self._parts):
-                    sort_edges(
-                        self._job, one, extras[edge_type], edge_type, k, self._out, part,
-                        rows=(int(nodes.starts[k]), int(nodes.ends[k])),
-                        num_neighbors=others.num_nodes,
-                        first_edge=None if label else int(ends[k] - one.counts[k]),
-                    )  # fmt: skip
-                    progress(int(one.counts[k]))
+                for name, _ in self._job.steps(sorts):
+                    progress(edges_of[name])
             if not label:
                 found[edge_type] = ends.tolist()
         return found

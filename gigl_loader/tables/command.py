@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gigl_loader.dataset.partition import FORMATS
 from gigl_loader.errors import ConfigError, GiglLoaderError
-from gigl_loader.tables.partition import partition_tables
+from gigl_loader.tables.partition import ENGINES, partition_tables
 from gigl_loader.tables.spec import METHODS, EdgeTable, NodeTable
 
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             nodes, edges, args.partitions, args.out, method=args.method, edge_dir=args.edge_dir,
             seed=args.seed, memory=args.memory, scratch=args.scratch, threads=args.threads,
             drop_dangling=args.drop_dangling, overwrite=args.overwrite, progress=not args.quiet,
+            format=args.format, engine=args.engine,
         )  # fmt: skip
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
@@ -61,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drop-dangling", action="store_true",
                         help="leave out edges of which an end is no node")  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace partitions at --out")
+    parser.add_argument("--format", choices=FORMATS, default="mapped",
+                        help="glt: what graphlearn-torch's own classes read")  # fmt: skip
+    parser.add_argument("--engine", choices=ENGINES, default="duckdb",
+                        help="ray: joins and sorts as tasks of a Ray cluster")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress")
     one = parser.add_argument_group("a graph of one type, without a YAML file")
     one.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")

@@ -15,20 +15,23 @@ import os
 import re
 import shutil
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gigl_loader.dataset._mapped import is_mapped_format, read_header
+from gigl_loader.dataset._disk import read_partition
+from gigl_loader.dataset.partition import check_format, check_target, write_glt
 from gigl_loader.dataset.schema import EdgeDir, FilePath
-from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.tables._report import Report
 from gigl_loader.tables.spec import METHODS, Edges, Graph, Nodes, read_graph
-
-if TYPE_CHECKING:
-    from gigl_loader.tables._report import Report
 
 _MOST_PARTITIONS = 1024
 _MIN_BYTES = 300_000_000
 """Less memory than this holds the libraries and nothing else."""
+ENGINES = ("duckdb", "ray")
+_GLT_COPIES = 4
+"""Bytes in memory for each of a partition's, while it is turned into graphlearn-torch's format."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 
@@ -48,7 +51,9 @@ def partition_tables(
     drop_dangling: bool = False,
     overwrite: bool = False,
     progress: bool = True,
-) -> "Report":
+    format: str = "mapped",
+    engine: str = "duckdb",
+) -> Report:
     """Write the graph in some tables as partitions below ``root``; tables may exceed memory.
 
     Ids become numbers: partition by partition, in the order of the tables. `DistDataset` gives the
@@ -73,6 +78,11 @@ def partition_tables(
         drop_dangling: Leave edges out of which an end is no node, instead of an error.
         overwrite: Replace partitions that are at ``root``.
         progress: Show rows, rows/s and time left for each stage on stderr.
+        format: ``"mapped"``: our own; ``"glt"``: graphlearn-torch's, which its own classes read
+            too. That one has a partition in memory at a time, and a book of 8 bytes an edge.
+        engine: ``"duckdb"``: in this process; ``"ray"``: joins and sorts are the same functions as
+            tasks of a Ray cluster, each with ``threads`` and ``memory``, several at a time. Files
+            of tables, ``root`` and ``scratch`` must then be on a file system that all nodes share.
 
     Returns:
         Sizes and the edge cut; also written as ``report.json`` and ``report.svg``.
@@ -86,37 +96,86 @@ def partition_tables(
     graph = read_graph(nodes, edges)
     limit = parse_bytes(memory)
     _check(num_partitions, method, edge_dir, seed, limit)
+    check_format(format)
+    if engine not in ENGINES:
+        raise ConfigError(f'engine must be "duckdb" or "ray", got {engine!r}')
     target = Path(root).absolute()
     building = target.with_name(f".{target.name}.building")
     settings = {
         "graph": _fingerprint(graph), "num_partitions": num_partitions, "method": method,
         "edge_dir": edge_dir, "seed": seed, "drop_dangling": drop_dangling, "root": str(target),
+        "format": format,
     }  # fmt: skip
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
-    _check_target(target, folder, overwrite)
+    if not (folder / "job.json").exists():
+        check_target(target, overwrite=overwrite)
     if _is_published(folder, building, target):
-        from gigl_loader.tables._report import Report
-
+        shutil.rmtree(_old(target), ignore_errors=True)
         shutil.rmtree(folder)
         return Report.read(target)
     if not (folder / "job.json").exists():
         shutil.rmtree(building, ignore_errors=True)
-    count = threads or os.cpu_count() or 1
     from gigl_loader.tables._job import Job  # these need what may not be installed
     from gigl_loader.tables._run import Run
 
-    job = Job(folder, settings, memory=limit, threads=count, progress=progress)
-    try:
-        report = Run(
-            job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building
-        ).make(began)
-    except ConfigError:  # what was done is of no use once tables or arguments are changed
-        for path in (building, folder):
-            shutil.rmtree(path, ignore_errors=True)
-        raise
-    _publish(building, target)
+    with _tasks(engine, limit, threads) as (run_steps, count):
+        job = Job(
+            folder, settings, memory=limit, threads=count, progress=progress, run_steps=run_steps
+        )
+        try:
+            report = Run(
+                job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building
+            ).make(began)
+        except ConfigError:  # what was done is of no use once tables or arguments are changed
+            for path in (building, folder):
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+    if format == "glt":
+        _check_fits(report, limit)
+        plain = _as_glt(building, num_partitions, method=method, seed=seed)
+        _publish(plain, target)
+        os.rename(building, _old(target))  # else a run that is killed here would find a half of it
+        shutil.rmtree(_old(target))
+    else:
+        _publish(building, target)
     shutil.rmtree(folder)
     return report
+
+
+def _tasks(engine: str, memory: int, threads: int | None) -> AbstractContextManager[Any]:
+    """Return what yields (what runs several steps, threads of the engine)."""
+    if engine == "duckdb":
+        return nullcontext((None, threads or os.cpu_count() or 1))
+    from gigl_loader.tables._ray import tasks
+
+    return tasks(memory, threads)
+
+
+def _check_fits(report: Report, limit: int) -> None:
+    """Check that the largest partition fits into memory, which graphlearn-torch's format needs."""
+    edges = sum(part.edges for part in report.parts)
+    need = _GLT_COPIES * max(part.nbytes for part in report.parts) + 8 * edges
+    if need > limit:
+        raise UsageError(
+            f'format="glt" has a whole partition in memory and needs about {need / 1e9:.1f} GB of '
+            f"it, memory is {limit / 1e9:.1f} GB: call again with more memory to go on, or with "
+            'format="mapped"'
+        )
+
+
+def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
+    """Write the partitions of a directory in graphlearn-torch's format beside it."""
+    plain = mapped.with_suffix(".glt")
+    shutil.rmtree(plain, ignore_errors=True)
+    plain.mkdir()
+    shares = (read_partition(mapped, k, None) for k in range(num_partitions))
+    write_glt(plain, shares, **made)
+    for path in mapped.glob("ids/*.parquet"):
+        (plain / "ids").mkdir(exist_ok=True)
+        shutil.copyfile(path, plain / "ids" / path.name)
+    for path in mapped.glob("report.*"):
+        shutil.copyfile(path, plain / path.name)
+    return plain
 
 
 def _check_installed() -> None:
@@ -170,30 +229,22 @@ def _fingerprint(graph: Graph) -> list[Any]:
     return found
 
 
-def _check_target(target: Path, scratch: Path, overwrite: bool) -> None:
-    if target.exists() and not target.is_dir():
-        raise ConfigError(f"{target} is a file: give a directory to write to")
-    if not target.exists() or not any(target.iterdir()) or (scratch / "job.json").exists():
-        return
-    ours = is_mapped_format(target) or (target / "META").exists()
-    if not ours:
-        raise ConfigError(f"{target} holds other files: give an empty or a new directory")
-    if not overwrite:
-        raise ConfigError(f"{target} holds partitions: remove it, or give overwrite=True")
-
-
 def _is_published(scratch: Path, building: Path, target: Path) -> bool:
     """Return whether a run was killed when nothing was left to do but to remove its scratch."""
     note = scratch / "done" / "seal.json"
-    if building.exists() or not note.exists() or not is_mapped_format(target):
+    if building.exists() or not note.exists() or not (target / "report.json").exists():
         return False
-    return bool(read_header(target)[0]["run"] == json.loads(note.read_text()))
+    return bool(Report.read(target).run == json.loads(note.read_text()))
+
+
+def _old(target: Path) -> Path:
+    """Return what something that is about to be removed is called."""
+    return target.with_name(f".{target.name}.old")
 
 
 def _publish(building: Path, target: Path) -> None:
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(_old(target), ignore_errors=True)
     if target.exists():
-        os.rename(target, old)
+        os.rename(target, _old(target))
     os.rename(building, target)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(_old(target), ignore_errors=True)

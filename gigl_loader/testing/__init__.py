@@ -3,17 +3,22 @@
 - `run_ranks`: a function on several gloo ranks in processes of their own, without a port, ended as
   soon as one fails; `one_rank`: this process as the only rank;
 - `TinyGraph`: graphs whose features are the ids, so that a mix-up shows;
+- `batch_digest`: a sha256 of all that a batch holds, to compare runs and machines;
 - `check_batch`: what any sampled batch must satisfy, in plain Python;
 - `InProcessPeers`, `sample_message`, `as_worker_gets`: samplers of several partitions in one
   process;
+- `run_python`: a script in a process of its own that has imported torch already;
 - `run_cluster`: a storage and a compute cluster for one function; `free_port`;
+- `MemoryNetwork`: the transport in one thread, with a `Clock` of its own;
 - `Footprint`: what processes leave behind.
 """
 
 from gigl_loader.testing._cluster import run_cluster
+from gigl_loader.testing._digest import batch_digest
 from gigl_loader.testing._fakes import InProcessPeers, as_worker_gets, sample_message
 from gigl_loader.testing._footprint import Footprint
 from gigl_loader.testing._graphs import TinyGraph
+from gigl_loader.testing._memory_network import Clock, MemoryNetwork
 from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._processes import RankFailed, one_rank, run_ranks
 from gigl_loader.testing._reference import (
@@ -22,21 +27,26 @@ from gigl_loader.testing._reference import (
     check_batch,
     check_same_batches,
 )
+from gigl_loader.testing._scripts import run_python
 from gigl_loader.testing._waiting import wait_until
 
 __all__ = [
     "BatchError",
+    "Clock",
     "Footprint",
     "InProcessPeers",
+    "MemoryNetwork",
     "RankFailed",
     "TinyGraph",
     "as_worker_gets",
+    "batch_digest",
     "batch_tensors",
     "check_batch",
     "check_same_batches",
     "free_port",
     "one_rank",
     "run_cluster",
+    "run_python",
     "run_ranks",
     "sample_message",
     "wait_until",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gigl_loader.testing._waiting import wait_until
+from gigl_loader.testing._zygote import NAME
 from gigl_loader.workers.pool import read_stat
 
 _SHM = Path("/dev/shm")
@@ -84,10 +85,18 @@ def _descendants(root: int) -> list[int]:
     found: list[int] = []
     frontier = [root]
     while frontier:
-        below = children.get(frontier.pop(), [])
+        below = [pid for pid in children.get(frontier.pop(), []) if not _is_zygote(pid)]
         found += below
         frontier += below
     return found
+
+
+def _is_zygote(pid: int) -> bool:
+    """Whether the process is one of these tests' own, and ends with its parent; see `_zygote`."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == NAME
+    except OSError:  # it has ended
+        return False
 
 
 def _socket_inodes(pid: int) -> set[str]:

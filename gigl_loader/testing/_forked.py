@@ -1,9 +1,14 @@
 """Processes that start in milliseconds, since what they need has been imported already."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from typing import Any
+
+from gigl_loader.testing import _zygote
+from gigl_loader.workers import pipe
 
 PRELOADED = (
     "gigl_loader.remote.server",
@@ -29,7 +34,8 @@ class ForkedProcess(ForkServerProcess):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # the environment comes first: modules that the function needs may read it
-        return _with_environment, (type(self), dict(os.environ)), self.__dict__
+        how = type(self), dict(os.environ), _zygote.uses_zygote()
+        return _with_environment, how, self.__dict__
 
 
 def start_fork_server(*more: str) -> None:
@@ -43,7 +49,33 @@ def start_fork_server(*more: str) -> None:
     resource_tracker.ensure_running()  # which the first process would start, and leave behind
 
 
-def _with_environment(kind: type[ForkedProcess], environment: dict[str, str]) -> ForkedProcess:
+@contextlib.contextmanager
+def fast_supervisors() -> Iterator[None]:
+    """Let sampling workers start in milliseconds, here and in each `ForkedProcess`.
+
+    See `gigl_loader.testing._zygote` for what differs from a start in a new interpreter.
+    """
+    ours, theirs = pipe.pair()
+    process = ForkedProcess(target=_zygote.serve, args=(theirs,))
+    process.start()
+    theirs.close()
+    with ours, _zygote.use_zygote(_zygote.Zygote(ours)):
+        yield
+    process.join()
+
+
+@contextlib.contextmanager
+def slow_supervisors() -> Iterator[None]:
+    """Let sampling workers start as users' do, in a new interpreter: where the start is tested."""
+    with _zygote.use_zygote(None):
+        yield
+
+
+def _with_environment(
+    kind: type[ForkedProcess], environment: dict[str, str], with_zygote: bool
+) -> ForkedProcess:
     os.environ.clear()
     os.environ.update(environment)
+    if with_zygote:
+        _zygote.fork_zygote()
     return kind.__new__(kind)

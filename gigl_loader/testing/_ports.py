@@ -1,8 +1,9 @@
 """Ports for tests."""
 
 import random
-import socket
 from pathlib import Path
+
+from gigl_loader.transport import addresses
 
 _FIRST = 15_000
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -25,15 +26,6 @@ def free_port(host: str = "127.0.0.1") -> int:
     draw = random.SystemRandom()  # tests in other processes draw too, and may share a seed
     for _ in range(99):
         port = draw.randrange(first, below)
-        if _can_bind(host, port):
+        if addresses.is_free(host, port):
             return port
     raise OSError(f"99 ports of {host} between {first} and {below} are taken")
-
-
-def _can_bind(host: str, port: int) -> bool:
-    with socket.socket() as sock:
-        try:
-            sock.bind((host, port))
-        except OSError:
-            return False
-    return True

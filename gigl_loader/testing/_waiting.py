@@ -4,9 +4,11 @@ import threading
 import time
 from collections.abc import Callable
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
+
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-    """Ask ``condition`` every 10 ms until it is true.
+    """Ask ``condition`` until it is true: every few milliseconds, later ten times a second.
 
     Args:
         condition: Asked at least once.
@@ -17,8 +19,9 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60
         AssertionError: It was not true in time.
     """
     deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
+    pause, pause_s = threading.Event(), _FIRST_PAUSE_S
     while not condition():
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout_s:g} s: {what}")
-        pause.wait(0.01)
+        pause.wait(pause_s)
+        pause_s = min(pause_s * 1.2, _LONGEST_PAUSE_S)  # what waits takes no time from the others

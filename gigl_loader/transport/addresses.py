@@ -1,13 +1,17 @@
 """Addresses and ports of this machine. Sockets live in this folder only, so these do too."""
 
+import fcntl
 import ipaddress
 import socket
+import struct
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from gigl_loader.errors import ConfigError
 
 Address = tuple[Any, ...]
 """As `socket` takes it: host and port, for IPv6 also flow and scope."""
+_SIOCGIFADDR = 0x8915  # of linux/sockios.h: the IPv4 address of an interface
 
 
 def resolve(host: str, port: int) -> list[tuple[int, Address]]:
@@ -61,10 +65,66 @@ def address_towards(host: str) -> str:
         raise ConfigError(f"cannot reach {host!r} from this machine: {error}") from error
 
 
+def own_name() -> tuple[str, str]:
+    """Return this machine's name and the IPv4 address that it stands for; "" where it has none."""
+    name = socket.gethostname()
+    try:
+        return name, socket.gethostbyname(name)
+    except OSError:
+        return name, ""
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface of this machine that has the IPv4 ``address``."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            with suppress(OSError):  # it has no address
+                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None
+
+
 def free_port(host: str = "") -> int:
     """Return a TCP port that is free on ``host`` at this moment; "" means all addresses."""
-    with listen(host or "0.0.0.0", 0) as sock:
-        return int(sock.getsockname()[1])
+    return free_ports(1, host)[0]
+
+
+def free_ports(count: int, host: str = "") -> list[int]:
+    """Return ``count`` different TCP ports that are free on ``host`` at this moment."""
+    with ExitStack() as held:  # until the last is found: no port comes twice
+        found = [held.enter_context(listen(host or "0.0.0.0", 0)) for _ in range(count)]
+        return [int(sock.getsockname()[1]) for sock in found]
+
+
+def is_free(host: str, port: int) -> bool:
+    """Tell whether ``port`` of ``host`` can be bound, also by who does not ask to share it."""
+    with socket.socket() as sock:
+        try:
+            sock.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def try_to_connect(host: str, port: int, timeout_s: float) -> None:
+    """Connect and hang up.
+
+    Raises:
+        OSError: Nothing listens there, or it cannot be reached.
+    """
+    socket.create_connection((host, port), timeout_s).close()
+
+
+def try_to_listen(host: str, timeout_s: float) -> None:
+    """Listen on any port of ``host`` and connect to it.
+
+    Raises:
+        OSError: One of these does not work.
+    """
+    with socket.create_server((host, 0)) as server:
+        try_to_connect(host, server.getsockname()[1], timeout_s)
 
 
 def listen(host: str, port: int) -> socket.socket:

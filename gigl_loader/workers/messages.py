@@ -3,10 +3,11 @@
 ::
 
     trainer -> worker      PEERS, GENERATION, TASK, STOP
-    worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING
+    worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING,
+                           UNHEARD before an ERROR: a worker of another rank did not answer
     supervisor -> trainer  READY (once), EXITED per worker
 """
 
 PEERS, GENERATION, TASK, STOP = "peers", "generation", "task", "stop"
 READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
-LINGERING, EXITED = "lingering", "exited"
+LINGERING, UNHEARD, EXITED = "lingering", "unheard", "exited"

@@ -15,9 +15,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import (
@@ -33,6 +33,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.store import LocalStore
 from gigl_loader.transport import ArraySpec, Caller, End, Listener, Method, Peer, Reply, Security
+from gigl_loader.workers.wire import DrawAnswer, DrawQuestion, RowsQuestion
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -130,8 +131,8 @@ class Answering:
         self.last_asked = time.monotonic()
         """When the last question came (`time.monotonic`)."""
         table = {
-            f"draw {access.job}": Method(DrawRequest, Drawn, self._draw),
-            f"rows {access.job}": Method(RowsRequest, RowsAnswer, self._rows),
+            f"draw {access.job}": Method(DrawQuestion, DrawAnswer, self._draw),
+            f"rows {access.job}": Method(RowsQuestion, RowsAnswer, self._rows),
         }
         self._listener = Listener(
             access.host, 0, access.security, table, name,
@@ -179,12 +180,12 @@ class Answering:
                 self._lost[peer.name] = time.monotonic()
             self._changed.notify_all()
 
-    def _draw(self, request: DrawRequest, peer: Peer) -> Drawn:
-        return self._store().answer_draw(request)
+    def _draw(self, question: DrawQuestion, peer: Peer) -> DrawAnswer:
+        return DrawAnswer.of(self._store().answer_draw(question.unpacked()))
 
-    def _rows(self, request: RowsRequest, peer: Peer) -> RowsAnswer:
+    def _rows(self, question: RowsQuestion, peer: Peer) -> RowsAnswer:
         # in scratch memory of this thread, which sends it before it takes the next question
-        return self._store().answer_rows(request)
+        return self._store().answer_rows(question.unpacked())
 
     def _store(self) -> LocalStore:
         self.last_asked = time.monotonic()
@@ -195,10 +196,19 @@ class Answering:
 
 
 class Answer(Generic[T]):
-    """An answer under way; `gigl_loader.sampler.questions.Pending`."""
+    """An answer under way; `gigl_loader.sampler.questions.Pending`.
 
-    def __init__(self, reply: Reply[T], who: str, timeout_s: float) -> None:
-        self._reply, self._who, self._timeout_s = reply, who, timeout_s
+    Args:
+        reply: Of the transport.
+        who: Was asked; for errors.
+        timeout_s: Longest wait.
+        read: Makes the answer of what travelled.
+    """
+
+    def __init__(
+        self, reply: Reply[Any], who: str, timeout_s: float, read: Callable[[Any], T]
+    ) -> None:
+        self._reply, self._who, self._timeout_s, self._read = reply, who, timeout_s, read
 
     def wait(self) -> T:
         """Return it.
@@ -207,9 +217,10 @@ class Answer(Generic[T]):
             PeerTimeoutError: It did not come in time.
             JoinRefusedError: The other worker belongs to another job.
             PeerError: The other worker is gone, or raised.
+            ProtocolError: What came is no answer.
         """
         try:
-            return self._reply.wait(self._timeout_s)
+            return self._read(self._reply.wait(self._timeout_s))
         except PeerTimeoutError as error:
             raise PeerTimeoutError(
                 f"{self._who} did not answer for {self._timeout_s:g} s: it is stopped, overloaded "
@@ -259,8 +270,9 @@ class Asking:
 
     def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
         """Ask for neighbours; see `gigl_loader.sampler.questions.Peers`."""
-        reply = self._caller(partition).ask(f"draw {self._job}", request, Drawn)
-        return Answer(reply, self._whom[partition], self._timeout_s)
+        question = DrawQuestion.of(request)
+        reply = self._caller(partition).ask(f"draw {self._job}", question, DrawAnswer)
+        return Answer(reply, self._whom[partition], self._timeout_s, DrawAnswer.unpacked)
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> Answer[RowsAnswer]:
         """Ask for rows, to be received into ``out``."""
@@ -270,8 +282,9 @@ class Asking:
                 raise ProtocolError(f"{specs} came for rows of {out.dtype} {out.shape}")
             return [out]
 
-        reply = self._caller(partition).ask(f"rows {self._job}", request, RowsAnswer, into=room)
-        return Answer(reply, self._whom[partition], self._timeout_s)
+        question = RowsQuestion.of(request)
+        reply = self._caller(partition).ask(f"rows {self._job}", question, RowsAnswer, into=room)
+        return Answer(reply, self._whom[partition], self._timeout_s, _as_it_came)
 
     def connect(self) -> None:
         """Connect to all, so that they know who is going to ask; what fails is tried again then."""
@@ -298,6 +311,10 @@ class Asking:
                 lane = self._lane_of.lane = self._joined % self._lanes
                 self._joined += 1
         return self._callers[partition, lane]
+
+
+def _as_it_came(answer: RowsAnswer) -> RowsAnswer:
+    return answer
 
 
 def worker_name(rank: int, worker: int) -> str:

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,16 @@ _STATES = {
 }  # fmt: skip
 
 _live_pools: "weakref.WeakSet[WorkerPool]" = weakref.WeakSet()
+
+
+def in_new_interpreter(script: str, fds: Sequence[int]) -> "subprocess.Popen[bytes]":
+    """Run ``script`` in a new Python interpreter, with ``fds`` kept open, as its arguments."""
+    command = [sys.executable, "-c", script, *map(str, fds)]
+    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+
+
+start_supervisor = in_new_interpreter
+"""How a pool starts its supervisor; `gigl_loader.testing` has a way that is faster."""
 
 
 @dataclass
@@ -108,9 +118,8 @@ class WorkerPool:
         if main_path is not None:
             script += f"import multiprocessing.spawn as s; s.import_main_path({main_path!r})\n"
         script += "from gigl_loader.workers.supervisor import main; main()"
-        command = [sys.executable, "-c", script, *map(str, fds)]
         try:
-            self._supervisor = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+            self._supervisor = start_supervisor(script, fds)
         finally:
             for sock in theirs:
                 sock.close()

@@ -37,6 +37,7 @@ from gigl_loader.options import (
     SamplerOptions,
     usable_cpus,
 )
+from gigl_loader.ranks import suspect_ranks
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Security
 from gigl_loader.workers import messages
@@ -460,6 +461,9 @@ class DistSamplingProducer:
     def _file(self, event: Event, failed: list[tuple[int, SamplingError]]) -> None:
         kind, *rest = event.message
         self._last_progress = time.monotonic()
+        if kind == messages.UNHEARD:
+            suspect_ranks(*rest)
+            return
         if kind == messages.ERROR:
             self._loads[event.worker] -= 1
             ticket, cause, text = rest

@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 
-from gigl_loader.sampler import _kernels
+from gigl_loader.sampler import _kernels, _packing_kernels
 from gigl_loader.workers import messages, pipe, worker
 
 _PR_SET_PDEATHSIG = 1
@@ -26,6 +26,7 @@ def main() -> None:
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
     _kernels.load()
+    _packing_kernels.load()
     gc.collect()
     gc.freeze()  # what is there now is never written again: forked pages stay shared
     signal.set_wakeup_fd(wake_write)

@@ -176,11 +176,11 @@ def test_a_directory_has_the_same_splits_as_the_graph(
     splits = split_links(graph.to_pyg(), edge_type, **options)
     partition_graph(
         graph.to_pyg(), count, tmp_path / "whole", method="random", edge_dir=edge_dir,
-        progress=False, format=format,
+        progress=False, format=format, overwrite=True,
     )  # fmt: skip
     split_partitions(
         tmp_path / "whole", tmp_path / "split", edge_type if graph.heterogeneous else None,
-        **options,
+        **options, overwrite=True,
     )  # fmt: skip
     datasets = [DistDataset.load(tmp_path / "split", index) for index in range(count)]
     for kept in graph.edges:
@@ -218,6 +218,8 @@ def test_a_directory_that_glt_wrote_can_be_split(tmp_path: Path) -> None:
     assert _edges_of(datasets, BUYS, "out") == _pairs(splits.train.links)
     assert _edges_of(datasets, REV_BUYS, "out") == _pairs(splits.train.links.flip(0))
     assert _glt.load_partition(str(tmp_path / "split"), 0)[0] == 2
+    with pytest.raises(ConfigError, match="holds partitions"):
+        split_partitions(tmp_path / "glt", tmp_path / "split", BUYS)
     with pytest.raises(ConfigError, match=r"label edges of .* already"):
         split_partitions(tmp_path / "split", tmp_path / "again", BUYS)
     with pytest.raises(ConfigError, match="another directory"):

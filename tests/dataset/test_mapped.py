@@ -29,7 +29,12 @@ SHOP = Graph(
 
 def _write(graph: Graph, root: Path, count: int = 2, **options) -> Path:
     partition_graph(
-        graph.to_pyg(), count, root, supervision=graph.supervision(), progress=False, **options
+        graph.to_pyg(),
+        count,
+        root,
+        supervision=graph.supervision(),
+        progress=False,
+        **{"overwrite": True, **options},
     )
     return root
 

@@ -38,7 +38,7 @@ SHOP = Graph(
 
 
 def _partition(graph: Graph, count: int, root: Path, **options) -> list[DistDataset]:
-    options = {"progress": False, "format": "glt", **options}
+    options = {"progress": False, "format": "glt", "overwrite": True, **options}
     partition_graph(graph.to_pyg(), count, root, supervision=graph.supervision(), **options)
     return [DistDataset.load(root, index) for index in range(count)]
 

@@ -50,12 +50,15 @@ def test_bars_move_inside_long_steps(tmp_path, bars) -> None:
 def test_somebodys_file_in_a_directory_of_ours_stays(tmp_path, where: str) -> None:
     root = tmp_path / "g"
     partition_graph(GRAPH.to_pyg(), 2, root, progress=False)
-    partition_graph(GRAPH.to_pyg(), 3, root, progress=False)  # ours alone is replaced
+    with pytest.raises(ConfigError, match=r"holds partitions: .*overwrite=True"):
+        partition_graph(GRAPH.to_pyg(), 3, root, progress=False)
+    assert len(list(root.glob("part*"))) == 2
+    partition_graph(GRAPH.to_pyg(), 3, root, progress=False, overwrite=True)
     path = root / where
     path.parent.mkdir(exist_ok=True)
     path.write_text("dear diary")
     with pytest.raises(ConfigError, match=rf"holds other files \(.*{path.name}"):
-        partition_graph(GRAPH.to_pyg(), 2, root, progress=False)
+        partition_graph(GRAPH.to_pyg(), 2, root, progress=False, overwrite=True)
     assert path.read_text() == "dear diary"
 
 

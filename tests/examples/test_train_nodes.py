@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse
-from _run import run_example
+from _run import run_example, torchrun_example
 
 pytestmark = pytest.mark.multiprocess
 
@@ -19,7 +19,7 @@ def _accuracy(printed: str) -> float:
 
 
 def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
-    printed = run_example(
+    printed = torchrun_example(
         "train_nodes.py", "--epochs", "6", f"--figure={tmp_path}/curve.png",
         f"--tensorboard={tmp_path}/board", ranks=2,
     )  # fmt: skip

@@ -1,8 +1,6 @@
 """``gigl-loader infer`` as its user runs it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import full_jobs
@@ -13,6 +11,7 @@ import torch_geometric.nn as pyg
 
 from gigl_loader import partition_graph
 from gigl_loader.inference.command import main
+from gigl_loader.testing import run_python
 
 OPTIONS = {"in_channels": full_jobs.WIDTH, "hidden_channels": 8, "num_layers": 2, "out_channels": 4}
 
@@ -44,10 +43,7 @@ def _check(out: Path, wanted: torch.Tensor, num_partitions: int) -> None:
 @pytest.mark.multiprocess
 def test_it_starts_a_rank_for_each_partition(tmp_path: Path) -> None:
     arguments, wanted = _arguments(tmp_path, 2)
-    done = subprocess.run(
-        [sys.executable, "-m", "gigl_loader.inference.command", *arguments],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = run_python("-m", "gigl_loader.inference.command", *arguments, timeout_s=100)
     assert done.returncode == 0, done.stderr
     assert "rank 1: " in done.stdout
     _check(tmp_path / "out", wanted, 2)

@@ -57,8 +57,9 @@ def test_ranks_in_step_share_one_state() -> None:
     assert Progress.from_dict(state, IDENTITY, in_step=True) == Progress(epoch=4, yielded=2)
     with pytest.raises(ConfigError, match=r"rank: 0 -> 1.*what it saved itself; with even_ranks"):
         Progress.from_dict(state, IDENTITY)
-    for name in ("num_batches", "world_size", "seed"):
-        with pytest.raises(ConfigError, match=rf"now\) {name}: \d+ -> \d: build this loader"):
+    hints = dict.fromkeys(("num_batches", "seed"), "build this loader")
+    for name, hint in {**hints, "world_size": r'.*shard="world"'}.items():
+        with pytest.raises(ConfigError, match=rf"now\) {name}: \d+ -> \d: {hint}"):
             Progress.from_dict({**state, name: 99}, IDENTITY, in_step=True)
     own = {**state, "rank": 1}
     with pytest.raises(ConfigError, match=r"now\) num_seeds: 10 -> 9"):

@@ -14,6 +14,7 @@ from torch_geometric.data import HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
 from gigl_loader.testing import TinyGraph, check_batch, check_same_batches, wait_until
+from gigl_loader.testing._forked import slow_supervisors
 from gigl_loader.workers.producer import epoch_order
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
@@ -241,10 +242,12 @@ def test_the_iterator_protocol_of_the_loader_itself(made) -> None:
     assert _input(made, first).input_id.tolist() != _input(made, second).input_id.tolist()
 
 
-def test_workers_get_by_without_torch(made) -> None:
-    _run(made, 0)
-    for pid in made.loader._mp_producer.pids:
-        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+@pytest.mark.parametrize("setup", sorted(SETUPS))
+def test_workers_in_a_new_interpreter_get_by_without_torch(setup: str) -> None:
+    with slow_supervisors(), _loader(*SETUPS[setup]) as made:
+        assert len(_run(made, 0)) == len(made.loader)
+        for pid in made.loader._mp_producer.pids:
+            assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_stats(made) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gigl_loader.testing import run_python
+
 pytestmark = pytest.mark.multiprocess
 
 ROOT = Path(__file__).parents[2]
@@ -27,11 +29,8 @@ def hook(worker):
 """
 
 
-def _run(code: str | None, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], input=code, capture_output=True, text=True, check=False,
-        timeout=240, cwd=ROOT,
-    )  # fmt: skip
+def _run(code: str, *arguments: str) -> str:
+    done = run_python(*arguments, text=code, folder=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -81,7 +80,7 @@ except ConfigError as error:
     print(error)
 """
     )
-    told = _run(None, str(script))
+    told = _run("", str(script))
     assert told.count("started") == 1
     assert 'which has no `if __name__ == "__main__":`' in told
     script.write_text(
@@ -93,4 +92,5 @@ if __name__ == "__main__":
         print(len(list(loader)))
 """
     )
-    assert _run(None, str(script)) == "20\n"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "20\n", done.stderr

@@ -37,9 +37,12 @@ from gigl_loader.graph_store import (
     async_request_server,
     init_compute_process,
     request_server,
+    shutdown_compute_process,
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
+from gigl_loader.ranks import end_group
+from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.messages import NodeIdsRequest
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.testing import batch_tensors, check_same_batches, one_rank, wait_until
@@ -172,8 +175,31 @@ def batches_of(batches, count):
     return batches[:count]
 
 
-def test_fetches(tmp_path):
-    run_cluster(tmp_path, _fetches)
+def _fetches_in_a_group_that_is_up(info, local_rank, folder):
+    rank = 1 - local_rank  # the group's ranks count, and no variable of a launcher is needed
+    store = f"file://{folder}/group"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    init_compute_process(local_rank, info, timeout_s=90.0)
+    assert (current_cluster().rank, current_cluster().world_size) == (rank, 2)
+    try:
+        _fetches(info, rank)
+    finally:
+        shutdown_compute_process()
+    dist.barrier()  # it is still up
+    end_group()
+
+
+def test_fetches_of_processes_that_have_a_group(tmp_path, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    info = info_of(2, 2, compute_cluster_master_ip="nobody.invalid")  # nobody meets there
+    with processes(tmp_path) as started:
+        roles = [started.start(serve, info, rank) for rank in range(2)]
+        for local_rank in range(2):
+            roles.append(
+                started.start(_fetches_in_a_group_that_is_up, info, local_rank, str(tmp_path))
+            )
+        started.join(roles)
 
 
 @pytest.mark.parametrize(

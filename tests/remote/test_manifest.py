@@ -1,25 +1,29 @@
-"""The Kubernetes manifest says what the code understands, and its parts agree with each other."""
+"""The Kubernetes manifest fits the published schemas and the code, and its parts fit each other."""
 
 import importlib.util
-import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from gigl_loader.remote import status
 from gigl_loader.remote.command import parse_serve
 from gigl_loader.transport.security import TLS_DIR_VARIABLE
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which the dev extra installs")
+kubernetes_validate = pytest.importorskip(
+    "kubernetes_validate", reason="needs kubernetes-validate, which the dev extra installs"
+)
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = ROOT / "examples" / "graph_store" / "kubernetes.yaml"
-PROBES = ("readinessProbe", "livenessProbe")
-BY_OPERATOR = {"MASTER_ADDR": "storage-master-0", "MASTER_PORT": "23456", "RANK": "1"}
-"""What the training operator sets in each pod, besides WORLD_SIZE."""
+SCHEMAS = ("1.28", "1.37")
+"""The first release that numbers the pods of a StatefulSet, and the newest that is shipped."""
+PROBES = {"startupProbe": True, "readinessProbe": False, "livenessProbe": True}
+"""Whether any answer will do."""
 
 
 @pytest.fixture(scope="module")
@@ -29,26 +33,17 @@ def parts() -> dict[tuple[str, str], dict[str, Any]]:
     return {(one["kind"], one["metadata"]["name"]): one for one in documents}
 
 
-def _replicas(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = job["spec"]["pytorchReplicaSpecs"]
-    assert sorted(found) == ["Master", "Worker"]
+def _pod(owner: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = owner["spec"]["template"]["spec"]
     return found
 
 
-def _pod(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the pod of a job, which is the same for master and workers."""
-    pods = [one["template"]["spec"] for one in _replicas(job).values()]
-    assert pods[0] == pods[1]
-    found: dict[str, Any] = pods[0]
-    assert [one["name"] for one in found["containers"]] == ["pytorch"]  # the operator looks for it
-    return found
-
-
-def _arguments(container: dict[str, Any], environment: dict[str, str]) -> list[str]:
-    """Return the arguments as Kubernetes hands them on; every variable in them must be known."""
-    own = {one["name"]: one["name"].lower() for one in container["env"]}
+def _arguments(container: dict[str, Any]) -> list[str]:
+    """Return the arguments as Kubernetes hands them on; every variable in them must be set."""
+    known = {"RANK": "1", "POD_IP": "10.0.0.7", "POD_INDEX": "0"}
+    set_here = {one["name"]: known.get(one["name"], "") for one in container["env"]}
     return [
-        re.sub(r"\$\((\w+)\)", lambda found: ({**environment, **own})[found.group(1)], argument)
+        re.sub(r"\$\((\w+)\)", lambda found: set_here[found.group(1)], argument)
         for argument in container["args"]
     ]
 
@@ -76,7 +71,9 @@ def _status_arguments(container: dict[str, Any], probe: str) -> Any:
     assert (shell, option) == ("sh", "-c")
     words = line.replace("$POD_IP", "10.0.0.7").split()
     assert words[:2] == ["gigl-loader", "status"]
-    return status.parse(words[2:])
+    asked = status.parse(words[2:])
+    assert asked.timeout < container[probe]["timeoutSeconds"], "it says why, and is not cut off"
+    return asked
 
 
 def _train_arguments(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -93,60 +90,74 @@ def _train_arguments(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     return where
 
 
-def test_the_manifest_fits_the_code(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sorted(parts) == [
-        ("PyTorchJob", "storage"),
-        ("PyTorchJob", "train"),
-        ("Service", "graph-store"),
-    ]
-    storage, train = parts["PyTorchJob", "storage"], parts["PyTorchJob", "train"]
-    service = parts["Service", "graph-store"]
-    servers = sum(one["replicas"] for one in _replicas(storage).values())
-    for name, value in {**BY_OPERATOR, "WORLD_SIZE": str(servers)}.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize("version", SCHEMAS)
+def test_the_manifest_fits_the_published_schemas(parts: Any, version: str) -> None:
+    for part in parts.values():
+        kubernetes_validate.validate(part, version, strict=True)
+    parts["StatefulSet", "storage"]["spec"]["replica"] = 2
+    try:
+        with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+            kubernetes_validate.validate(parts["StatefulSet", "storage"], version, strict=True)
+    finally:
+        del parts["StatefulSet", "storage"]["spec"]["replica"]
 
+
+def test_the_storage_cluster_fits_the_code(parts: Any) -> None:
+    storage, service = parts["StatefulSet", "storage"], parts["Service", "graph-store"]
     (container,) = _pod(storage)["containers"]
     assert container["command"] == ["gigl-loader", "serve"]
     _check_environment(container)
-    serve = parse_serve(_arguments(container, dict(os.environ)))
-    assert (serve.rank, serve.num_servers) == (1, servers)  # of the operator's environment
-    assert serve.master_addr == BY_OPERATOR["MASTER_ADDR"]
-    assert serve.own_addr == "pod_ip"
+    serve = parse_serve(_arguments(container))
+    assert (serve.rank, serve.num_servers) == (1, storage["spec"]["replicas"])
+    assert serve.master_addr == f"{storage['metadata']['name']}-0.{service['metadata']['name']}"
+    assert (serve.own_addr, serve.jobs) == ("10.0.0.7", 0)
     assert Path(serve.root).is_relative_to(container["volumeMounts"][0]["mountPath"])
     mounts = {one["name"] for one in container["volumeMounts"]}
     assert mounts == {one["name"] for one in _pod(storage)["volumes"]}
-    folder, secret = _certificates(_pod(storage))
+    folder, _ = _certificates(_pod(storage))
     assert serve.tls == folder
-    for probe, live in zip(PROBES, (False, True), strict=True):
+    for probe, live in PROBES.items():
         asked = _status_arguments(container, probe)
         assert (asked.where, asked.tls, asked.live) == (("10.0.0.7", serve.port), folder, live)
         assert asked.where[1] == serve.own_port, "every server listens there"
 
     assert service["spec"]["publishNotReadyAddresses"], "servers meet before they are ready"
-    assert service["spec"]["clusterIP"] == "None"  # headless: of one address only, all ports
-    assert [one["port"] for one in service["spec"]["ports"]] == [serve.port]
-    selector = service["spec"]["selector"]
-    assert selector["training.kubeflow.org/job-name"] == storage["metadata"]["name"]
-    assert selector["training.kubeflow.org/replica-type"] == "master"  # where server 0 is
+    assert service["spec"]["clusterIP"] == "None"  # headless: all ports, and a name for each pod
+    assert storage["spec"]["serviceName"] == service["metadata"]["name"]
+    ports = [one["port"] for one in service["spec"]["ports"]]
+    assert ports == [one["containerPort"] for one in container["ports"]] == [serve.port]
 
-    (container,) = _pod(train)["containers"]
-    launcher, script = container["command"]
-    assert launcher == "torchrun"
-    assert ROOT / script == ROOT / "examples" / "graph_store" / "train.py"
-    assert (ROOT / script).is_file()
+
+def test_the_training_job_fits_the_code(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, job = parts["StatefulSet", "storage"], parts["Job", "train"]
+    (container,) = _pod(job)["containers"]
     _check_environment(container)
-    where = _train_arguments(_arguments(container, dict(os.environ)), monkeypatch)
-    assert where.servers == servers
-    assert where.storage_addr == service["metadata"]["name"]
-    assert where.rpc_port == serve.port
-    assert where.compute_addr == BY_OPERATOR["MASTER_ADDR"]
-    assert where.group_port not in (int(BY_OPERATOR["MASTER_PORT"]), serve.port)
-    assert int(train["spec"]["nprocPerNode"]) == container["resources"]["limits"]["nvidia.com/gpu"]
+    arguments = _arguments(container)
+    script = next(one for one in arguments if one.endswith(".py"))
+    launch, own = arguments[: arguments.index(script)], arguments[arguments.index(script) + 1 :]
+    torchrun = get_args_parser().parse_args([*launch, script])  # an unknown option ends the test
+    assert container["command"] == ["torchrun"]
+    assert ROOT / script == ROOT / "examples" / "graph_store" / "train.py"
+    assert (int(torchrun.nnodes), torchrun.node_rank) == (job["spec"]["completions"], 0)
+    assert job["spec"]["completions"] == job["spec"]["parallelism"], "all have to run at once"
+    assert int(torchrun.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
+    pod_0 = f"{job['metadata']['name']}-0.{_pod(job)['subdomain']}"
+    assert torchrun.master_addr == pod_0
+    assert parts["Service", _pod(job)["subdomain"]]["spec"]["publishNotReadyAddresses"]
 
-    assert _certificates(_pod(train)) == (folder, secret)
-    assert {one["name"]: one["value"] for one in container["env"]} == {TLS_DIR_VARIABLE: folder}
-    files = {one["path"] for one in secret["items"]}
-    assert files == {"ca.pem", "cert.pem", "key.pem"}
+    where = _train_arguments(own, monkeypatch)
+    serve = parse_serve(_arguments(_pod(storage)["containers"][0]))
+    assert where.servers == serve.num_servers
+    assert (where.storage_addr, where.rpc_port) == (serve.master_addr, serve.port)
+    assert where.compute_addr == pod_0
+    assert where.group_port not in (torchrun.master_port, serve.port)
+
+    folder, secret = _certificates(_pod(job))
+    assert (folder, secret) == _certificates(_pod(storage))
+    assert {TLS_DIR_VARIABLE: folder}.items() <= {
+        one["name"]: one.get("value") for one in container["env"]
+    }.items()
+    assert {one["path"] for one in secret["items"]} == {"ca.pem", "cert.pem", "key.pem"}
     made = re.search(
         r"create secret generic (\S+)((?:\s|\\|#|--from-file=\S+)*)", MANIFEST.read_text()
     )
@@ -154,3 +165,22 @@ def test_the_manifest_fits_the_code(parts: Any, monkeypatch: pytest.MonkeyPatch)
     assert made.group(1) == secret["secretName"]
     given = dict(re.findall(r"--from-file=([\w.]+)=certs/([\w.]+)", made.group(2)))
     assert given == {one["key"]: one["path"] for one in secret["items"]}
+
+
+def test_what_selects_pods_finds_them(parts: Any) -> None:
+    labels = {
+        name: parts[kind, name]["spec"]["template"]["metadata"]["labels"]
+        for kind, name in (("StatefulSet", "storage"), ("Job", "train"))
+    }
+    for (kind, name), part in parts.items():
+        owner = "storage" if name == "graph-store" else name
+        selector = part["spec"].get("podSelector") or part["spec"].get("selector")
+        if kind != "Job":  # a Job makes its own
+            assert (selector.get("matchLabels") or selector) == labels[owner], (kind, name)
+    reached = [
+        (peer["podSelector"]["matchLabels"]["app"], [one["port"] for one in rule.get("ports", [])])
+        for rule in parts["NetworkPolicy", "storage"]["spec"]["ingress"]
+        for peer in rule["from"]
+    ]
+    port = parts["Service", "graph-store"]["spec"]["ports"][0]["port"]
+    assert reached == [("storage", []), ("train", [port])]

@@ -29,8 +29,24 @@ def _die_after(count: int) -> None:
     os.replace = moment(os.replace)
 
 
+def _log_steps(path: str) -> None:
+    """Write the name of each step that begins to a file: what is noted as done does not begin."""
+    step = _job.Job.step
+
+    def logged(self, name, make):
+        def begin():
+            with open(path, "a") as file:
+                file.write(name + "\n")
+            return make()
+
+        return step(self, name, begin)
+
+    _job.Job.step = logged
+
+
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
+    _log_steps(given["log"])
     _die_after(given["moment"])
     partition_tables(
         NodeTable(given["nodes"], features="x", label="y", split="s"),

@@ -3,13 +3,13 @@
 import json
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from gigl_loader.testing import run_python
 
 pytestmark = pytest.mark.multiprocess
 
@@ -36,10 +36,8 @@ def _tables(folder: Path) -> dict[str, str]:
 
 def _run(arguments: dict) -> int:
     script = Path(__file__).parent / "killed_job.py"
-    done = subprocess.run(
-        [sys.executable, str(script), json.dumps(arguments)], capture_output=True, timeout=90
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+    done = run_python(str(script), json.dumps(arguments), timeout_s=90)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode
 
 
@@ -49,19 +47,24 @@ def _files(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("method", ["random", "ldg"])
 def test_killed_at_drawn_moments_it_ends_with_the_same_bytes(tmp_path: Path, method: str) -> None:
-    arguments = _tables(tmp_path / "tables") | {"method": method}
+    log = tmp_path / "log"
+    arguments = _tables(tmp_path / "tables") | {"method": method, "log": str(log)}
     whole = arguments | {"root": str(tmp_path / "whole"), "moment": 10**9}
     assert _run(whole) == 0
-    rng, killed = random.Random(method), 0
+    rng, killed, before = random.Random(method), 0, []
     root = tmp_path / "killed"
     for _ in range(60):
         moment = rng.randint(6, 25)
+        log.write_text("")
         status = _run(arguments | {"root": str(root), "moment": moment})
         killed += status != 0
+        begun = log.read_text().split("\n")[:-1]
+        assert len(set(begun) & set(before)) <= 1, "one step of one file is done again"
+        before += begun
         if status == 0:
             break
     assert status == 0, "it makes progress, or it would never end"
     assert killed >= 3
     assert _files(root) == _files(tmp_path / "whole")
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["killed", "tables", "whole"], "nothing is left beside the partitions"
+    assert names == ["killed", "log", "tables", "whole"], "nothing is left beside the partitions"

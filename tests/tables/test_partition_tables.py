@@ -3,17 +3,21 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 from dataset_reference import E, Graph, N, by_type, homogeneous
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from table_graphs import Tables, check, tables
 
+from gigl_loader import _glt
 from gigl_loader.dataset._mapped_io import edges_of
 from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition import partition_graph
-from gigl_loader.tables.partition import partition_tables
+from gigl_loader.errors import UsageError
+from gigl_loader.tables._report import PartReport, Report
+from gigl_loader.tables.partition import _check_fits, partition_tables
 from gigl_loader.tables.spec import EdgeTable, NodeTable
 
 INTS = pa.list_(pa.int64(), 2)
@@ -84,7 +88,7 @@ def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
     )  # fmt: skip
     partition_graph(
         graph.to_pyg(), count, tmp_path / "b", edge_dir=edge_dir, progress=False,
-        supervision=graph.supervision(),
+        supervision=graph.supervision(), overwrite=True,
     )  # fmt: skip
     for k in range(count):
         ours, theirs = (DistDataset.load(tmp_path / name, k) for name in ("a", "b"))
@@ -137,3 +141,35 @@ def test_links_are_split_and_the_ids_of_the_tables_stay(tmp_path: Path) -> None:
             found += dataset.to_original(edges_of(adjacency, edge_dir).t().reshape(-1)).tolist()
     together = sorted(zip(found[::2], found[1::2], strict=True))
     assert together == sorted(zip(pairs["src"], pairs["dst"], strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_format_of_glt(tmp_path: Path, count: int) -> None:
+    ids = [f"n{i}" for i in range(20)]
+    nodes = pa.table({"id": ids, "x": [[float(i), -i] for i in range(20)], "y": [*range(4)] * 5})
+    pairs = {"src": [ids[i % 20] for i in range(60)], "dst": [ids[(3 * i) % 20] for i in range(60)]}
+    given = NodeTable(nodes, features="x", label="y"), EdgeTable(pa.table(pairs))
+    for format in ("mapped", "glt"):
+        partition_tables(
+            *given, count, tmp_path / format, method="random", progress=False, format=format
+        )
+    for k in range(count):
+        ours, theirs = (DistDataset.load(tmp_path / name, k) for name in ("mapped", "glt"))
+        owned = by_type(ours.node_ids)[N]
+        assert owned.tolist() == by_type(theirs.node_ids)[N].tolist()
+        found, wanted = theirs.view().adjacency[E], ours.view().adjacency[E]
+        assert torch.equal(_degrees(found, owned), wanted.indptr.diff())
+        assert torch.equal(found.indices, wanted.indices)
+        for kind in ("node_features", "node_labels"):
+            rows = [getattr(one.view(), kind)[N] for one in (ours, theirs)]
+            assert torch.equal(*(one.values[one.locate(owned)] for one in rows))
+        if _glt.available:
+            assert _glt.load_partition(str(tmp_path / "glt"), k)[0] == count
+    assert (tmp_path / "glt" / "ids" / f"{N}.parquet").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["glt", "mapped"]
+    with pytest.raises(UsageError, match="needs about"):
+        _check_fits(_report_of(10**9), 2 * 10**9)
+
+
+def _report_of(nbytes: int) -> Report:
+    return Report("run", [PartReport(1, 1, nbytes, 0, 0, 0)], {}, 0.0)

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from gigl_loader.testing import _ports, free_port
+from gigl_loader.testing import free_port
+from gigl_loader.transport import addresses
 
 
 def test_a_free_port_can_be_bound_and_is_not_one_that_the_system_hands_out() -> None:
@@ -18,7 +19,7 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> N
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        assert not _ports._can_bind("127.0.0.1", port)
-    monkeypatch.setattr(_ports, "_can_bind", lambda host, port: False)
+        assert not addresses.is_free("127.0.0.1", port)
+    monkeypatch.setattr(addresses, "is_free", lambda host, port: False)
     with pytest.raises(OSError, match="are taken"):
         free_port()

@@ -1,9 +1,9 @@
 import math
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from service import Answer, Question, question
 
 from gigl_loader.errors import (
     JoinRefusedError,
@@ -12,9 +12,26 @@ from gigl_loader.errors import (
     ProtocolError,
     RemoteError,
 )
-from gigl_loader.transport import Clock, End, MemoryNetwork, Method, Peer, Security
+from gigl_loader.testing import Clock, MemoryNetwork
+from gigl_loader.transport import End, Method, Peer, Security
 
 HERE = ("store", 1000)
+
+
+@dataclass(frozen=True)
+class Question:
+    number: int
+    rows: np.ndarray
+
+
+@dataclass(frozen=True)
+class Answer:
+    number: int
+    rows: np.ndarray
+
+
+def question(number: int, rows: int = 3) -> Question:
+    return Question(number, np.arange(rows) + number)
 
 
 class Simulated:

@@ -1,0 +1,90 @@
+"""``shard="world"``: batches numbered over the whole job, whoever takes them.
+
+::
+
+    batches of the epoch    0  1  2  3 | 4  5  6  7 | 8  9 10 11 12
+    taken by 4 ranks        0  1  2  3 | 0  1  2  3 |               the job has taken 8: the state
+    then by 2 ranks                                   0  1  0  1  0
+
+After every step the job has taken a leading run of the sequence, so one number says where it is,
+and any number of ranks can go on from there.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.options import EpochOptions
+from gigl_loader.ranks import gather_from_ranks
+
+logger = logging.getLogger(__name__)
+
+SHARDS = ("machine", "world")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldShare:
+    """Which places of the job's sequence are one rank's; a place beyond the last starts again."""
+
+    rank: int
+    world_size: int
+    total: int
+    """Batches of an epoch, over all ranks."""
+    even_ranks: str | None = None
+
+    def places(self, taken: int = 0) -> range:
+        """Return this rank's places, in order, where the job has taken the first ``taken``."""
+        left = max(self.total - taken, 0)
+        stop = taken + left
+        if self.even_ranks == "drop":  # what does not fill a step of all ranks is left out
+            stop = taken + left // self.world_size * self.world_size
+        elif self.even_ranks == "wrap":  # the last step is filled up from the epoch's start
+            stop = taken + -(-left // self.world_size) * self.world_size
+        return range(taken + self.rank, stop, self.world_size)
+
+    def taken_with(self, place: int) -> int:
+        """Return how many the job has taken once every rank has done this rank's step ``place``."""
+        return min(place - self.rank + self.world_size, self.total)
+
+
+def check_shard(shard: str, *, in_order: bool) -> None:
+    """Raise `ConfigError` where a loader cannot split its seeds that way."""
+    if shard not in SHARDS:
+        raise ConfigError(f'shard must be "machine" or "world", got {shard!r}')
+    if shard == "world" and not in_order:
+        raise ConfigError(
+            'shard="world" with in_order=False: one number says which batches the job has taken, '
+            "so they have to be taken in order; leave in_order out"
+        )
+
+
+def agree_on_seed(options: EpochOptions, given: int | None, world_size: int) -> EpochOptions:
+    """Return ``options``, with rank 0's seed where no rank was given one. All ranks call it.
+
+    Args:
+        options: Of this rank; its seed was drawn where ``given`` is None.
+        given: The user's seed.
+        world_size: Number of ranks.
+    """
+    told = gather_from_ranks((given, options.seed), world_size, tuple[int | None, int])
+    if any(one is not None for one, _ in told):
+        return options  # the same on all ranks, or refused when all options are compared
+    seed = told[0][1]
+    if seed != options.seed:
+        logger.info("no rank was given a seed: using rank 0's, seed=%d", seed)
+    return replace(options, seed=seed)
+
+
+def check_same_start(epoch: int, taken: int, world_size: int) -> None:
+    """Check that all ranks go on at the same place. All ranks call it, at the start of an epoch.
+
+    Raises:
+        ConfigError: They do not: batches would be taken twice, or by nobody.
+    """
+    starts = gather_from_ranks((epoch, taken), world_size, tuple[int, int])
+    if len(set(starts)) > 1:
+        texts = [f"rank {r}: epoch {e} after {n} batches" for r, (e, n) in enumerate(starts)]
+        raise ConfigError(
+            f'shard="world" needs all ranks at one place, they start at {"; ".join(texts)}: load '
+            "the state that one rank saved on all of them, and call set_epoch() with one number"
+        )

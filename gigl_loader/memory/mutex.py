@@ -1,0 +1,72 @@
+"""A lock in shared memory that outlives its holder: glibc's robust mutex of POSIX threads.
+
+Processes that share memory share the lock. The kernel gives it up for a process that ends while it
+holds it, and the next holder is told, since what the lock guards may be half changed then.
+"""
+
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gigl_loader.errors import PeerTimeoutError
+from gigl_loader.memory.segments import Array
+
+MUTEX_BYTES = 64
+"""What is kept for a ``pthread_mutex_t``: 40 to 48 bytes on the machines that there are."""
+
+_SHARED, _ROBUST = 1, 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
+_libc = ctypes.CDLL(None)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def make_mutex(memory: Array) -> None:
+    """Make a free lock of ``memory``: `MUTEX_BYTES` uint8, aligned to 8, shared; once.
+
+    Raises:
+        OSError: The system has no such lock.
+    """
+    attributes = ctypes.create_string_buffer(64)
+    _check(_libc.pthread_mutexattr_init(attributes))
+    _check(_libc.pthread_mutexattr_setpshared(attributes, _SHARED))
+    _check(_libc.pthread_mutexattr_setrobust(attributes, _ROBUST))
+    _check(_libc.pthread_mutex_init(ctypes.c_void_p(memory.ctypes.data), attributes))
+
+
+@contextmanager
+def holding(memory: Array, timeout_s: float) -> Iterator[bool]:
+    """Hold the lock in ``memory`` within the block.
+
+    Yields:
+        Whether the last holder ended while it held it.
+
+    Raises:
+        PeerTimeoutError: It is not free after ``timeout_s`` seconds: its holder is stopped.
+    """
+    mutex = ctypes.c_void_p(memory.ctypes.data)
+    until = time.time() + timeout_s  # the clock that the function takes
+    limit = _Timespec(int(until), int(until % 1 * 1e9))
+    code = _libc.pthread_mutex_timedlock(mutex, ctypes.byref(limit))
+    if code == errno.ETIMEDOUT:
+        raise PeerTimeoutError(
+            f"a process of this machine has held a lock for {timeout_s:.0f} s: it is stopped; "
+            "look at the sampling workers, and start the job again"
+        )
+    if code != errno.EOWNERDEAD:
+        _check(code)
+    try:
+        yield code == errno.EOWNERDEAD
+    finally:
+        if code == errno.EOWNERDEAD:
+            _libc.pthread_mutex_consistent(mutex)
+        _libc.pthread_mutex_unlock(mutex)
+
+
+def _check(code: int) -> None:
+    if code:
+        raise OSError(code, os.strerror(code))

@@ -1,0 +1,63 @@
+"""What a machine's work costs: measured once by ``gigl-loader plan --calibrate``, kept as JSON."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from gigl_loader.errors import ConfigError
+
+SHIPPED = Path(__file__).with_name("costs.json")
+"""Costs of the machine that this package was developed on."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """CPU seconds, bytes and seconds of single pieces of work."""
+
+    machine: str
+    date: str
+    batch_s: float
+    """CPU seconds of a batch, whatever is in it; all these are of one core."""
+    edge_s: float
+    """Of each edge: drawing and labelling it."""
+    node_s: float
+    """Of each distinct node: labelling it and finding its row."""
+    row_byte_s: float
+    """Of each byte of a row: copying it into the batch."""
+    plain_s_per_gb: float
+    """CPU seconds for 10**9 bytes, of each end of a connection."""
+    tls_s_per_gb: float
+    """The same, encrypted."""
+    connection_gb_s: float
+    """10**9 bytes per second that one connection carries, plain, on the machine itself."""
+    process_bytes: float
+    """Memory of a training process with torch and PyG, before there is a graph."""
+    worker_bytes: float
+    """Memory of a sampling process that is its own."""
+    spread: float
+    """How far rounds of the measurement were apart, as a share: half of the range."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Costs":
+        """Return the costs in a file.
+
+        Raises:
+            ConfigError: It cannot be read, or is something else.
+        """
+        try:
+            content = json.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"costs {path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"costs {path} are no JSON: {error}") from error
+        names = {field.name for field in fields(cls)}
+        if not isinstance(content, dict) or set(content) != names:
+            raise ConfigError(
+                f"costs {path} must have the keys {', '.join(sorted(names))}: make them with "
+                "gigl-loader plan --calibrate FILE"
+            )
+        return cls(**content)
+
+    def write(self, path: Path) -> None:
+        """Write them to a file."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")

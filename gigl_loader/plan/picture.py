@@ -1,0 +1,47 @@
+"""Seeds per second over machines, each bound as a line."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.plan.costs import Costs
+from gigl_loader.plan.expect import Degrees
+from gigl_loader.plan.model import Job, estimate
+
+
+def draw(path: Path, job: Job, costs: Costs, degrees: Degrees | None = None) -> None:
+    """Write a picture; its kind is that of the path's suffix.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ConfigError("--picture needs matplotlib: run pip install matplotlib") from error
+    counts = sorted({max(1, round(job.machines * 2**k)) for k in range(-3, 4)})
+    plans = [estimate(replace(job, machines=count), costs, degrees) for count in counts]
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for name in plans[0].bounds | plans[-1].bounds:
+        values = [plan.bounds.get(name, float("inf")) for plan in plans]
+        axes.plot(counts, values, "--", linewidth=1, label=name)
+    most = [plan.seeds_per_second for plan in plans]
+    axes.plot(counts, most, "k-o", linewidth=2, label="what is left")
+    low = [rate / (1 + plan.spread) for rate, plan in zip(most, plans, strict=True)]
+    high = [rate * (1 + plan.spread) for rate, plan in zip(most, plans, strict=True)]
+    axes.fill_between(counts, low, high, color="k", alpha=0.12)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_xlabel("training machines")
+    axes.set_ylabel("seeds/s of all ranks")
+    axes.set_title(f"{job.deployment}, {job.nodes:.3g} nodes, {job.edges:.3g} edges, {job.dim} "
+                   f"{job.dtype}, {list(job.fanouts)}", fontsize=10)  # fmt: skip
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

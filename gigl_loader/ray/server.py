@@ -1,0 +1,204 @@
+"""What a Ray actor runs: a storage server in a child process, watched and started again.
+
+Neither torch nor Ray is imported here: the actor answers within milliseconds of its start, while a
+server that loads a graph takes as long as it takes.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gigl_loader.errors import GiglLoaderError
+from gigl_loader.remote import status
+from gigl_loader.transport import Security, address_towards
+from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, TOKEN_VARIABLE
+
+_PORTS = (20000, 32000)
+"""Above the ports of Ray's own workers, below those that the kernel gives to outgoing connections:
+a port has to be free again when a server is started again."""
+_ASK_EVERY_S = 1.0
+_ASK_TIMEOUT_S = 5.0
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Before a server is started again; the last one from then on. A port may still be taken."""
+_STOP_S = 20.0
+_LINES = 30
+_COMMAND = (sys.executable, "-m", "gigl_loader.ray.child")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How one server is run; the same whenever it is started again."""
+
+    rank: int
+    num_servers: int
+    root: str
+    master: tuple[str, int]
+    """Where server 0 listens."""
+    port: int
+    """Where this one does."""
+    environment: Mapping[str, str] = field(repr=False)
+    """Who may come in."""
+    arguments: tuple[str, ...] = ()
+    """Further ones for ``gigl-loader serve``."""
+    max_restarts: int = -1
+    health_timeout_s: float = 30.0
+    load_timeout_s: float = 1800.0
+
+
+def free_place(rank: int, num_servers: int, host: str) -> tuple[str, int]:
+    """Return ``host`` and a port that is free there; servers of one node never get the same."""
+    first, last = _PORTS
+    ports = [port for port in range(first, last) if port % num_servers == rank]
+    for port in random.sample(ports, len(ports)):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind((host, port))
+            return host, port
+    raise OSError(f"no port of {host} in [{first}, {last}) is free")
+
+
+class StorageServer:
+    """One storage server: a child process, and the thread that watches it.
+
+    ::
+
+        loading --it answers--> serving --it ended, or does not answer--> restarting --> loading
+           restarting --no restarts left--> failed          any --stop()--> stopped
+
+    Args:
+        options: How to run it.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        environment = options.environment
+        self._security = Security.resolve(
+            environment.get(TLS_DIR_VARIABLE, ""), environment.get(TOKEN_VARIABLE, ""),
+            bool(environment.get(INSECURE_VARIABLE)),
+        )  # fmt: skip
+        self._stopping = threading.Event()
+        self._child: subprocess.Popen[str] | None = None
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._state, self._served, self._restarts = "loading", False, 0
+        self._generation = 0
+        self._why = ""
+        self._status: dict[str, Any] = {}
+        # a child that ends with its parent ends with the thread that made it: this one stays
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def health(self) -> dict[str, Any]:
+        """Return how the server is, as plain values; at once.
+
+        ``state`` is as in the picture above, ``served`` whether it ever was ready, ``generation``
+        the microsecond in which the present process was started, ``status`` the server's own.
+        """
+        child = self._child
+        return {
+            "state": self._state, "served": self._served, "restarts": self._restarts,
+            "generation": self._generation, "pid": None if child is None else child.pid,
+            "node": socket.gethostname(), "watcher_pid": os.getpid(), "why": self._why,
+            "log": list(self._lines), "status": self._status,
+        }  # fmt: skip
+
+    def stop(self) -> None:
+        """End the server in good order; returns when it is gone. Idempotent."""
+        self._stopping.set()
+        child = self._child
+        if child is not None:
+            child.terminate()
+            try:
+                child.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        self._thread.join(_STOP_S)
+
+    # -- in the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._start()
+            self._why = self._watch()
+            self._status = {}
+            if self._stopping.is_set() or self._is_used_up():
+                break
+            self._state = "restarting"
+            self._stopping.wait(_PAUSES_S[min(self._restarts, len(_PAUSES_S) - 1)])
+            self._restarts += 1
+        self._state = "stopped" if self._stopping.is_set() else "failed"
+
+    def _is_used_up(self) -> bool:
+        return 0 <= self._options.max_restarts <= self._restarts
+
+    def _start(self) -> None:
+        options = self._options
+        host, port = options.master
+        argv = [
+            f"--root={options.root}", f"--rank={options.rank}", f"--port={port}",
+            f"--num-servers={options.num_servers}", f"--master-addr={host}",
+            f"--own-addr={self._own_address}", f"--own-port={options.port}", "--jobs=0",
+            *options.arguments,
+        ]  # fmt: skip
+        unset = (TLS_DIR_VARIABLE, TOKEN_VARIABLE, INSECURE_VARIABLE)
+        inherited = {name: value for name, value in os.environ.items() if name not in unset}
+        self._lines.clear()
+        self._state = "loading"
+        self._generation = time.time_ns() // 1000
+        self._child = subprocess.Popen(
+            [*_COMMAND, str(os.getpid()), *argv],
+            env={**inherited, **options.environment}, stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, errors="replace",
+        )  # fmt: skip
+        threading.Thread(target=self._read, args=(self._child,), daemon=True).start()
+        if self._stopping.is_set():  # `stop` may not have seen the child
+            self._child.terminate()
+
+    @property
+    def _own_address(self) -> str:
+        """Server 0's is known to all; the others listen where they reach it from."""
+        host = self._options.master[0]
+        return host if self._options.rank == 0 else address_towards(host)
+
+    def _read(self, child: "subprocess.Popen[str]") -> None:
+        assert child.stderr is not None
+        with child.stderr:
+            for line in child.stderr:
+                self._lines.append(line.rstrip())
+                sys.stderr.write(line)  # into Ray's log
+
+    def _watch(self) -> str:
+        """Wait for the end of the child, and bring it about if it does not answer; say why."""
+        assert self._child is not None
+        where = (self._own_address, self._options.port)
+        started = heard = time.monotonic()
+        served = False
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return _how(self._child.wait(_ASK_EVERY_S))
+            options = self._options
+            patience_s = min(_ASK_TIMEOUT_S, options.health_timeout_s)
+            with contextlib.suppress(GiglLoaderError):
+                self._status = status.ask(where, self._security, patience_s)
+                heard, served, self._served = time.monotonic(), True, True
+                if not self._stopping.is_set():
+                    self._state = "serving"
+            quiet = time.monotonic() - (heard if served else started)
+            if quiet > (options.health_timeout_s if served else options.load_timeout_s):
+                self._child.kill()
+                self._child.wait()
+                return f"it did not answer for {quiet:.0f} s and was killed"
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"it was ended by {signal.Signals(-code).name}"
+    return f"it ended with exit code {code}"

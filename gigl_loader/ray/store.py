@@ -1,0 +1,401 @@
+"""`start_graph_store`: a storage cluster as actors of a Ray cluster."""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
+from gigl_loader.ray.server import ServerOptions, StorageServer, free_place
+from gigl_loader.ray.watchdog import Watchdog
+from gigl_loader.remote.dataset import GraphStoreInfo
+from gigl_loader.remote.patience import PATIENCE_S, check_patience
+from gigl_loader.transport.certs import token as fresh_token
+from gigl_loader.transport.security import (
+    INSECURE_VARIABLE,
+    TLS_DIR_VARIABLE,
+    TOKEN_VARIABLE,
+    Security,
+)
+
+_log = logging.getLogger(__name__)
+
+_INTERVAL_S = 2.0
+_STOP_S = 30.0
+
+
+class GraphStore:
+    """A storage cluster on Ray; from `start_graph_store`. Use it with ``with``.
+
+    It ends with `shutdown`, or with the driver that started it.
+    """
+
+    def __init__(
+        self, servers: Sequence["_Actor"], group: Any, watchdog: Watchdog,
+        cluster_info: GraphStoreInfo, environment: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self._servers, self._group, self._watchdog = servers, group, watchdog
+        self.cluster_info = cluster_info
+        """Where the servers are, for ``init_compute_process`` and ``RemoteDistDataset``.
+
+        Figures of the compute cluster are those of one process: where a process group is up, as in
+        Ray Train, they are not looked at. Elsewhere set them with ``dataclasses.replace``."""
+        self.environment = dict(environment)
+        """Variables that let a process in: set them where training runs. They hold the token."""
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return how each server is, by rank; at once, from what each said last.
+
+        ``state`` (``starting``, ``loading``, ``serving``, ``restarting``, ``failed``, ``stopped``),
+        ``node``, ``pid``, ``generation`` (which of several starts it is), ``restarts`` (of its
+        process within the present actor), ``why`` it was last started again, ``silent_s`` since it
+        was heard of, and ``status``: what ``gigl-loader status`` prints.
+        """
+        return self._watchdog.health()
+
+    def check(self) -> None:
+        """Raise if the cluster cannot go on.
+
+        Raises:
+            ServerDiedError: A server is lost for good: its restarts are used up, or no node had
+                room for it for ``lost_after_s``.
+        """
+        if self._watchdog.error is not None:
+            raise self._watchdog.error
+
+    def shutdown(self) -> None:
+        """End the servers and give the nodes back. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._watchdog.close()
+        import ray
+
+        if ray.is_initialized():
+            _end(self._servers, self._group)
+
+    def __enter__(self) -> "GraphStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+def start_graph_store(
+    root: str | Path,
+    *,
+    num_servers: int,
+    replicas: int = 1,
+    cpus_per_server: float = 1.0,
+    tls_dir: str | None = None,
+    token: str | None = None,
+    insecure: bool | None = None,
+    allow_samplers: Sequence[str] = (),
+    strategy: str = "SPREAD",
+    max_restarts: int = -1,
+    health_timeout_s: float = 30.0,
+    lost_after_s: float = 300.0,
+    start_timeout_s: float = 1800.0,
+    patience_s: float = PATIENCE_S,
+) -> GraphStore:
+    """Start a storage cluster on the Ray cluster that this process is connected to.
+
+    ::
+
+        ray.init()
+        with start_graph_store("/data/graph", num_servers=4, cpus_per_server=16) as store:
+            ...
+
+    One actor per server starts ``gigl-loader serve`` as a child, watches it and starts it again;
+    Ray starts the actor again where it, or its node, is lost. A server, or an actor, that is
+    stopped is killed after ``health_timeout_s``. Batches do not go through Ray.
+
+    Who may come in is said as in ``init_storage_process``; where nothing says it, a fresh token is
+    drawn. Processes that train need `GraphStore.environment`.
+
+    Args:
+        root: Folder that ``partition_graph`` wrote, under the same path on all nodes.
+        num_servers: Servers, one per partition.
+        replicas: Servers of each partition.
+        cpus_per_server: CPUs that Ray sets aside for each. Its sampling workers share them.
+        tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``, on all nodes. None: the
+            environment's ``GIGL_LOADER_TLS_DIR``.
+        token: The cluster's secret. None: the environment's ``GIGL_LOADER_CLUSTER_TOKEN``.
+        insecure: Plain sockets, for closed networks. None: the environment's
+            ``GIGL_LOADER_INSECURE``.
+        allow_samplers: Packages, modules or classes that clients may name as samplers.
+        strategy: How the placement group spreads servers over nodes: ``"SPREAD"``,
+            ``"STRICT_SPREAD"``, ``"PACK"`` or ``"STRICT_PACK"``.
+        max_restarts: How often Ray may start an actor again, and an actor its server; -1: no limit.
+        health_timeout_s: Seconds without an answer after which a process is taken for stopped.
+        lost_after_s: Seconds without an answer after which a server is given up: Ray would wait for
+            a node with room for ever.
+        start_timeout_s: For placing the servers and loading the graph, in seconds.
+        patience_s: How long an outage of the network may last, in seconds; see
+            ``init_storage_process``.
+
+    Raises:
+        ConfigError: Ray is not installed, or a value cannot work.
+        UsageError: This process is not connected to a Ray cluster.
+        PeerError: A server could not start; with the last lines of its log.
+        PeerTimeoutError: Ray found no room for the servers, or they did not load in time.
+    """
+    _check(num_servers, replicas, cpus_per_server, max_restarts)
+    _check_times(health_timeout_s, lost_after_s, start_timeout_s)
+    check_patience(patience_s)
+    environment = _environment(tls_dir, token, insecure)
+    ray = _connected_ray()
+    deadline = time.monotonic() + start_timeout_s
+    group = _place(num_servers, cpus_per_server, strategy, start_timeout_s)
+    servers: list[_Actor] = []
+    watchdog = None
+    try:
+        places = _find_places(group, num_servers, deadline)
+        for rank in range(num_servers):
+            options = ServerOptions(
+                rank=rank, num_servers=num_servers, root=str(root), master=places[0],
+                port=places[rank][1], environment=environment, max_restarts=max_restarts,
+                arguments=(
+                    f"--patience={patience_s}", f"--timeout={start_timeout_s}",
+                    *(f"--allow-samplers={prefix}" for prefix in allow_samplers),
+                ),
+                health_timeout_s=health_timeout_s, load_timeout_s=start_timeout_s,
+            )  # fmt: skip
+            how = _scheduled(group, rank, num_cpus=cpus_per_server)
+            actor = (
+                ray.remote(StorageServer)
+                .options(max_restarts=max_restarts, max_task_retries=-1, max_concurrency=4, **how)
+                .remote(options)
+            )
+            servers.append(_Actor(actor, group))
+        watchdog = Watchdog(
+            servers, interval_s=_INTERVAL_S, timeout_s=health_timeout_s, lost_after_s=lost_after_s
+        )
+        watchdog.start()
+        _wait_until_all_serve(watchdog, deadline, start_timeout_s)
+    except BaseException:
+        if watchdog is not None:
+            watchdog.close()
+        _end(servers, group)
+        raise
+    return GraphStore(servers, group, watchdog, _info(num_servers, places[0]), environment)
+
+
+# -- before anything starts -----------------------------------------------------------------------
+
+
+def _check(num_servers: int, replicas: int, cpus: float, max_restarts: int) -> None:
+    if num_servers < 1:
+        raise ConfigError(f"num_servers must be at least 1, got {num_servers}")
+    if replicas != 1:
+        raise ConfigError(
+            f"replicas must be 1, got {replicas}: storage servers have no replicas yet; a server "
+            "that is lost is started again"
+        )
+    if not 0 <= cpus < math.inf:
+        raise ConfigError(f"cpus_per_server must be at least 0, got {cpus}")
+    if max_restarts < -1:
+        raise ConfigError(f"max_restarts must be at least 0, or -1: no limit, got {max_restarts}")
+
+
+def _check_times(health_timeout_s: float, lost_after_s: float, start_timeout_s: float) -> None:
+    given = {
+        "health_timeout_s": health_timeout_s, "lost_after_s": lost_after_s,
+        "start_timeout_s": start_timeout_s,
+    }  # fmt: skip
+    for name, value in given.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} must be a finite number of seconds > 0, got {value}")
+    if lost_after_s <= health_timeout_s:
+        raise ConfigError(
+            f"lost_after_s={lost_after_s} must be more than health_timeout_s={health_timeout_s}: a "
+            "server that was killed for its silence needs time to start again"
+        )
+
+
+def _connected_ray() -> Any:
+    """Return the module, with this process connected to a cluster."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            'start_graph_store needs Ray: run pip install "gigl_loader[ray]"'
+        ) from error
+    if not ray.is_initialized():
+        raise UsageError(
+            'connect to a Ray cluster first: ray.init(), or ray.init("local") for one of this '
+            "machine alone"
+        )
+    return ray
+
+
+def _environment(tls_dir: str | None, token: str | None, insecure: bool | None) -> dict[str, str]:
+    """Return the variables that tell servers and clients who may come in."""
+    security = Security.resolve(tls_dir, token, insecure)
+    found = {}
+    if security.tls_dir:
+        found[TLS_DIR_VARIABLE] = security.tls_dir
+    if security.mode.name == "INSECURE":
+        found[INSECURE_VARIABLE] = "1"
+    if security.token:
+        found[TOKEN_VARIABLE] = security.token
+    return found or {TOKEN_VARIABLE: fresh_token()}
+
+
+# -- on the Ray cluster ---------------------------------------------------------------------------
+
+
+class _Actor:
+    """One server's actor, as the watchdog reaches it."""
+
+    def __init__(self, actor: Any, group: Any) -> None:
+        self.actor, self._group = actor, group
+        self._asked: Any = None
+
+    def ask(self) -> None:
+        self._asked = self.actor.health.remote()
+
+    def answer(self) -> dict[str, Any] | None:
+        import ray
+
+        done, _ = ray.wait([self._asked], timeout=0)
+        if not done:
+            return None
+        found: dict[str, Any] = ray.get(self._asked)
+        return found
+
+    def kill(self) -> None:
+        import ray
+
+        ray.kill(self.actor, no_restart=False)
+
+    def is_placed(self) -> bool:
+        from ray.util import placement_group_table
+
+        return bool(placement_group_table(self._group)["state"] == "CREATED")
+
+
+def _place(num_servers: int, cpus: float, strategy: str, timeout_s: float) -> Any:
+    """Return a placement group with a bundle for each server.
+
+    Raises:
+        ConfigError: There is no such strategy.
+        PeerTimeoutError: The nodes have no room.
+    """
+    import ray
+    from ray.util import placement_group, remove_placement_group
+
+    # an empty bundle is refused: one that asks for no CPU asks for a bit of memory instead
+    bundle = {"CPU": cpus} if cpus else {"memory": 1}
+    try:
+        group = placement_group([bundle] * num_servers, strategy=strategy)
+    except ValueError as error:
+        raise ConfigError(f"Ray refuses the placement of the storage servers: {error}") from error
+    if not group.wait(timeout_s):
+        remove_placement_group(group)
+        raise PeerTimeoutError(
+            f"Ray found no room for {num_servers} storage servers of {cpus:g} CPUs ({strategy}) in "
+            f"{timeout_s:.0f} s; free now: {ray.available_resources()}. Add nodes, or lower "
+            "num_servers or cpus_per_server"
+        )
+    return group
+
+
+def _scheduled(group: Any, rank: int, **resources: Any) -> dict[str, Any]:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+    return {"scheduling_strategy": where, **resources}
+
+
+def _find_places(group: Any, num_servers: int, deadline: float) -> list[tuple[str, int]]:
+    """Return address and port of each server: known before it starts, the same when it restarts."""
+    import ray
+
+    refs = [
+        ray.remote(_free_place)
+        .options(**_scheduled(group, rank, num_cpus=0))
+        .remote(rank, num_servers)
+        for rank in range(num_servers)
+    ]
+    try:
+        places: list[tuple[str, int]] = ray.get(refs, timeout=max(1.0, deadline - time.monotonic()))
+    except ray.exceptions.GetTimeoutError as error:
+        raise PeerTimeoutError(
+            "Ray did not run a task on each of the nodes for storage servers in time"
+        ) from error
+    except ray.exceptions.RayError as error:
+        raise PeerError(
+            "cannot run gigl_loader on the nodes for storage servers; is it installed there? "
+            f"{error}"
+        ) from error
+    return places
+
+
+def _free_place(rank: int, num_servers: int) -> tuple[str, int]:
+    import ray
+
+    return free_place(rank, num_servers, ray.util.get_node_ip_address())
+
+
+def _wait_until_all_serve(watchdog: Watchdog, deadline: float, timeout_s: float) -> None:
+    """Return when all servers serve.
+
+    Raises:
+        PeerError: One ended before it served: it would end again.
+        PeerTimeoutError: The time is over.
+    """
+
+    def broken(servers: list[dict[str, Any]]) -> list[int]:
+        return [i for i, one in enumerate(servers) if one.get("why") and not one.get("served")]
+
+    def decided(servers: list[dict[str, Any]]) -> bool:
+        return bool(broken(servers)) or all(one["state"] == "serving" for one in servers)
+
+    in_time = watchdog.wait_for(decided, max(0.0, deadline - time.monotonic()))
+    servers = watchdog.health()
+    if failed := broken(servers):
+        one = servers[failed[0]]
+        log = "\n".join(one.get("log", []))
+        raise PeerError(f"storage server {failed[0]} did not start: {one['why']}\n{log}")
+    if watchdog.error is not None:
+        raise watchdog.error
+    if not in_time:
+        states = {rank: one["state"] for rank, one in enumerate(servers)}
+        raise PeerTimeoutError(
+            f"not all storage servers serve after {timeout_s:.0f} s: {states}; see the logs of "
+            "their actors, or raise start_timeout_s"
+        )
+
+
+def _info(num_servers: int, master: tuple[str, int]) -> GraphStoreInfo:
+    host, port = master
+    return GraphStoreInfo(
+        num_storage_nodes=num_servers, num_compute_nodes=1, num_processes_per_compute=1,
+        cluster_master_ip=host, storage_cluster_master_ip=host, compute_cluster_master_ip=host,
+        cluster_master_port=0, storage_cluster_master_port=0, compute_cluster_master_port=0,
+        rpc_master_port=port, rpc_wait_port=0,
+    )  # fmt: skip
+
+
+def _end(servers: Sequence[_Actor], group: Any) -> None:
+    """Stop the servers in good order where they answer, then take the actors and the nodes away."""
+    import ray
+    from ray.util import remove_placement_group
+
+    with contextlib.suppress(ray.exceptions.RayError):
+        stopped = [one.actor.stop.remote() for one in servers]
+        if stopped:
+            ray.wait(stopped, num_returns=len(stopped), timeout=_STOP_S)
+    for one in servers:
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(one.actor)
+    with contextlib.suppress(ray.exceptions.RayError):
+        remove_placement_group(group)

@@ -1,0 +1,108 @@
+"""Compiled loops over integers of a few bits each, packed into 64-bit words, least bits first."""
+
+import numpy as np
+
+from gigl_loader.sampler._kernels import _jit
+
+_ONE = np.uint64(1)
+_WORD_BITS = np.uint64(64)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+@_jit
+def survey(values):  # type: ignore[no-untyped-def]
+    """Return (least, most, whether they ascend, the widest step) of int64 values, one at least."""
+    least = most = before = values[0]
+    ascending = True
+    widest = np.uint64(0)
+    for i in range(1, values.shape[0]):
+        value = values[i]
+        if value < before:
+            ascending = False
+        else:
+            widest = max(widest, np.uint64(value) - np.uint64(before))
+        least = min(least, value)
+        most = max(most, value)
+        before = value
+    return least, most, ascending, widest
+
+
+@_jit
+def pack(values, first, bits, steps, words):  # type: ignore[no-untyped-def]
+    """Write ``values - first`` into ``words``, ``bits`` bits each; ``steps``: differences."""
+    width = np.uint64(bits)
+    filled = np.uint64(0)
+    word = np.uint64(0)
+    at = 0
+    before = first
+    for i in range(values.shape[0]):
+        number = np.uint64(values[i]) - np.uint64(before)
+        if steps:
+            before = values[i]
+        word |= number << filled
+        filled += width
+        if filled >= _WORD_BITS:
+            words[at] = word
+            at += 1
+            filled -= _WORD_BITS
+            word = np.uint64(0)
+            if filled > np.uint64(0):
+                word = number >> (width - filled)
+    if filled > np.uint64(0):
+        words[at] = word
+
+
+@_jit
+def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
+    """Undo `pack`."""
+    mask = _ALL if bits == 64 else (_ONE << np.uint64(bits)) - _ONE
+    before = np.uint64(first)
+    for i in range(out.shape[0]):
+        position = i * bits
+        at = position >> 6
+        shift = np.uint64(position & 63)
+        number = words[at] >> shift
+        if shift + np.uint64(bits) > _WORD_BITS:
+            number |= words[at + 1] << (_WORD_BITS - shift)
+        value = before + (number & mask)
+        out[i] = np.int64(value)
+        if steps:
+            before = value
+
+
+@_jit
+def find_runs(values, starts):  # type: ignore[no-untyped-def]
+    """Write where runs of equal values start; return their number, -1: more than there is room."""
+    found = 0
+    for i in range(values.shape[0]):
+        if i == 0 or values[i] != values[i - 1]:
+            if found == starts.shape[0]:
+                return -1
+            starts[found] = i
+            found += 1
+    return found
+
+
+@_jit
+def repeat(values, counts, out):  # type: ignore[no-untyped-def]
+    """Write each value as often as its count says; return whether that fills ``out``."""
+    at = 0
+    for i in range(values.shape[0]):
+        count = counts[i]
+        if count < 0 or count > out.shape[0] - at:
+            return False
+        for j in range(at, at + count):
+            out[j] = values[i]
+        at += count
+    return at == out.shape[0]
+
+
+def load() -> None:
+    """Call every kernel once: compiles it, or loads it from Numba's cache on disk."""
+    values, words = np.zeros(1, np.int64), np.zeros(1, np.uint64)
+    survey(values)
+    for steps in (False, True):
+        pack(values, 0, 1, steps, words)
+        unpack(words, 0, 1, steps, values)
+    find_runs(values, values.copy())
+    repeat(values, values.copy(), values.copy())

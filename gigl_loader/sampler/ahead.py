@@ -1,0 +1,296 @@
+"""Batches whose structure is drawn before their rows are read.
+
+::
+
+    sampler.sample() --> keep_structure() --> DrawnBatch: ids and edges as arrays, rows to be read
+    Filler.fill() <-- plan of the row cache: asks other machines for what is missing, stores it,
+                      and returns fields that copy rows from here, from the cache and the answers
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.dataset.view import PartitionView, Rows
+from gigl_loader.memory.segments import Array, storage_dtype
+from gigl_loader.message import Field
+from gigl_loader.sampler.later import LaterRows
+from gigl_loader.sampler.questions import Peers, Pending, RowsAnswer
+from gigl_loader.sampler.row_cache import MISSING, Matrix, Owner, RowCache, owner_of
+from gigl_loader.sampler.store import Scratch, Split, gather_rows, rows_request
+
+READY_S = 5.0
+"""How long a batch waits for rows that another one is fetching before it fetches them itself: the
+worker of the other one may have ended."""
+_POLL_S = 0.0005
+
+Source = tuple[Owner, int]
+"""Whose rows, and a number: one owner's rows for other ids are something else."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The ids of one owner that a batch needs from other machines."""
+
+    split: Split
+    """By partition, places in the batch's ids; other machines' partitions alone."""
+    ids: Array
+    """``[n]`` int64, partition after partition."""
+    matrices: list[Matrix]
+
+    @property
+    def places(self) -> Array:
+        """``[n]`` int64: where each id stands in the batch's ids."""
+        return np.concatenate(list(self.split.values()))
+
+
+@dataclass(frozen=True)
+class DrawnBatch:
+    """A batch without its rows."""
+
+    fields: list[Field]
+    sources: list[Source | None]
+    """Of each field, which of ``remote`` it reads; None: nothing."""
+    remote: dict[Source, Remote]
+    nbytes: int
+    """Of what is kept for it."""
+
+    def wanted(self) -> dict[Owner, Array]:
+        """Return by owner the ids that the cache is told of."""
+        return {owner: one.ids for (owner, number), one in self.remote.items() if number == 0}
+
+
+def keep_structure(fields: Sequence[Field], here: Mapping[int, Any]) -> DrawnBatch:
+    """Return a batch that outlives its sampler's next one.
+
+    Args:
+        fields: From the sampler.
+        here: Partitions that are read in this machine's memory.
+    """
+    batch = DrawnBatch([], [], {}, 0)
+    by_ids: dict[tuple[Owner, int], Source] = {}
+    for one in fields:
+        source = None
+        if isinstance(one.write, LaterRows):
+            source = _source(one.write, here, by_ids, batch.remote)
+        else:
+            array = np.empty(one.shape, storage_dtype(one.dtype))
+            one.write(array)
+            one = replace(one, write=partial(_copy, array))
+        batch.fields.append(one)
+        batch.sources.append(source)
+    return replace(batch, nbytes=sum(_kept_bytes(one) for one in batch.fields))
+
+
+def _copy(array: Array, out: Array) -> None:
+    np.copyto(out, array)
+
+
+def _kept_bytes(field: Field) -> int:
+    write: Any = field.write
+    return int((write.ids if isinstance(write, LaterRows) else write.args[0]).nbytes)
+
+
+def _source(
+    later: LaterRows,
+    here: Mapping[int, Any],
+    by_ids: dict[tuple[Owner, int], Source],
+    remote: dict[Source, Remote],
+) -> Source | None:
+    """Return what ``later`` reads from other machines, entered into ``remote``."""
+    split = {p: at for p, at in (later.split or {}).items() if p not in here}
+    if not split:
+        return None
+    owner = owner_of(later.kind, later.name)
+    number = sum(one == owner for one, _ in by_ids)
+    source = by_ids.setdefault((owner, id(later.split)), (owner, number))
+    if source not in remote:
+        ids = np.concatenate([later.ids.take(at) for at in split.values()])
+        remote[source] = Remote(split, ids, [])
+    remote[source].matrices.append((later.kind, later.name))
+    return source
+
+
+class Filler:
+    """Fills drawn batches. One object per sampling thread.
+
+    Args:
+        view: The partition, and what is nearby.
+        peers: Who has the rest.
+        cache: Rows of other machines.
+        ready_s: How long to wait for rows that another batch is fetching.
+    """
+
+    def __init__(
+        self,
+        view: PartitionView[Array],
+        peers: Peers,
+        cache: RowCache,
+        ready_s: float = READY_S,
+    ) -> None:
+        self._here = {view.partition_idx: view, **view.nearby}
+        self._view, self._peers, self._cache, self._ready_s = view, peers, cache, ready_s
+        self._scratch = Scratch()
+
+    def fill(self, batch: DrawnBatch, plans: Mapping[Owner, Array]) -> list[Field]:
+        """Return the fields of a batch, once the rows of other machines are here.
+
+        They are written before the next call.
+
+        Args:
+            batch: From `keep_structure`.
+            plans: From `RowCache.plan`.
+        """
+        rows: dict[Source, _RemoteRows] = {}
+        for source, remote in batch.remote.items():
+            owner, number = source
+            plan = plans.get(owner) if number == 0 else None
+            if plan is None or set(remote.matrices) != set(self._cache.matrices(owner)):
+                plan = np.full(remote.ids.size, MISSING, np.int32)
+            rows[source] = _RemoteRows(owner, remote, plan, self._cache, self._ask)
+        for one in rows.values():
+            one.store()  # before anything of other batches is waited for, so that none goes around
+        for one in rows.values():
+            one.await_others(self._ready_s)
+        return [
+            self._field(field, None if source is None else rows[source])
+            for field, source in zip(batch.fields, batch.sources, strict=True)
+        ]
+
+    def _matrix(self, kind: str, name: Any, partition: int | None = None) -> Rows[Array]:
+        view = self._view if partition is None else self._here[partition]
+        rows: Rows[Array] = getattr(view, kind)[name]
+        return rows
+
+    def _ask(self, matrix: Matrix, remote: Remote, at: Array, *, again: bool = False) -> "_Asked":
+        """Ask for the rows of ``remote.ids[at]``; ``at`` ascends."""
+        kind, name = matrix
+        like = self._matrix(kind, name).values
+        shape = (at.size, *like.shape[1:])
+        dtype = like.dtype.name
+        # named work memory: answers land in pages that are mapped already
+        out = (
+            np.empty(shape, like.dtype)
+            if again
+            else self._scratch.matrix(str(matrix), dtype, shape)
+        )
+        pending: list[Pending[RowsAnswer]] = []
+        ends = np.cumsum([places.size for places in remote.split.values()])
+        cuts = np.searchsorted(at, [0, *ends])
+        for partition, start, stop in zip(remote.split, cuts[:-1], cuts[1:], strict=True):
+            if start < stop:
+                request = rows_request(kind, name, remote.ids[at[start:stop]])
+                pending.append(self._peers.rows(partition, request, out[start:stop]))
+        return _Asked(out, pending)
+
+    def _field(self, field: Field, remote: "_RemoteRows | None") -> Field:
+        later = field.write
+        if not isinstance(later, LaterRows):
+            return field
+        return replace(field, write=partial(self._write, later, remote))
+
+    def _write(self, later: LaterRows, remote: "_RemoteRows | None", out: Array) -> None:
+        if later.split is None:
+            rows = self._matrix(later.kind, later.name)
+            gather_rows([(rows.values, rows.locate(later.ids), None)], out)
+            return
+        parts: list[tuple[Array, Array, Array | None]] = []
+        for partition in self._here.keys() & later.split.keys():
+            rows = self._matrix(later.kind, later.name, partition)
+            places = later.split[partition]
+            parts.append((rows.values, rows.locate(later.ids.take(places)), places))
+        if remote is not None:
+            parts += remote.parts((later.kind, later.name))
+        gather_rows(parts, out)
+        if remote is not None:
+            remote.repair((later.kind, later.name), out)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    rows: Array
+    pending: list[Pending[RowsAnswer]]
+
+    def wait(self) -> Array:
+        for answer in self.pending:
+            answer.wait()
+        return self.rows
+
+
+class _RemoteRows:
+    """The rows of other machines of one owner and batch: of the cache, or fetched."""
+
+    def __init__(
+        self, owner: Owner, remote: Remote, plan: Array, cache: RowCache, ask: Callable[..., _Asked]
+    ) -> None:
+        self._owner, self._remote, self._cache, self._ask = owner, remote, cache, ask
+        self._plan = plan
+        self._places = remote.places
+        self._fetched = np.flatnonzero(plan < 0)
+        self._cached = np.flatnonzero(plan >= 0)
+        self._late = self._fetched[:0]
+        self._asked = {matrix: ask(matrix, remote, self._fetched) for matrix in remote.matrices}
+        self._late_rows: dict[Matrix, Array] = {}
+
+    def store(self) -> None:
+        """Wait for the answers, and let the cache have what it is to keep."""
+        rows = {matrix: asked.wait() for matrix, asked in self._asked.items()}
+        kept = np.flatnonzero(self._plan[self._fetched] < MISSING)
+        if kept.size:
+            at = self._fetched[kept]
+            slots = -2 - self._plan[at]
+            self._cache.store(self._owner, slots, self._remote.ids[at], rows, kept)
+
+    def await_others(self, timeout_s: float) -> None:
+        """Wait until rows that other batches fetch are there; fetch what does not come."""
+        deadline = time.monotonic() + timeout_s
+        while (absent := self._absent()).size and time.monotonic() < deadline:
+            if self._given_up(absent):
+                break
+            time.sleep(_POLL_S)
+        if absent.size == 0:
+            return
+        self._late = self._cached[absent]
+        self._cached = np.delete(self._cached, absent)
+        asked = {m: self._ask(m, self._remote, self._late, again=True) for m in self._asked}
+        self._late_rows = {matrix: one.wait() for matrix, one in asked.items()}
+        ids, everything = self._remote.ids[self._late], np.arange(self._late.size)
+        self._cache.store(self._owner, self._plan[self._late], ids, self._late_rows, everything)
+
+    def _absent(self) -> Array:
+        """Return the places in ``_cached`` whose rows are not in their slots."""
+        at = self._cached
+        if at.size == 0:
+            return at
+        return self._cache.absent(self._owner, self._plan[at], self._remote.ids[at])
+
+    def _given_up(self, absent: Array) -> bool:
+        """Return whether slots of all these are for other rows by now, and will not be filled."""
+        at = self._cached[absent]
+        return not self._cache.is_held(self._owner, self._plan[at], self._remote.ids[at])
+
+    def parts(self, matrix: Matrix) -> list[tuple[Array, Array, Array | None]]:
+        """Return (matrix, rows, places in the batch) as `gather_rows` takes them."""
+        found: list[tuple[Array, Array, Array | None]] = []
+        if self._cached.size:
+            rows = self._cache.rows(self._owner, matrix)
+            slots = self._plan[self._cached].astype(np.int64)
+            found.append((rows, slots, self._places[self._cached]))
+        for rows, at in (
+            (self._asked[matrix].rows, self._fetched),
+            (self._late_rows.get(matrix), self._late),
+        ):
+            if rows is not None and at.size:
+                found.append((rows, np.arange(at.size), self._places[at]))
+        return found
+
+    def repair(self, matrix: Matrix, out: Array) -> None:
+        """Fetch rows whose slots were given to others while they were copied."""
+        absent = self._absent()
+        if absent.size:
+            at = self._cached[absent]
+            out[self._places[at]] = self._ask(matrix, self._remote, at, again=True).wait()

@@ -1,0 +1,58 @@
+"""Rows that a sampler asks for and somebody reads later: for batches that are drawn ahead.
+
+The sampler does not notice: `gigl_loader.sampler.store.GraphStore` hands out `LaterRows` where its
+``peers`` are `Later`, and `gigl_loader.sampler.ahead` reads them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gigl_loader.errors import ProtocolError
+from gigl_loader.memory.segments import Array
+from gigl_loader.sampler.questions import (
+    Drawn,
+    DrawRequest,
+    Peers,
+    Pending,
+    RowsAnswer,
+    RowsRequest,
+)
+
+
+class Later:
+    """``peers`` for a sampler whose rows are read later.
+
+    Args:
+        peers: Who answers questions.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    def draw(self, partition: int, request: DrawRequest) -> Pending[Drawn]:
+        """Ask a worker of ``partition`` for neighbours."""
+        return self._peers.draw(partition, request)
+
+    def rows(self, partition: int, request: RowsRequest, out: Array) -> Pending[RowsAnswer]:
+        """Ask a worker of ``partition`` for rows."""
+        return self._peers.rows(partition, request, out)
+
+
+@dataclass(frozen=True, eq=False)
+class LaterRows:
+    """Rows that a field is to have; stands where its ``write`` does."""
+
+    kind: str
+    name: Any
+    ids: Array
+    """``[n]`` int64, global ids; a copy, that nobody writes to."""
+    split: dict[int, Array] | None
+    """Places by owner, as `GraphStore.split` returns them."""
+
+    def __call__(self, out: Array) -> None:
+        """Refuse.
+
+        Raises:
+            ProtocolError: Always: these rows are written by `gigl_loader.sampler.ahead.Filler`.
+        """
+        raise ProtocolError("rows of a batch that was drawn ahead were read before it was filled")

@@ -1,0 +1,128 @@
+"""Integers in as few bits as they need, for messages that cross machines.
+
+Ids and labels of a batch fit into 10 to 30 bits; in memory they have 64. `pack_ints` keeps the
+distance of each value to the least one, or, where values ascend, to the one before; `pack_runs`
+keeps runs of equal values as values and counts. Both give back exactly what they were given.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gigl_loader.errors import ProtocolError
+from gigl_loader.memory.segments import Array
+from gigl_loader.sampler import _packing_kernels as kernels
+
+_LEAST_RUN = 2
+"""Mean length from which runs are shorter than values."""
+
+
+@dataclass(frozen=True)
+class PackedInts:
+    """Integers, ``bits`` bits each."""
+
+    size: int
+    """How many."""
+    first: int
+    """What is added to each; where ``steps``, to the first."""
+    bits: int
+    """1 to 64."""
+    steps: bool
+    """Each is kept as its distance to the one before."""
+    words: np.ndarray
+    """``[ceil(size * bits / 64)]`` uint64."""
+
+    def check(self) -> None:
+        """Make sure that the words hold the integers; so these take at most 64 times their memory.
+
+        Raises:
+            ProtocolError: They do not.
+        """
+        words = self.words
+        fits = (
+            1 <= self.bits <= 64
+            and self.size >= 0
+            and -(1 << 63) <= self.first < 1 << 63
+            and words.dtype == np.uint64
+            and words.ndim == 1
+            and words.size == -(-self.size * self.bits // 64)
+        )
+        if not fits:
+            raise ProtocolError(
+                f"{self.size} integers of {self.bits} bits above {self.first} came as "
+                f"{words.dtype} {words.shape}"
+            )
+
+
+@dataclass(frozen=True)
+class PackedRuns:
+    """Integers, most of them equal to the one before."""
+
+    values: PackedInts
+    """One of each run."""
+    counts: PackedInts | None
+    """How long each run is; None: there are no runs, ``values`` are all."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the words."""
+        counts = 0 if self.counts is None else self.counts.words.nbytes
+        return int(self.values.words.nbytes) + int(counts)
+
+
+def pack_ints(values: Array) -> PackedInts:
+    """Pack ``[n]`` int64."""
+    size = values.size
+    if size == 0:
+        return PackedInts(0, 0, 1, False, np.empty(0, np.uint64))
+    least, most, ascending, widest = kernels.survey(values)
+    span = int(most) - int(least)
+    steps = bool(ascending and int(widest) < span)
+    bits = max(1, (int(widest) if steps else span).bit_length())
+    words = np.empty(-(-size * bits // 64), np.uint64)
+    kernels.pack(values, least, bits, steps, words)
+    return PackedInts(size, int(least), bits, steps, words)
+
+
+def unpack_ints(packed: PackedInts, out: Array | None = None) -> Array:
+    """Return the integers as ``[size]`` int64.
+
+    Args:
+        packed: From `pack_ints`, perhaps of another machine.
+        out: Where to write them, of that size and contiguous; None: to fresh memory.
+
+    Raises:
+        ProtocolError: ``packed`` is not of `pack_ints`, or of another size than ``out``.
+    """
+    packed.check()
+    if out is None:
+        out = np.empty(packed.size, np.int64)
+    elif out.size != packed.size:
+        raise ProtocolError(f"{packed.size} integers came for {out.size}")
+    kernels.unpack(packed.words, packed.first, packed.bits, packed.steps, out)
+    return out
+
+
+def pack_runs(values: Array) -> PackedRuns:
+    """Pack ``[n]`` int64 as runs, where that is shorter."""
+    starts = np.empty(values.size // _LEAST_RUN, np.int64)
+    found = int(kernels.find_runs(values, starts))
+    if found <= 0:
+        return PackedRuns(pack_ints(values), None)
+    starts = starts[:found]
+    counts = np.diff(starts, append=values.size)
+    return PackedRuns(pack_ints(values[starts]), pack_ints(counts))
+
+
+def unpack_runs(packed: PackedRuns, out: Array) -> None:
+    """Write the integers to ``out``, as many as were packed; its memory bounds what runs become.
+
+    Raises:
+        ProtocolError: ``packed`` is not of `pack_runs`, or of another size.
+    """
+    if packed.counts is None:
+        unpack_ints(packed.values, out)
+        return
+    values, counts = unpack_ints(packed.values), unpack_ints(packed.counts)
+    if values.size != counts.size or not kernels.repeat(values, counts, out):
+        raise ProtocolError(f"{values.size} runs do not make up {out.size} integers")

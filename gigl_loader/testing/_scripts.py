@@ -1,0 +1,180 @@
+"""Scripts in processes that have imported torch and this package before they start."""
+
+import atexit
+import contextlib
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.testing._forked import ForkedProcess
+from gigl_loader.testing._ports import free_port
+
+
+def run_python(
+    *words: str,
+    ranks: int | None = None,
+    text: str = "",
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    timeout_s: float = 240.0,
+) -> "subprocess.CompletedProcess[str]":
+    """Run ``python *words`` without the seconds that its imports take.
+
+    For tests of what a script does, in a process of its own with all that belongs to one: limits,
+    signals, ``__main__``, the end of the interpreter. It is forked from the fork server, see
+    `ForkedProcess`: a test of the start itself, or of what is imported when, uses `subprocess`.
+
+    Args:
+        words: ``"-c", code``; ``"-m", module, *arguments``; ``"-"`` for a script from standard
+            input; or ``script, *arguments``.
+        ranks: Start this many, with the environment that torchrun gives; None: one, without.
+        text: Standard input.
+        environment: Instead of ``os.environ``.
+        folder: Where it runs; None: here.
+        timeout_s: For all of them; what they started is killed with them.
+
+    Returns:
+        The output of all ranks, and the first exit code that is not 0.
+
+    Raises:
+        subprocess.TimeoutExpired: One did not end in time. None is left.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        started = [
+            _Running(list(words), Path(place) / str(rank), text, variables, folder)
+            for rank, variables in enumerate(_environments(ranks, environment))
+        ]
+        try:
+            _await_all(started, time.monotonic() + timeout_s, words, timeout_s)
+        finally:
+            for one in started:
+                one.kill()
+        codes = [one.process.exitcode or 0 for one in started]
+        code = next((code for code in codes if code), 0)
+        out, err = ("".join(one.printed(to) for one in started) for to in ("out", "err"))
+        return subprocess.CompletedProcess(words, code, out, err)
+
+
+class _Running:
+    def __init__(
+        self, words: list[str], place: Path, text: str, variables: dict[str, str], folder: Any
+    ) -> None:
+        self._place = place
+        place.mkdir()
+        (place / "in").write_text(text)
+        self.process = ForkedProcess(
+            target=_run, args=(words, place, variables, folder or Path.cwd())
+        )
+        self.process.start()
+
+    def printed(self, to: str) -> str:
+        path = self._place / to
+        return path.read_text() if path.exists() else ""
+
+    def kill(self) -> None:
+        """Kill it with all that it has started."""
+        if self.process.exitcode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid or 0, signal.SIGKILL)
+            self.process.kill()
+        self.process.join()
+
+
+def _environments(ranks: int | None, environment: Mapping[str, str] | None) -> list[dict[str, str]]:
+    variables = dict(os.environ if environment is None else environment)
+    if ranks is None:
+        return [variables]
+    size, port = str(ranks), str(free_port())
+    group = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
+    group["MASTER_PORT"] = port
+    return [
+        {**variables, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)
+    ]
+
+
+def _await_all(
+    started: list[_Running], deadline: float, words: tuple[str, ...], timeout_s: float
+) -> None:
+    """Return when all have ended, or one has failed."""
+    while alive := [one for one in started if one.process.exitcode is None]:
+        if any(one.process.exitcode for one in started):
+            return
+        left = max(0.0, deadline - time.monotonic())
+        if not wait([one.process.sentinel for one in alive], left):
+            printed = "".join(one.printed("out") + one.printed("err") for one in started)
+            raise subprocess.TimeoutExpired(words, timeout_s, printed)
+
+
+def _run(words: list[str], place: Path, variables: dict[str, str], folder: Path) -> None:
+    os.setsid()
+    for number, name in enumerate(("in", "out", "err")):
+        flags = os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY
+        fd = os.open(place / name, flags, 0o600)
+        os.dup2(fd, number)
+        os.close(fd)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, buffering=1, closefd=False)  # noqa: SIM115 - until the end of the process
+        for number, mode in enumerate(("r", "w", "w"))
+    )
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    _use_threads(variables.get("OMP_NUM_THREADS"))
+    code = _call(words)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    raise SystemExit(code)
+
+
+def _use_threads(count: str | None) -> None:
+    """Do what OpenMP does with the variable where torch is imported."""
+    import torch
+
+    if count is not None:
+        torch.set_num_threads(int(count))
+
+
+def _call(words: list[str]) -> int:
+    """Do as the interpreter does; return the exit code."""
+    try:
+        _interpret(words)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _interpret(words: list[str]) -> None:
+    first, *rest = words
+    if first == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first in ("-c", "-"):
+        sys.path.insert(0, "")
+        sys.argv = [first, *rest[first == "-c" :]]
+        code, name = (rest[0], "<string>") if first == "-c" else (sys.stdin.read(), "<stdin>")
+        main = type(sys)("__main__")
+        if first == "-":
+            main.__file__ = name
+        sys.modules["__main__"] = main
+        exec(compile(code, name, "exec"), main.__dict__)
+    else:
+        sys.path.insert(0, str(Path(first).resolve().parent))
+        sys.argv = words
+        runpy.run_path(first, run_name="__main__")

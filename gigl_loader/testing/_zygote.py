@@ -1,0 +1,177 @@
+"""Supervisors of sampling workers that start in milliseconds, for tests.
+
+A worker pool starts its supervisor in a new Python interpreter, which imports Numba and loads the
+kernels: a second of work, for most tests their longest. With `use_zygote` a process that has
+imported all of it already, the zygote, forks the supervisor instead. What it forks is as a new
+interpreter would be: nothing of the trainer's memory is in it, its environment, folder, standard
+streams and descriptors are those of the trainer, and the trainer is its parent::
+
+    trainer --request--> zygote --forks--> (one that ends at once) --forks--> supervisor
+       `--------------------------- adopts, as a subreaper, the orphan ---------^
+
+`ForkedProcess` gives each of its processes a zygote of its own, where its starter uses one.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gigl_loader.errors import ProtocolError
+from gigl_loader.sampler import _kernels
+from gigl_loader.workers import pipe, pool, supervisor
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_TIMEOUT_S = 60.0
+_STREAMS = 3
+NAME = "gigl-zygote"
+"""What a zygote is called in ``/proc/<pid>/comm``."""
+
+_libc = ctypes.CDLL(None)
+_kernels.load()
+sys.modules[supervisor.__name__]  # imported for what it imports
+
+
+class _Adopted(subprocess.Popen[bytes]):
+    """A child of this process that another has forked; to wait for and to kill, as any Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.args = pid, [NAME]
+        self.returncode: Any = None
+        self.stdin = self.stdout = self.stderr = None
+        self._child_created = True
+        self._waitpid_lock = threading.Lock()
+
+
+class Zygote:
+    """The trainer's end: asks for processes, one at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._lock = sock, threading.Lock()
+        sock.settimeout(_TIMEOUT_S)
+
+    def start(self, script: str, fds: Sequence[int]) -> subprocess.Popen[bytes]:
+        """Run ``script`` as ``python -c script *fds`` would; returns at once.
+
+        Raises:
+            ProtocolError: The zygote is gone.
+        """
+        with self._lock, open(os.devnull) as null:
+            request = script, dict(os.environ), os.getcwd()
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                pipe.send(self._socket, request, [null.fileno(), 1, 2, *fds])
+                answer = pipe.receive(self._socket)
+            finally:
+                _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        if answer is None:
+            raise ProtocolError(f"the zygote of process {os.getpid()} is gone")
+        return _Adopted(answer[0])
+
+
+@contextlib.contextmanager
+def use_zygote(zygote: Zygote | None) -> Iterator[None]:
+    """Let worker pools of this process start by ``zygote``; None: in a new interpreter."""
+    before = pool.start_supervisor
+    pool.start_supervisor = pool.in_new_interpreter if zygote is None else zygote.start
+    try:
+        yield
+    finally:
+        pool.start_supervisor = before
+
+
+def uses_zygote() -> bool:
+    """Whether worker pools of this process start by a zygote."""
+    return pool.start_supervisor is not pool.in_new_interpreter
+
+
+def fork_zygote() -> None:
+    """Fork a zygote off this process, which has no thread yet, and use it until the end."""
+    ours, theirs = pipe.pair()
+    gc.freeze()  # a supervisor collects garbage first: all that was imported is none
+    if os.fork() == 0:
+        _never_return(lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs))
+    theirs.close()
+    pool.start_supervisor = Zygote(ours).start
+
+
+def serve(sock: socket.socket) -> None:
+    """Be a zygote until the other end of ``sock`` is closed, or who started this one has ended."""
+    _libc.prctl(_PR_SET_NAME, NAME.encode())
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer's
+    sock.settimeout(None)
+    gc.freeze()
+    while (request := pipe.receive(sock)) is not None:
+        message, fds = request
+        pipe.send(sock, _fork_orphan(message, fds))
+        for fd in fds:
+            os.close(fd)
+
+
+def _fork_orphan(message: tuple[str, dict[str, str], str], fds: list[int]) -> int:
+    """Return the pid of a process whose parent has ended: the trainer becomes its parent."""
+    read, write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        me = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _never_return(lambda: _await_adoption(me), lambda: _run(message, fds))
+        os.write(write, pid.to_bytes(8, "little"))
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as answer:
+        pid = int.from_bytes(answer.read(8), "little")
+    os.waitpid(between, 0)
+    return pid
+
+
+def _await_adoption(between: int) -> None:
+    while os.getppid() == between:
+        time.sleep(0.0005)
+
+
+def _run(message: tuple[str, dict[str, str], str], fds: list[int]) -> None:
+    script, environment, folder = message
+    _libc.prctl(_PR_SET_NAME, b"python")
+    for number, fd in enumerate(fds[:_STREAMS]):
+        os.dup2(fd, number)
+    _close_all_but(*fds[_STREAMS:])
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has put another there
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["-c", *map(str, fds[_STREAMS:])]
+    exec(script, {"__name__": "__main__"})
+
+
+def _never_return(*steps: Callable[[], None]) -> None:
+    code = 1
+    try:
+        for step in steps:
+            step()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _close_all_but(*kept: int) -> None:
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) >= _STREAMS and int(entry) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(entry))

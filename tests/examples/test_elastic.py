@@ -1,0 +1,72 @@
+"""torchrun's elastic restarts: a rank is killed, then a machine; the batches stay the same."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _run import EXAMPLES, environment
+
+from gigl_loader import DistDataset
+from gigl_loader.testing import batch_digest, free_port, one_rank
+
+pytestmark = pytest.mark.multiprocess
+
+BATCH_SIZE, EPOCHS = 64, 2
+
+
+def _torchrun(folder: Path, port: int, output: Any, *, stays: bool) -> subprocess.Popen:
+    """Be one machine of a job of one or two; each has one rank."""
+    conf = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=20"
+    faults = [] if stays else ["--kill-rank-at=2", "--kill-node-at=4"]
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1",
+            "--max-restarts=5", "--monitor-interval=0.2", "--rdzv-backend=c10d", "--rdzv-id=job",
+            f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1",
+            f"--rdzv-conf={conf},is_host={int(stays)}",
+            str(EXAMPLES / "elastic.py"), f"--checkpoint={folder}/elastic.pt", f"--record={folder}",
+            f"--batch-size={BATCH_SIZE}", f"--epochs={EPOCHS}", "--save-every=2",
+            *faults,
+        ],
+        stdout=output, stderr=subprocess.STDOUT, env=environment(),
+    )  # fmt: skip
+
+
+def _undisturbed(folder: Path) -> list[list[str]]:
+    """Return the digests by epoch, of one rank alone."""
+    import elastic
+    from _data import digits
+
+    with one_rank(folder):
+        dataset = DistDataset.from_pyg(digits())
+        with elastic.make_loader(dataset, BATCH_SIZE, num_workers=0) as loader:
+            return [list(map(batch_digest, loader)) for _ in range(EPOCHS)]
+
+
+@pytest.mark.timeout(400)
+def test_a_rank_then_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    log = tmp_path / "log"
+    log.mkdir()
+    port, printed = free_port(), tmp_path / "printed.txt"
+    with printed.open("w") as output:
+        machines = [_torchrun(log, port, output, stays=stays) for stays in (True, False)]
+        try:
+            machines[0].wait(timeout=300)
+            assert machines[0].returncode == 0, printed.read_text()[-4000:]
+        finally:
+            for machine in machines:
+                machine.kill()
+                machine.wait()
+    files = [file.read_text().splitlines() for file in log.glob("*.jsonl")]
+    lines = [json.loads(line) for file in files for line in file]
+    assert "goes on after" in printed.read_text()
+    for epoch, expected in enumerate(_undisturbed(tmp_path)):
+        taken = Counter(line["digest"] for line in lines if line["epoch"] == epoch)
+        assert taken.keys() == set(expected), f"epoch {epoch}"
+    assert {line["ranks"] for line in lines} == {1, 2}
+    assert len(list(log.glob("elastic.killed*"))) == 2

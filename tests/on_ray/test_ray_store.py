@@ -1,0 +1,95 @@
+"""The storage cluster on Ray: what is refused, and the demo, which loses a server and a worker."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.ray import start_graph_store
+from gigl_loader.testing import batch_digest
+
+pytestmark = pytest.mark.multiprocess
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "examples" / "ray" / "demo.py"
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"num_servers": 0}, "num_servers must be at least 1, got 0"),
+        ({"replicas": 2}, "replicas must be 1, got 2"),
+        ({"cpus_per_server": -1}, "cpus_per_server must be at least 0, got -1"),
+        ({"cpus_per_server": float("nan")}, "cpus_per_server must be at least 0, got nan"),
+        ({"max_restarts": -2}, "max_restarts must be at least 0"),
+        ({"start_timeout_s": float("inf")}, "start_timeout_s must be a finite number"),
+        ({"lost_after_s": 20.0}, "lost_after_s=20.0 must be more than health_timeout_s=30.0"),
+        ({"patience_s": 0}, "patience_s must be a finite number"),
+        ({"insecure": True, "tls_dir": "/nowhere"}, "nowhere"),
+    ],
+)
+def test_bad_values_are_refused(how: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        start_graph_store("/data/graph", **{"num_servers": 2, **how})
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install \"gigl_loader\[ray\]\""):
+        start_graph_store("/data/graph", num_servers=2)
+
+
+def test_without_a_ray_cluster() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(UsageError, match=r"ray\.init"):
+        start_graph_store("/data/graph", num_servers=2)
+
+
+def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:
+    """Return the digests of all batches by epoch and number, sampled in this process."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        from _data import load_graph
+    finally:
+        sys.path.pop(0)
+    graph = load_graph("digits", None)
+    ids = graph.train_mask.nonzero().view(-1)
+    found = {}
+    with DistNeighborLoader(
+        DistDataset.from_pyg(graph), [10, 10], ids, batch_size=32, shuffle=True, seed=0,
+        num_workers=0,
+    ) as loader:  # fmt: skip
+        for epoch in range(epochs):
+            for number, batch in enumerate(loader):
+                found[epoch, number] = batch_digest(batch)
+    return found
+
+
+def test_a_job_survives_and_goes_on_with_fewer_workers(tmp_path: Path) -> None:
+    pytest.importorskip("ray.train", reason="needs ray[train], which the ray extra installs")
+    done = subprocess.run(
+        [sys.executable, str(DEMO), "--epochs=3", f"--notes={tmp_path}", "--verbose"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
+    assert "killing storage server 0" in done.stdout
+    assert "storage server 0 was started again" in done.stderr
+    assert "2 workers ended in the third epoch; 1 go on" in done.stdout
+    accuracy = re.search(r"validation accuracy: ([\d.]+)", done.stdout)
+    assert accuracy is not None
+    assert float(accuracy.group(1)) > 0.9
+
+    found = defaultdict(set)
+    for line in (tmp_path / "batches").read_text().splitlines():
+        epoch, number, digest = line.split()
+        found[int(epoch), int(number)].add(digest)
+    assert found == {key: {digest} for key, digest in _undisturbed(3).items()}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(re.search(r"server 1: serving, pid (\d+)", done.stdout).group(1)), 0)  # type: ignore[union-attr]

@@ -1,0 +1,85 @@
+"""Joins and sorts as tasks of Ray."""
+
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gigl_loader import EdgeTable, NodeTable, partition_tables
+from gigl_loader.errors import ConfigError
+from gigl_loader.tables import _ray
+from gigl_loader.tables.partition import parse_bytes
+
+pytestmark = pytest.mark.multiprocess
+
+ROWS = 40
+
+
+def _tables(folder: Path) -> tuple[NodeTable, EdgeTable]:
+    ids = [f"n{(i * 7) % ROWS}" for i in range(ROWS)]
+    nodes = pa.table({"id": ids, "x": [[float(i)] for i in range(ROWS)]})
+    edges = pa.table(
+        {"src": [ids[i % ROWS] for i in range(200)], "dst": [ids[i * i % ROWS] for i in range(200)],
+         "w": [i / 8 for i in range(200)]}
+    )  # fmt: skip
+    folder.mkdir()
+    pq.write_table(nodes, folder / "nodes.parquet")
+    (folder / "edges").mkdir()
+    for i in range(4):
+        pq.write_table(edges.slice(50 * i, 50), folder / "edges" / f"{i}.parquet")
+    node_table = NodeTable(folder / "nodes.parquet", features="x")
+    return node_table, EdgeTable(folder / "edges", weight="w")
+
+
+def _files(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    nodes, edges = _tables(tmp_path / "tables")
+    how = {"num_partitions": 3, "progress": False, "drop_dangling": True, "memory": "500MB"}
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    try:
+        cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, log_to_driver=False)
+        for method in ("random", "ldg"):  # with ldg, edges are joined twice
+            here, there = tmp_path / f"here-{method}", tmp_path / f"there-{method}"
+            partition_tables(nodes, edges, root=here, method=method, threads=1, **how)
+            partition_tables(nodes, edges, root=there, method=method, engine="ray", **how)
+            assert _files(here) == _files(there)
+        with pytest.raises(ConfigError, match=r"no node of the Ray cluster has 64 CPUs and 0\.5 "):
+            partition_tables(nodes, edges, root=tmp_path / "large", engine="ray", threads=64, **how)
+        with pytest.raises(ConfigError, match="number of bytes"):  # a task's error is ours
+            list(_ray._run(ray, [partial(parse_bytes, "many")], 10**8, 1))
+        _one_id_is_null(tmp_path / "tables")
+        with pytest.raises(ConfigError, match=r"has nulls.*row 3 "):
+            partition_tables(nodes, edges, root=tmp_path / "null", engine="ray", **how)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def _one_id_is_null(folder: Path) -> None:
+    table = pq.read_table(folder / "edges" / "0.parquet")
+    src = table.column("src").to_pylist()
+    src[3] = None
+    column = table.schema.get_field_index("src")
+    pq.write_table(table.set_column(column, "src", [src]), folder / "edges" / "0.parquet")
+
+
+def test_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, edges = _tables(tmp_path / "tables")
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"gigl_loader\[ray\]"):
+        partition_tables(nodes, edges, 2, tmp_path / "parts", engine="ray", progress=False)
+    with pytest.raises(ConfigError, match="engine must be"):
+        partition_tables(nodes, edges, 2, tmp_path / "parts", engine="spark", progress=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tables"]

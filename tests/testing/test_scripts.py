@@ -1,0 +1,71 @@
+"""`run_python` does what the interpreter would, but for the imports."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gigl_loader.testing import Footprint, run_python
+
+pytestmark = pytest.mark.multiprocess
+
+
+def test_a_script_has_its_arguments_streams_folder_and_end(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    (tmp_path / "beside.py").write_text("TEXT = 'beside'")
+    script.write_text(
+        "import atexit, os, sys, beside\n"
+        "atexit.register(print, 'the end')\n"
+        "print(sys.argv[1:], beside.TEXT, sys.stdin.read(), os.getcwd(), os.environ['A'])\n"
+        "assert __name__ == '__main__' and __file__ == sys.argv[0]\n"
+        "raise SystemExit('no luck')\n"
+    )
+    folder = tmp_path / "here"
+    folder.mkdir()
+    environment = {**os.environ, "A": "b"}
+    done = run_python(str(script), "x", text="in", folder=folder, environment=environment)
+    assert done.stdout == f"['x'] beside in {folder} b\nthe end\n"
+    assert (done.returncode, done.stderr) == (1, "no luck\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "out", "code"),
+    [
+        (("-c", "import sys; print(sys.argv); sys.exit(7)", "y"), "", "['-c', 'y']\n", 7),
+        (("-",), "import sys; print(sys.argv, __name__)", "['-'] __main__\n", 0),
+        (("-m", "this_is_no_module"), "", "", 1),
+        (("-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), "", "", -9),
+        (("-c", "1 / 0"), "", "", 1),
+    ],
+)
+def test_words_as_of_the_interpreter(
+    words: tuple[str, ...], text: str, out: str, code: int
+) -> None:
+    done = run_python(*words, text=text)
+    assert (done.stdout, done.returncode) == (out, code), done.stderr
+    assert ("Traceback" in done.stderr) == (code == 1)
+
+
+def test_ranks_have_the_environment_of_torchrun() -> None:
+    code = (
+        "import torch, torch.distributed as dist; dist.init_process_group('gloo'); "
+        "sum = torch.tensor([dist.get_rank() + 1]); dist.all_reduce(sum); print(sum.item()); "
+        "dist.destroy_process_group()"
+    )
+    done = run_python("-c", code, ranks=2)
+    assert (done.stdout, done.returncode) == ("3\n3\n", 0), done.stderr
+
+
+def test_what_does_not_end_is_killed_with_all_that_it_started() -> None:
+    before = set(Footprint.below().pids)
+    code = "import subprocess; subprocess.run(['sleep', '1000'])"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_python("-c", code, timeout_s=2.0)
+    assert set(Footprint.below().alive()) <= before
+
+
+def test_one_rank_that_fails_is_the_end_of_all() -> None:
+    code = "import os, signal; os.environ['RANK'] == '1' and os._exit(5); signal.pause()"
+    done = run_python("-c", code, ranks=2)
+    assert done.returncode in (5, -9)

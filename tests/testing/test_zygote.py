@@ -1,0 +1,93 @@
+"""Supervisors from a zygote: children as any other, that end with their trainer."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gigl_loader.testing import Footprint, wait_until
+from gigl_loader.testing._forked import ForkedProcess, slow_supervisors
+from gigl_loader.testing._zygote import NAME, uses_zygote
+from gigl_loader.workers import pool
+from gigl_loader.workers.pool import read_stat
+
+pytestmark = pytest.mark.multiprocess
+
+_SCRIPT = """
+import os, sys
+out = open(int(sys.argv[1]), "w")
+print(os.getppid(), os.getcwd(), os.environ.get("SET_LATE"),
+      len(os.listdir("/proc/self/fd")), sys.stdin.read() == "", file=out)
+"""
+
+
+def test_it_is_a_child_with_the_environment_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SET_LATE", "yes")
+    monkeypatch.chdir(tmp_path)
+    assert uses_zygote()
+    read, write = os.pipe()
+    with open(read) as answer:
+        process = pool.start_supervisor(_SCRIPT, [write])
+        os.close(write)
+        told = answer.read().split()
+    assert process.wait(60) == 0
+    fds = 5  # three streams, the pipe, and what lists them
+    assert told == [str(os.getpid()), str(tmp_path), "yes", str(fds), "True"]
+
+
+@pytest.mark.parametrize(("script", "code"), [("raise SystemExit(3)", 3), ("1 / 0", 1)])
+def test_its_exit_code(script: str, code: int) -> None:
+    assert pool.start_supervisor(script, []).wait(60) == code
+
+
+def test_one_that_is_killed() -> None:
+    process = pool.start_supervisor("import signal; signal.pause()", [])
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+
+
+def test_where_the_start_is_tested_there_is_none() -> None:
+    with slow_supervisors():
+        assert not uses_zygote()
+        process = pool.start_supervisor("import sys; sys.exit('torch' in sys.modules)", [])
+        assert process.wait(60) == 0
+    assert uses_zygote()
+
+
+def _start_and_wait(folder: Path) -> None:
+    assert uses_zygote()
+    process = pool.start_supervisor("import signal; signal.pause()", [])
+    (folder / str(process.pid)).touch()
+    process.wait()
+
+
+def _zygotes_of(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        stat = read_stat(int(entry.name)) if entry.name.isdigit() else None
+        if stat is not None and stat[1] == str(pid):
+            found.append(int(entry.name))
+    return [one for one in found if Path(f"/proc/{one}/comm").read_text().strip() == NAME]
+
+
+def test_the_zygote_of_a_process_ends_with_it(tmp_path: Path) -> None:
+    process = ForkedProcess(target=_start_and_wait, args=(tmp_path,))
+    process.start()
+    try:
+        wait_until(lambda: list(tmp_path.iterdir()), "it has started one")
+        (child,) = (int(path.name) for path in tmp_path.iterdir())
+        seen = Footprint.below(process.pid)
+        assert list(seen.pids) == [child], "zygotes are the tests' own and do not count"
+        (zygote,) = _zygotes_of(process.pid)
+    finally:
+        process.kill()
+        process.join()
+    wait_until(lambda: read_stat(zygote) is None, "the zygote has ended")
+    os.kill(child, signal.SIGKILL)
+    seen.check_gone()
