@@ -78,8 +78,8 @@ class LoaderArgs:
     with_edge: bool | None
     device_prefetch: int
     exchange: str
-    feature_store: FeatureStoreOptions | None
     shard: str
+    feature_store: FeatureStoreOptions | None
     weight_attr: str | None
     transform: Callable[[Any], Any] | None
     transform_sampler_output: Callable[[Any], Any] | None

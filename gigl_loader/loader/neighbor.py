@@ -93,11 +93,11 @@ class DistNeighborLoader(BaseDistLoader):
             processes, over connections. ``"collective"``: this process samples ahead in a thread,
             in step with the other ranks, which exchange by ``all_to_all`` of a gloo group; no
             process, no port. ``timeout`` is then also how long a rank may compute between batches.
-        feature_store: A PyG ``FeatureStore`` of one's own, for features that the dataset has not.
         shard: How batches are split over ranks. ``"machine"``: by seeds, as ``input_nodes`` says.
             ``"world"``: all ranks are given the seeds of the whole job, whose batches are numbered
             over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what
             the job has taken, and goes on with any number of ranks.
+        feature_store: A PyG ``FeatureStore`` of one's own, for features that the dataset has not.
         weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies
             ``with_weight``.
         transform: Called in this process with each batch; what it returns is yielded in its place.
@@ -144,8 +144,8 @@ class DistNeighborLoader(BaseDistLoader):
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
-        feature_store: FeatureStoreOptions | None = None,
         shard: str = "machine",
+        feature_store: FeatureStoreOptions | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,

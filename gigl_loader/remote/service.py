@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gigl_loader._glt import (
@@ -31,6 +32,7 @@ from gigl_loader.options import (
     parse_size,
 )
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.remote.shared import Fetched, SharedProducer
 from gigl_loader.sampler._kernels import load as load_kernels
@@ -103,6 +105,7 @@ class DistServer(PartitionAnswers):
         self._closed = False
         self._by_request: OrderedDict[str, _Slot] = OrderedDict()
         self._mark = HostMark()
+        self._counts = ServerCounts()
         self.create_calls = 0
         """Create calls that this server has seen."""
         self.connections: Callable[[], dict[str, Any]] = dict
@@ -229,8 +232,9 @@ class DistServer(PartitionAnswers):
         clients: list[Hashable] = [(job, rank) for rank in request.client_ranks] or [client]
         key = options.worker_key or f"producer {number}"
         return SharedProducer(
-            key, producer, memory, request, clients, parse_size(options.buffer_size)
-        )
+            key, producer, memory, request, clients, parse_size(options.buffer_size),
+            count=partial(self._counts.add, producer=number),
+        )  # fmt: skip
 
     def _rendezvous(self, request: ProducerRequest) -> Rendezvous | None:
         """Return where this server's workers find those of the other servers."""
@@ -315,6 +319,7 @@ class DistServer(PartitionAnswers):
         shared = self._forget(producer_id)
         if shared is not None:
             shared.close(linger_s)
+            self._counts.forget(producer_id)
             _log.info(
                 "server %d: producer %d (%s) ended", self.server_rank, producer_id, shared.key
             )
@@ -445,6 +450,7 @@ class DistServer(PartitionAnswers):
             "num_nodes": dict(view.num_nodes),
             "create_calls": self.create_calls,
             "producers": producers,
+            "totals": self._counts.totals(),
             "starting_producers": starting,
             **connections,
         }

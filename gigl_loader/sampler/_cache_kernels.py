@@ -120,7 +120,7 @@ def link(state, ring, uses, starts, counts, seen, slot_of, until, before, after,
 @_jit
 def decide(
     state, ring, uses, plan, starts, counts, slot_of, holder, until, before, after, first, last
-):  # type: ignore[no-untyped-def] # noqa: E501
+):  # type: ignore[no-untyped-def]
     """Plan the next batch: of what is kept and what it fetches, keep what is needed soonest."""
     size, never = ring.shape[0], starts.shape[0]
     batch = state[DECIDED] % never
