@@ -591,9 +591,14 @@ class BaseDistLoader(DistLoader):
         elapsed time), ``sample_ms``, ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
         ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp`` (how many a
         worker asks for, as they are not in memory that it can read), ``restarts`` (workers that
-        were replaced), ``verdict`` (one line: what to change first).
+        were replaced), ``network_bytes`` (that crossed machines, ``"rows"`` and ``"structure"``:
+        ids, edges), ``network_share`` (of workers' time, waiting for other machines),
+        ``rows_by_partition`` (how many rows were fetched), ``hit_rate`` (share of the rows of other
+        machines that ``remote_cache`` had; None without), ``verdict`` (one line: what to change
+        first).
         """
-        summary = self._stats.summary()
+        producer = getattr(self, "_mp_producer", None)
+        summary = self._stats.summary(getattr(producer, "remote_bytes", 0))
         if reset:
             self._stats = self._stats.after()
         return summary

@@ -44,6 +44,8 @@ from gigl_loader.loader.time_input import (
 )
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
     DEFAULT_TIMEOUT_S,
     ExpansionKeywords,
     FeatureStoreOptions,
@@ -107,6 +109,8 @@ class DistABLPLoader(BaseDistLoader):
         device_prefetch: Batches copied ahead to a CUDA device.
         exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
         shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
+        remote_cache: Memory for rows of other machines: ``"2GB"`` or ``"20%"`` of them.
+        lookahead: Batches to draw ahead for it; None: as its size asks for.
         input_time: The time of each anchor, which its labels have too; see `DistNeighborLoader`.
         **expansion: As in `DistNeighborLoader`.
 
@@ -146,6 +150,8 @@ class DistABLPLoader(BaseDistLoader):
         replace: bool = False,
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,
@@ -153,6 +159,8 @@ class DistABLPLoader(BaseDistLoader):
         exchange: str = "workers",
         shard: str = "machine",
         feature_store: FeatureStoreOptions | None = None,
+        remote_cache: int | str | None = None,
+        lookahead: int | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,
