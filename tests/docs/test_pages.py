@@ -23,6 +23,8 @@ PAGES = (
     "docs/guide/same_batches.md",
     "docs/guide/after_training.md",
     "docs/guide/migrating.md",
+    "docs/guide/ppr.md",
+    "docs/guide/elsewhere.md",
 )
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

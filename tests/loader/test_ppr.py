@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -131,6 +132,7 @@ def _message(graph: TinyGraph, parts: int, seeds: list[int], **options: Any) -> 
     plan = SamplingPlan(input_type="user", fanouts={n: (1,) for n in sorted(graph.edges)}, seed=3,
                         with_edge=True)  # fmt: skip
     how = to_keywords(PPRSamplerOptions(**options))
+    how = msgspec.msgpack.decode(msgspec.msgpack.encode(how))  # as servers get it
     peers = InProcessPeers(views) if parts > 1 else None
     sampler = ppr_sampler(as_worker_gets(views[-1]), plan, peers, seed_types=["user"], **how)
     request = SampleRequest(BatchTicket(0, 0, 0, 0), np.array(seeds), np.arange(len(seeds)))
