@@ -2,10 +2,11 @@
 
 import math
 import os
+import pickle
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 
 DEFAULT_TIMEOUT_S = 120.0
@@ -54,6 +55,49 @@ class CustomSamplerOptions:
                 f"CustomSamplerOptions.class_path must read 'package.module.ClassName', "
                 f"got {self.class_path!r}"
             )
+
+
+@dataclass(frozen=True)
+class FeatureStoreOptions:
+    """Node features from a PyG ``FeatureStore`` of one's own: a database, an object store.
+
+    The class is imported by the sampling workers, or by the training process with
+    ``num_workers=0``, and opened as ``cls(**keywords)`` once in each thread that samples. It is
+    asked by ``get_tensor(group_name, attr_name, index)`` for the rows of a batch that were not used
+    lately; ``group_name`` is the node type, None on a homogeneous graph. What it raises is raised
+    in the training loop as a ``SamplingError``. From a graph store, the servers open it, if they
+    were started with ``--allow-samplers`` for it.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
+
+    class_path: str
+    """``package.module.ClassName``, importable where it samples."""
+    keywords: dict[str, Any] = field(default_factory=dict)
+    attr_name: str = "x"
+    """Which attribute of the store is the features."""
+    node_types: tuple[NodeType, ...] | None = None
+    """Which types it has features of. None: all that have none in the dataset."""
+    cache_bytes: int = 64 * 2**20
+    """Bytes of rows, those used last, that each thread that samples keeps."""
+
+    def __post_init__(self) -> None:
+        if "." not in self.class_path:
+            raise ConfigError(
+                "FeatureStoreOptions.class_path must read 'package.module.ClassName', got "
+                f"{self.class_path!r}"
+            )
+        size = self.cache_bytes
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ConfigError(f"FeatureStoreOptions.cache_bytes must be bytes >= 0, got {size!r}")
+        try:
+            pickle.dumps(self.keywords)
+        except Exception as error:
+            raise ConfigError(
+                f"FeatureStoreOptions.keywords cannot be sent to workers ({error}): give values, "
+                "and let the class open what it needs"
+            ) from error
 
 
 Channel = EdgeType | tuple[EdgeType, ...]
@@ -258,6 +302,8 @@ class EpochOptions:
     """Yield batches in order, as ``torch.utils.data.DataLoader`` does by default."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Seconds without progress before a wait is an error."""
+    feature_store: FeatureStoreOptions | None = None
+    """Where node features come from that the dataset has not."""
     weight_attr: str | None = None
     """Edge attribute to draw by, with ``with_weight``; None: the edges' weights."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)

@@ -2,7 +2,9 @@
 
 The group's own errors say neither what was going on nor what to do; a rank that is gone is the
 common cause. Waits last as long as the group's ``timeout`` (an argument of
-``init_process_group``) allows; the end of a process on the other side ends them at once.
+``init_process_group``) allows; the end of a process on the other side ends them at once. After a
+worker of another rank has not been heard, they last `SUSPECTED_S` at most: that timeout is often
+half an hour, and a machine that was cut off does not come back.
 
 Values travel as msgpack, not by torch's ``*_object`` collectives: those unpickle what arrives.
 """
@@ -10,6 +12,7 @@ Values travel as msgpack, not by torch's ``*_object`` collectives: those unpickl
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,11 +20,24 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    AllgatherOptions,
+    BroadcastOptions,
+)
 
-from gigl_loader.errors import ConfigError, PeerError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError
 
 T = TypeVar("T")
+SUSPECTED_S = 30.0
+"""Longest wait for ranks of which one was not heard: they may still be in their own epoch."""
 _MOMENT_S = 0.05
+_unheard: list[str] = []
+"""Why a rank is suspected to be cut off; empty once all have come again."""
+
+
+def suspect_ranks(why: str) -> None:
+    """Note that a worker of another rank has not answered in time."""
+    _unheard.append(why)
 
 
 def end_group() -> None:
@@ -45,6 +61,7 @@ def gather_from_ranks(value: T, world_size: int, kind: Any) -> list[T]:
 
     Raises:
         PeerError: The process group broke.
+        PeerTimeoutError: A rank that was not heard before did not come.
     """
     if world_size == 1:
         return [value]
@@ -58,11 +75,11 @@ def gather_values(value: T, world_size: int, kind: Any, group: Any = None) -> li
     device = _device(group)
     own_size = torch.tensor([len(data)], device=device)
     sizes = [torch.zeros_like(own_size) for _ in range(world_size)]
-    dist.all_gather(sizes, own_size, group=group)
+    _all_gather(sizes, own_size, group)
     most = max(int(size) for size in sizes)  # a gathering wants equal lengths
     own = _padded(data, most).to(device)
     found = [torch.empty_like(own) for _ in range(world_size)]
-    dist.all_gather(found, own, group=group)
+    _all_gather(found, own, group)
     return [_decoded(one, int(size), kind) for one, size in zip(found, sizes, strict=True)]
 
 
@@ -76,6 +93,7 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
 
     Raises:
         PeerError: The process group broke.
+        PeerTimeoutError: A rank that was not heard before did not come.
     """
     if world_size == 1:
         return value
@@ -83,12 +101,42 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
     with _named_failures():
         device = _device()
         size = torch.tensor([len(data)], device=device)
-        dist.broadcast(size, src=0)
+        _broadcast(size)
         most = int(size)
         told = _padded(data[:most], most).to(device)
-        dist.broadcast(told, src=0)
+        _broadcast(told)
     found: T = _decoded(told, most, kind)
     return found
+
+
+def _all_gather(found: list[Tensor], own: Tensor, group: Any) -> None:
+    whole: Any = group or dist.group.WORLD
+    _finish(whole.allgather, [found], [own], AllgatherOptions())
+
+
+def _broadcast(value: Tensor) -> None:
+    whole: Any = dist.group.WORLD
+    _finish(whole.broadcast, [value], BroadcastOptions())
+
+
+def _finish(collective: Any, *args: Any) -> None:
+    """Do a collective: as long as the group allows, or `SUSPECTED_S` where a rank is suspected.
+
+    Its last argument are its options. Their timeout ends gloo's own wait, so that the process can
+    end, too; where an older gloo does not look at it, the wait for the result ends all the same.
+    """
+    if not _unheard:
+        collective(*args).wait()
+        return
+    args[-1].timeout = timedelta(seconds=SUSPECTED_S)
+    try:
+        collective(*args).wait(timedelta(seconds=SUSPECTED_S + 1.0))
+    except RuntimeError as error:
+        raise PeerTimeoutError(
+            f"the ranks did not come together within {SUSPECTED_S:g} s ({error}), and before that "
+            f"one was not heard: {_unheard[-1]}"
+        ) from error
+    _unheard.clear()
 
 
 def check_same_options(everyone: Sequence[dict[str, str]], why: str) -> None:
@@ -135,6 +183,8 @@ def _decoded(found: Tensor, size: int, kind: Any) -> Any:
 def _named_failures() -> Iterator[None]:
     try:
         yield
+    except PeerTimeoutError:
+        raise
     except RuntimeError as error:  # what all of torch.distributed's errors derive from
         raise PeerError(
             f"the process group broke while its ranks agreed on how to load: {error}; a rank of it "

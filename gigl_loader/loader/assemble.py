@@ -23,7 +23,7 @@ from gigl_loader.loader.config import NumNeighbors, check_workers, positive
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
-from gigl_loader.loader.sampler_choice import SamplerClass, chosen_sampler
+from gigl_loader.loader.sampler_choice import SamplerClass, check_feature_store, chosen_sampler
 from gigl_loader.loader.world import agree_on_seed, check_shard
 from gigl_loader.options import (
     CacheOptions,
@@ -31,6 +31,7 @@ from gigl_loader.options import (
     EpochOptions,
     ExpansionKeywords,
     ExpansionOptions,
+    FeatureStoreOptions,
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
     SamplerOptions,
@@ -79,6 +80,7 @@ class LoaderArgs:
     device_prefetch: int
     exchange: str
     shard: str
+    feature_store: FeatureStoreOptions | None
     remote_cache: int | str | None
     lookahead: int | None
     weight_attr: str | None
@@ -154,6 +156,7 @@ class LoaderArgs:
             replace=self.replace,
             in_order=self.in_order,
             timeout_s=self.timeout,
+            feature_store=self.feature_store,
             weight_attr=self.weight_attr,
             expansion=self.expansion,
         )
@@ -315,6 +318,7 @@ def _check_colocated(
     check_weights(data, args.with_weight)
     if args.expansion.time_attr is not None:
         data.view_by_time(args.expansion.time_attr)
+    check_feature_store(args.feature_store, data.schema, data.view().num_nodes)
     whole = make_input(data)
     check_seed_times(data.view(), whole, args.expansion.time_attr)
     config = BaseDistLoader.create_sampling_config(
@@ -366,6 +370,7 @@ def remote_parts(
         args.with_weight, args.with_edge, args.seed,
     )  # fmt: skip
     args = with_sampler(args, default_sampler, schema, inputs[0].input_type)
+    check_feature_store(args.feature_store, schema, dataset.fetch_num_nodes())
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
         compute_rank=runtime.rank,

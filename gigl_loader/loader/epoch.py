@@ -11,6 +11,7 @@ from torch import Tensor
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.world import WorldShare
 from gigl_loader.message import Received
+from gigl_loader.workers.counts import BatchCounts
 
 _STATE_VERSION = 1
 _OF_OLD_STATES = {"shard": "machine", "draw_version": 1}
@@ -135,24 +136,17 @@ class Progress:
 
 
 @dataclass
-class LoaderStats:
+class LoaderStats(BatchCounts):
     """What `BaseDistLoader.stats` is made of; sums over the batches handed out."""
 
-    batches: int = 0
-    seeds: int = 0
-    nbytes: int = 0
     wait_s: float = 0.0
     collate_s: float = 0.0
-    sample_s: float = 0.0
-    gather_s: float = 0.0
     depth: int = 0
     """Sum of the queue's depth at each hand-over."""
-    busy_s: dict[int, float] = field(default_factory=dict)
-    """Seconds that each worker was at work, on one batch or on several at a time."""
-    busy_until: dict[int, float] = field(default_factory=dict)
-    """Up to when that was counted, in seconds since 1970."""
     asked: int = 0
     """Most partitions that a worker asks over TCP."""
+    restarts_before: int = 0
+    """Restarts that the last reset had counted; `restarts` are since the loader was built."""
     network_s: float = 0.0
     """Seconds of workers' time in which they waited for other machines."""
     received: Counter[str] = field(default_factory=Counter)
@@ -164,31 +158,28 @@ class LoaderStats:
     has_cache: bool = False
     started: float = field(default_factory=time.perf_counter)
 
+    def after(self) -> "LoaderStats":
+        """Return counts that begin now."""
+        return LoaderStats(
+            restarts=dict(self.restarts), restarts_before=sum(self.restarts.values())
+        )
+
     def add(self, received: Received, wait_s: float, depth: int) -> None:
         """Count one batch."""
         stats = received.stats
-        self.batches += 1
-        self.nbytes += stats.get("nbytes", 0)
+        worker = stats.get("worker", 0)
+        self.count(stats, worker, worker[0] if isinstance(worker, tuple) else 0)
         self.wait_s += wait_s
         self.depth += depth
-        sample_s, gather_s = stats.get("sample_s", 0.0), stats.get("gather_s", 0.0)
-        self.sample_s += sample_s
-        self.gather_s += gather_s
         self.asked = max(self.asked, stats.get("asked", 0))
         self.network_s += stats.get("network_s", 0.0)
         self.received.update(stats.get("received", {}))
         self.rows_from.update(stats.get("rows_from", {}))
         self.cached_rows += stats.get("cached_rows", 0)
         self.has_cache = self.has_cache or "cached_rows" in stats
-        worker = stats.get("worker", 0)
-        ended = stats.get("ended_ns", 0) / 1e9
-        until = self.busy_until.get(worker, 0.0)
-        counted = max(0.0, min(sample_s + gather_s, ended - until))
-        self.busy_s[worker] = self.busy_s.get(worker, 0.0) + counted
-        self.busy_until[worker] = max(ended, until)
 
     def summary(self, remote_bytes: int = 0) -> dict[str, Any]:
-        """Return rates and shares since the counts began.
+        """Return counts, rates and shares since they began.
 
         Args:
             remote_bytes: Bytes of all rows that only other machines have; 0: not known.
@@ -198,6 +189,14 @@ class LoaderStats:
         shares = {worker: busy / elapsed for worker, busy in sorted(self.busy_s.items())}
         return {
             "batches": self.batches,
+            "seeds": self.seeds,
+            "bytes": self.nbytes,
+            "elapsed_s": elapsed,
+            "wait_s": self.wait_s,
+            "collate_s": self.collate_s,
+            "sample_s": self.sample_s,
+            "gather_s": self.gather_s,
+            "worker_busy_s": dict(sorted(self.busy_s.items())),
             "seeds_per_s": self.seeds / elapsed,
             "bytes_per_s": self.nbytes / elapsed,
             "wait_share": self.wait_s / elapsed,
@@ -207,6 +206,7 @@ class LoaderStats:
             "gather_ms": 1e3 * self.gather_s / batches,
             "worker_busy_share": shares,
             "partitions_over_tcp": self.asked,
+            "restarts": sum(self.restarts.values()) - self.restarts_before,
             "network_bytes": {kind: self.received[kind] for kind in ("rows", "structure")},
             "network_share": self._network_share,
             "rows_by_partition": dict(sorted(self.rows_from.items())),

@@ -43,7 +43,12 @@ from gigl_loader.loader.time_input import (
     check_time_given,
 )
 from gigl_loader.message import SampleMessage
-from gigl_loader.options import DEFAULT_TIMEOUT_S, ExpansionKeywords, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_TIMEOUT_S,
+    ExpansionKeywords,
+    FeatureStoreOptions,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
 _SAMPLER = "gigl_loader.sampler.link.anchor_sampler"
@@ -149,6 +154,7 @@ class DistABLPLoader(BaseDistLoader):
         device_prefetch: int = 2,
         exchange: str = "workers",
         shard: str = "machine",
+        feature_store: FeatureStoreOptions | None = None,
         remote_cache: int | str | None = None,
         lookahead: int | None = None,
         weight_attr: str | None = None,

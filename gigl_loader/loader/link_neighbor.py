@@ -44,7 +44,12 @@ from gigl_loader.loader.time_input import (
     read_times,
 )
 from gigl_loader.message import IS_HETERO, SampleMessage
-from gigl_loader.options import DEFAULT_TIMEOUT_S, ExpansionKeywords, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_TIMEOUT_S,
+    ExpansionKeywords,
+    FeatureStoreOptions,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 _TIMES = "edge_label_time"
@@ -151,6 +156,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         device_prefetch: int = 2,
         exchange: str = "workers",
         shard: str = "machine",
+        feature_store: FeatureStoreOptions | None = None,
         remote_cache: int | str | None = None,
         lookahead: int | None = None,
         weight_attr: str | None = None,

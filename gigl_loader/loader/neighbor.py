@@ -35,7 +35,12 @@ from gigl_loader.loader.time_input import (
     check_time_given,
 )
 from gigl_loader.message import INPUT_ID
-from gigl_loader.options import DEFAULT_TIMEOUT_S, ExpansionKeywords, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_TIMEOUT_S,
+    ExpansionKeywords,
+    FeatureStoreOptions,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 
@@ -92,6 +97,7 @@ class DistNeighborLoader(BaseDistLoader):
             ``"world"``: all ranks are given the seeds of the whole job, whose batches are numbered
             over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what
             the job has taken, and goes on with any number of ranks.
+        feature_store: A PyG ``FeatureStore`` of one's own, for features that the dataset has not.
         remote_cache: Colocated, with workers: memory for rows of other machines, as bytes
             (``"2GB"``, with what it takes to find them) or as a share of these rows (``"20%"``).
             Batches are drawn ahead, so that those rows are kept that are needed again soonest.
@@ -145,6 +151,7 @@ class DistNeighborLoader(BaseDistLoader):
         device_prefetch: int = 2,
         exchange: str = "workers",
         shard: str = "machine",
+        feature_store: FeatureStoreOptions | None = None,
         remote_cache: int | str | None = None,
         lookahead: int | None = None,
         weight_attr: str | None = None,

@@ -6,9 +6,9 @@ server that loads a graph takes as long as it takes.
 
 import contextlib
 import os
+import platform
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +21,7 @@ from typing import Any
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.remote import status
 from gigl_loader.transport import Security, address_towards
+from gigl_loader.transport.addresses import is_free
 from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, TOKEN_VARIABLE
 
 _PORTS = (20000, 32000)
@@ -60,8 +61,7 @@ def free_place(rank: int, num_servers: int, host: str) -> tuple[str, int]:
     first, last = _PORTS
     ports = [port for port in range(first, last) if port % num_servers == rank]
     for port in random.sample(ports, len(ports)):
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind((host, port))
+        if is_free(host, port):
             return host, port
     raise OSError(f"no port of {host} in [{first}, {last}) is free")
 
@@ -106,7 +106,7 @@ class StorageServer:
         return {
             "state": self._state, "served": self._served, "restarts": self._restarts,
             "generation": self._generation, "pid": None if child is None else child.pid,
-            "node": socket.gethostname(), "watcher_pid": os.getpid(), "why": self._why,
+            "node": platform.node(), "watcher_pid": os.getpid(), "why": self._why,
             "log": list(self._lines), "status": self._status,
         }  # fmt: skip
 

@@ -16,6 +16,7 @@ from gigl_loader.errors import (
     PeerLostError,
     ServerDiedError,
 )
+from gigl_loader.logs import answering
 from gigl_loader.memory.leases import Packed
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Leader
@@ -259,6 +260,14 @@ class Endpoint:
     def _call(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
         member = self._client_of(peer)
         token = caller.set("observer" if member is None else member.client)
+        who = {} if member is None else {"job": member.job, "rank": member.join.rank}
+        try:
+            with answering(**who):
+                return self._answer(name, call, request, peer)
+        finally:
+            caller.reset(token)
+
+    def _answer(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
         try:
             return call.answer.of(getattr(self.server, name)(**request.arguments))
         except PeerLostError as error:  # of another one than this server
@@ -267,8 +276,6 @@ class Endpoint:
             if not self._stopping:  # else they fail for that reason
                 _log.warning("%s: %s failed: %s: %s", peer.name, name, type(error).__name__, error)
             raise
-        finally:
-            caller.reset(token)
 
     def _fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
         self._leases.lose_from(peer.session, request)

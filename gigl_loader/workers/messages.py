@@ -4,10 +4,11 @@
 
     trainer -> worker      PEERS, GENERATION, TASK, STOP
     worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING,
-                           DRAWN before it where rows are cached
+                           UNHEARD before an ERROR: a worker of another rank did not answer;
+                           DRAWN before a BATCH where rows are cached
     supervisor -> trainer  READY (once), EXITED per worker
 """
 
 PEERS, GENERATION, TASK, STOP = "peers", "generation", "task", "stop"
 READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
-LINGERING, EXITED, DRAWN = "lingering", "exited", "drawn"
+LINGERING, UNHEARD, EXITED, DRAWN = "lingering", "unheard", "exited", "drawn"

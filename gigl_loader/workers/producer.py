@@ -38,6 +38,7 @@ from gigl_loader.options import (
     SamplerOptions,
     usable_cpus,
 )
+from gigl_loader.ranks import suspect_ranks
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sampler.row_cache import CacheMemory
 from gigl_loader.transport import Security
@@ -497,6 +498,9 @@ class DistSamplingProducer:
     def _file(self, event: Event, failed: list[tuple[int, SamplingError]]) -> None:
         kind, *rest = event.message
         self._last_progress = time.monotonic()
+        if kind == messages.UNHEARD:
+            suspect_ranks(*rest)
+            return
         if kind == messages.ERROR:
             self._loads[event.worker] -= 1
             ticket, cause, text = rest
@@ -630,6 +634,7 @@ def make_plan(
         with_edge=config.with_edge,
         with_weight=config.with_weight,
         replace=options.replace,
+        feature_store=options.feature_store,
         collect_features=config.collect_features,
         expansion=options.expansion,
     )

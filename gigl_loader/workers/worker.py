@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
@@ -364,6 +365,8 @@ class Worker:
     def _report(self, ticket: BatchTicket, error: BaseException) -> bool:
         text = traceback.format_exc()[-_MAX_TRACEBACK:]
         try:
+            if isinstance(error, PeerTimeoutError):
+                self._send((messages.UNHEARD, str(error)[:8000]))
             self._send((messages.ERROR, ticket, f"{type(error).__name__}: {error}"[:8000], text))
         except OSError:
             return False

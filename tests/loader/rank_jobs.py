@@ -20,6 +20,7 @@ from gigl_loader import (
     PeerTimeoutError,
     SamplingError,
     WorkerDiedError,
+    ranks,
 )
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
@@ -30,10 +31,12 @@ from gigl_loader.testing import (
     batch_tensors,
     check_batch,
     check_same_batches,
+    wait_until,
 )
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement
 from gigl_loader.workers.agreement import Agreement, Plan
+from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.workers.rendezvous import meet_ranks
 
@@ -294,6 +297,7 @@ def a_peer_worker_is_stopped(rank: int, size: int) -> None:
         if rank == 1:
             pid = loader._mp_producer.pids[0]
             os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: process_state(pid).startswith("stopped"), "the worker is stopped")
             with pytest.raises(PeerTimeoutError, match=f"pid {pid}, stopped by a signal"):
                 list(iterator)
         else:
@@ -317,6 +321,33 @@ def a_peer_rank_dies(rank: int, size: int, folder: Path) -> None:
     with pytest.raises(PeerError, match="the process group broke"):
         _big_loader(rank, size)
     os._exit(0)  # the group's other rank is gone: there is nothing to be taken down in order
+
+
+def a_rank_is_cut_off(rank: int, size: int, folder: Path) -> None:
+    """All of rank 1 is silent, as behind a cut link: the next loader does not wait for the group.
+
+    Its process and workers are stopped, which rank 0 cannot tell from a link that is cut.
+    """
+    loader = _big_loader(rank, size, timeout=3.0)
+    iterator = iter(loader)
+    next(iterator)
+    _note_processes(folder, rank)
+    own = [*Footprint.below(os.getpid()).pids, os.getpid()]  # who notices the others' end is last
+    cut_off = gather_from_ranks(own, size, list[int])[1]
+    if rank == 1:
+        for pid in own:
+            os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(SamplingError, match=r"rank 1 worker 0.*did not answer"):
+        list(iterator)
+    loader.shutdown(linger_s=0.0)
+    ranks.SUSPECTED_S = 1.0  # so that the test is short
+    started = time.monotonic()
+    with pytest.raises(PeerTimeoutError, match=r"within 1 s.*not heard: rank 1 worker 0"):
+        _big_loader(rank, size)
+    assert time.monotonic() - started < 30, "the group's own timeout is 400 s"
+    for pid in cut_off:  # what is stopped does not notice that its parent is gone
+        os.kill(pid, signal.SIGKILL)
+    os._exit(0)  # as above
 
 
 def a_rank_that_cannot_start(rank: int, size: int) -> None:

@@ -86,6 +86,14 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     _check_gone(tmp_path)
 
 
+def test_a_rank_that_is_cut_off(tmp_path: Path) -> None:
+    run_ranks(
+        rank_jobs.a_rank_is_cut_off, tmp_path, world_size=2, tmp_path=tmp_path, timeout_s=400.0,
+        may_die=[1],
+    )  # fmt: skip
+    _check_gone(tmp_path)
+
+
 def _check_gone(folder: Path) -> None:
     for rank in range(2):
         seen = pickle.loads((folder / f"seen{rank}.pkl").read_bytes())
