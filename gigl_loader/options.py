@@ -12,6 +12,11 @@ from gigl_loader.errors import ConfigError
 DEFAULT_TIMEOUT_S = 120.0
 """Seconds without progress after which a wait for workers or servers is an error."""
 
+DEFAULT_RECONNECT_S = 60.0
+"""Seconds that a storage server may be away, to be started again or reached again."""
+DEFAULT_MAX_RESTARTS = 3
+"""Workers of one loader that are replaced in an epoch, on each machine that samples for it."""
+
 CLUSTER_TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
 """Environment variable with a secret that all processes of a job share."""
 
@@ -308,6 +313,11 @@ class EpochOptions:
     """Edge attribute to draw by, with ``with_weight``; None: the edges' weights."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
     """How batches grow from their seeds."""
+    max_restarts: int = DEFAULT_MAX_RESTARTS
+    """Workers of one producer that are replaced in an epoch; 0: the first that is lost is an
+    error."""
+    reconnect_timeout_s: float = DEFAULT_RECONNECT_S
+    """Seconds that a storage server may be away before that is an error; 0: it is one at once."""
 
     def __post_init__(self) -> None:
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
@@ -319,6 +329,12 @@ class EpochOptions:
             )
         if self.replace and self.expansion.sampler == "labor":
             raise ConfigError('sampler="labor" draws without replacement: use replace=False')
+        limit = self.reconnect_timeout_s
+        if not (isinstance(limit, (int, float)) and 0 <= limit < math.inf):
+            raise ConfigError(f"reconnect_timeout must be seconds >= 0, got {limit!r}")
+        most = self.max_restarts
+        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+            raise ConfigError(f"max_restarts must be an integer >= 0, got {most!r}")
 
 
 def parse_size(size: int | str) -> int:

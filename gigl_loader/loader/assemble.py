@@ -74,6 +74,8 @@ class LoaderArgs:
     replace: bool
     in_order: bool
     timeout: float
+    max_restarts: int
+    reconnect_timeout: float
     worker_init_fn: Callable[[int], None] | None
     even_ranks: str | None
     with_edge: bool | None
@@ -159,6 +161,8 @@ class LoaderArgs:
             feature_store=self.feature_store,
             weight_attr=self.weight_attr,
             expansion=self.expansion,
+            max_restarts=self.max_restarts,
+            reconnect_timeout_s=self.reconnect_timeout,
         )
 
     def device(self, local_rank: int) -> torch.device:

@@ -45,6 +45,8 @@ from gigl_loader.loader.time_input import (
 )
 from gigl_loader.message import IS_HETERO, SampleMessage
 from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
     DEFAULT_TIMEOUT_S,
     ExpansionKeywords,
     FeatureStoreOptions,
@@ -150,6 +152,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         replace: bool = False,
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,

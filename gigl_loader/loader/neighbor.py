@@ -36,6 +36,8 @@ from gigl_loader.loader.time_input import (
 )
 from gigl_loader.message import INPUT_ID
 from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
     DEFAULT_TIMEOUT_S,
     ExpansionKeywords,
     FeatureStoreOptions,
@@ -85,6 +87,10 @@ class DistNeighborLoader(BaseDistLoader):
         replace: Draw neighbours with replacement.
         in_order: Yield batches in order. False trades order for latency.
         timeout: Seconds without progress before a wait is an error.
+        max_restarts: Workers that are replaced in an epoch when they die, or make no progress for
+            ``timeout``; the batches stay the same. 0: the first one lost is an error.
+        reconnect_timeout: Graph store: seconds that a storage server may be away, killed and
+            started again or out of reach; the batches stay the same. 0: that is an error at once.
         worker_init_fn: Called with the worker's number in each worker before it samples.
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids. None: where there are edge features.
@@ -145,6 +151,8 @@ class DistNeighborLoader(BaseDistLoader):
         replace: bool = False,
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.logs import LOG_FORMAT, WhereFilter
+from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote import status
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.patience import PATIENCE_S
@@ -75,6 +76,11 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--metrics-host", default="127.0.0.1", metavar="HOST",
         help="address of this machine for that; beyond loopback it needs --tls or --insecure",
     )  # fmt: skip
+    parser.add_argument(
+        "--rejoin-timeout", type=float, default=DEFAULT_RECONNECT_S,
+        help="how long another server may be away, to be started again with the same arguments, "
+        "in seconds; 0: this one ends at once",
+    )  # fmt: skip
     return parser.parse_args(argv)
 
 
@@ -95,6 +101,7 @@ def serve(args: argparse.Namespace) -> int:
         insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.own_addr,
         port=args.own_port, timeout_s=args.timeout, patience_s=args.patience,
         metrics_port=args.metrics_port, metrics_host=args.metrics_host,
+        rejoin_timeout_s=args.rejoin_timeout,
     ) as server:  # fmt: skip
         return server.wait()
 

@@ -14,6 +14,7 @@ from gigl_loader.dataset.held import check_enough
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 from gigl_loader.logs import know
+from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
@@ -68,8 +69,8 @@ class StorageProcess:
             failed = error is not None and not self._told
             if failed:
                 self.close("it lost another storage server", End.LOST_PEER)
-            else:
-                self.close()
+            else:  # those that end because the jobs are done take the others along
+                self.close(end=End.SHUTDOWN if self._told else End.JOB_OVER)
         if failed and error is not None:
             raise error
         return self._endpoint.jobs_served
@@ -131,6 +132,7 @@ def init_storage_process(
     patience_s: float = PATIENCE_S,
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
+    rejoin_timeout_s: float = DEFAULT_RECONNECT_S,
 ) -> StorageProcess:
     """Serve a partition to compute processes; returns once this server is known to the others.
 
@@ -165,6 +167,8 @@ def init_storage_process(
             nowhere. Needs ``gigl_loader[metrics]``.
         metrics_host: Address of this machine for that. Beyond loopback it needs certificates, or
             ``insecure``.
+        rejoin_timeout_s: How long another server may be away, to be started again with the same
+            arguments, before this one ends, in seconds. 0: it ends at once.
 
     Raises:
         ConfigError: A figure is out of range, the address cannot be listened on, the servers are
@@ -193,7 +197,7 @@ def init_storage_process(
         leader = Leader(master, master_port, security, name, patience_s)
     endpoint = Endpoint(
         server, own, master_port if storage_rank == 0 else port or 0, security, num_jobs, leader,
-        patience_s,
+        patience_s, rejoin_timeout_s,
     )  # fmt: skip
     know(server=storage_rank)
     metrics = None

@@ -408,6 +408,11 @@ class DistServer(PartitionAnswers):
             ],
         )
 
+    def client_back(self, client: Hashable) -> None:
+        """Let a client have producers again that was given up and came back."""
+        with self._lock:
+            self._gone.discard(client)
+
     def _release_of_gone(self, producer_id: int, consumer: int, client: Hashable) -> None:
         _log.info("server %d: client %s left producer %d", self.server_rank, client, producer_id)
         try:  # no lingering: whoever the workers answered belongs to the same client

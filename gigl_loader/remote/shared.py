@@ -18,6 +18,9 @@ from gigl_loader.workers.producer import DistSamplingProducer
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
+_STALL_SHARE = 0.8
+"""Of the deadline of those who wait, after which workers without progress are replaced: so that the
+batch of another one comes in time."""
 _MOST_WAITING = 256
 """Fetches of one consumer that may wait at once; more are a broken client."""
 _NONE, _BROKEN = -1, -2
@@ -273,6 +276,7 @@ class SharedProducer:
                 with self._lock:
                     if number in self._consumers:
                         self._consumers[number].error = failure
+            self.producer.replace_stalled(_STALL_SHARE * self.producer.epoch_options.timeout_s)
             self._serve_all()
 
     def _serve_all(self) -> None:

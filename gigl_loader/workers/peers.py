@@ -116,13 +116,18 @@ class Answering:
         access: Where to listen, and who may ask.
         view: The partition.
         name: This worker, for logs.
+        listener: Descriptor of the socket that the worker before it listened on; None: a fresh one.
+        awaits_s: How long to expect those who asked the worker before it; None: there was none.
 
     Raises:
         ConfigError: It cannot listen there, or would be open to strangers.
     """
 
-    def __init__(self, access: Access, view: PartitionView[Array], name: str) -> None:
-        self._view = view
+    def __init__(
+        self, access: Access, view: PartitionView[Array], name: str, listener: int | None = None,
+        awaits_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self._view, self._awaits_s = view, awaits_s
         self._per_thread = threading.local()  # a store owns scratch memory
         self._changed = threading.Condition()  # guards the three below
         self._open: Counter[str] = Counter()
@@ -130,13 +135,14 @@ class Answering:
         self._lost: dict[str, float] = {}
         self.last_asked = time.monotonic()
         """When the last question came (`time.monotonic`)."""
+        self._born = self.last_asked
         table = {
             f"draw {access.job}": Method(DrawQuestion, DrawAnswer, self._draw),
             f"rows {access.job}": Method(RowsQuestion, RowsAnswer, self._rows),
         }
         self._listener = Listener(
             access.host, 0, access.security, table, name,
-            on_peer=self._came, on_end=self._left, max_ask_bytes=_MAX_ASK_BYTES,
+            on_peer=self._came, on_end=self._left, max_ask_bytes=_MAX_ASK_BYTES, inherits=listener,
         )  # fmt: skip
         self.address: tuple[str, int] = self._listener.address
         self._listener.start()
@@ -156,6 +162,10 @@ class Answering:
                     return missing
                 self._changed.wait(left)
 
+    def fileno(self) -> int:
+        """Return the descriptor of the socket that this listens on."""
+        return self._listener.fileno()
+
     def close(self) -> None:
         """Stop answering. Idempotent."""
         self._listener.close()
@@ -163,8 +173,10 @@ class Answering:
     def _is_done(self, name: str) -> bool:
         if self._open[name]:
             return False
-        lost = self._lost.get(name)
-        return name in self._done or (lost is not None and time.monotonic() - lost > _RETURN_S)
+        lost, now = self._lost.get(name), time.monotonic()
+        if lost is None and self._awaits_s is not None and now - self._born > self._awaits_s:
+            return True
+        return name in self._done or (lost is not None and now - lost > _RETURN_S)
 
     def _came(self, peer: Peer) -> None:
         with self._changed:

@@ -52,6 +52,9 @@ _LANES = 4
 """Connections to each other partition: one for each sampling thread, up to this many. Threads that
 share one have to hand the reading on, and on a busy machine whoever is woken takes the core from
 the one that holds the interpreter's lock. With two for four threads, a third of the time went."""
+_COMES_BACK_S = 30.0
+"""How long, after its start, a worker that took another's place expects those who asked that one:
+they may have said goodbye to it."""
 _BYE_S = 5.0
 """Longest wait, when ending, for goodbyes to workers that need not be asked."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -86,6 +89,7 @@ class Worker:
     def __init__(self, sock: pipe.Socket, number: int) -> None:
         self._sock, self._number = sock, number
         self._setup: WorkerSetup[Array] = pipe.receive_object(sock)
+        self._replaces, self._listens_on = _receive_place(sock)
         self._plugins = Plugins()
         self._slots = SlotWriter()
         self._tasks: queue.SimpleQueue[tuple[BatchTicket, int] | None] = queue.SimpleQueue()
@@ -107,7 +111,10 @@ class Worker:
         keep_freed_memory()
         if self._setup.access is not None:
             name = f"sampling worker {self._number}"
-            self._answering = Answering(self._setup.access, self._setup.view, name)
+            self._answering = Answering(
+                self._setup.access, self._setup.view, name, self._listens_on,
+                awaits_s=_COMES_BACK_S if self._replaces else None,
+            )  # fmt: skip
         self._plugins = pickle.loads(self._setup.plugins)
         if self._plugins.init_fn is not None:
             self._plugins.init_fn(self._number)
@@ -115,7 +122,13 @@ class Worker:
         load_sampler(self._setup, self._plugins, None)
         if "torch" in sys.modules:  # a plugin's: its operations are not to take others' CPUs
             sys.modules["torch"].set_num_threads(1)
-        self._send((messages.READY, self._answering.address if self._answering else None))
+        self._report_ready()
+
+    def _report_ready(self) -> None:
+        answering = self._answering
+        keeps = answering is not None and self._setup.replaceable and self._listens_on is None
+        fds = [answering.fileno()] if answering is not None and keeps else []
+        self._send((messages.READY, answering.address if answering else None), fds)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -382,6 +395,19 @@ def _all_fields(
 ) -> list[Field]:
     fields = [f if isinstance(f, Field) else Field.of(*f) for f in sampler.sample(request)]
     return [*fields, *scale_fields(view, fields)]
+
+
+def _receive_place(sock: pipe.Socket) -> tuple[bool, int | None]:
+    """Return whether this worker replaces another, and that one's listening socket if it had one.
+
+    Raises:
+        ConnectionError: The trainer is gone.
+    """
+    got = pipe.receive(sock)
+    if got is None:
+        raise ConnectionError("the process that sends the set-up is gone")
+    (_, replaces), fds = got
+    return replaces, fds[0] if fds else None
 
 
 def main(sock: pipe.Socket, number: int) -> None:

@@ -1,6 +1,7 @@
 """What the ranks of ``test_ranks.py`` do; a module, so that spawned processes can import it."""
 
 import dataclasses
+import itertools
 import os
 import pickle
 import signal
@@ -270,8 +271,8 @@ def _note_processes(folder: Path, rank: int) -> None:
 
 
 def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
-    """Rank 1's worker is killed: both ranks hear of it, each in its own words."""
-    with _big_loader(rank, size) as loader:
+    """Rank 1's worker is killed, and not replaced: both ranks hear of it, each in its words."""
+    with _big_loader(rank, size, max_restarts=0) as loader:
         iterator = iter(loader)
         next(iterator)
         _note_processes(folder, rank)
@@ -288,9 +289,37 @@ def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
         loader.shutdown(linger_s=0.0)
 
 
+def peer_workers_are_replaced(rank: int, size: int) -> None:
+    """Rank 1's worker is killed while its trainer is busy, then rank 0's: the same batches.
+
+    Rank 0 needs answers of the new worker to go on, and rank 1 waits for rank 0: the worker is
+    replaced all the same, and rank 0's questions find it.
+    """
+    with _big_loader(rank, size, max_restarts=0) as loader:
+        expected = [batch_tensors(batch) for batch in itertools.islice(loader, 600)]
+    dist.barrier()
+    with _big_loader(rank, size) as loader:
+        iterator = iter(loader)
+        found = [batch_tensors(next(iterator)) for _ in range(10)]
+        dist.barrier()
+        if rank == 1:
+            os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
+        else:
+            found += [batch_tensors(next(iterator)) for _ in range(290)]
+            os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
+        dist.barrier()  # rank 1 has not asked for a batch since its worker died
+        found += [batch_tensors(next(iterator)) for _ in range(600 - len(found))]
+        assert loader.stats()["restarts"] == 1
+        start = time.monotonic()
+    assert time.monotonic() - start < LINGER_S * 1.5
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(value, other[name]) for name, value in one.items()
+                   if isinstance(value, torch.Tensor))  # fmt: skip
+
+
 def a_peer_worker_is_stopped(rank: int, size: int) -> None:
     """Rank 1's worker is stopped: both ranks name it, not those that wait for it."""
-    with _big_loader(rank, size, timeout=8.0) as loader:
+    with _big_loader(rank, size, timeout=8.0, max_restarts=0) as loader:
         iterator = iter(loader)
         next(iterator)
         dist.barrier()
@@ -432,6 +461,8 @@ def _producer(dataset: Any) -> DistSamplingProducer:
 
 def faults_that_leave_the_ranks_alive(rank: int, size: int, folder: Path) -> None:
     a_peer_worker_dies(rank, size, folder)
+    dist.barrier()
+    peer_workers_are_replaced(rank, size)
     dist.barrier()
     a_peer_worker_is_stopped(rank, size)
     dist.barrier()
