@@ -67,6 +67,9 @@ EDGE_INPUT_ID = "#EDGE_LABEL.input_id"
 EDGE_TIME = "#EDGE_LABEL.time"
 """``[num_edges]``, of binary negatives too: the time of each seed edge, its column `SEED_TIME`."""
 META = "#META."
+SCALES = "#SCALES."
+"""Before the key of features that are stored in fewer bytes: what makes float32 of them; see
+`gigl_loader.dataset.quantised`."""
 IS_HETERO = "#IS_HETERO"
 """uint8 scalar: whether the keys carry types."""
 

@@ -7,7 +7,7 @@
     ids/<type>/part<k>.*.bin             the ids of the tables, in order: see `_original`
     part<k>/manifest.json                version, run, arrays
     part<k>/edges/<type>/{indptr,indices,edge_ids,weights}.bin
-    part<k>/{node_features,node_labels,edge_features}/<type>/{values,index,ids}.bin
+    part<k>/{node_features,node_labels,edge_features}/<type>/{values,index,ids,scales}.bin
     part<k>/splits/<split>/<type>.bin
 
 An array is a file of its numbers, little-endian, in C order; a file starts at a page, so what is

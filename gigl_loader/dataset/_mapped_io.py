@@ -129,7 +129,8 @@ class MappedPart:
         if "lookup" in ranges:
             lookup = self._lookup(text)
             index, ids = (lookup, None) if kind.startswith("node") else (None, lookup)
-        return Rows(values, index, whole, first=ranges.get("first", 0), ids=ids)
+        scales = self._own(f"{where}/scales")
+        return Rows(values, index, whole, first=ranges.get("first", 0), ids=ids, scales=scales)
 
     def _lookup(self, text: str) -> Tensor | None:
         """Return what finds the rows of a type; the same tensor for all matrices."""
@@ -252,7 +253,7 @@ class MappedPart:
         for name in _ROWS:
             target: dict[Any, FeaturePartitionData] = getattr(pieces, name)
             for key, rows in getattr(view, name).items():
-                target[key] = FeaturePartitionData(rows.values, _ids_of(rows))
+                target[key] = FeaturePartitionData(rows.values, _ids_of(rows), rows.scales)
         pieces.num_classes = dict(view.num_classes)
         return pieces
 
@@ -478,6 +479,8 @@ def _write_rows(lookups: _Lookups, where: str, node_type: NodeType, rows: Rows) 
         index = rows.index.to(torch.int32) if narrow else rows.index
         lookups.add(where, node_type, index, "index")
     _write_values(lookups, where, values)
+    if rows.scales is not None:
+        write_array(lookups.folder, lookups.part, f"{where}/scales", rows.scales.numpy())
 
 
 def _write_edge_rows(lookups: _Lookups, where: str, text: str, given: FeaturePartitionData) -> None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -147,7 +147,7 @@ def _node_rows(
         if rows.index is not None and node_type in pieces.node_books:
             owned = owned_ids(pieces.node_books[node_type], pieces.partition_idx)
         _check_rows(rows, owned, where)
-        found[name] = rows
+        found[name] = rows if part.scales is None else replace(rows, scales=part.scales)
     return found
 
 
@@ -275,7 +275,7 @@ def feature_info(rows: Rows) -> FeatureInfo:
     width = 1
     for size in rows.values.shape[1:]:
         width *= size
-    return FeatureInfo(width, rows.values.dtype)
+    return FeatureInfo(width, rows.values.dtype if rows.scales is None else torch.float32)
 
 
 def check_ownership(owner: Tensor, partition_idx: int, what: str, hint: str) -> None:

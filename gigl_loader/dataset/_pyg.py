@@ -65,6 +65,8 @@ class Source:
     node_attributes: dict[tuple[NodeType, str], Tensor] = field(default_factory=dict)
     edge_attributes: dict[tuple[EdgeType, str], Tensor] = field(default_factory=dict)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
+    feature_scales: dict[NodeType, Tensor] = field(default_factory=dict)
+    """Of the types whose features are stored in fewer bytes."""
     not_carried: dict[str, str] = field(default_factory=dict)
     """Attributes that batches will lack, and why."""
 
@@ -345,7 +347,8 @@ class Cutter:
         if self._count > 1:
             mine = owned_ids(self.node_books[node_type], pieces.partition_idx)
         if node_type in source.node_features:
-            pieces.node_features[node_type] = _take(source.node_features[node_type], mine)
+            scales = source.feature_scales.get(node_type)
+            pieces.node_features[node_type] = _take(source.node_features[node_type], mine, scales)
         if node_type in source.node_labels:
             pieces.node_labels[node_type] = _take(source.node_labels[node_type], mine)
         for key, values in source.node_attributes.items():
@@ -359,5 +362,5 @@ class Cutter:
                 pieces.splits.setdefault(split, {})[node_type] = ids
 
 
-def _take(values: Tensor, ids: Tensor | None) -> FeaturePartitionData:
-    return FeaturePartitionData(values if ids is None else values[ids], ids)
+def _take(values: Tensor, ids: Tensor | None, scales: Tensor | None = None) -> FeaturePartitionData:
+    return FeaturePartitionData(values if ids is None else values[ids], ids, scales)

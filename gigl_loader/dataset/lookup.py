@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ConfigError
@@ -121,7 +122,8 @@ class DistFeature:
             input_type = next(iter(known))
         if input_type is None:
             raise ConfigError(f"name the type of the ids: one of {sorted(known)}")
-        return self._lookup.rows(self._kind, input_type, ids)
+        rows = self._lookup.rows(self._kind, input_type, ids)
+        return widened(rows, known[input_type].scales)
 
     def __getitem__(self, ids: Tensor | tuple[NodeType | EdgeType, Tensor]) -> Tensor:
         return self.get(ids[1], ids[0]) if isinstance(ids, tuple) else self.get(ids)

@@ -31,6 +31,7 @@ from gigl_loader.dataset._mapped_io import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._progress import Progress, showing
 from gigl_loader.dataset._pyg import Cutter, Source, Supervision, keep_neighbor_times, read_pyg
+from gigl_loader.dataset.quantised import FeatureDtype, check_feature_dtype, quantise
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError, WrongTypeError, explained_limits
@@ -57,6 +58,7 @@ def partition_graph(
     format: str = "mapped",
     overwrite: bool = False,
     time_attr: str | None = None,
+    feature_dtype: FeatureDtype | None = None,
 ) -> None:
     """Write ``data`` as ``num_partitions`` partitions below ``root``.
 
@@ -79,6 +81,10 @@ def partition_graph(
         overwrite: Replace partitions that are at ``root``, when the new ones are complete.
         time_attr: A node attribute that loaders are to sample by: edges then keep the times of
             neighbours of other partitions.
+        feature_dtype: How to store node features: ``"int8"`` or ``"uint8"``, with scale and offset
+            of each column, ``"float16"`` or ``"bfloat16"``; by node type, or one for all. Workers
+            read and send them so, batches have float32, made of them on the trainer's device.
+            None, and types that are not named: as they are.
 
     Raises:
         ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds files.
@@ -97,6 +103,7 @@ def partition_graph(
     check_target(target, overwrite=overwrite)
     source = read_pyg(data, supervision)
     _check_names(source)
+    _store_in_fewer_bytes(source, feature_dtype, format)
     if time_attr is not None:
         keep_neighbor_times(source, edge_dir, time_attr)
     with (
@@ -266,6 +273,18 @@ def write_extras(folder: Path, source: Pieces, **made: Any) -> None:
         ],
     }
     (folder / EXTRAS_FILE).write_text(json.dumps(extras, indent=2) + "\n")
+
+
+def _store_in_fewer_bytes(source: Source, dtypes: FeatureDtype | None, format: str) -> None:
+    chosen = check_feature_dtype(dtypes, source.node_features)
+    if chosen and format != "mapped":
+        raise ConfigError(
+            f'feature_dtype needs format="mapped": {format!r} has no place for scale and offset'
+        )
+    for node_type, dtype in chosen.items():
+        where = f"features of node type {node_type!r}"
+        found = quantise(source.node_features[node_type], dtype, where)
+        source.node_features[node_type], source.feature_scales[node_type] = found
 
 
 def _check_names(source: Source) -> None:

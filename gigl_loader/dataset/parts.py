@@ -42,6 +42,8 @@ class FeaturePartitionData:
     """``[num_rows, num_columns]``, any dtype."""
     ids: Tensor | None = None
     """``[num_rows]`` int64, the global id of each row. None: row ``i`` belongs to id ``i``."""
+    scales: Tensor | None = None
+    """What makes float32 of ``feats``; see `gigl_loader.dataset.quantised`. None: nothing."""
 
 
 @dataclass(frozen=True)

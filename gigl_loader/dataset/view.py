@@ -77,6 +77,9 @@ class Rows(Generic[A]):
     """The id of row 0, where there is neither ``index`` nor ``ids``."""
     ids: A | None = None
     """``[num_rows]`` int64, ascending: the id of each row, where there is no ``index``."""
+    scales: A | None = None
+    """Of features that are stored in fewer bytes, what makes float32 of them: ``[2, ...]``, scale
+    and offset of each column, or ``[0]``; None: they are delivered as they are."""
 
     def __post_init__(self) -> None:
         if not self.dtype:

@@ -9,6 +9,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.lookup import RowLookup
+from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     EdgeType,
@@ -106,7 +107,8 @@ def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, w
         store.n_id, store.num_nodes = own.to(device), own.numel()
         for key, kind in (("x", view.node_features), ("y", view.node_labels)):
             if name in kind:
-                store[key] = kind[name].values[kind[name].locate(own)].to(device)
+                stored = kind[name].values[kind[name].locate(own)].to(device)
+                store[key] = widened(stored, kind[name].scales)
         for (of, key), rows in view.node_attributes.items():
             if of == name:
                 store[key] = rows.values[rows.locate(own)].to(device)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.device.prefetch import DevicePrefetcher
@@ -155,7 +156,8 @@ class _Run:
             self._view.adjacency[name], DEFAULT_HOMOGENEOUS_NODE_TYPE, shares, exchange, batch_size
         )
         features = self._view.node_features[DEFAULT_HOMOGENEOUS_NODE_TYPE]
-        self._features = Matrix(features.values, features.locate(self.reader.own))
+        values = widened(features.values, features.scales)
+        self._features = Matrix(values, features.locate(self.reader.own))
         self._degrees: dict[bool, Tensor] = {}
 
     def data_digest(self) -> str:

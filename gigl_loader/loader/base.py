@@ -24,6 +24,7 @@ from gigl_loader._glt import (
     get_context,
     init_worker_group,
 )
+from gigl_loader.collate.features import with_widened_features
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.collate.sampler_output import transformed
 from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
@@ -645,6 +646,7 @@ class BaseDistLoader(DistLoader):
         """
         if self.to_device.type != "cpu" and self._engine is None:
             msg = self._copied(msg)
+        msg = with_widened_features(msg)
         if self._transform_output is not None:
             types = self._batch_types(msg)
             named = self._dataset_schema.edge_attributes.values()

@@ -38,7 +38,7 @@ from gigl_loader.message import (
 )
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
+from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.workers.producer import epoch_order, make_plan, view_of
 from gigl_loader.workers.schedule import num_batches
 
@@ -280,6 +280,7 @@ class InProcessSource:
             fields = [
                 f if isinstance(f, Field) else Field.of(*f) for f in self._sampler.sample(request)
             ]
+            fields += scale_fields(self._view, fields)
             sampled = time.perf_counter()
             message, nbytes = _write(fields)
         except PeerError:  # of the exchange: the others know

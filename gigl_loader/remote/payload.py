@@ -18,7 +18,13 @@ from gigl_loader.memory import segments
 from gigl_loader.memory.segments import Array, array_in
 from gigl_loader.memory.slots import Layout
 from gigl_loader.memory.tensors import tensor_in
-from gigl_loader.message import SampleMessage
+from gigl_loader.message import (
+    ATTRIBUTE,
+    EDGE_FEATURES,
+    NODE_FEATURES,
+    NODE_LABELS,
+    SampleMessage,
+)
 from gigl_loader.sampler.packing import (
     PackedRuns,
     pack_ints,
@@ -144,14 +150,15 @@ def _check(key: str, shape: tuple[int, ...], columns: list[PackedRuns]) -> None:
 
 
 def wire_bytes(columns: Columns, parts: list[np.ndarray], layout: Layout) -> dict[str, int]:
-    """Return the bytes of a batch by kind: ``"structure"`` and ``"rows"``.
-
-    Rows are what is a floating-point number; ids, labels and counts are structure.
-    """
+    """Return the bytes of a batch by kind: ``"rows"`` of nodes and edges, and ``"structure"``."""
     packed = sum(column.nbytes for some in columns.values() for column in some)
     rows = sum(
         segments.nbytes_of(dtype, shape)
-        for _, dtype, shape, _ in layout
-        if not _is_packed(dtype, shape) and "float" in dtype
+        for key, dtype, shape, _ in layout
+        if not _is_packed(dtype, shape) and _is_of_rows(key.rpartition(".")[2])
     )
     return {"structure": packed + sum(part.nbytes for part in parts) - rows, "rows": rows}
+
+
+def _is_of_rows(name: str) -> bool:
+    return name in (NODE_FEATURES, NODE_LABELS, EDGE_FEATURES) or name.startswith(ATTRIBUTE)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.segments import Array
-from gigl_loader.message import BatchTicket, Field
+from gigl_loader.message import NODE_FEATURES, SCALES, BatchTicket, Field, key
 from gigl_loader.options import ExpansionOptions, FeatureStoreOptions
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "SamplerFactory",
     "SamplingPlan",
     "draw_key",
+    "scale_fields",
 ]
 
 
@@ -92,3 +93,14 @@ class Sampler(Protocol):
 
 
 SamplerFactory = Callable[[PartitionView[Array], SamplingPlan, Any], Sampler]
+
+
+def scale_fields(view: PartitionView[Array], fields: Sequence[Field]) -> list[Field]:
+    """Return what the trainer makes float32 of, for features stored in fewer bytes."""
+    found = []
+    sent = {field.key for field in fields}
+    for node_type, rows in view.node_features.items():
+        name = key(NODE_FEATURES, node_type if view.is_heterogeneous else None)
+        if rows.scales is not None and name in sent:
+            found.append(Field.of(SCALES + name, rows.scales))
+    return found

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.memory import segments, tensors
+from gigl_loader.memory import segments
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import CacheOptions
 from gigl_loader.sampler.ahead import DrawnBatch
@@ -99,7 +99,9 @@ def make_cache(
     tables = _tables(view, plan, nearby, options.size)
     if not tables:
         return None
-    import torch
+    import torch  # the trainer's part: workers do without
+
+    from gigl_loader.memory import tensors
 
     nbytes = segment_bytes(tables)
     fd = segments.create_memfd(nbytes, "gigl_loader.rows")

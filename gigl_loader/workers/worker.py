@@ -35,7 +35,7 @@ from gigl_loader.message import AT_ONCE_STREAM, BatchTicket
 from gigl_loader.sampler.ahead import Filler, keep_structure
 from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
+from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.sampler.questions import Peers
 from gigl_loader.sampler.row_cache import CacheMemory, RowCache
 from gigl_loader.workers import messages, pipe
@@ -295,7 +295,7 @@ class Worker:
                 if sampler is None:
                     sampler = load_sampler(self._setup, self._plugins, Later(self._asking))
                 started = time.perf_counter()
-                fields = [_as_field(field) for field in sampler.sample(request)]
+                fields = _all_fields(sampler, request, self._setup.view)
                 batch = keep_structure(fields, here)
                 drawn = Waiting(
                     ticket.generation, found[1], ticket, batch, request.seeds.size,
@@ -347,7 +347,7 @@ class Worker:
         self, sampler: Sampler, request: SampleRequest, position: int, idle_s: float
     ) -> None:
         started = time.perf_counter()
-        fields = [_as_field(field) for field in sampler.sample(request)]
+        fields = _all_fields(sampler, request, self._setup.view)
         sampled = time.perf_counter()
         written = self._slots.write(fields)
         stats = {
@@ -390,6 +390,13 @@ class Worker:
             pipe.send(self._sock, message, fds or ())
 
 
+def _all_fields(
+    sampler: Sampler, request: SampleRequest, view: PartitionView[Array]
+) -> list[Field]:
+    fields = [f if isinstance(f, Field) else Field.of(*f) for f in sampler.sample(request)]
+    return [*fields, *scale_fields(view, fields)]
+
+
 def _receive_place(sock: pipe.Socket) -> tuple[bool, int | None]:
     """Return whether this worker replaces another, and that one's listening socket if it had one.
 
@@ -401,10 +408,6 @@ def _receive_place(sock: pipe.Socket) -> tuple[bool, int | None]:
         raise ConnectionError("the process that sends the set-up is gone")
     (_, replaces), fds = got
     return replaces, fds[0] if fds else None
-
-
-def _as_field(field: Field | tuple[str, Any]) -> Field:
-    return field if isinstance(field, Field) else Field.of(*field)
 
 
 def main(sock: pipe.Socket, number: int) -> None:

@@ -92,6 +92,23 @@ def test_seeds_by_type(typed: DistDataset, seeds, match: str) -> None:
         _make(typed, seeds=seeds)
 
 
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"remote_cache": "lots"}, "a size must be bytes > 0 or a text"),
+        ({"remote_cache": "0%"}, "above 0% and at most 100%, got '0%'"),
+        ({"remote_cache": "120%"}, "at most 100%"),
+        ({"remote_cache": "1GB", "lookahead": -1}, "lookahead must be a number of batches >= 0"),
+        ({"lookahead": 4}, "lookahead=4 decides which rows to keep, and none are kept"),
+        ({"remote_cache": "20%", "num_workers": 0}, "is filled by sampling workers"),
+        ({"remote_cache": "20%", "exchange": "collective"}, "is filled by sampling workers"),
+    ],
+)
+def test_caches(plain: DistDataset, how: dict, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        _make(plain, **how)
+
+
 def test_all_nodes_of_a_heterogeneous_graph(typed: DistDataset) -> None:
     with pytest.raises(ConfigError, match="input_nodes"):
         DistNeighborLoader(typed, [2])

@@ -77,6 +77,8 @@ def test_an_edge_takes_less_than_six_bytes() -> None:
     sizes = wire_bytes(batch.columns, batch.parts, batch.layout)
     assert sizes["structure"] < 3 * 160_000, "17 bits for the neighbour, half a byte for the target"
     assert sizes["rows"] == 0
+    batch = _sent(_fields(300, 300))
+    assert wire_bytes(batch.columns, batch.parts, batch.layout)["rows"] == 300 * (12 + 4)
 
 
 def _change(batch: BatchMessage, **changes: object) -> BatchMessage:

@@ -156,7 +156,8 @@ def highest_degree(trace: Trace, degrees: np.ndarray, parts: np.ndarray, capacit
 
 COLUMNS = (
     "graph, seeds", "rows a batch", "cache", "optimum: share fetched", "ours / optimum",
-    "LRU / optimum", "highest degree / optimum", "look-ahead", "deciding, CPU ms", "structure, CPU ms",
+    "LRU / optimum", "highest degree / optimum", "look-ahead", "deciding, CPU ms",
+    "structure, CPU ms",
 )  # fmt: skip
 HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 

@@ -1,0 +1,101 @@
+"""Features in fewer bytes: how columns of float32 become integers or short floats, and back.
+
+::
+
+    stored = round((x - least) / scale) + lowest        least, scale: of the column
+    x'     = stored * scale + offset                    offset = least - lowest * scale
+
+`float16` and `bfloat16` are stored as they round; batches have float32 again either way.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
+from gigl_loader.errors import ConfigError
+
+DTYPES = ("int8", "uint8", "float16", "bfloat16")
+FeatureDtype = str | Mapping[NodeType, str]
+"""A name among `DTYPES` for the features of all node types, or by type."""
+
+_LEVELS = 255
+_ROWS = 1 << 16
+
+
+def quantise(values: Tensor, dtype: str, where: str) -> tuple[Tensor, Tensor]:
+    """Return features as they are stored, and what gives them back.
+
+    An integer column is off by at most half of its scale, 1/510 of its range, and the rounding of
+    float32; a column of one value is exact.
+
+    Args:
+        values: ``[num_rows, ...]`` floating point, finite.
+        dtype: One of `DTYPES`.
+        where: Whose features, for errors.
+
+    Returns:
+        (``[num_rows, ...]`` of that type, ``[2, ...]`` float32: scale and offset of each column;
+        ``[0]`` of a short float, which has none).
+
+    Raises:
+        ConfigError: They are not floating point, or not finite.
+    """
+    if not values.is_floating_point():
+        raise ConfigError(f"{where} are {values.dtype}, and stored as they are: no feature_dtype")
+    kind = getattr(torch, dtype)
+    if not bool(torch.isfinite(values).all()):
+        raise ConfigError(f"{where} are not finite: they cannot be stored as {dtype}")
+    if kind.is_floating_point:
+        stored = values.to(kind)
+        if not bool(torch.isfinite(stored).all()):
+            raise ConfigError(f"{where} have values above what {dtype} holds: store bfloat16")
+        return stored, torch.empty(0)
+    if values.size(0) == 0:
+        return values.to(kind), torch.zeros((2, *values.shape[1:]))
+    least, most = (limit.double() for limit in torch.aminmax(values, dim=0))
+    scale, lowest = (most - least) / _LEVELS, torch.iinfo(kind).min
+    stored = torch.empty(values.shape, dtype=kind)
+    steps = torch.where(scale > 0, scale, 1.0)
+    for start in range(0, values.size(0), _ROWS):
+        rows = values[start : start + _ROWS].double()
+        levels = ((rows - least) / steps).round().clamp(0, _LEVELS) + lowest
+        stored[start : start + _ROWS] = levels.to(kind)
+    return stored, torch.stack([scale, least - lowest * scale]).float()
+
+
+def widened(stored: Tensor, scales: Tensor | None) -> Tensor:
+    """Return features as float32 on the device that they are on; None: as they are."""
+    if scales is None:
+        return stored
+    values = stored.to(torch.float32)
+    if scales.numel():
+        scale, offset = scales.to(values.device)
+        values.mul_(scale).add_(offset)
+    return values
+
+
+def check_feature_dtype(
+    feature_dtype: FeatureDtype | None, features: Mapping[NodeType, Any]
+) -> dict[NodeType, str]:
+    """Return by node type how features are to be stored; types that are not named stay.
+
+    Raises:
+        ConfigError: A type has no features, or a dtype is not one of `DTYPES`.
+    """
+    if feature_dtype is None:
+        return {}
+    if isinstance(feature_dtype, str):
+        feature_dtype = dict.fromkeys(features, feature_dtype)
+    for node_type, dtype in feature_dtype.items():
+        if node_type not in features:
+            known = [name for name in features if name != DEFAULT_HOMOGENEOUS_NODE_TYPE]
+            raise ConfigError(
+                f"feature_dtype names {node_type!r}, of which there are no features; "
+                + (f"there are of {known}" if known else "give one name, such as 'int8'")
+            )
+        if dtype not in DTYPES:
+            raise ConfigError(f"feature_dtype must be one of {DTYPES}, got {dtype!r}")
+    return dict(feature_dtype)
