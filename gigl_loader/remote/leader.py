@@ -63,7 +63,7 @@ class Leader:
         """
         self.caller.close(End.JOB_OVER)
         fresh = self.caller = self.dial()
-        fresh.connect_patiently(deadline)
+        fresh.connect(deadline, on_wait=lambda why: None)
 
     def close(self) -> None:
         """Leave in good order. Idempotent."""
