@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from gigl_loader.memory.segments import SharedMemoryError
     from gigl_loader.options import (
         CustomSamplerOptions,
+        FeatureStoreOptions,
         KHopNeighborSamplerOptions,
         PPRSamplerOptions,
         SamplerOptions,
@@ -95,6 +96,7 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "EdgeTable",
     "FeatureInfo",
     "FeaturePartitionData",
+    "FeatureStoreOptions",
     "GiglLoaderError",
     "GraphPartitionData",
     "GraphStoreInfo",
@@ -191,6 +193,7 @@ _NAMES = {
     "loader.subgraph": ("DistSubGraphLoader",),
     "options": (
         "CustomSamplerOptions",
+        "FeatureStoreOptions",
         "KHopNeighborSamplerOptions",
         "PPRSamplerOptions",
         "SamplerOptions",

@@ -49,11 +49,14 @@ class PeerError(GiglLoaderError, RuntimeError):
 
 
 class WorkerDiedError(PeerError):
-    """A sampling process exited early. ``exitcode`` ``-n`` means killed by signal ``n``."""
+    """A sampling process exited early. ``exitcode`` ``-n`` means killed by signal ``n``.
 
-    def __init__(self, worker: int, pid: int, exitcode: int | None) -> None:
-        super().__init__(worker, pid, exitcode)  # args == fields, so it survives pickling
-        self.worker, self.pid, self.exitcode = worker, pid, exitcode
+    ``note`` says why no other took its place; "" where ``max_restarts`` is 0.
+    """
+
+    def __init__(self, worker: int, pid: int, exitcode: int | None, note: str = "") -> None:
+        super().__init__(worker, pid, exitcode, note)  # args == fields, so it survives pickling
+        self.worker, self.pid, self.exitcode, self.note = worker, pid, exitcode, note
 
     def __str__(self) -> str:
         how, hint = f"exit code {self.exitcode}", "its traceback is in the worker's stderr"
@@ -62,7 +65,8 @@ class WorkerDiedError(PeerError):
         elif self.exitcode < 0:
             how = signal.Signals(-self.exitcode).name
             hint = "if nobody sent it, the host ran out of memory: lower num_workers or batch_size"
-        return f"sampling worker {self.worker} (pid {self.pid}) died: {how}; {hint}"
+        tail = f"; {self.note}" if self.note else ""
+        return f"sampling worker {self.worker} (pid {self.pid}) died: {how}; {hint}{tail}"
 
 
 class SamplingError(PeerError):

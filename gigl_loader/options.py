@@ -2,14 +2,20 @@
 
 import math
 import os
+import pickle
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 
 DEFAULT_TIMEOUT_S = 120.0
 """Seconds without progress after which a wait for workers or servers is an error."""
+
+DEFAULT_RECONNECT_S = 60.0
+"""Seconds that a storage server may be away, to be started again or reached again."""
+DEFAULT_MAX_RESTARTS = 3
+"""Workers of one loader that are replaced in an epoch, on each machine that samples for it."""
 
 CLUSTER_TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
 """Environment variable with a secret that all processes of a job share."""
@@ -54,6 +60,49 @@ class CustomSamplerOptions:
                 f"CustomSamplerOptions.class_path must read 'package.module.ClassName', "
                 f"got {self.class_path!r}"
             )
+
+
+@dataclass(frozen=True)
+class FeatureStoreOptions:
+    """Node features from a PyG ``FeatureStore`` of one's own: a database, an object store.
+
+    The class is imported by the sampling workers, or by the training process with
+    ``num_workers=0``, and opened as ``cls(**keywords)`` once in each thread that samples. It is
+    asked by ``get_tensor(group_name, attr_name, index)`` for the rows of a batch that were not used
+    lately; ``group_name`` is the node type, None on a homogeneous graph. What it raises is raised
+    in the training loop as a ``SamplingError``. From a graph store, the servers open it, if they
+    were started with ``--allow-samplers`` for it.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
+
+    class_path: str
+    """``package.module.ClassName``, importable where it samples."""
+    keywords: dict[str, Any] = field(default_factory=dict)
+    attr_name: str = "x"
+    """Which attribute of the store is the features."""
+    node_types: tuple[NodeType, ...] | None = None
+    """Which types it has features of. None: all that have none in the dataset."""
+    cache_bytes: int = 64 * 2**20
+    """Bytes of rows, those used last, that each thread that samples keeps."""
+
+    def __post_init__(self) -> None:
+        if "." not in self.class_path:
+            raise ConfigError(
+                "FeatureStoreOptions.class_path must read 'package.module.ClassName', got "
+                f"{self.class_path!r}"
+            )
+        size = self.cache_bytes
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ConfigError(f"FeatureStoreOptions.cache_bytes must be bytes >= 0, got {size!r}")
+        try:
+            pickle.dumps(self.keywords)
+        except Exception as error:
+            raise ConfigError(
+                f"FeatureStoreOptions.keywords cannot be sent to workers ({error}): give values, "
+                "and let the class open what it needs"
+            ) from error
 
 
 Channel = EdgeType | tuple[EdgeType, ...]
@@ -258,10 +307,17 @@ class EpochOptions:
     """Yield batches in order, as ``torch.utils.data.DataLoader`` does by default."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Seconds without progress before a wait is an error."""
+    feature_store: FeatureStoreOptions | None = None
+    """Where node features come from that the dataset has not."""
     weight_attr: str | None = None
     """Edge attribute to draw by, with ``with_weight``; None: the edges' weights."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
     """How batches grow from their seeds."""
+    max_restarts: int = DEFAULT_MAX_RESTARTS
+    """Workers of one producer that are replaced in an epoch; 0: the first that is lost is an
+    error."""
+    reconnect_timeout_s: float = DEFAULT_RECONNECT_S
+    """Seconds that a storage server may be away before that is an error; 0: it is one at once."""
 
     def __post_init__(self) -> None:
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
@@ -273,6 +329,12 @@ class EpochOptions:
             )
         if self.replace and self.expansion.sampler == "labor":
             raise ConfigError('sampler="labor" draws without replacement: use replace=False')
+        limit = self.reconnect_timeout_s
+        if not (isinstance(limit, (int, float)) and 0 <= limit < math.inf):
+            raise ConfigError(f"reconnect_timeout must be seconds >= 0, got {limit!r}")
+        most = self.max_restarts
+        if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+            raise ConfigError(f"max_restarts must be an integer >= 0, got {most!r}")
 
 
 def parse_size(size: int | str) -> int:
@@ -293,6 +355,51 @@ def parse_size(size: int | str) -> int:
     if nbytes <= 0:
         raise ConfigError(f"a size must be bytes > 0 or a text such as '512MB', got {size!r}")
     return nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """Rows of other machines that are kept on this one."""
+
+    size: int | float
+    """Bytes; a float in (0, 1]: the share of the remote rows."""
+    lookahead: int | None = None
+    """Batches whose structure is drawn before the rows of the one before them are fetched; None: as
+    many as decide what to keep."""
+
+    @classmethod
+    def of(cls, remote_cache: int | str | None, lookahead: int | None) -> "CacheOptions | None":
+        """Return the options for what a user gave: ``"2GB"``, ``"20%"``, bytes; None: no cache.
+
+        Raises:
+            ConfigError: Neither a size nor a share, or a look-ahead without a cache.
+        """
+        if lookahead is not None and (
+            not isinstance(lookahead, int) or isinstance(lookahead, bool) or lookahead < 0
+        ):
+            raise ConfigError(f"lookahead must be a number of batches >= 0, got {lookahead!r}")
+        if remote_cache is None:
+            if lookahead is not None:
+                raise ConfigError(
+                    f"lookahead={lookahead} decides which rows to keep, and none are kept: give "
+                    'remote_cache, for example "20%"'
+                )
+            return None
+        if isinstance(remote_cache, str) and remote_cache.strip().endswith("%"):
+            return cls(size=_share(remote_cache), lookahead=lookahead)
+        return cls(size=parse_size(remote_cache), lookahead=lookahead)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.strip()[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"remote_cache as a share must be above 0% and at most 100%, got {text!r}"
+        )
+    return share
 
 
 def usable_cpus() -> int:

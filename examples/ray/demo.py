@@ -1,10 +1,10 @@
 """A graph store and a training job on Ray, on this machine; a storage server is killed in between.
 
-    python examples/ray/demo.py [--epochs 4] [--workers 2 1]
+    python examples/ray/demo.py [--epochs 3] [--workers 2 1]
 
 The script starts a Ray cluster of its own, two storage servers as actors on it, and a TorchTrainer.
-In the second epoch it kills storage server 0, and says so; the store starts it again. In the middle
-of the third epoch the job ends, and a job with fewer workers goes on from its last checkpoint. At
+In the last epoch but one it kills storage server 0, and says so; the store starts it again. In the
+middle of the last epoch the job ends, and a job with fewer workers goes on from its checkpoint. At
 the end it compares: every batch was there, and those that were sampled twice are the same twice.
 """
 
@@ -28,6 +28,7 @@ ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",  # each server's lines, also where they are alike
     "RAY_AUTH_MODE": "token",  # nobody else on this machine may use the cluster
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how often reports are collected
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # this machine may be busy
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "2",  # workers of a failed run are not waited for
     "OMP_NUM_THREADS": "1",
@@ -36,7 +37,7 @@ ENVIRONMENT = {
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train from a graph store on Ray.")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3, help="at least 2")
     parser.add_argument(
         "--workers", type=int, nargs=2, default=[2, 1], metavar=("FIRST", "THEN"),
         help="training processes of the first job, and of the one that goes on",
@@ -74,12 +75,16 @@ def run(args: argparse.Namespace, folder: Path) -> int:
     with start_graph_store(folder / "graph", num_servers=SERVERS, cpus_per_server=1) as store:
         for rank, server in enumerate(store.status()):
             print(f"storage server {rank}: {server['state']}, pid {server['pid']}", flush=True)
-        killer = threading.Thread(target=kill_once, args=(store, notes / "batches"), daemon=True)
+        killer = threading.Thread(
+            target=kill_once, args=(store, notes / "batches", args.epochs - 2), daemon=True,
+        )  # fmt: skip
         killer.start()
         first, then = args.workers
         how = {"cluster": store.cluster_info, "epochs": args.epochs, "notes": str(notes)}
-        train({**how, "stop_at": (2, 10)}, first, store, folder)
-        print(f"the job of {first} workers ended in the third epoch; {then} go on", flush=True)
+        train({**how, "stop_at": (args.epochs - 1, 10)}, first, store, folder)
+        print(
+            f"the job of {first} workers ended in the middle of an epoch; {then} go on", flush=True
+        )
         result = train({**how, "stop_at": None}, then, store, folder)
     print(f"validation accuracy: {result.metrics['accuracy']:.4f}")
     return compare(notes / "batches", args.epochs)
@@ -107,12 +112,12 @@ def train(config: dict[str, Any], workers: int, store: Any, folder: Path) -> Any
     return trainer.fit()
 
 
-def kill_once(store: Any, batches: Path) -> None:
-    """Kill storage server 0 when the second epoch has begun."""
-    while not batches.exists() or "\n1 " not in batches.read_text():
+def kill_once(store: Any, batches: Path, epoch: int) -> None:
+    """Kill storage server 0 in the middle of an epoch."""
+    while not batches.exists() or f"\n{epoch} 4 " not in batches.read_text():
         time.sleep(0.1)
     pid = store.status()[0]["pid"]
-    print(f"killing storage server 0 (pid {pid}) in the middle of the second epoch", flush=True)
+    print(f"killing storage server 0 (pid {pid}) in the middle of epoch {epoch}", flush=True)
     os.kill(pid, signal.SIGKILL)
 
 

@@ -56,7 +56,8 @@ def to_hetero_data(
     # per store, as PyG has it, and over all types, as GLT has it
     if any(key(NODES_PER_HOP, node_type) in message for node_type in node_types):
         data.num_sampled_nodes = {t: data[t].num_sampled_nodes for t in node_types}
-        data.num_sampled_edges = {t: data[t].num_sampled_edges for t in edge_types}
+        counted = [name for name in edge_types if "num_sampled_edges" in data[name]]
+        data.num_sampled_edges = {t: data[t].num_sampled_edges for t in counted}
     graph_types: list[NodeType | EdgeType] = [*node_types, *edge_types]
     stores = {key("", graph_type): data[graph_type] for graph_type in graph_types}
     _add_rest(data, message, stores)

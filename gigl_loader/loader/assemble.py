@@ -23,13 +23,15 @@ from gigl_loader.loader.config import NumNeighbors, check_workers, positive
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
 from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
-from gigl_loader.loader.sampler_choice import SamplerClass, chosen_sampler
+from gigl_loader.loader.sampler_choice import SamplerClass, check_feature_store, chosen_sampler
 from gigl_loader.loader.world import agree_on_seed, check_shard
 from gigl_loader.options import (
+    CacheOptions,
     CustomSamplerOptions,
     EpochOptions,
     ExpansionKeywords,
     ExpansionOptions,
+    FeatureStoreOptions,
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
     SamplerOptions,
@@ -72,12 +74,17 @@ class LoaderArgs:
     replace: bool
     in_order: bool
     timeout: float
+    max_restarts: int
+    reconnect_timeout: float
     worker_init_fn: Callable[[int], None] | None
     even_ranks: str | None
     with_edge: bool | None
     device_prefetch: int
     exchange: str
     shard: str
+    feature_store: FeatureStoreOptions | None
+    remote_cache: int | str | None
+    lookahead: int | None
     weight_attr: str | None
     transform: Callable[[Any], Any] | None
     transform_sampler_output: Callable[[Any], Any] | None
@@ -113,6 +120,11 @@ class LoaderArgs:
                 "call torch.distributed.init_process_group() and leave context out"
             )
         parse_size(args.channel_size)
+        if args.cache is not None and args.in_process:
+            raise ConfigError(
+                f"remote_cache={args.remote_cache!r} is filled by sampling workers, and this "
+                "process samples itself: leave it out, or give the loader workers"
+            )
         if args.pin_memory_device is not None:
             check_device(args.pin_memory_device)
         if args.prefetch_size is not None:
@@ -134,6 +146,11 @@ class LoaderArgs:
         no_workers = self.num_workers == 0 and not isinstance(self.num_workers, bool)
         return no_workers or self.exchange == "collective"
 
+    @property
+    def cache(self) -> CacheOptions | None:
+        """What is kept of other machines' rows."""
+        return CacheOptions.of(self.remote_cache, self.lookahead)
+
     def epoch_options(self) -> EpochOptions:
         """Return seed, order and deadline; a missing seed is drawn now."""
         return EpochOptions(
@@ -141,8 +158,11 @@ class LoaderArgs:
             replace=self.replace,
             in_order=self.in_order,
             timeout_s=self.timeout,
+            feature_store=self.feature_store,
             weight_attr=self.weight_attr,
             expansion=self.expansion,
+            max_restarts=self.max_restarts,
+            reconnect_timeout_s=self.reconnect_timeout,
         )
 
     def device(self, local_rank: int) -> torch.device:
@@ -266,7 +286,7 @@ def colocated_parts(
         data, sampler_input, config, worker_options,
         BaseDistLoader.create_colocated_channel(worker_options), args.sampler_options,
         epoch_options=epoch_options, worker_init_fn=args.worker_init_fn,
-        default_sampler=default_sampler,
+        default_sampler=default_sampler, cache=args.cache,
     )  # fmt: skip
     return {**parts, "worker_options": worker_options, "producer": producer}
 
@@ -302,6 +322,7 @@ def _check_colocated(
     check_weights(data, args.with_weight)
     if args.expansion.time_attr is not None:
         data.view_by_time(args.expansion.time_attr)
+    check_feature_store(args.feature_store, data.schema, data.view().num_nodes)
     whole = make_input(data)
     check_seed_times(data.view(), whole, args.expansion.time_attr)
     config = BaseDistLoader.create_sampling_config(
@@ -342,12 +363,18 @@ def remote_parts(
         )
     if args.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
+    if args.cache is not None:
+        raise ConfigError(
+            f"remote_cache={args.remote_cache!r} belongs to colocated mode: from a graph store, "
+            "batches come with their rows; leave it out"
+        )
     schema = dataset.fetch_schema()
     config = BaseDistLoader.create_sampling_config(
         args.num_neighbors, schema, args.batch_size, args.shuffle, args.drop_last,
         args.with_weight, args.with_edge, args.seed,
     )  # fmt: skip
     args = with_sampler(args, default_sampler, schema, inputs[0].input_type)
+    check_feature_store(args.feature_store, schema, dataset.fetch_num_nodes())
     worker_options = BaseDistLoader.create_graph_store_worker_options(
         dataset=dataset,
         compute_rank=runtime.rank,

@@ -585,15 +585,22 @@ class BaseDistLoader(DistLoader):
     def stats(self, reset: bool = False) -> dict[str, Any]:
         """Return what the loader did since it was built, or since the last reset.
 
-        Keys: ``batches``, ``seeds_per_s``, ``bytes_per_s``, ``wait_share`` (of the elapsed time,
-        spent waiting for a batch), ``collate_share``, ``queue_depth`` (mean, batches ready at each
-        hand-over), ``sample_ms``, ``gather_ms`` (per batch, in a worker), ``worker_busy_share`` (by
-        worker), ``partitions_over_tcp`` (how many a worker asks for, as they are not in memory that
-        it can read), ``verdict`` (one line: what to change first).
+        Keys: ``batches``, ``seeds``, ``bytes``; in seconds ``elapsed_s``, ``wait_s`` (for a batch),
+        ``collate_s``, ``sample_s``, ``gather_s`` (in workers), ``worker_busy_s`` (by worker); rates
+        of these: ``seeds_per_s``, ``bytes_per_s``, ``wait_share``, ``collate_share`` (of the
+        elapsed time), ``sample_ms``, ``gather_ms`` (per batch), ``worker_busy_share`` (by worker);
+        ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp`` (how many a
+        worker asks for, as they are not in memory that it can read), ``restarts`` (workers that
+        were replaced), ``network_bytes`` (that crossed machines, ``"rows"`` and ``"structure"``:
+        ids, edges), ``network_share`` (of workers' time, waiting for other machines),
+        ``rows_by_partition`` (how many rows were fetched), ``hit_rate`` (share of the rows of other
+        machines that ``remote_cache`` had; None without), ``verdict`` (one line: what to change
+        first).
         """
-        summary = self._stats.summary()
+        producer = getattr(self, "_mp_producer", None)
+        summary = self._stats.summary(getattr(producer, "remote_bytes", 0))
         if reset:
-            self._stats = LoaderStats()
+            self._stats = self._stats.after()
         return summary
 
     # -- batches --------------------------------------------------------------------------------

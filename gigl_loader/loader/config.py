@@ -51,7 +51,9 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
         _check_hops(hops, f"num_neighbors[{name}]")
     counts = {name: len(hops) for name, hops in num_neighbors.items()}
     if len(set(counts.values())) > 1:
-        raise ConfigError(f"num_neighbors must have as many hops for every edge type, got {counts}")
+        raise ConfigError(
+            f"the number of hops must be the same across all edge types, num_neighbors has {counts}"
+        )
     return {plain_edge_type(name): list(hops) for name, hops in num_neighbors.items()}
 
 
@@ -72,7 +74,7 @@ def checked_function(name: str, value: Any) -> Any:
 
 
 def _check_hops(hops: Any, name: str) -> None:
-    if not isinstance(hops, (list, tuple)) or not hops:
+    if not isinstance(hops, (list, tuple)):
         raise ConfigError(f"{name} must be a list with a fanout per hop, got {hops!r}")
     for hop, fanout in enumerate(hops):
         if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:

@@ -66,9 +66,9 @@ def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
     known = [one for one in schema.edge_types or () if not is_label_edge_type(one)]
     plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
     if _is_edge_type(edges):
-        edge_type, edges = edges, None
+        edge_type, edges = _in_full(edges, known), None
     elif isinstance(edges, tuple) and len(edges) == 2 and _is_edge_type(edges[0]):
-        edge_type, edges = edges
+        edge_type, edges = _in_full(edges[0], known), edges[1]
     elif plain:
         return DEFAULT_HOMOGENEOUS_EDGE_TYPE, edges
     else:
@@ -83,8 +83,16 @@ def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
 
 
 def _is_edge_type(value: Any) -> bool:
-    triple = isinstance(value, tuple) and len(value) == 3
-    return triple and all(isinstance(part, str) for part in value)
+    named = isinstance(value, tuple) and len(value) in (2, 3)
+    return named and all(isinstance(part, str) for part in value)
+
+
+def _in_full(named: tuple[str, ...], known: list[EdgeType]) -> tuple[str, ...]:
+    """Return an edge type named by its ends alone, as PyG allows where only one has these ends."""
+    if len(named) == 3:
+        return named
+    found = [one for one in known if (one[0], one[2]) == named]
+    return found[0] if len(found) == 1 else (named[0], "to", named[1])
 
 
 def read_edges(

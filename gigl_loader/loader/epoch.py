@@ -1,6 +1,7 @@
 """One pass over a loader's batches, and what has to be remembered to resume it."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from torch import Tensor
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.world import WorldShare
 from gigl_loader.message import Received
+from gigl_loader.workers.counts import BatchCounts
 
 _STATE_VERSION = 1
 _OF_OLD_STATES = {"shard": "machine", "draw_version": 1}
@@ -134,51 +136,67 @@ class Progress:
 
 
 @dataclass
-class LoaderStats:
+class LoaderStats(BatchCounts):
     """What `BaseDistLoader.stats` is made of; sums over the batches handed out."""
 
-    batches: int = 0
-    seeds: int = 0
-    nbytes: int = 0
     wait_s: float = 0.0
     collate_s: float = 0.0
-    sample_s: float = 0.0
-    gather_s: float = 0.0
     depth: int = 0
     """Sum of the queue's depth at each hand-over."""
-    busy_s: dict[int, float] = field(default_factory=dict)
-    """Seconds that each worker was at work, on one batch or on several at a time."""
-    busy_until: dict[int, float] = field(default_factory=dict)
-    """Up to when that was counted, in seconds since 1970."""
     asked: int = 0
     """Most partitions that a worker asks over TCP."""
+    restarts_before: int = 0
+    """Restarts that the last reset had counted; `restarts` are since the loader was built."""
+    network_s: float = 0.0
+    """Seconds of workers' time in which they waited for other machines."""
+    received: Counter[str] = field(default_factory=Counter)
+    """Bytes that crossed machines, by kind."""
+    rows_from: Counter[int] = field(default_factory=Counter)
+    """Rows that were fetched, by partition."""
+    cached_rows: int = 0
+    """Rows of other machines that a cache had."""
+    has_cache: bool = False
     started: float = field(default_factory=time.perf_counter)
+
+    def after(self) -> "LoaderStats":
+        """Return counts that begin now."""
+        return LoaderStats(
+            restarts=dict(self.restarts), restarts_before=sum(self.restarts.values())
+        )
 
     def add(self, received: Received, wait_s: float, depth: int) -> None:
         """Count one batch."""
         stats = received.stats
-        self.batches += 1
-        self.nbytes += stats.get("nbytes", 0)
+        worker = stats.get("worker", 0)
+        self.count(stats, worker, worker[0] if isinstance(worker, tuple) else 0)
         self.wait_s += wait_s
         self.depth += depth
-        sample_s, gather_s = stats.get("sample_s", 0.0), stats.get("gather_s", 0.0)
-        self.sample_s += sample_s
-        self.gather_s += gather_s
         self.asked = max(self.asked, stats.get("asked", 0))
-        worker = stats.get("worker", 0)
-        ended = stats.get("ended_ns", 0) / 1e9
-        until = self.busy_until.get(worker, 0.0)
-        counted = max(0.0, min(sample_s + gather_s, ended - until))
-        self.busy_s[worker] = self.busy_s.get(worker, 0.0) + counted
-        self.busy_until[worker] = max(ended, until)
+        self.network_s += stats.get("network_s", 0.0)
+        self.received.update(stats.get("received", {}))
+        self.rows_from.update(stats.get("rows_from", {}))
+        self.cached_rows += stats.get("cached_rows", 0)
+        self.has_cache = self.has_cache or "cached_rows" in stats
 
-    def summary(self) -> dict[str, Any]:
-        """Return rates and shares since the counts began."""
+    def summary(self, remote_bytes: int = 0) -> dict[str, Any]:
+        """Return counts, rates and shares since they began.
+
+        Args:
+            remote_bytes: Bytes of all rows that only other machines have; 0: not known.
+        """
         elapsed = max(time.perf_counter() - self.started, 1e-9)
         batches = max(self.batches, 1)
         shares = {worker: busy / elapsed for worker, busy in sorted(self.busy_s.items())}
         return {
             "batches": self.batches,
+            "seeds": self.seeds,
+            "bytes": self.nbytes,
+            "elapsed_s": elapsed,
+            "wait_s": self.wait_s,
+            "collate_s": self.collate_s,
+            "sample_s": self.sample_s,
+            "gather_s": self.gather_s,
+            "worker_busy_s": dict(sorted(self.busy_s.items())),
             "seeds_per_s": self.seeds / elapsed,
             "bytes_per_s": self.nbytes / elapsed,
             "wait_share": self.wait_s / elapsed,
@@ -188,15 +206,65 @@ class LoaderStats:
             "gather_ms": 1e3 * self.gather_s / batches,
             "worker_busy_share": shares,
             "partitions_over_tcp": self.asked,
-            "verdict": _verdict(self.wait_s / elapsed, shares) if self.batches else _NO_BATCH,
+            "restarts": sum(self.restarts.values()) - self.restarts_before,
+            "network_bytes": {kind: self.received[kind] for kind in ("rows", "structure")},
+            "network_share": self._network_share,
+            "rows_by_partition": dict(sorted(self.rows_from.items())),
+            "hit_rate": self._hit_rate,
+            "verdict": self._verdict(self.wait_s / elapsed, shares, remote_bytes),
         }
+
+    @property
+    def _network_share(self) -> float:
+        return self.network_s / max(self.sample_s + self.gather_s, 1e-9)
+
+    @property
+    def _hit_rate(self) -> float | None:
+        asked = self.cached_rows + self.rows_from.total()
+        return self.cached_rows / max(asked, 1) if self.has_cache else None
+
+    def _verdict(self, wait_share: float, busy: dict[int, float], remote_bytes: int) -> str:
+        if not self.batches:
+            return _NO_BATCH
+        if wait_share >= _MUCH_WAIT and self._network_share > _MUCH_NETWORK and self.rows_from:
+            return self._network_verdict(remote_bytes)
+        return _verdict(wait_share, busy)
+
+    def _network_verdict(self, remote_bytes: int) -> str:
+        """Say where rows come from, and what a cache would do, or does, about it."""
+        partition, most = self.rows_from.most_common(1)[0]
+        where = f"{most / self.rows_from.total():.0%} of rows come from partition {partition}"
+        if self._hit_rate is not None:
+            return (
+                f"network-bound: {where}; the cache has {self._hit_rate:.0%} of the rows that are "
+                "asked for: raise remote_cache, lower num_neighbors, or store rows in fewer bytes"
+            )
+        if remote_bytes == 0:
+            return f"network-bound: {where}; lower num_neighbors, or use a faster network"
+        size = min(_CACHE_TO_SUGGEST, remote_bytes)
+        return (
+            f"network-bound: {where}; a cache of {_in_words(size)} would hold "
+            f"{size / remote_bytes:.0%} of them: give the loader remote_cache"
+        )
+
+
+_MUCH_WAIT = 0.1
+_MUCH_NETWORK = 0.5
+_CACHE_TO_SUGGEST = 2 * 2**30
+
+
+def _in_words(nbytes: int) -> str:
+    for name, unit in (("GB", 2**30), ("MB", 2**20)):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes} bytes"
 
 
 _NO_BATCH = "no batch was handed out yet: nothing to tell"
 
 
 def _verdict(wait_share: float, busy: dict[int, float]) -> str:
-    if wait_share < 0.1:
+    if wait_share < _MUCH_WAIT:
         return "training-bound: batches are ready before they are asked for"
     mean_busy = sum(busy.values()) / max(len(busy), 1)
     if mean_busy > 0.7:

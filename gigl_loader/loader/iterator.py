@@ -105,7 +105,6 @@ class EpochIterator:
         total = self._loader._stats
         total.add(Received(ticket, {}, stats), wait_s, self._num_waiting())
         total.collate_s += collate_s
-        total.seeds += stats.get("seeds", 0)
         for record in self._loader._recorders:
             record(stats)
 

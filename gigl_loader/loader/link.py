@@ -43,7 +43,14 @@ from gigl_loader.loader.time_input import (
     check_time_given,
 )
 from gigl_loader.message import SampleMessage
-from gigl_loader.options import DEFAULT_TIMEOUT_S, ExpansionKeywords, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
+    DEFAULT_TIMEOUT_S,
+    ExpansionKeywords,
+    FeatureStoreOptions,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
 _SAMPLER = "gigl_loader.sampler.link.anchor_sampler"
@@ -102,6 +109,8 @@ class DistABLPLoader(BaseDistLoader):
         device_prefetch: Batches copied ahead to a CUDA device.
         exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
         shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
+        remote_cache: Memory for rows of other machines: ``"2GB"`` or ``"20%"`` of them.
+        lookahead: Batches to draw ahead for it; None: as its size asks for.
         input_time: The time of each anchor, which its labels have too; see `DistNeighborLoader`.
         **expansion: As in `DistNeighborLoader`.
 
@@ -141,12 +150,17 @@ class DistABLPLoader(BaseDistLoader):
         replace: bool = False,
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
         shard: str = "machine",
+        feature_store: FeatureStoreOptions | None = None,
+        remote_cache: int | str | None = None,
+        lookahead: int | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,

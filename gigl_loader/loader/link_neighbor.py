@@ -44,7 +44,14 @@ from gigl_loader.loader.time_input import (
     read_times,
 )
 from gigl_loader.message import IS_HETERO, SampleMessage
-from gigl_loader.options import DEFAULT_TIMEOUT_S, ExpansionKeywords, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
+    DEFAULT_TIMEOUT_S,
+    ExpansionKeywords,
+    FeatureStoreOptions,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 _TIMES = "edge_label_time"
@@ -101,6 +108,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         device_prefetch: Batches copied ahead to a CUDA device.
         exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
         shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
+        remote_cache: Memory for rows of other machines: ``"2GB"`` or ``"20%"`` of them.
+        lookahead: Batches to draw ahead for it; None: as its size asks for.
         edge_label_time: The time of each seed edge, ``[num_edges]`` numbers (by server where the
             edges are): needed with ``time_attr``. Negatives are not later either.
         **expansion: As in `DistNeighborLoader`. Where trees are disjoint, each end of an edge has
@@ -143,12 +152,17 @@ class DistLinkNeighborLoader(BaseDistLoader):
         replace: bool = False,
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
         shard: str = "machine",
+        feature_store: FeatureStoreOptions | None = None,
+        remote_cache: int | str | None = None,
+        lookahead: int | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,

@@ -35,7 +35,14 @@ from gigl_loader.loader.time_input import (
     check_time_given,
 )
 from gigl_loader.message import INPUT_ID
-from gigl_loader.options import DEFAULT_TIMEOUT_S, ExpansionKeywords, SamplerOptions
+from gigl_loader.options import (
+    DEFAULT_MAX_RESTARTS,
+    DEFAULT_RECONNECT_S,
+    DEFAULT_TIMEOUT_S,
+    ExpansionKeywords,
+    FeatureStoreOptions,
+    SamplerOptions,
+)
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 
@@ -80,6 +87,10 @@ class DistNeighborLoader(BaseDistLoader):
         replace: Draw neighbours with replacement.
         in_order: Yield batches in order. False trades order for latency.
         timeout: Seconds without progress before a wait is an error.
+        max_restarts: Workers that are replaced in an epoch when they die, or make no progress for
+            ``timeout``; the batches stay the same. 0: the first one lost is an error.
+        reconnect_timeout: Graph store: seconds that a storage server may be away, killed and
+            started again or out of reach; the batches stay the same. 0: that is an error at once.
         worker_init_fn: Called with the worker's number in each worker before it samples.
         even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
         with_edge: Deliver edge ids. None: where there are edge features.
@@ -92,6 +103,13 @@ class DistNeighborLoader(BaseDistLoader):
             ``"world"``: all ranks are given the seeds of the whole job, whose batches are numbered
             over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what
             the job has taken, and goes on with any number of ranks.
+        feature_store: A PyG ``FeatureStore`` of one's own, for features that the dataset has not.
+        remote_cache: Colocated, with workers: memory for rows of other machines, as bytes
+            (``"2GB"``, with what it takes to find them) or as a share of these rows (``"20%"``).
+            Batches are drawn ahead, so that those rows are kept that are needed again soonest.
+            Each rank has its own. None: nothing is kept.
+        lookahead: Batches to draw ahead. None: those that ask for 5 times what the cache holds,
+            after which more would change nothing.
         weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies
             ``with_weight``.
         transform: Called in this process with each batch; what it returns is yielded in its place.
@@ -133,12 +151,17 @@ class DistNeighborLoader(BaseDistLoader):
         replace: bool = False,
         in_order: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
         worker_init_fn: Callable[[int], None] | None = None,
         even_ranks: str | None = None,
         with_edge: bool | None = None,
         device_prefetch: int = 2,
         exchange: str = "workers",
         shard: str = "machine",
+        feature_store: FeatureStoreOptions | None = None,
+        remote_cache: int | str | None = None,
+        lookahead: int | None = None,
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Callable[[Any], Any] | None = None,

@@ -1,17 +1,20 @@
 """Which sampler the workers run: the options of the user, and the roots that a loader needs."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
     EdgeType,
+    NodeType,
     is_label_edge_type,
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import (
     CustomSamplerOptions,
     ExpansionOptions,
+    FeatureStoreOptions,
     PPRSamplerOptions,
     SamplerOptions,
 )
@@ -65,6 +68,29 @@ def chosen_sampler(
         "around": path.rpartition(".")[2], "roots": roots,
     }  # fmt: skip
     return CustomSamplerOptions(_PPR, keywords)
+
+
+def check_feature_store(
+    options: FeatureStoreOptions | None, schema: DatasetSchema, num_nodes: Mapping[NodeType, int]
+) -> None:
+    """Raise `ConfigError` where a feature store is named for types that need none."""
+    if options is None:
+        return
+    own = schema.node_feature_info
+    with_features = set(own) if isinstance(own, dict) else set(num_nodes) if own else set()
+    wanted = set(num_nodes) if options.node_types is None else set(options.node_types)
+    unknown = wanted - set(num_nodes)
+    if unknown:
+        raise ConfigError(
+            f"FeatureStoreOptions.node_types names {sorted(unknown)}, the graph has "
+            f"{sorted(num_nodes)}"
+        )
+    doubled = wanted & with_features if options.node_types else wanted
+    if doubled <= with_features and doubled:
+        raise ConfigError(
+            f"feature_store={options.class_path} is for node types {sorted(wanted)}, which have "
+            "features in the dataset already: leave those out of one of the two"
+        )
 
 
 def _check_ppr(options: PPRSamplerOptions, schema: DatasetSchema, with_weight: bool) -> None:

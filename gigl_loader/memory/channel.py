@@ -114,6 +114,10 @@ class ShmChannel(ChannelBase):
         """Return the slots of ``sender`` that no tensor uses any more: (to reuse, to give up)."""
         return self._leases.returned(sender, concurrency)
 
+    def forget(self, sender: int) -> None:
+        """Release what a worker that is gone had written, once no tensor uses it."""
+        self._leases.forget(sender)
+
     @property
     def largest(self) -> int:
         """Bytes of the largest slot."""

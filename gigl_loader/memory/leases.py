@@ -75,6 +75,8 @@ class _Sender:
     """Those that a process elsewhere may read for ever."""
     dropped: list[int] = field(default_factory=list)
     """No longer leased, and not handed back yet."""
+    is_gone: bool = False
+    """Whether there is no worker any more to hand slots back to."""
 
 
 class Lease:
@@ -166,6 +168,18 @@ class LeaseTable:
                     free.append(number)
         return free, retired
 
+    def forget(self, sender: int) -> None:
+        """Release the slots of a worker that is gone; those that are leased go with their leases.
+
+        Another worker may take its number.
+        """
+        with self._lock:
+            state = self._senders.pop(sender, None)
+            if state is not None:
+                state.is_gone = True
+                for number in set(state.slots) - state.leased:
+                    state.slots.pop(number).release()
+
     @property
     def largest(self) -> int:
         """Bytes of the largest slot."""
@@ -202,7 +216,7 @@ class LeaseTable:
         with self._lock:
             state.leased.discard(number)
             state.lent.discard(number)
-            if self._closed:
+            if self._closed or state.is_gone:
                 state.slots.pop(number).release()
             else:
                 state.dropped.append(number)

@@ -6,6 +6,7 @@ server that loads a graph takes as long as it takes.
 
 import contextlib
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from typing import Any
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.remote import status
 from gigl_loader.transport import Security, address_towards
-from gigl_loader.transport.addresses import is_free, own_name
+from gigl_loader.transport.addresses import is_free
 from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, TOKEN_VARIABLE
 
 _PORTS = (20000, 32000)
@@ -105,7 +106,7 @@ class StorageServer:
         return {
             "state": self._state, "served": self._served, "restarts": self._restarts,
             "generation": self._generation, "pid": None if child is None else child.pid,
-            "node": own_name()[0], "watcher_pid": os.getpid(), "why": self._why,
+            "node": platform.node(), "watcher_pid": os.getpid(), "why": self._why,
             "log": list(self._lines), "status": self._status,
         }  # fmt: skip
 

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ class GraphStore:
         import ray
 
         if ray.is_initialized():
-            _end(self._servers, self._group)
+            silent = [one["silent_s"] > _STOP_S for one in self._watchdog.health()]
+            _end(self._servers, self._group, silent)
 
     def __enter__(self) -> "GraphStore":
         return self
@@ -385,13 +387,14 @@ def _info(num_servers: int, master: tuple[str, int]) -> GraphStoreInfo:
     )  # fmt: skip
 
 
-def _end(servers: Sequence[_Actor], group: Any) -> None:
-    """Stop the servers in good order where they answer, then take the actors and the nodes away."""
+def _end(servers: Sequence[_Actor], group: Any, silent: Sequence[bool] = ()) -> None:
+    """Stop the servers in good order, but those that are silent; then give the nodes back."""
     import ray
     from ray.util import remove_placement_group
 
     with contextlib.suppress(ray.exceptions.RayError):
-        stopped = [one.actor.stop.remote() for one in servers]
+        answering = [one for one, lost in zip_longest(servers, silent) if not lost]
+        stopped = [one.actor.stop.remote() for one in answering]
         if stopped:
             ray.wait(stopped, num_returns=len(stopped), timeout=_STOP_S)
     for one in servers:

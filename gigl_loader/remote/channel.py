@@ -118,6 +118,8 @@ class RemoteReceivingChannel(ChannelBase):
             _Server(rank, producer)
             for rank, producer in zip(server_ranks, producer_ids, strict=True)
         ]
+        # not the cluster's of later: the producers are those of the servers that are there now
+        self._links = {server.rank: self._cluster.link(server.rank) for server in self._servers}
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
         self._timeout_s = timeout_s
         self._pin = pin_memory
@@ -223,7 +225,7 @@ class RemoteReceivingChannel(ChannelBase):
                 )
 
     def _call(self, server: _Server, name: str, **arguments: Any) -> "Future[Any]":
-        found: Future[Any] = self._cluster.link(server.rank).call(name, **arguments)
+        found: Future[Any] = self._links[server.rank].call(name, **arguments)
         return found
 
     def _ask(self, server: _Server) -> None:
@@ -245,13 +247,13 @@ class RemoteReceivingChannel(ChannelBase):
                     caller = self._caller_of(server)
                     reply = caller.ask("fetch", request, FetchAnswer, into=self._pool.room)
                 except GiglLoaderError as error:
-                    self._failed(generation, self._cluster.link(server.rank).named(error))
+                    self._failed(generation, self._links[server.rank].named(error))
                     return
                 server.fetches.put((reply, generation))
 
     def _caller_of(self, server: _Server) -> Caller:
         if server.caller is None:
-            link = self._cluster.link(server.rank)
+            link = self._links[server.rank]
             server.caller = link.dial()
             threading.Thread(
                 target=self._file_all, args=(server,), name=f"batches of {link.name}", daemon=True
@@ -261,7 +263,7 @@ class RemoteReceivingChannel(ChannelBase):
     # -- filing: one thread for each server -----------------------------------------------------
 
     def _file_all(self, server: _Server) -> None:
-        link = self._cluster.link(server.rank)
+        link = self._links[server.rank]
         while (fetch := server.fetches.get()) is not None:
             reply, generation = fetch
             try:
@@ -331,7 +333,7 @@ class RemoteReceivingChannel(ChannelBase):
             leases.append(server.released.popleft())
         with contextlib.suppress(GiglLoaderError):  # a dead server writes nothing over
             if server.giver is None:
-                server.giver = self._cluster.link(server.rank).dial()
+                server.giver = self._links[server.rank].dial()
             if server.given_back is not None:
                 server.given_back.wait(_GIVE_BACK_S)
             server.given_back = server.giver.ask("give_back", GiveBack(tuple(leases)), Nothing)
@@ -459,7 +461,7 @@ class RemoteReceivingChannel(ChannelBase):
         self._mappings.close()
 
     def _hang_up(self, server: _Server) -> None:
-        link = self._cluster.link(server.rank)
+        link = self._links[server.rank]
         server.fetches.put(None)
         for caller in (server.caller, server.giver):
             if caller is not None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from gigl_loader._gloo import interface_towards
 from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_context
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
+from gigl_loader.logs import know
 from gigl_loader.ranks import end_group
 from gigl_loader.remote.cluster import CALL_TIMEOUT_S, Cluster, result_of
 from gigl_loader.remote.dataset import GraphStoreInfo
@@ -99,6 +100,7 @@ def init_compute_process(
         cluster.close()
         raise
     _cluster, _owns_group = cluster, not has_group
+    know(job=cluster.job, rank=rank)
 
 
 def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
@@ -161,6 +163,7 @@ def shutdown_compute_process() -> None:
     cluster, _cluster = _cluster, None
     if cluster is not None:
         cluster.close()
+        know(job=None, rank=None)
     owned, _owns_group = _owns_group, False
     if owned and dist.is_initialized():
         end_group()

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 600.0
 """Seconds that a call without a deadline of its own may take."""
+_RENEW_S, _RENEW_EVERY_S = 5.0, 0.2
+"""Longest attempt to connect again with a server that is gone, and the pause between two."""
 _MOST_FREE = 2
 """Connections for calls that are kept when nothing is under way."""
 _WHY = {
@@ -56,9 +58,11 @@ T = TypeVar("T")
 class _RemoteWorkerDied(WorkerDiedError):
     """A sampling process of a storage server exited early."""
 
-    def __init__(self, server: str, worker: int, pid: int, exitcode: int | None) -> None:
-        super().__init__(worker, pid, exitcode)
-        self.args = (server, worker, pid, exitcode)
+    def __init__(
+        self, server: str, worker: int, pid: int, exitcode: int | None, note: str = ""
+    ) -> None:
+        super().__init__(worker, pid, exitcode, note)
+        self.args = (server, worker, pid, exitcode, note)
         self.server = server
 
     def __str__(self) -> str:
@@ -75,15 +79,17 @@ class ServerLink:
         name: What this process calls itself.
         session: Who this process is, on all connections.
         patience_s: How long an outage of the network may last.
+        generation: Of the server, where that is known; 0: it is not.
     """
 
     def __init__(
         self, rank: int, address: tuple[str, int], security: Security, name: str, session: str,
-        patience_s: float,
+        patience_s: float, generation: int = 0,
     ) -> None:  # fmt: skip
-        self.rank = rank
+        self.rank, self.generation = rank, generation
         self.name = f"storage server {rank} at {address[0]}:{address[1]}"
-        self._address, self._security, self._own_name = address, security, name
+        self.address = address
+        self._security, self._own_name = security, name
         self._session, self._patience_s = session, patience_s
         self._changed = threading.Condition()
         self._error: ServerDiedError | UsageError | None = None
@@ -103,7 +109,7 @@ class ServerLink:
             ServerDiedError, UsageError: The link is over.
         """
         fresh = Caller(
-            *self._address, self._security, self._own_name, patience_s=self._patience_s,
+            *self.address, self._security, self._own_name, patience_s=self._patience_s,
             what=f"storage server {self.rank}",
             session=self._session,
         )  # fmt: skip
@@ -147,6 +153,14 @@ class ServerLink:
             f"{self.name} is gone: {why}. The loaders of this job cannot go on: start the job "
             "again once the storage cluster is up"
         )
+
+    def again(self, address: tuple[str, int]) -> "ServerLink":
+        """Return a link to the same server, started again or out of reach for too long."""
+        self.close("it was started again")
+        return ServerLink(
+            self.rank, address, self._security, self._own_name, secrets.token_hex(16),
+            self._patience_s,
+        )  # fmt: skip
 
     # -- presence -------------------------------------------------------------------------------
 
@@ -279,7 +293,7 @@ class ServerLink:
         if isinstance(error, RemoteError):
             return RemoteError(self.name, error.cause, error.remote_traceback)
         if isinstance(error, WorkerDiedError):
-            return _RemoteWorkerDied(self.name, error.worker, error.pid, error.exitcode)
+            return _RemoteWorkerDied(self.name, error.worker, error.pid, error.exitcode, error.note)
         if isinstance(error, PeerTimeoutError | ProtocolError | JoinRefusedError):
             return error  # they name it
         if isinstance(error, ConfigError | UsageError | PeerError):
@@ -318,6 +332,7 @@ class Cluster:
     def __init__(self, links: list[ServerLink], job: int, rank: int, world_size: int) -> None:
         self.links, self.job, self.rank, self.world_size = links, job, rank, world_size
         self.closed = False
+        self._renewing = threading.Lock()
 
     @classmethod
     def join(
@@ -352,9 +367,13 @@ class Cluster:
                 lambda news: news.job is not None, deadline, timeout_s, progress
             )
             assert news.job is not None
+            links[0].generation = news.generations[0]
             links += [
-                ServerLink(server, address, security, me, session, patience_s)
-                for server, address in enumerate(news.addresses[1:], start=1)
+                ServerLink(server, address, security, me, session, patience_s, generation)
+                for server, (address, generation) in enumerate(
+                    zip(news.addresses, news.generations, strict=True)
+                )
+                if server > 0
             ]
             known = Join(
                 role=Role.CLIENT, rank=rank, num_servers=num_servers, world_size=world_size,
@@ -379,6 +398,71 @@ class Cluster:
         if not 0 <= server_rank < len(self.links):
             raise ConfigError(f"server rank must be in [0, {len(self.links)}), got {server_rank}")
         return self.links[server_rank]
+
+    # -- servers that were away -----------------------------------------------------------------
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all servers are those that the links lead to."""
+        stale = self._stale(self.links[0].news)
+        return not stale and all(link.error is None for link in self.links)
+
+    def _stale(self, news: News) -> list[int]:
+        return [
+            link.rank
+            for link, generation in zip(self.links, news.generations, strict=False)
+            if link.generation not in (0, generation)
+        ]
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """Of the servers that the links lead to."""
+        return tuple(link.generation for link in self.links)
+
+    def renew(self, deadline: float) -> None:
+        """Connect again with the servers that are gone or were started again.
+
+        Args:
+            deadline: Until when they are waited for (`time.monotonic`).
+
+        Raises:
+            ServerDiedError: One did not come back in time.
+        """
+        with self._renewing:
+            while not self.is_whole and not self.closed:
+                broken = [link.rank for link in self.links if link.error is not None]
+                errors = [self.links[rank].error for rank in broken]
+                try:
+                    self._renew_one(min([*broken, *self._stale(self.links[0].news)]))
+                except GiglLoaderError as error:
+                    if time.monotonic() > deadline:
+                        raise next((one for one in errors if one is not None), error) from error
+                    time.sleep(_RENEW_EVERY_S)
+
+    def _renew_one(self, rank: int) -> None:
+        """Connect again with one server; the lowest that is gone, as server 0 knows the others."""
+        now, former = time.monotonic(), self.links[rank]
+        join = Join(
+            role=Role.CLIENT, rank=self.rank, num_servers=len(self.links),
+            world_size=self.world_size, job=self.job,
+        )  # fmt: skip
+        news = self.links[0].news
+        known = rank > 0 and len(news.addresses) > rank
+        address = news.addresses[rank] if known else former.address
+        fresh = former.again(address)
+        progress = Progress(f"compute process {self.rank}", now + _RENEW_S)
+        try:
+            fresh.enter(join, now + _RENEW_S / 5, progress)  # its address may be another by then
+            fresh.wait_until_in(
+                lambda news: bool(news.addresses) if rank == 0 else news.number > 0,
+                now + _RENEW_S, _RENEW_S, progress,
+            )  # fmt: skip
+        except BaseException:
+            fresh.close()
+            raise
+        fresh.generation = fresh.news.generation
+        self.links[rank] = fresh
+        _log.warning("%s is back", fresh.name)
 
     def raise_if_broken(self) -> None:
         """Raise `ServerDiedError` where a server is gone, whether or not it has work to do."""

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import GiglLoaderError
+from gigl_loader.logs import LOG_FORMAT, WhereFilter
+from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote import status
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.patience import PATIENCE_S
@@ -66,6 +68,19 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--patience", type=float, default=PATIENCE_S,
         help="how long an outage of the network may last, in seconds; the same on all processes",
     )  # fmt: skip
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT",
+        help="where Prometheus may read this server's figures, at /metrics; 0: any that is free",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", metavar="HOST",
+        help="address of this machine for that; beyond loopback it needs --tls or --insecure",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rejoin-timeout", type=float, default=DEFAULT_RECONNECT_S,
+        help="how long another server may be away, to be started again with the same arguments, "
+        "in seconds; 0: this one ends at once",
+    )  # fmt: skip
     return parser.parse_args(argv)
 
 
@@ -85,15 +100,17 @@ def serve(args: argparse.Namespace) -> int:
         args.rank, info, dataset, num_jobs=args.jobs or None, tls_dir=args.tls,
         insecure=args.insecure, allow_samplers=args.allow_samplers, host=args.own_addr,
         port=args.own_port, timeout_s=args.timeout, patience_s=args.patience,
+        metrics_port=args.metrics_port, metrics_host=args.metrics_host,
+        rejoin_timeout_s=args.rejoin_timeout,
     ) as server:  # fmt: skip
         return server.wait()
 
 
 def serve_main(argv: Sequence[str] | None = None) -> int:
     """Run ``gigl-loader serve``; return the exit code."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(WhereFilter())
     args = parse_serve(argv)
     try:
         _log.info("served %d jobs", serve(args))

@@ -14,8 +14,10 @@ from gigl_loader.errors import (
     ConfigError,
     PeerError,
     PeerLostError,
+    PeerTimeoutError,
     ServerDiedError,
 )
+from gigl_loader.logs import answering
 from gigl_loader.memory.leases import Packed
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Leader
@@ -57,6 +59,7 @@ class Endpoint:
         num_jobs: Jobs to serve; None: until told to stop. Server 0's is what counts.
         leader: On the other servers: how to reach server 0.
         patience_s: How long an outage of the network may last before a process is given up.
+        rejoin_s: How long another server may be away before this one ends; 0: it ends at once.
     """
 
     def __init__(
@@ -68,8 +71,12 @@ class Endpoint:
         num_jobs: int | None = None,
         leader: Leader | None = None,
         patience_s: float = 10.0,
+        rejoin_s: float = 0.0,
     ) -> None:
-        self.server = server
+        self.server, self._rejoin_s = server, rejoin_s
+        self.generation = time.time_ns()
+        self._away: dict[int, tuple[str, float]] = {}
+        """Servers that are expected back, on server 0: why they left, and until when."""
         self._num_jobs = num_jobs
         self._lock = threading.RLock()
         self._attendance = Attendance()
@@ -102,7 +109,9 @@ class Endpoint:
             join = Join(
                 role=Role.SERVER, rank=self.server.server_rank,
                 num_servers=self.server.num_servers, address=self.address,
+                generation=self.generation,
             )  # fmt: skip
+            self._join = join
             self._leader.watch(join, self._leader_says, self._leader_left)
 
     def _table(self) -> dict[str, Method]:
@@ -150,17 +159,41 @@ class Endpoint:
         member = Member(peer.session, join, name, job=join.job)
         try:
             self._check(join)
+            self._replace_former(member)
             if join.role is Role.CLIENT and join.job is None:
                 self._book.join(member)
+            elif join.role is Role.CLIENT and self.server.server_rank == 0:
+                self._book.readmit(member)
         except Exception as error:
             _log.warning("%s cannot join: %s", name, error)
             raise
         self._attendance.came(member)
         if join.role is Role.SERVER:
+            self._away.pop(join.rank, None)
             _log.info("storage server %d joined from %s", join.rank, join.address)
         self._begin_if_complete()
+        self._tell_where()
         self._tell_all()
         return member
+
+    def _replace_former(self, member: Member) -> None:
+        """Let a member go whose place a new one takes: it was started again, or was out of reach.
+
+        A client's new producers must not be released by what is found out later of the old one.
+        """
+        join = member.join
+        for one in list(self._attendance.members.values()):
+            if (one.join.role, one.join.rank) != (join.role, join.rank):
+                continue
+            if join.role is Role.SERVER:
+                one.tell(refused=f"a later storage server {join.rank} took its place: check RANK")
+                self._attendance.left(one)
+            elif join.job is not None and one.job == join.job:
+                self._attendance.left(one)
+                self._leases.lose(one.session)
+                self.server.client_gone(one.client)
+        if join.role is Role.CLIENT and join.job is not None:
+            self.server.client_back(member.client)
 
     def _check(self, join: Join) -> None:
         if self._error is not None:
@@ -171,7 +204,9 @@ class Endpoint:
                 f"{join.role.value} {join.rank} counts {join.num_servers} storage servers, server "
                 f"{own} counts {servers}: give all the same GraphStoreInfo"
             )
-        if join.role is Role.SERVER and join.rank in self._servers:
+        former = self._servers.get(join.rank) if join.role is Role.SERVER else None
+        is_later = former is not None and join.generation > former.join.generation
+        if former is not None and not (is_later and self._rejoin_s > 0):
             raise ConfigError(f"two processes joined as storage server {join.rank}: check RANK")
         if join.role is Role.CLIENT and join.job is None and own != 0:
             raise ConfigError(
@@ -190,12 +225,20 @@ class Endpoint:
         if book.running or not book.complete or len(servers) != self.server.num_servers - 1:
             return
         book.running = True
-        others = [servers[rank].join.address for rank in sorted(servers)]
-        addresses = (self.address, *(address for address in others if address is not None))
         _log.info("job %d begins with %d compute processes", book.job, len(book.present))
         for member in book.present.values():
             member.job = book.job
-            member.tell(job=book.job, addresses=addresses)
+
+    def _tell_where(self) -> None:
+        """Tell the clients of the job where all servers are, once they are here."""
+        book, servers = self._book, self._servers
+        if not book.running or len(servers) != self.server.num_servers - 1:
+            return
+        others = [servers[rank].join for rank in sorted(servers)]
+        addresses = (self.address, *(one.address for one in others if one.address is not None))
+        generations = (self.generation, *(one.generation for one in others))
+        for member in book.present.values():
+            member.tell(job=book.job, addresses=addresses, generations=generations)
 
     def _tell_all(self) -> None:
         """Tell each member what concerns it, if it is new."""
@@ -205,7 +248,9 @@ class Endpoint:
         waiting = self._book.waiting
         for member in self._attendance.members.values():
             status = text if member in waiting else ""
-            member.tell(status=status, jobs_served=self.jobs_served, lost=lost)
+            member.tell(
+                status=status, jobs_served=self.jobs_served, lost=lost, generation=self.generation
+            )
 
     def _ended(self, peer: Peer, end: End) -> None:
         with self._lock:
@@ -219,23 +264,34 @@ class Endpoint:
             if not self._attendance.left(member) or self._stopping:
                 return
             if member.join.role is Role.SERVER:
-                self.lose(
-                    f"storage server {member.join.rank} at {member.join.address} {member.why_gone}"
+                self._miss(
+                    member.join.rank,
+                    f"storage server {member.join.rank} at {member.join.address} {member.why_gone}",
                 )
         self._leases.lose(member.session)
         if member.join.role is Role.CLIENT:
             _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
             if member.job is not None:
                 self.server.client_gone(member.client)
-            if member.join.job is None:
+            if member.join.job is None or self.server.server_rank == 0:
                 self._leave_job(member)
+
+    def _miss(self, rank: int, why: str) -> None:
+        """Another server is away: expect it back, as long as it may take."""
+        if self._rejoin_s <= 0:
+            self.lose(why)
+            return
+        with self._lock:
+            self._away[rank] = (why, time.monotonic() + self._rejoin_s)
+        self._rendezvous.fail_all(why)
+        _log.warning("%s; it is expected back for %.0f s", why, self._rejoin_s)
 
     def _leave_job(self, member: Member) -> None:
         with self._lock:
             if not self._book.leave(member):
                 self._tell_all()
                 return
-            self.jobs_served += 1
+            self.jobs_served = max(self.jobs_served + 1, self._book.job)
             _log.info("job %d is over", self._book.job - 1)
             if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
                 self._tell_all()
@@ -248,6 +304,7 @@ class Endpoint:
                     _log.warning("%s cannot join: %s", queued.name, error)
                     queued.tell(refused=str(error))
             self._begin_if_complete()
+            self._tell_where()
             self._tell_all()
 
     # -- what they ask --------------------------------------------------------------------------
@@ -259,6 +316,14 @@ class Endpoint:
     def _call(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
         member = self._client_of(peer)
         token = caller.set("observer" if member is None else member.client)
+        who = {} if member is None else {"job": member.job, "rank": member.join.rank}
+        try:
+            with answering(**who):
+                return self._answer(name, call, request, peer)
+        finally:
+            caller.reset(token)
+
+    def _answer(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
         try:
             return call.answer.of(getattr(self.server, name)(**request.arguments))
         except PeerLostError as error:  # of another one than this server
@@ -267,8 +332,6 @@ class Endpoint:
             if not self._stopping:  # else they fail for that reason
                 _log.warning("%s: %s failed: %s: %s", peer.name, name, type(error).__name__, error)
             raise
-        finally:
-            caller.reset(token)
 
     def _fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
         self._leases.lose_from(peer.session, request)
@@ -352,9 +415,12 @@ class Endpoint:
             clients = [
                 one for one in self._attendance.members.values() if one.join.role is Role.CLIENT
             ]
+            given_up = next((why for why, until in self._away.values() if now >= until), None)
             lost = self._error is not None
             if lost and (not clients or now - self._error_time > _GRACE_S):
                 self.over.set()
+        if given_up is not None:
+            self.lose(given_up)
         for member in overdue:  # in threads: their workers may take long to end
             threading.Thread(target=self._left, args=(member,), daemon=True).start()
 
@@ -380,21 +446,47 @@ class Endpoint:
                 "job": self._book.job,
                 "jobs_served": self.jobs_served,
                 "lost": None if self._error is None else str(self._error),
+                "away": {rank: why for rank, (why, _) in self._away.items()},
             }
 
     # -- end ------------------------------------------------------------------------------------
 
     def _leader_says(self, news: News) -> None:
         self.jobs_served = news.jobs_served
-        if news.lost is not None:
-            self.lose(news.lost)
+        if news.lost is not None or news.refused is not None:
+            self.lose(news.lost or news.refused or "")
 
     def _leader_left(self, error: Exception) -> None:
-        """Server 0 has ended: in good order, or not."""
-        if isinstance(error, PeerLostError) and error.end == End.SHUTDOWN:
+        """Server 0 has ended: with its jobs, told to, or by itself."""
+        end = error.end if isinstance(error, PeerLostError) else None
+        if end == End.JOB_OVER or (end == End.SHUTDOWN and self._rejoin_s <= 0):
             self.over.set()
-        else:
+        elif self._rejoin_s <= 0 or self._stopping or end == End.LOST_PEER:
             self.lose(f"storage server 0 is gone: {error}")
+        else:
+            self._rejoin(error, told_to_end=end == End.SHUTDOWN)
+
+    def _rejoin(self, error: Exception, told_to_end: bool) -> None:
+        """Wait for server 0 to be started again. In the thread that heard of its end."""
+        assert self._leader is not None, "somebody else is server 0"
+        _log.warning("storage server 0 is gone: %s; it is expected back", error)
+        deadline = time.monotonic() + self._rejoin_s
+        while not self.over.is_set():
+            left = deadline - time.monotonic()
+            try:
+                if left <= 0:
+                    raise error
+                self._leader.renew(time.monotonic() + min(left, 2.0))
+            except PeerTimeoutError:
+                continue
+            except Exception as why:
+                if told_to_end:
+                    self.over.set()
+                else:
+                    self.lose(f"storage server 0 is gone: {why}")
+                return
+            self._leader.watch(self._join, self._leader_says, self._leader_left)
+            return
 
     def close(self, end: End = End.SHUTDOWN, words: str = "it was shut down") -> None:
         """End: say so to all, then end the producers. Idempotent.

@@ -156,6 +156,8 @@ class JobBook:
     """By compute rank."""
     queued: list[Member] = field(default_factory=list)
     """Clients of the next job, come while this one runs."""
+    unseen: set[int] = field(default_factory=set)
+    """Compute ranks of the running job that were not here yet since this server was started."""
 
     def join(self, member: Member) -> None:
         """Take a client in, or put it in the queue.
@@ -181,6 +183,17 @@ class JobBook:
         self.world_size = world_size
         self.present[rank] = member
 
+    def readmit(self, member: Member) -> None:
+        """Take in a client of a job that runs: it has met the server that was here before."""
+        join = member.join
+        assert join.job is not None, "it says which job"
+        if not self.running:
+            self.job, self.running, self.world_size = join.job, True, join.world_size
+            self.unseen = set(range(join.world_size))
+        if join.job == self.job:
+            self.unseen.discard(join.rank)
+            self.present[join.rank] = member
+
     @property
     def complete(self) -> bool:
         """Whether all clients of the job are here."""
@@ -190,7 +203,7 @@ class JobBook:
         """Let a client go; return whether the job is over."""
         self.queued = [one for one in self.queued if one is not member]
         self.present = {rank: one for rank, one in self.present.items() if one is not member}
-        if not self.running or self.present:
+        if not self.running or self.present or self.unseen:
             return False
         self.job, self.running, self.world_size = self.job + 1, False, None
         return True

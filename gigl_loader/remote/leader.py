@@ -54,6 +54,17 @@ class Leader:
         except GiglLoaderError as error:
             on_end(error)
 
+    def renew(self, deadline: float) -> None:
+        """Connect again with server 0, which may have been started again.
+
+        Raises:
+            PeerTimeoutError: It did not come up by the deadline (`time.monotonic`).
+            JoinRefusedError: It does not let this server in.
+        """
+        self.caller.close(End.JOB_OVER)
+        fresh = self.caller = self.dial()
+        fresh.connect(deadline, lambda why: None)  # it may not be up yet
+
     def close(self) -> None:
         """Leave in good order. Idempotent."""
         self.caller.close(End.SHUTDOWN)

@@ -25,6 +25,8 @@ class Join:
     """Which job the client belongs to; None: to be told by server 0."""
     address: tuple[str, int] | None = None
     """Where a storage server listens."""
+    generation: int = 0
+    """Tells a storage server from the one that had its rank before: the later one's is larger."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class News:
     """The job that the process belongs to, once all of it are here."""
     addresses: tuple[tuple[str, int], ...] = ()
     """Of all storage servers, once the job runs."""
+    generation: int = 0
+    """Of the server that says this."""
+    generations: tuple[int, ...] = ()
+    """Of the same: a server that was started again has a larger one."""
     status: str = ""
     """For people: who is waited for."""
     jobs_served: int = 0

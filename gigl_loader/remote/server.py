@@ -13,9 +13,12 @@ from gigl_loader._glt import Dataset, _set_server_context
 from gigl_loader.dataset.held import check_enough
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
+from gigl_loader.logs import know
+from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.metrics import MetricsListener
 from gigl_loader.remote.patience import PATIENCE_S, Progress, check_patience
 from gigl_loader.remote.service import DistServer, warm_up
 from gigl_loader.transport import End, Security, address_towards, refuse_loopback_name
@@ -28,14 +31,22 @@ JOIN_TIMEOUT_S = 600.0
 class StorageProcess:
     """A storage server that serves in threads of its own; from `init_storage_process`."""
 
-    def __init__(self, server: DistServer, endpoint: Endpoint) -> None:
+    def __init__(
+        self, server: DistServer, endpoint: Endpoint, metrics: MetricsListener | None = None
+    ) -> None:
         self.server, self._endpoint = server, endpoint
+        self._metrics = metrics
         self._told = False
 
     @property
     def address(self) -> tuple[str, int]:
         """Where clients reach this server."""
         return self._endpoint.address
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where Prometheus reads this server's figures; None: nowhere."""
+        return None if self._metrics is None else self._metrics.port
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Serve until all jobs are done or a signal comes; return how many jobs were served.
@@ -58,8 +69,8 @@ class StorageProcess:
             failed = error is not None and not self._told
             if failed:
                 self.close("it lost another storage server", End.LOST_PEER)
-            else:
-                self.close()
+            else:  # those that end because the jobs are done take the others along
+                self.close(end=End.SHUTDOWN if self._told else End.JOB_OVER)
         if failed and error is not None:
             raise error
         return self._endpoint.jobs_served
@@ -77,6 +88,9 @@ class StorageProcess:
             end: What it means to the other servers: after ``SHUTDOWN`` they end in good order.
         """
         self._endpoint.close(end, reason)
+        if self._metrics is not None:
+            self._metrics.close()
+        know(server=None)
 
     def __enter__(self) -> "StorageProcess":
         return self
@@ -116,6 +130,9 @@ def init_storage_process(
     port: int | None = None,
     timeout_s: float = JOIN_TIMEOUT_S,
     patience_s: float = PATIENCE_S,
+    metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
+    rejoin_timeout_s: float = DEFAULT_RECONNECT_S,
 ) -> StorageProcess:
     """Serve a partition to compute processes; returns once this server is known to the others.
 
@@ -146,6 +163,12 @@ def init_storage_process(
         timeout_s: How long to wait for server 0.
         patience_s: How long an outage of the network may last, in seconds, before who cannot be
             reached is given up; give all processes the same.
+        metrics_port: Where Prometheus may read this server's figures; 0: any that is free, None:
+            nowhere. Needs ``gigl_loader[metrics]``.
+        metrics_host: Address of this machine for that. Beyond loopback it needs certificates, or
+            ``insecure``.
+        rejoin_timeout_s: How long another server may be away, to be started again with the same
+            arguments, before this one ends, in seconds. 0: it ends at once.
 
     Raises:
         ConfigError: A figure is out of range, the address cannot be listened on, the servers are
@@ -174,9 +197,13 @@ def init_storage_process(
         leader = Leader(master, master_port, security, name, patience_s)
     endpoint = Endpoint(
         server, own, master_port if storage_rank == 0 else port or 0, security, num_jobs, leader,
-        patience_s,
+        patience_s, rejoin_timeout_s,
     )  # fmt: skip
+    know(server=storage_rank)
+    metrics = None
     try:
+        if metrics_port is not None:
+            metrics = MetricsListener(server.status, metrics_host, metrics_port, security)
         warm_up()
         _set_server_context(num_servers, storage_rank, "gigl_loader_servers", 1)
         if leader is not None:
@@ -185,14 +212,14 @@ def init_storage_process(
                 deadline, lambda why: progress.say(f"storage server 0 at {master}:{master_port}")
             )
     except BaseException:
-        endpoint.close()
+        StorageProcess(server, endpoint, metrics).close()
         raise
     endpoint.start()
     _log.info(
         "storage server %d of %d serves partition %d on %s:%d",
         *(storage_rank, num_servers, server.dataset.partition_idx, *endpoint.address),
     )
-    return StorageProcess(server, endpoint)
+    return StorageProcess(server, endpoint, metrics)
 
 
 def _master_address(host: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gigl_loader._glt import (
@@ -26,10 +27,12 @@ from gigl_loader.message import SampleMessage
 from gigl_loader.options import (
     CustomSamplerOptions,
     EpochOptions,
+    FeatureStoreOptions,
     SamplerOptions,
     parse_size,
 )
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.remote.shared import Fetched, SharedProducer
 from gigl_loader.sampler._kernels import load as load_kernels
@@ -102,6 +105,7 @@ class DistServer(PartitionAnswers):
         self._closed = False
         self._by_request: OrderedDict[str, _Slot] = OrderedDict()
         self._mark = HostMark()
+        self._counts = ServerCounts()
         self.create_calls = 0
         """Create calls that this server has seen."""
         self.connections: Callable[[], dict[str, Any]] = dict
@@ -138,6 +142,7 @@ class DistServer(PartitionAnswers):
             request = ProducerRequest(epoch_options=drawn)
         client = caller.get()
         self._check_sampler(sampler_options)
+        self._check_leave(request.epoch_options.feature_store)
         slot, is_first = self._slot_of(client, worker_options.worker_key, request.request_id)
         if not is_first:
             slot.ready.wait(3 * request.epoch_options.timeout_s)
@@ -164,12 +169,17 @@ class DistServer(PartitionAnswers):
 
     def _check_sampler(self, options: SamplerOptions | None) -> None:
         """Refuse to import a class that this server was not started with leave for."""
-        if not isinstance(options, CustomSamplerOptions):
+        if isinstance(options, CustomSamplerOptions):
+            self._check_leave(options)
+
+    def _check_leave(self, options: CustomSamplerOptions | FeatureStoreOptions | None) -> None:
+        if options is None:
             return
         path = options.class_path
+        what = "sampler" if isinstance(options, CustomSamplerOptions) else "feature store"
         if not any(path == one or path.startswith(f"{one}.") for one in self._allowed):
             raise ConfigError(
-                f"storage server {self.server_rank} has no leave to import the sampler {path!r}: "
+                f"storage server {self.server_rank} has no leave to import the {what} {path!r}: "
                 f"start it with --allow-samplers {path.rpartition('.')[0]}, or "
                 "init_storage_process(allow_samplers=[...]); nothing was started"
             )
@@ -222,8 +232,9 @@ class DistServer(PartitionAnswers):
         clients: list[Hashable] = [(job, rank) for rank in request.client_ranks] or [client]
         key = options.worker_key or f"producer {number}"
         return SharedProducer(
-            key, producer, memory, request, clients, parse_size(options.buffer_size)
-        )
+            key, producer, memory, request, clients, parse_size(options.buffer_size),
+            count=partial(self._counts.add, producer=number),
+        )  # fmt: skip
 
     def _rendezvous(self, request: ProducerRequest) -> Rendezvous | None:
         """Return where this server's workers find those of the other servers."""
@@ -308,6 +319,7 @@ class DistServer(PartitionAnswers):
         shared = self._forget(producer_id)
         if shared is not None:
             shared.close(linger_s)
+            self._counts.forget(producer_id)
             _log.info(
                 "server %d: producer %d (%s) ended", self.server_rank, producer_id, shared.key
             )
@@ -396,6 +408,11 @@ class DistServer(PartitionAnswers):
             ],
         )
 
+    def client_back(self, client: Hashable) -> None:
+        """Let a client have producers again that was given up and came back."""
+        with self._lock:
+            self._gone.discard(client)
+
     def _release_of_gone(self, producer_id: int, consumer: int, client: Hashable) -> None:
         _log.info("server %d: client %s left producer %d", self.server_rank, client, producer_id)
         try:  # no lingering: whoever the workers answered belongs to the same client
@@ -438,6 +455,7 @@ class DistServer(PartitionAnswers):
             "num_nodes": dict(view.num_nodes),
             "create_calls": self.create_calls,
             "producers": producers,
+            "totals": self._counts.totals(),
             "starting_producers": starting,
             **connections,
         }

@@ -4,9 +4,10 @@ import contextlib
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from typing import Any
 
 from gigl_loader.errors import GiglLoaderError, ProtocolError, SamplingError, UsageError
 from gigl_loader.memory.leases import ServerMemory
@@ -17,6 +18,9 @@ from gigl_loader.workers.producer import DistSamplingProducer
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.25
+_STALL_SHARE = 0.8
+"""Of the deadline of those who wait, after which workers without progress are replaced: so that the
+batch of another one comes in time."""
 _MOST_WAITING = 256
 """Fetches of one consumer that may wait at once; more are a broken client."""
 _NONE, _BROKEN = -1, -2
@@ -72,7 +76,8 @@ class SharedProducer:
         fetch() --taken at once, or--> waiting --> pump thread: worker's batch arrived --> Future
 
     A consumer has at most ``limit`` batches started and not fetched, and fewer where those would
-    take more than ``limit_bytes``; so a slow one holds up nobody but itself.
+    take more than ``limit_bytes``; so a slow one holds up nobody but itself. ``count`` is told what
+    was measured of each batch that is handed out.
     """
 
     def __init__(
@@ -83,10 +88,11 @@ class SharedProducer:
         request: ProducerRequest,
         clients: Sequence[Hashable],
         limit_bytes: int,
+        count: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.key, self.producer = key, producer
         self._memory, self._request, self._limit_bytes = memory, request, limit_bytes
-        self._limit = memory.capacity
+        self._limit, self._count = memory.capacity, count
         self._lock = threading.RLock()
         self._consumers = {number: _Consumer(client) for number, client in enumerate(clients)}
         self._fatal: GiglLoaderError | None = None
@@ -251,6 +257,8 @@ class SharedProducer:
             future = consumer.waiting.popleft()
             if received is not None:
                 consumer.handed_out.append(received.ticket.batch)
+                if self._count is not None:
+                    self._count(received.stats)
             done.append((future, (received, consumer.left == 0)))
         return done
 
@@ -268,6 +276,7 @@ class SharedProducer:
                 with self._lock:
                     if number in self._consumers:
                         self._consumers[number].error = failure
+            self.producer.replace_stalled(_STALL_SHARE * self.producer.epoch_options.timeout_s)
             self._serve_all()
 
     def _serve_all(self) -> None:

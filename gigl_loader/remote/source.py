@@ -1,10 +1,12 @@
 """A loader's side of the graph store: agrees with the other ranks, creates producers, receives."""
 
 import contextlib
+import copy
 import hashlib
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from gigl_loader.errors import (
     PeerError,
     PeerTimeoutError,
     SamplingError,
+    ServerDiedError,
     UsageError,
 )
 from gigl_loader.message import Received
@@ -28,7 +31,7 @@ from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
-from gigl_loader.remote.cluster import CALL_TIMEOUT_S, result_of
+from gigl_loader.remote.cluster import CALL_TIMEOUT_S, ServerLink, result_of
 from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.shared import share_of_batches
@@ -39,6 +42,10 @@ from gigl_loader.workers.schedule import num_batches
 _log = logging.getLogger(__name__)
 
 _PING_S = 5.0
+_AGAIN_S = 0.2
+"""Between two attempts to go on after a server was lost."""
+_NOTICE_S = 5.0
+"""How long after a worker failed to ask another server it may take to notice that one's end."""
 _RELEASE_S = 60.0
 """How long servers may take to release producers: their workers may linger."""
 _RELEASE_BROKEN_S = 3.0
@@ -120,6 +127,14 @@ class RemoteSource:
         self._broken = False
         """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None
+        self._made_on: dict[int, ServerLink] = {}
+        """By server: the link over which its producer was made."""
+        self._ranks: tuple[int, ...] = ()
+        self._create: Callable[..., int] | None = None
+        self._recoveries = 0
+        self._epoch = 0
+        self._to_come: deque[int] = deque()
+        """Batches of the epoch that were not handed out, as `start_epoch` got them."""
         self._own_index: dict[int, int] = {}
 
     # -- start ----------------------------------------------------------------------------------
@@ -140,6 +155,7 @@ class RemoteSource:
             PeerError: A producer could not be started, for whichever rank.
             ConfigError: Ranks share a key and differ in their input.
         """
+        self._create = create
         if max_concurrent is not None and max_concurrent < 1:
             raise ConfigError(f"max_concurrent_producer_inits must be >= 1, got {max_concurrent}")
         rank, world_size = self._cluster.rank, self._cluster.world_size
@@ -162,7 +178,8 @@ class RemoteSource:
             )
         elif rank == leader:
             _wait_turn(leaders.index(rank), gap_s, max_concurrent)
-            outcome = self._ask_servers(create, ranks, offers[decides].options)
+            request_id = secrets.token_hex(16)
+            outcome = self._ask_servers(create, ranks, offers[decides].options, request_id)
         failure = describe(outcome) if isinstance(outcome, Exception) else None
         told = _Outcome(outcome if failure is None else None, failure)
         outcomes = [
@@ -185,15 +202,15 @@ class RemoteSource:
         }
 
     def _ask_servers(
-        self, create: Callable[..., int], ranks: list[int], epoch_options: EpochOptions
-    ) -> dict[int, int] | Exception:
+        self, create: Callable[..., int], ranks: Sequence[int], epoch_options: EpochOptions,
+        request_id: str, options: Any = None,
+    ) -> dict[int, int] | Exception:  # fmt: skip
         """Send the create call to every server, all at once; return producer ids or an error."""
         limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
-        request_id = secrets.token_hex(16)  # one that answers late is still heard, and ended
         try:
             answers = {
                 server: call_server(
-                    server, create, self._input, self._config, self._options,
+                    server, create, self._input, self._config, options or self._options,
                     self._sampler_options, timeout_s=limit + CALL_TIMEOUT_S,
                     request=self._request(server, tuple(ranks), epoch_options, request_id),
                 )
@@ -274,16 +291,20 @@ class RemoteSource:
             self._broken = True
             self._release_own()
             raise failed[0]
-        self.epoch_options = epoch_options
+        self.epoch_options, self._ranks = epoch_options, tuple(ranks)
         self._share = self._own_share(tuple(ranks))
         self._own_index = {batch: index for index, (_, batch) in enumerate(self._share)}
+        self._open_channel()
+
+    def _open_channel(self) -> None:
+        self._made_on = {server: self._cluster.link(server) for server in self._servers}
         self.channel = RemoteReceivingChannel(
             self._active,
             [self._producers[server] for server in self._active],
             self._options.prefetch_size,
             consumer=self._consumer,
-            in_order=epoch_options.in_order,
-            timeout_s=epoch_options.timeout_s,
+            in_order=self.epoch_options.in_order,
+            timeout_s=self.epoch_options.timeout_s,
             pin_memory=self._pin_memory,
             cluster=self._cluster,
         )
@@ -312,8 +333,17 @@ class RemoteSource:
 
     def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
         """Begin an epoch on the servers; ``batches`` count within this process's share."""
+        self._epoch, self._to_come = epoch, deque(batches)
         with self._noting_failures():
-            self._channel.start_epoch(epoch, [self._share[index] for index in batches])
+            try:
+                self._begin()
+            except GiglLoaderError as error:
+                self._recover(error)
+
+    def _begin(self) -> None:
+        if any(self._cluster.link(server) is not link for server, link in self._made_on.items()):
+            raise ServerDiedError("a storage server was started again")  # for another loader
+        self._channel.start_epoch(self._epoch, [self._share[index] for index in self._to_come])
 
     def cancel_epoch(self) -> None:
         """Stop sampling for the epoch under way."""
@@ -323,11 +353,88 @@ class RemoteSource:
     def next(self, timeout_s: float | None = None) -> Received | None:
         """Return the next batch, or None at the end of the epoch; see the channel's `next`."""
         with self._noting_failures():
-            received = self._channel.next(timeout_s)
-        if received is None or self._num_consumers == 1:
+            while True:
+                try:
+                    received = self._channel.next(timeout_s)
+                    break
+                except GiglLoaderError as error:
+                    self._recover(error)
+        if received is None:
             return received
         index = self._own_index[received.ticket.batch]
+        self._to_come.remove(index)
         return replace(received, ticket=replace(received.ticket, batch=index))
+
+    # -- servers that are lost and come back ----------------------------------------------------
+
+    def _recover(self, error: GiglLoaderError) -> None:
+        """Make the producers anew where a server was lost and is back, and go on with the epoch.
+
+        What this process knows suffices: input, config, and which batches were handed out. Batches
+        are functions of seed, epoch and index, so the same ones come.
+
+        Raises:
+            PeerError: ``error``, where no server was lost, or it did not come back in time.
+        """
+        limit = self.epoch_options.reconnect_timeout_s
+        if limit <= 0 or not self._servers_are_lost(error):
+            raise error
+        _log.warning("%s; it is expected back within %.0f s", error, limit)
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                self._cluster.renew(deadline)
+                self._make_anew()
+                self._begin()
+                return
+            except GiglLoaderError as again:
+                if time.monotonic() > deadline or self._cluster.closed:
+                    raise error from again
+                time.sleep(_AGAIN_S)
+
+    def _servers_are_lost(self, error: GiglLoaderError) -> bool:
+        """Return whether ``error`` comes of a server that is gone, or was started again.
+
+        The worker that asked it may be heard of before the end of its connection is.
+        """
+        if isinstance(error, ServerDiedError):
+            return True
+        if not isinstance(error, PeerError | UsageError):
+            return False
+        about_peers = isinstance(error, SamplingError) and error.cause.startswith("Peer")
+        deadline = time.monotonic() + (_NOTICE_S if about_peers else 0.0)
+        while self._cluster.is_whole and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not self._cluster.is_whole
+
+    def _make_anew(self) -> None:
+        """Create the producers again on all servers; those of before are released."""
+        assert self._create is not None, "they were created once"
+        producers, self._producers = self._producers, {}
+        if self.channel is not None:
+            self.channel.cancel()
+            self.channel.close()
+        still = {s: p for s, p in producers.items() if self._cluster.link(s) is self._made_on[s]}
+        was_broken, self._broken = self._broken, True
+        self._release(still, self._consumer)
+        self._broken = was_broken
+        self._recoveries += 1
+        options, name = copy.copy(self._options), self._name_of_recovery()
+        options.worker_key = name
+        found = self._ask_servers(self._create, self._ranks, self.epoch_options, name, options)
+        if isinstance(found, Exception):
+            raise found
+        self._producers = found
+        self._open_channel()
+
+    def _name_of_recovery(self) -> str:
+        """Return a name for the producers, the same on all ranks that share them."""
+        shared = len(self._ranks) > 1
+        parts = (
+            self._options.worker_key or f"rank {self._cluster.rank}", self._cluster.job,
+            *self._cluster.generations, 0 if shared else self._recoveries,
+        )  # fmt: skip
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     @contextlib.contextmanager
     def _noting_failures(self) -> Iterator[None]:

@@ -329,7 +329,7 @@ def _(value: CustomSamplerOptions) -> SamplerMessage:
         msgspec.msgpack.encode(value.keywords)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(
-            f"keywords of the sampler {value.class_path} cannot be sent to storage servers "
+            f"keywords of {value.class_path} cannot be sent to storage servers "
             f"({error}): give None, numbers, texts, bytes, and lists and dicts of these"
         ) from error
     return SamplerMessage(value.class_path, value.keywords)

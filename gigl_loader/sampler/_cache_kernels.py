@@ -6,7 +6,8 @@ One table is a handful of arrays::
     starts, counts      by batch, modulo their length: its references
     seen, slot_of       by id: place of its last reference + 1, slot + 1; 0: none
     holder, until       by slot: id that it is for, next use
-    before, after       by slot, and first, last by next use: lists of slots with the same next use
+    before, after       by slot, and first, last, held (length) by next use: lists of slots of the
+                        same next use; as ``lists``: until, before, after, first, last, held
 
 A next use is a batch modulo the length of ``starts``, or `never`, that length: not known. Within a
 list slots stand in the order in which they were last used, so that of those whose next use is not
@@ -19,9 +20,11 @@ Source:
 
 from gigl_loader.sampler._kernels import _jit
 
-LINKED, DECIDED, OLDEST, HEAD, TAIL, USED, HITS, MISSES, STATE_SIZE = range(9)
-"""Places of ``state``: batches linked and decided, the oldest whose plan was not taken; references
-added and freed; slots in use; references that were found and not found."""
+LINKED, DECIDED, OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN = range(10)
+STATE_SIZE = 10
+"""Places of ``state``: batches linked and decided, the oldest whose plan was not taken, and the end
+of those that were added; references added and freed; slots in use; references that were found and
+not found; rows that the last decision kept without knowing when they are needed."""
 ABSENT, UNPLANNED = -1, -2
 """In ``counts``: nothing is known of the batch; there was no room for its references."""
 TWICE = -1
@@ -31,8 +34,10 @@ MISSING = -1
 
 
 @_jit
-def _detach(slot, until, before, after, first, last):  # type: ignore[no-untyped-def]
+def _detach(slot, lists):  # type: ignore[no-untyped-def]
+    until, before, after, first, last, held = lists
     use, left, right = until[slot], before[slot], after[slot]
+    held[use] -= 1
     if left >= 0:
         after[left] = right
     else:
@@ -44,8 +49,10 @@ def _detach(slot, until, before, after, first, last):  # type: ignore[no-untyped
 
 
 @_jit
-def _attach(slot, use, until, before, after, first, last):  # type: ignore[no-untyped-def]
+def _attach(slot, use, lists):  # type: ignore[no-untyped-def]
+    until, before, after, first, last, held = lists
     tail = last[use]
+    held[use] += 1
     until[slot] = use
     before[slot] = tail
     after[slot] = -1
@@ -57,17 +64,20 @@ def _attach(slot, use, until, before, after, first, last):  # type: ignore[no-un
 
 
 @_jit
-def forget_future(state, ring, starts, counts, taken, until, before, after, first, last):  # type: ignore[no-untyped-def]
+def forget_future(state, ring, starts, counts, taken, lists):  # type: ignore[no-untyped-def]
     """Begin another sequence of batches: keep the rows, and nothing of what was to come."""
     never = starts.shape[0]
+    _, _, _, first, last, held = lists
     ring[:] = -1
     counts[:] = ABSENT
     taken[:] = 0
     first[:] = -1
     last[:] = -1
+    held[:] = 0
     for slot in range(state[USED]):
-        _attach(slot, never, until, before, after, first, last)
-    state[LINKED] = state[DECIDED] = state[OLDEST] = state[HEAD] = state[TAIL] = 0
+        _attach(slot, never, lists)
+    state[LINKED] = state[DECIDED] = state[OLDEST] = state[NEWEST] = 0
+    state[HEAD] = state[TAIL] = 0
 
 
 @_jit
@@ -79,6 +89,7 @@ def add(state, ring, starts, counts, batch, ids):  # type: ignore[no-untyped-def
     if counts[place] != ABSENT:
         return
     starts[place] = state[HEAD]
+    state[NEWEST] = max(state[NEWEST], batch + 1)
     if state[HEAD] - state[TAIL] + ids.shape[0] > ring.shape[0]:
         counts[place] = UNPLANNED
         return
@@ -93,9 +104,9 @@ def add(state, ring, starts, counts, batch, ids):  # type: ignore[no-untyped-def
 
 
 @_jit
-def link(state, ring, uses, starts, counts, seen, slot_of, until, before, after, first, last):  # type: ignore[no-untyped-def]
+def link(state, ring, uses, starts, counts, seen, slot_of, lists):  # type: ignore[no-untyped-def]
     """Tell references, and slots, of their next use, as far as batches have come in order."""
-    size, never = ring.shape[0], starts.shape[0]
+    size, never, until = ring.shape[0], starts.shape[0], lists[0]
     while counts[state[LINKED] % never] != ABSENT and state[LINKED] - state[OLDEST] < never:
         batch = state[LINKED] % never
         begin = starts[batch] % size
@@ -112,17 +123,15 @@ def link(state, ring, uses, starts, counts, seen, slot_of, until, before, after,
             seen[known] = at + 1
             slot = slot_of[known] - 1
             if slot >= 0 and until[slot] == never:
-                _detach(slot, until, before, after, first, last)
-                _attach(slot, batch, until, before, after, first, last)
+                _detach(slot, lists)
+                _attach(slot, batch, lists)
         state[LINKED] += 1
 
 
 @_jit
-def decide(
-    state, ring, uses, plan, starts, counts, slot_of, holder, until, before, after, first, last
-):  # type: ignore[no-untyped-def] # noqa: E501
+def decide(state, ring, uses, plan, starts, counts, slot_of, holder, lists):  # type: ignore[no-untyped-def] # noqa: C901
     """Plan the next batch: of what is kept and what it fetches, keep what is needed soonest."""
-    size, never = ring.shape[0], starts.shape[0]
+    size, never, first, held = ring.shape[0], starts.shape[0], lists[3], lists[5]
     batch = state[DECIDED] % never
     begin, count = starts[batch] % size, max(0, counts[batch])
     repeated = 0
@@ -135,14 +144,14 @@ def decide(
         plan[at] = MISSING
         if slot >= 0:
             plan[at] = slot
-            _detach(slot, until, before, after, first, last)
-            _attach(slot, uses[at], until, before, after, first, last)
+            _detach(slot, lists)
+            _attach(slot, uses[at], lists)
             state[HITS] += 1
     ahead = state[LINKED] - state[DECIDED]
     furthest, distance = (
         never,
         ahead,
-    )  # the list to take from, and how far it is: never the furthest
+    )  # the list to take from, and how far ahead
     for i in range(count):
         at = (begin + i) % size
         if uses[at] == TWICE or plan[at] != MISSING:
@@ -160,10 +169,10 @@ def decide(
             if slot < 0 or own >= distance:
                 continue
             slot_of[holder[slot]] = 0
-            _detach(slot, until, before, after, first, last)
+            _detach(slot, lists)
         holder[slot] = ring[at]
         slot_of[ring[at]] = slot + 1
-        _attach(slot, uses[at], until, before, after, first, last)
+        _attach(slot, uses[at], lists)
         plan[at] = -2 - slot
     if repeated:
         for i in range(count):
@@ -174,6 +183,7 @@ def decide(
                     state[MISSES] += 1
                 else:
                     state[HITS] += 1
+    state[UNKNOWN] = held[never]
     state[DECIDED] += 1
 
 
@@ -195,10 +205,14 @@ def take_plan(state, plan, starts, counts, taken, batch, out):  # type: ignore[n
                 at = 0
     while state[OLDEST] < state[DECIDED] and taken[state[OLDEST] % never]:
         place = state[OLDEST] % never
-        state[TAIL] = starts[place] + max(0, counts[place])
         taken[place] = 0
         counts[place] = ABSENT
         state[OLDEST] += 1
+    tail = state[HEAD]  # batches come in any order, so the first one left need not be the oldest
+    for one in range(state[OLDEST], state[NEWEST]):
+        if counts[one % never] != ABSENT:
+            tail = min(tail, starts[one % never])
+    state[TAIL] = tail
     return known
 
 

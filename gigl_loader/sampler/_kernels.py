@@ -282,6 +282,11 @@ def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, posi
             continue
         start = starts[i]
         end = start + degrees[i]
+        if take == degrees[i]:
+            for j in range(take):
+                positions[at + j] = start + j
+            at += take
+            continue
         size = 0  # the `take` smallest numbers, in a max-heap
         copy = 0
         for position in range(start, end):

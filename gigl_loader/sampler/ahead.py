@@ -8,7 +8,7 @@
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -64,7 +64,7 @@ class DrawnBatch:
         return {owner: one.ids for (owner, number), one in self.remote.items() if number == 0}
 
 
-def keep_structure(fields: Sequence[Field], here: Mapping[int, Any]) -> DrawnBatch:
+def keep_structure(fields: Sequence[Field], here: Container[int]) -> DrawnBatch:
     """Return a batch that outlives its sampler's next one.
 
     Args:
@@ -97,7 +97,7 @@ def _kept_bytes(field: Field) -> int:
 
 def _source(
     later: LaterRows,
-    here: Mapping[int, Any],
+    here: Container[int],
     by_ids: dict[tuple[Owner, int], Source],
     remote: dict[Source, Remote],
 ) -> Source | None:
@@ -135,6 +135,8 @@ class Filler:
         self._here = {view.partition_idx: view, **view.nearby}
         self._view, self._peers, self._cache, self._ready_s = view, peers, cache, ready_s
         self._scratch = Scratch()
+        self.num_cached = 0
+        """Rows of the batch filled last that the cache had, of each matrix."""
 
     def fill(self, batch: DrawnBatch, plans: Mapping[Owner, Array]) -> list[Field]:
         """Return the fields of a batch, once the rows of other machines are here.
@@ -156,6 +158,7 @@ class Filler:
             one.store()  # before anything of other batches is waited for, so that none goes around
         for one in rows.values():
             one.await_others(self._ready_s)
+        self.num_cached = sum(one.num_cached for one in rows.values())
         return [
             self._field(field, None if source is None else rows[source])
             for field, source in zip(batch.fields, batch.sources, strict=True)
@@ -261,6 +264,11 @@ class _RemoteRows:
         ids, everything = self._remote.ids[self._late], np.arange(self._late.size)
         self._cache.store(self._owner, self._plan[self._late], ids, self._late_rows, everything)
 
+    @property
+    def num_cached(self) -> int:
+        """How many rows need not be fetched."""
+        return int(self._cached.size) * len(self._remote.matrices)
+
     def _absent(self) -> Array:
         """Return the places in ``_cached`` whose rows are not in their slots."""
         at = self._cached
@@ -280,12 +288,12 @@ class _RemoteRows:
             rows = self._cache.rows(self._owner, matrix)
             slots = self._plan[self._cached].astype(np.int64)
             found.append((rows, slots, self._places[self._cached]))
-        for rows, at in (
-            (self._asked[matrix].rows, self._fetched),
-            (self._late_rows.get(matrix), self._late),
-        ):
-            if rows is not None and at.size:
-                found.append((rows, np.arange(at.size), self._places[at]))
+        if self._fetched.size:
+            rows, at = self._asked[matrix].rows, self._fetched
+            found.append((rows, np.arange(at.size), self._places[at]))
+        if self._late.size:
+            rows, at = self._late_rows[matrix], self._late
+            found.append((rows, np.arange(at.size), self._places[at]))
         return found
 
     def repair(self, matrix: Matrix, out: Array) -> None:

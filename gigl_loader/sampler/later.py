@@ -4,10 +4,10 @@ The sampler does not notice: `gigl_loader.sampler.store.GraphStore` hands out `L
 ``peers`` are `Later`, and `gigl_loader.sampler.ahead` reads them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.segments import Array
 from gigl_loader.sampler.questions import (
     Drawn,
@@ -48,11 +48,9 @@ class LaterRows:
     """``[n]`` int64, global ids; a copy, that nobody writes to."""
     split: dict[int, Array] | None
     """Places by owner, as `GraphStore.split` returns them."""
+    read: Callable[[Array], None]
+    """Reads them now, for a sampler that draws by what they say, such as times."""
 
     def __call__(self, out: Array) -> None:
-        """Refuse.
-
-        Raises:
-            ProtocolError: Always: these rows are written by `gigl_loader.sampler.ahead.Filler`.
-        """
-        raise ProtocolError("rows of a batch that was drawn ahead were read before it was filled")
+        """Write the rows to ``out``."""
+        self.read(out)

@@ -23,6 +23,7 @@ from gigl_loader.message import (
     key,
 )
 from gigl_loader.sampler.expansion import Expansion
+from gigl_loader.sampler.feature_rows import FeatureRows
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Peers
@@ -61,6 +62,9 @@ class NeighborSampler:
         self._nodes = BatchNodes(view.num_nodes, disjoint=plan.expansion.in_trees)
         self._times = SeedTimes(self._store, plan)
         self._expansion = Expansion(self._store, plan, self._nodes, self._times)
+        self._elsewhere: FeatureRows | None = None
+        if plan.feature_store is not None:
+            self._elsewhere = FeatureRows(plan.feature_store, view)
         self._attributes: dict[Any, list[str]] = {}
         if plan.collect_features:
             self._attributes = _names_by_type(view.node_attributes, view.edge_attributes)
@@ -91,6 +95,9 @@ class NeighborSampler:
             if self._plan.collect_features and node_type in self._view.node_features:
                 rows = self._store.fetch("node_features", node_type, nodes, split)
                 fields.append(Field(key(NODE_FEATURES, name), *rows))
+            elif self._elsewhere is not None and node_type in self._elsewhere:
+                found_rows = self._elsewhere.fetch(node_type, nodes)
+                fields.append(Field.of(key(NODE_FEATURES, name), found_rows))
             if node_type in self._view.node_labels:
                 rows = self._store.fetch("node_labels", node_type, nodes, split)
                 fields.append(Field(key(NODE_LABELS, name), *rows))

@@ -69,7 +69,8 @@ class BatchNodes:
     """The nodes of one batch by type: first the roots, then what was reached from them.
 
     Merged, a node has one label, however it was reached. Disjoint, every root starts a tree of its
-    own, and a node has one label per tree: it is labeled by ``tree * nodes of the type + id``.
+    own, and a node has one label per tree: labels are then those of numbers that hold the tree
+    above the bits of the id.
 
     Args:
         num_nodes: Nodes of each type over all partitions.
@@ -80,7 +81,7 @@ class BatchNodes:
         self.disjoint = disjoint
         self.types = sorted(num_nodes)
         self._labels = {node_type: NodeLabels() for node_type in self.types}
-        self._num_ids = {name: max(1, count) for name, count in num_nodes.items()}
+        self._bits = {name: count.bit_length() for name, count in num_nodes.items()}
         self._seeds: list[Array] = []
         self._num_trees = 0
         self.seed_times: Array | None = None
@@ -100,7 +101,7 @@ class BatchNodes:
     def ids(self, node_type: NodeType, start: int = 0, stop: int | None = None) -> Array:
         """Return the global ids at labels ``start`` to ``stop``; a view that calls may move."""
         nodes = self._labels[node_type].nodes[start:stop]
-        return nodes % self._num_ids[node_type] if self.disjoint else nodes
+        return nodes & ((1 << self._bits[node_type]) - 1) if self.disjoint else nodes
 
     # -- roots ----------------------------------------------------------------------------------
 
@@ -131,7 +132,8 @@ class BatchNodes:
         first = self._num_trees
         self._num_trees += ids.size
         self._seeds.append(np.arange(ids.size) if seeds is None else seeds)
-        return np.arange(first, self._num_trees) * self._num_ids[node_type] + ids
+        trees: Array = np.arange(first, self._num_trees) << self._bits[node_type]
+        return trees | ids
 
     # -- trees ----------------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ class BatchNodes:
 
     def trees(self, node_type: NodeType, start: int = 0, stop: int | None = None) -> Array:
         """Return the tree of each node at labels ``start`` to ``stop``."""
-        trees: Array = self._labels[node_type].nodes[start:stop] // self._num_ids[node_type]
+        trees: Array = self._labels[node_type].nodes[start:stop] >> self._bits[node_type]
         return trees
 
     def reach(
@@ -150,15 +152,6 @@ class BatchNodes:
     ) -> Array:
         """Label ``ids``, which were reached from nodes of the batch; return their labels."""
         if self.disjoint:
-            trees = self.trees(from_type)[from_labels]
-            ids = trees * self._num_ids[node_type] + ids
+            origins = self._labels[from_type].nodes[from_labels] >> self._bits[from_type]
+            ids = (origins << self._bits[node_type]) | ids
         return self._labels[node_type].label(ids)
-
-    def find_near(
-        self, node_type: NodeType, ids: Array, from_type: NodeType, from_labels: Array
-    ) -> Array:
-        """Return what `reach` would, -1 for a node that is not in the batch; adds none."""
-        if self.disjoint:
-            trees = self.trees(from_type)[from_labels]
-            ids = trees * self._num_ids[node_type] + ids
-        return self._labels[node_type].find(ids)

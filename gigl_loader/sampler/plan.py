@@ -10,7 +10,7 @@ from gigl_loader.dataset.schema import EdgeType, NodeType, edge_type_str
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket, Field
-from gigl_loader.options import ExpansionOptions
+from gigl_loader.options import ExpansionOptions, FeatureStoreOptions
 
 __all__ = [
     "DRAW_VERSION",
@@ -42,6 +42,8 @@ class SamplingPlan:
     with_weight: bool = False
     replace: bool = False
     collect_features: bool = True
+    feature_store: FeatureStoreOptions | None = None
+    """Where node features come from that the partition has not."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
     """How a batch grows from its seeds."""
 

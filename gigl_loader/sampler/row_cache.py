@@ -19,7 +19,7 @@ from typing import Any, Generic
 import numpy as np
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.dataset.view import A, PartitionView
+from gigl_loader.dataset.view import A, Book, PartitionView
 from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.sampler import _cache_kernels as kernels
@@ -31,13 +31,20 @@ Matrix = tuple[str, Any]
 
 MISSING = kernels.MISSING
 WINDOW = 5
-"""How many times as many rows as fit the batches known ahead ask for: then what is kept is what an
-offline optimum keeps. Measured; 2.5 times costs 3 to 8% more fetches."""
+"""How many times as many rows as fit the batches known ahead ask for: then what is kept is, as a
+rule, what an offline optimum keeps. Measured; 2.5 times costs 3 to 8% more fetches."""
 _MOST_BATCHES = 1 << 14
 """Batches known at once."""
 _RING_SPARE = 1 << 18
 """References beyond those of the window: of the batches that are being filled."""
 _LOCK_S = 60.0
+_LISTS = ("until", "before", "after", "first", "last", "held")
+_FULL = 0.9
+_SEQUENCE, _BROKEN, _BEGUN, _TOTAL, _ALLOWED, _AHEAD, _ASKED, _KEPT, _ADDED = range(9)
+_HEADER_SIZE = 9
+"""Places of the header: sequence of the batches that were added, and of those that are no longer
+planned + 1; what the owner said: sequence, its batches, end of those that may be filled, batches to
+know ahead; bytes of the rows that batches ask for, bytes kept of them, and how many there were."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +74,7 @@ class Table:
             "seen": ("int32", (self.num_ids,)), "slot_of": ("int32", (self.num_ids,)),
             "holder": ("int64", slots), "stored": ("int64", slots), "until": ("int32", slots),
             "before": ("int32", slots), "after": ("int32", slots),
-            "first": ("int32", (_MOST_BATCHES + 1,)), "last": ("int32", (_MOST_BATCHES + 1,)),
+            **dict.fromkeys(("first", "last", "held"), ("int32", (_MOST_BATCHES + 1,))),
             **{
                 matrix: (dtype, (self.capacity, *shape))
                 for matrix, (dtype, shape) in self.matrices.items()
@@ -91,7 +98,11 @@ class CacheMemory(Generic[A]):
 
 def segment_bytes(tables: Mapping[Owner, Table]) -> int:
     """Return how much memory a cache of ``tables`` takes."""
-    return 2 * align(MUTEX_BYTES) + sum(table.nbytes for table in tables.values())
+    return (
+        align(MUTEX_BYTES)
+        + align(8 * _HEADER_SIZE)
+        + sum(table.nbytes for table in tables.values())
+    )
 
 
 class _Arrays:
@@ -108,7 +119,7 @@ class _Arrays:
         self.starts, self.counts, self.taken = found["starts"], found["counts"], found["taken"]
         self.seen, self.slot_of = found["seen"], found["slot_of"]
         self.holder, self.stored = found["holder"], found["stored"]
-        self.lists = tuple(found[name] for name in ("until", "before", "after", "first", "last"))
+        self.lists = tuple(found[name] for name in _LISTS)
         self.rows = {matrix: found[matrix] for matrix in table.matrices}
 
     def forget_rows(self) -> None:
@@ -119,21 +130,21 @@ class _Arrays:
 
     def forget_future(self) -> None:
         kernels.forget_future(
-            self.state, self.ring, self.starts, self.counts, self.taken, *self.lists
+            self.state, self.ring, self.starts, self.counts, self.taken, self.lists
         )
 
     def add(self, batch: int, ids: Array) -> None:
         kernels.add(self.state, self.ring, self.starts, self.counts, batch, ids)
         kernels.link(
             self.state, self.ring, self.uses, self.starts, self.counts, self.seen, self.slot_of,
-            *self.lists,
+            self.lists,
         )  # fmt: skip
 
     def plan(self, batch: int, count: int) -> Array | None:
         while self.state[kernels.DECIDED] <= batch < self.state[kernels.LINKED]:
             kernels.decide(
                 self.state, self.ring, self.uses, self.decided_as, self.starts, self.counts,
-                self.slot_of, self.holder, *self.lists,
+                self.slot_of, self.holder, self.lists,
             )  # fmt: skip
         out = np.empty(count, np.int32)
         known = kernels.take_plan(
@@ -155,9 +166,9 @@ class RowCache:
     def __init__(self, memory: CacheMemory[Array]) -> None:
         segment = memory.segment
         self._mutex = segment[:MUTEX_BYTES]
-        self._sequence = array_in(segment, "int64", (1,), align(MUTEX_BYTES))
+        self._header = array_in(segment, "int64", (_HEADER_SIZE,), align(MUTEX_BYTES))
         self.tables: dict[Owner, _Arrays] = {}
-        offset = 2 * align(MUTEX_BYTES)
+        offset = align(MUTEX_BYTES) + align(self._header.nbytes)
         for owner, table in memory.tables.items():
             self.tables[owner] = _Arrays(table, segment, offset)
             offset += table.nbytes
@@ -165,10 +176,11 @@ class RowCache:
     def initialise(self) -> None:
         """Make the memory, which is new, a cache without rows; once, by who made it."""
         make_mutex(self._mutex)
+        self._header[:] = 0
+        self._header[_SEQUENCE] = self._header[_BEGUN] = -1
         self._forget_all()
 
     def _forget_all(self) -> None:
-        self._sequence[0] = -1
         for arrays in self.tables.values():
             arrays.forget_rows()
             arrays.forget_future()
@@ -177,34 +189,87 @@ class RowCache:
     def _locked(self) -> Iterator[None]:
         with holding(self._mutex, _LOCK_S) as was_abandoned:
             if was_abandoned:  # its holder was killed in the middle of a change
+                self._header[_BROKEN] = self._header[_SEQUENCE] + 1
                 self._forget_all()
             yield
 
     def _is_current(self, sequence: int) -> bool:
-        if sequence > self._sequence[0]:
-            self._sequence[0] = sequence
+        header = self._header
+        if sequence > header[_SEQUENCE]:
+            header[_SEQUENCE] = sequence
+            header[[_ASKED, _KEPT, _ADDED]] = 0
             for arrays in self.tables.values():
                 arrays.forget_future()
-        return sequence == int(self._sequence[0])
+        return bool(sequence == header[_SEQUENCE] != header[_BROKEN] - 1)
 
-    def add(self, sequence: int, batch: int, wanted: Mapping[Owner, Array]) -> int:
-        """Say which rows a batch is going to need; return their bytes.
+    # -- the owner: how far to go --------------------------------------------------------------
+
+    def begin(self, sequence: int, total: int) -> None:
+        """Announce a sequence of ``total`` batches, none of which may be filled yet."""
+        self._header[_ALLOWED] = 0
+        self._header[_TOTAL] = total
+        self._header[_BEGUN] = sequence
+
+    def allow(self, stop: int, ahead: int) -> None:
+        """Let batches before ``stop`` be filled, each once the next ``ahead`` are known."""
+        self._header[_AHEAD] = ahead
+        self._header[_ALLOWED] = stop
+
+    def demand(self, sequence: int) -> tuple[int, int, int]:
+        """Return (bytes of rows asked for, bytes kept, batches) of what was added of a sequence."""
+        if self._header[_SEQUENCE] != sequence:
+            return 0, 0, 0
+        asked, kept, added = self._header[[_ASKED, _KEPT, _ADDED]].tolist()
+        return asked, kept, added
+
+    def unknown_share(self) -> float:
+        """Return the share of the slots whose rows were kept last without knowing their next use.
+
+        0 where there is room left, and nothing has to go.
+        """
+        shares = [0.0]
+        for arrays in self.tables.values():
+            used, unknown = arrays.state[[kernels.USED, kernels.UNKNOWN]].tolist()
+            if used >= _FULL * arrays.table.capacity:
+                shares.append(unknown / arrays.table.capacity)
+        return max(shares)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of all rows that fit."""
+        tables = [arrays.table for arrays in self.tables.values()]
+        return sum(table.row_bytes * table.capacity for table in tables)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def may_fill(self, sequence: int, batch: int) -> bool:
+        """Return whether a batch that was added may be filled now."""
+        header = self._header
+        if header[_BEGUN] != sequence or batch >= header[_ALLOWED]:
+            return False
+        if header[_BROKEN] == sequence + 1:
+            return True
+        linked = min(int(arrays.state[kernels.LINKED]) for arrays in self.tables.values())
+        return linked >= min(int(header[_TOTAL]), batch + 1 + int(header[_AHEAD]))
+
+    def add(self, sequence: int, batch: int, wanted: Mapping[Owner, Array], kept: int = 0) -> None:
+        """Say which rows a batch is going to need.
 
         Args:
             sequence: Greater than any one before, or the one under way; what is older is ignored.
             batch: In the sequence.
             wanted: By owner, ids of rows of other machines, ``[n]`` int64; perhaps repeated.
+            kept: Bytes that are kept of the batch until it is filled.
         """
         nothing = np.empty(0, np.int64)
         with self._locked():
-            if self._is_current(sequence):
-                for owner, arrays in self.tables.items():
-                    arrays.add(batch, wanted.get(owner, nothing))
-        return sum(
-            arrays.table.row_bytes * wanted[owner].size
-            for owner, arrays in self.tables.items()
-            if owner in wanted
-        )
+            if not self._is_current(sequence):
+                return
+            for owner, arrays in self.tables.items():
+                ids = wanted.get(owner, nothing)
+                arrays.add(batch, ids)
+                self._header[_ASKED] += arrays.table.row_bytes * ids.size
+            self._header[[_KEPT, _ADDED]] += (kept, 1)
 
     def plan(self, sequence: int, batch: int, wanted: Mapping[Owner, Array]) -> dict[Owner, Array]:
         """Return what was decided for a batch's rows; without owners of which nothing is known.
@@ -301,11 +366,12 @@ def make_tables(
     def tables(share: float) -> dict[Owner, Table]:
         found = {}
         for owner, some in matrices.items():
-            books = view.node_books if owner[0] == "node" else view.edge_books
+            books: dict[Any, Book[Any]] = dict(view.node_books)
+            books.update(view.edge_books)
             capacity = min(remote[owner], max(1, round(share * remote[owner])))
             found[owner] = Table(
                 num_ids=books[owner[1]].num_ids, capacity=capacity, matrices=some,
-                references=(WINDOW + 1) * capacity + _RING_SPARE,
+                references=2 * WINDOW * capacity + _RING_SPARE,
             )  # fmt: skip
         return found
 
@@ -334,11 +400,11 @@ def warm_up() -> None:
     """Run all kernels of a cache once."""
     table = Table(num_ids=4, capacity=1, matrices={("node_features", "a"): ("float32", (1,))},
                   references=8)  # fmt: skip
-    owner = ("node", "a")
+    owner: Owner = ("node", "a")
     memory = CacheMemory(np.zeros(segment_bytes({owner: table}), np.uint8), {owner: table})
     cache = RowCache(memory)
     cache.initialise()
-    wanted = {owner: np.array([2], np.int64)}
+    wanted: dict[Owner, Array] = {owner: np.array([2], np.int64)}
     cache.add(0, 0, wanted)
     slots = (-2 - cache.plan(0, 0, wanted)[owner]).astype(np.int32)
     for width in (1, 2):

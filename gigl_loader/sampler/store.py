@@ -320,12 +320,24 @@ class GraphStore:
         Returns:
             (dtype, shape, a function that writes the rows to an array): see `Field`.
         """
+        if not self._later:
+            return self._fetch_now(kind, name, ids, split)
+        rows = self._local.rows(kind, name)
+        shape = (ids.size, *rows.values.shape[1:])
+        split = None if rows.whole else split
+        kept = self._kept_ids(ids, split)
+
+        def read(out: Array) -> None:
+            self._fetch_now(kind, name, kept, split)[2](out)
+
+        return rows.dtype, shape, LaterRows(kind, name, kept, split, read)
+
+    def _fetch_now(
+        self, kind: str, name: _Name, ids: Array, split: Split | None
+    ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
         rows = self._local.rows(kind, name)
         values = rows.values
         shape = (ids.size, *values.shape[1:])
-        if self._later:
-            split = None if rows.whole else split
-            return rows.dtype, shape, LaterRows(kind, name, self._kept_ids(ids, split), split)
         if split is None or rows.whole:
             return (
                 rows.dtype,

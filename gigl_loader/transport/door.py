@@ -77,6 +77,10 @@ class Door:
         self._closed = False
         self.thread = threading.Thread(target=self._run, name=f"{name} door", daemon=True)
 
+    def fileno(self) -> int:
+        """Return the descriptor that it listens on."""
+        return self._sock.fileno()
+
     def close(self) -> None:
         """Stop; idempotent."""
         self._closed = True

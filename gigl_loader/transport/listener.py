@@ -93,6 +93,8 @@ class Listener:
         max_ask_bytes: The most that the arrays of one question may hold.
         silence_s: A caller that leaves a question unfinished, or sent bytes unacknowledged, for
             this long is cut off.
+        inherits: Descriptor of a socket that listens already, in place of ``address`` and ``port``;
+            owned by this object from here on.
 
     Raises:
         ConfigError: It would be open to strangers, or cannot listen there.
@@ -110,6 +112,7 @@ class Listener:
         on_end: Callable[[Peer, End], None] | None = None,
         max_ask_bytes: int = 1 << 30,
         silence_s: float = SILENCE_S,
+        inherits: int | None = None,
     ) -> None:
         loopback = addresses.is_loopback(address)
         security.check_listener(address, loopback=loopback)
@@ -127,7 +130,7 @@ class Listener:
         self._lock = threading.Lock()
         self._connections: dict[_Connection, threading.Thread] = {}
         self._closed = False
-        sock = addresses.listen(address, port)
+        sock = addresses.listen(address, port) if inherits is None else addresses.adopt(inherits)
         self.address: tuple[str, int] = sock.getsockname()[:2]
         self._door = Door(sock, name, security, max_ask_bytes, self._take_in)
 
@@ -137,6 +140,10 @@ class Listener:
         pulse()
         self._door.thread.start()
         return self
+
+    def fileno(self) -> int:
+        """Return the descriptor that it listens on, for whoever is to go on after this process."""
+        return self._door.fileno()
 
     def stats(self) -> dict[str, Any]:
         """Return how many callers are ``open`` and ``pending``, and ``refused`` by `End`."""

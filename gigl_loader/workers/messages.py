@@ -2,12 +2,17 @@
 
 ::
 
-    trainer -> worker      PEERS, GENERATION, TASK, STOP
+    trainer -> supervisor  FORK (with the worker's socket), KILL
+    supervisor -> trainer  FORKED, EXITED per worker
+    trainer -> worker      the set-up and PLACE (once); PEERS, GENERATION, TASK, STOP
     worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING,
-                           UNHEARD before an ERROR: a worker of another rank did not answer
-    supervisor -> trainer  READY (once), EXITED per worker
+                           UNHEARD before an ERROR: a worker of another rank did not answer;
+                           DRAWN before a BATCH where rows are cached
+
+`DIED` is what the trainer's end of the sockets makes of the end of a worker.
 """
 
-PEERS, GENERATION, TASK, STOP = "peers", "generation", "task", "stop"
+FORK, KILL, FORKED, EXITED = "fork", "kill", "forked", "exited"
+PLACE, PEERS, GENERATION, TASK, STOP = "place", "peers", "generation", "task", "stop"
 READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
-LINGERING, UNHEARD, EXITED = "lingering", "unheard", "exited"
+LINGERING, UNHEARD, DRAWN, DIED = "lingering", "unheard", "drawn", "died"

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gigl_loader.dataset.view import PartitionView
@@ -116,13 +116,18 @@ class Answering:
         access: Where to listen, and who may ask.
         view: The partition.
         name: This worker, for logs.
+        listener: Descriptor of the socket that the worker before it listened on; None: a fresh one.
+        awaits_s: How long to expect those who asked the worker before it; None: there was none.
 
     Raises:
         ConfigError: It cannot listen there, or would be open to strangers.
     """
 
-    def __init__(self, access: Access, view: PartitionView[Array], name: str) -> None:
-        self._view = view
+    def __init__(
+        self, access: Access, view: PartitionView[Array], name: str, listener: int | None = None,
+        awaits_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self._view, self._awaits_s = view, awaits_s
         self._per_thread = threading.local()  # a store owns scratch memory
         self._changed = threading.Condition()  # guards the three below
         self._open: Counter[str] = Counter()
@@ -130,13 +135,14 @@ class Answering:
         self._lost: dict[str, float] = {}
         self.last_asked = time.monotonic()
         """When the last question came (`time.monotonic`)."""
+        self._born = self.last_asked
         table = {
             f"draw {access.job}": Method(DrawQuestion, DrawAnswer, self._draw),
             f"rows {access.job}": Method(RowsQuestion, RowsAnswer, self._rows),
         }
         self._listener = Listener(
             access.host, 0, access.security, table, name,
-            on_peer=self._came, on_end=self._left, max_ask_bytes=_MAX_ASK_BYTES,
+            on_peer=self._came, on_end=self._left, max_ask_bytes=_MAX_ASK_BYTES, inherits=listener,
         )  # fmt: skip
         self.address: tuple[str, int] = self._listener.address
         self._listener.start()
@@ -156,6 +162,10 @@ class Answering:
                     return missing
                 self._changed.wait(left)
 
+    def fileno(self) -> int:
+        """Return the descriptor of the socket that this listens on."""
+        return self._listener.fileno()
+
     def close(self) -> None:
         """Stop answering. Idempotent."""
         self._listener.close()
@@ -163,8 +173,10 @@ class Answering:
     def _is_done(self, name: str) -> bool:
         if self._open[name]:
             return False
-        lost = self._lost.get(name)
-        return name in self._done or (lost is not None and time.monotonic() - lost > _RETURN_S)
+        lost, now = self._lost.get(name), time.monotonic()
+        if lost is None and self._awaits_s is not None and now - self._born > self._awaits_s:
+            return True
+        return name in self._done or (lost is not None and now - lost > _RETURN_S)
 
     def _came(self, peer: Peer) -> None:
         with self._changed:
@@ -195,6 +207,26 @@ class Answering:
         return store
 
 
+@dataclass
+class Traffic:
+    """What one thread asked of other machines since `Asking.take_traffic`."""
+
+    rows: Counter[int] = field(default_factory=Counter)
+    """Rows by partition."""
+    row_bytes: int = 0
+    structure_bytes: int = 0
+    """Ids asked, neighbours answered."""
+    waited_s: float = 0.0
+    """Time in which the thread waited for answers."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return it as part of what a batch brings along."""
+        return {
+            "rows_from": dict(self.rows), "network_s": self.waited_s,
+            "received": {"rows": self.row_bytes, "structure": self.structure_bytes},
+        }  # fmt: skip
+
+
 class Answer(Generic[T]):
     """An answer under way; `gigl_loader.sampler.questions.Pending`.
 
@@ -203,12 +235,15 @@ class Answer(Generic[T]):
         who: Was asked; for errors.
         timeout_s: Longest wait.
         read: Makes the answer of what travelled.
+        waited: Told how long `wait` took, in seconds.
     """
 
     def __init__(
-        self, reply: Reply[Any], who: str, timeout_s: float, read: Callable[[Any], T]
-    ) -> None:
+        self, reply: Reply[Any], who: str, timeout_s: float, read: Callable[[Any], T],
+        waited: Callable[[float], None],
+    ) -> None:  # fmt: skip
         self._reply, self._who, self._timeout_s, self._read = reply, who, timeout_s, read
+        self._waited = waited
 
     def wait(self) -> T:
         """Return it.
@@ -219,6 +254,7 @@ class Answer(Generic[T]):
             PeerError: The other worker is gone, or raised.
             ProtocolError: What came is no answer.
         """
+        started = time.perf_counter()
         try:
             return self._read(self._reply.wait(self._timeout_s))
         except PeerTimeoutError as error:
@@ -238,6 +274,8 @@ class Answer(Generic[T]):
                 f"{error}; that worker was killed, ran out of memory, or its job is over: see its "
                 "log, and start the job again"
             ) from error
+        finally:
+            self._waited(time.perf_counter() - started)
 
 
 class Asking:
@@ -264,15 +302,21 @@ class Asking:
             for partition, worker in asked.items()
             for lane in range(lanes)
         }
-        self._lane_of = threading.local()
+        self._of_thread = threading.local()
         self._joining = threading.Lock()
         self._joined = 0
 
     def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
         """Ask for neighbours; see `gigl_loader.sampler.questions.Peers`."""
-        question = DrawQuestion.of(request)
+        question, traffic = DrawQuestion.of(request), self._traffic()
+        traffic.structure_bytes += question.nodes.words.nbytes
+
+        def read(answer: DrawAnswer) -> Drawn:
+            traffic.structure_bytes += answer.nbytes
+            return answer.unpacked()
+
         reply = self._caller(partition).ask(f"draw {self._job}", question, DrawAnswer)
-        return Answer(reply, self._whom[partition], self._timeout_s, DrawAnswer.unpacked)
+        return self._answer(reply, partition, read)
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> Answer[RowsAnswer]:
         """Ask for rows, to be received into ``out``."""
@@ -282,9 +326,30 @@ class Asking:
                 raise ProtocolError(f"{specs} came for rows of {out.dtype} {out.shape}")
             return [out]
 
-        question = RowsQuestion.of(request)
+        question, traffic = RowsQuestion.of(request), self._traffic()
+        traffic.structure_bytes += question.ids.words.nbytes
+        traffic.row_bytes += out.nbytes
+        traffic.rows[partition] += request.ids.size
         reply = self._caller(partition).ask(f"rows {self._job}", question, RowsAnswer, into=room)
-        return Answer(reply, self._whom[partition], self._timeout_s, _as_it_came)
+        return self._answer(reply, partition, _as_it_came)
+
+    def take_traffic(self) -> Traffic:
+        """Return what this thread asked since the last call."""
+        traffic = self._traffic()
+        self._of_thread.traffic = Traffic()
+        return traffic
+
+    def _traffic(self) -> Traffic:
+        if not hasattr(self._of_thread, "traffic"):
+            self._of_thread.traffic = Traffic()
+        traffic: Traffic = self._of_thread.traffic
+        return traffic
+
+    def _answer(self, reply: Reply[Any], partition: int, read: Callable[[Any], T]) -> Answer[T]:
+        def waited(seconds: float) -> None:
+            self._traffic().waited_s += seconds
+
+        return Answer(reply, self._whom[partition], self._timeout_s, read, waited)
 
     def connect(self) -> None:
         """Connect to all, so that they know who is going to ask; what fails is tried again then."""
@@ -305,10 +370,10 @@ class Asking:
             raise ConfigError(
                 f"no worker is known for partition {partition}, only for {sorted(self._whom)}"
             )
-        lane: int | None = getattr(self._lane_of, "lane", None)
+        lane: int | None = getattr(self._of_thread, "lane", None)
         if lane is None:
             with self._joining:
-                lane = self._lane_of.lane = self._joined % self._lanes
+                lane = self._of_thread.lane = self._joined % self._lanes
                 self._joined += 1
         return self._callers[partition, lane]
 

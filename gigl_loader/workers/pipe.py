@@ -7,6 +7,7 @@ such a pair, so pickle is safe here.
 
 import array
 import pickle
+import select
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,13 @@ Socket = socket.socket
 def pair() -> tuple[Socket, Socket]:
     """Return the two connected ends."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def is_readable(sock: socket.socket) -> bool:
+    """Return whether `receive` would not wait."""
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def send(sock: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:

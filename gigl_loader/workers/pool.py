@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,10 @@ class _Worker:
     address: tuple[str, int] | None = None
     exitcode: int | None = None
     exited: bool = False
-    eof: bool = False
+    eof_at: float | None = None
+    """When its socket ended (`time.monotonic`)."""
+    told: bool = False
+    """Whether `messages.DIED` was made of its end."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,10 @@ class WorkerPool:
         self._sending = threading.Lock()  # sending never waits for a reader
         self._ending = threading.Lock()
         self._stopped = False
+        self._setup: WorkerSetup | None = None
+        self._listeners: dict[int, int] = {}
+        """Descriptors of the sockets on which workers answer, by worker: they outlive a worker that
+        is lost, so that who asks it waits for its successor and is not refused."""
         self.num_workers = num_workers
 
     # -- start ----------------------------------------------------------------------------------
@@ -100,37 +107,74 @@ class WorkerPool:
         if self._supervisor is not None or self._stopped:
             raise UsageError("a worker pool starts once")
         _live_pools.add(self)
+        self._setup = setup
         try:
-            self._spawn(setup.main_path)
-            self._await_ready(setup, time.monotonic() + timeout_s, timeout_s)
+            self._start_supervisor()
+            self._workers = [self._fork(number) for number in range(self.num_workers)]
+            for worker in self._workers:
+                self._send_setup(worker, replaces=False)
+            self._await_ready(time.monotonic() + timeout_s, timeout_s)
         except BaseException:
             self.stop(0.0)
             raise
 
-    def _spawn(self, main_path: str | None) -> None:
-        pairs = [pipe.pair() for _ in range(self.num_workers + 1)]
-        ours, theirs = zip(*pairs, strict=True)
-        self._control = ours[0]
-        self._workers = [_Worker(number, sock) for number, sock in enumerate(ours[1:])]
-        fds = [sock.fileno() for sock in theirs]
+    def replace(self, number: int) -> None:
+        """Start another worker in the place of one that died; `messages.READY` says when it is up.
+
+        It answers on the socket of the one before it.
+        """
+        with self._reading:
+            if self._stopped:
+                return
+            self._close_worker(self._workers[number])
+            if self._supervisor is None or self._supervisor.poll() is not None:
+                self._close_control()
+                self._start_supervisor()
+            self._workers[number] = self._fork(number)
+            with contextlib.suppress(OSError):  # it ended: the next look says so
+                self._send_setup(self._workers[number], replaces=True)
+
+    def kill(self, number: int) -> None:
+        """End a worker that hangs; it is then one that died."""
+        with contextlib.suppress(OSError), self._sending:
+            if self._control is not None:
+                pipe.send(self._control, (messages.KILL, self._workers[number].pid))
+
+    def _start_supervisor(self) -> None:
+        assert self._setup is not None, "a pool was started"
+        self._control, theirs = pipe.pair()
+        self._control.settimeout(_SEND_TIMEOUT_S)
+        main_path = self._setup.main_path
         script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # the trainer's
         script += f"import sys; sys.path[:] = {sys.path!r}\n"
         if main_path is not None:
             script += f"import multiprocessing.spawn as s; s.import_main_path({main_path!r})\n"
         script += "from gigl_loader.workers.supervisor import main; main()"
-        try:
-            self._supervisor = start_supervisor(script, fds)
-        finally:
-            for sock in theirs:
-                sock.close()
-        for worker in self._workers:
-            worker.sock.settimeout(_SEND_TIMEOUT_S)
-            self._selector.register(worker.sock, selectors.EVENT_READ, worker)
+        with theirs:
+            self._supervisor = start_supervisor(script, [theirs.fileno()])
         self._selector.register(self._control, selectors.EVENT_READ, None)
 
-    def _await_ready(self, setup: WorkerSetup, deadline: float, timeout_s: float) -> None:
-        for worker in self._workers:
-            pipe.send_object(worker.sock, setup)
+    def _fork(self, number: int) -> _Worker:
+        ours, theirs = pipe.pair()
+        worker = _Worker(number, ours)
+        ours.settimeout(_SEND_TIMEOUT_S)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        assert self._control is not None, "there is a supervisor"
+        with theirs, self._sending:
+            try:
+                pipe.send(self._control, (messages.FORK, number), [theirs.fileno()])
+            except OSError:  # the supervisor has just ended
+                worker.exited = True
+        return worker
+
+    def _send_setup(self, worker: _Worker, *, replaces: bool) -> None:
+        listener = self._listeners.get(worker.number)
+        fds = [] if listener is None else [listener]
+        with self._sending:
+            pipe.send_object(worker.sock, self._setup)
+            pipe.send(worker.sock, (messages.PLACE, replaces), fds)
+
+    def _await_ready(self, deadline: float, timeout_s: float) -> None:
         while not all(worker.ready for worker in self._workers):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -139,11 +183,12 @@ class WorkerPool:
                     f"sampling workers {late} were not ready {timeout_s:.0f} s after their start: "
                     f"{self.describe(late)}; raise `timeout` if this machine is that slow"
                 )
-            for event in self._collect(min(left, 1.0)):
-                if event.message[0] != messages.READY:
-                    raise SamplingError(
-                        f"start of sampling worker {event.worker}", *event.message[1:3]
-                    )
+            for event in self.poll(min(left, 1.0)):
+                kind, *rest = event.message
+                if kind == messages.DIED:
+                    raise WorkerDiedError(event.worker, *rest)
+                if kind != messages.READY:
+                    raise SamplingError(f"start of sampling worker {event.worker}", *rest[:2])
 
     @property
     def addresses(self) -> list[tuple[str, int] | None]:
@@ -160,8 +205,9 @@ class WorkerPool:
     def send(self, number: int, message: tuple[Any, ...], obj: Any = None) -> None:
         """Send ``message`` to a worker, followed by ``obj`` where one is given.
 
+        One that is gone gets nothing; `poll` tells of its end.
+
         Raises:
-            WorkerDiedError: The worker is gone.
             PeerTimeoutError: It does not read.
         """
         worker = self._workers[number]
@@ -176,35 +222,42 @@ class WorkerPool:
                     f"{_SEND_TIMEOUT_S:.0f} s"
                 ) from error
             except OSError:
-                worker.eof = True
-        if worker.eof:
-            with self._reading:
-                self._raise_died(worker)
+                pass
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Return what workers sent, waiting up to ``timeout_s`` seconds for the first.
 
-        Raises:
-            WorkerDiedError: A worker ended. What it had sent before comes first.
+        The end of a worker comes once, as `messages.DIED` with pid and exit code, after all that it
+        had sent.
         """
-        return self._collect(timeout_s)
-
-    def _collect(self, timeout_s: float) -> list[Event]:
         with self._reading:
             if self._stopped:
                 raise UsageError("the workers were stopped")
-            self._raise_if_any(lambda worker: worker.eof)  # all that it sent was returned before
             self._read(timeout_s)
+            for worker in self._workers:
+                if not worker.told and self._has_ended(worker):
+                    worker.told = True
+                    died = (messages.DIED, worker.pid, worker.exitcode)
+                    self._events.append(Event(worker.number, died, ()))
             events = list(self._events)
             self._events.clear()
-            if not events:
-                self._raise_if_any(lambda worker: worker.eof or worker.exited)
             return events
 
-    def _raise_if_any(self, has_ended: Callable[[_Worker], bool]) -> None:
-        for worker in self._workers:
-            if has_ended(worker):
-                self._raise_died(worker)
+    def has_news(self) -> bool:
+        """Return whether the supervisor has something to say: it speaks when a worker has ended."""
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            return self._control is not None and pipe.is_readable(self._control)
+        return False
+
+    def _has_ended(self, worker: _Worker) -> bool:
+        if worker.eof_at is None and worker.exited:  # all that it sent is there by now
+            before = -1
+            while len(self._events) != before:
+                before = len(self._events)
+                self._read(0.0)
+        if worker.exited or worker.eof_at is None:
+            return worker.exited
+        return time.monotonic() - worker.eof_at > _EXIT_REPORT_S
 
     def _read(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
@@ -215,39 +268,34 @@ class WorkerPool:
             if got is None:
                 self._selector.unregister(sock)
                 if worker is not None:
-                    worker.eof = True
+                    worker.eof_at = time.monotonic()
                 else:
                     self._on_supervisor_gone()
+            elif worker is None:
+                self._on_supervisor(got[0])
             else:
                 self._file(worker, *got)
 
-    def _file(self, worker: _Worker | None, message: tuple[Any, ...], fds: list[int]) -> None:
-        if worker is None:
-            self._on_supervisor(message)
-        elif message[0] == messages.READY:
+    def _file(self, worker: _Worker, message: tuple[Any, ...], fds: list[int]) -> None:
+        if message[0] == messages.READY:
             worker.ready, worker.address = True, message[1]
-        else:
-            self._events.append(Event(worker.number, message, tuple(fds)))
+            for fd in fds:
+                os.set_inheritable(fd, False)
+                self._listeners[worker.number] = fd
+            fds = []
+        self._events.append(Event(worker.number, message, tuple(fds)))
 
     def _on_supervisor(self, message: tuple[Any, ...]) -> None:
-        if message[0] == messages.READY:
-            for number, pid in message[1].items():
-                self._workers[number].pid = pid
-        elif message[0] == messages.EXITED:
-            worker = self._workers[message[1]]
-            worker.exited, worker.exitcode = True, message[3]
-        else:
-            self._events.append(Event(-1, message, ()))
+        kind, number, pid, *rest = message
+        worker = self._workers[number]
+        if kind == messages.FORKED:
+            worker.pid = pid
+        elif worker.pid == pid:  # else it is the end of one that was replaced
+            worker.exited, worker.exitcode = True, rest[0]
 
     def _on_supervisor_gone(self) -> None:
         for worker in self._workers:
             worker.exited = True
-
-    def _raise_died(self, worker: _Worker) -> None:
-        deadline = time.monotonic() + _EXIT_REPORT_S
-        while not worker.exited and time.monotonic() < deadline:
-            self._read(0.1)
-        raise WorkerDiedError(worker.number, worker.pid, worker.exitcode)
 
     def describe(self, numbers: list[int]) -> str:
         """Say who workers are and what the system says they are doing."""
@@ -256,6 +304,11 @@ class WorkerPool:
             return "not started yet" if pid < 0 else f"pid {pid}, {process_state(pid)}"
 
         return ", ".join(f"worker {n} ({state(self._workers[n].pid)})" for n in numbers)
+
+    def refuse_askers(self) -> None:
+        """Let those who ask a worker that is gone hear so at once: none takes its place."""
+        fds = [self._listeners.popitem()[1] for _ in list(self._listeners)]
+        segments.close_fds(fds)
 
     # -- stop -----------------------------------------------------------------------------------
 
@@ -301,12 +354,25 @@ class WorkerPool:
                 heard = now
             self._drop_events()
 
-    def _close(self) -> None:
-        self._selector.close()
-        for worker in self._workers:
+    def _close_worker(self, worker: _Worker) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # it ended by itself: done already
+            self._selector.unregister(worker.sock)
+        with self._sending:
             worker.sock.close()
+
+    def _close_control(self) -> None:
         if self._control is not None:
-            self._control.close()  # the supervisor kills what is left, and ends
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(self._control)
+            with self._sending:
+                self._control.close()  # the supervisor kills what is left, and ends
+
+    def _close(self) -> None:
+        for worker in self._workers:
+            self._close_worker(worker)
+        self._close_control()
+        self._selector.close()
+        self.refuse_askers()
         if self._supervisor is not None:
             try:
                 self._supervisor.wait(5.0)
@@ -324,6 +390,7 @@ class WorkerPool:
             worker.sock.close()
         if self._control is not None:
             self._control.close()
+        self.refuse_askers()
         self._supervisor = None
 
     def __del__(self) -> None:

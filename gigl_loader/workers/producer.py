@@ -1,11 +1,10 @@
 """One input sampled for one loader: feeds the workers, files what they send, watches them."""
 
-import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +19,13 @@ from gigl_loader._glt import (
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerTimeoutError,
+    SamplingError,
+    UsageError,
+)
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.slots import Written
 from gigl_loader.message import (
@@ -32,6 +37,7 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.options import (
+    CacheOptions,
     CustomSamplerOptions,
     EpochOptions,
     SamplerOptions,
@@ -39,13 +45,17 @@ from gigl_loader.options import (
 )
 from gigl_loader.ranks import suspect_ranks
 from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.sampler.row_cache import CacheMemory
 from gigl_loader.transport import Security
 from gigl_loader.workers import messages
-from gigl_loader.workers.agreement import Agreement
+from gigl_loader.workers.agreement import Agreement, Plan
+from gigl_loader.workers.ahead import LookAhead, make_cache, remote_bytes
 from gigl_loader.workers.peers import Access, worker_name
 from gigl_loader.workers.plugins import main_path_of, pickled
 from gigl_loader.workers.pool import Event, WorkerPool
+from gigl_loader.workers.recovery import Attendant, Recovery
 from gigl_loader.workers.rendezvous import Rendezvous
+from gigl_loader.workers.restarts import Task
 from gigl_loader.workers.schedule import FairQueue, Stream, num_batches
 from gigl_loader.workers.setup import Plugins, SeedInput, WorkerSetup
 
@@ -71,6 +81,10 @@ class MessageMemory(Protocol):
 
     def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
         """Return the slots of a worker that are free again: (to reuse, to give up)."""
+        ...
+
+    def forget(self, sender: int) -> None:
+        """Release what a worker that is gone had written, once nobody uses it."""
         ...
 
     def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:
@@ -112,6 +126,7 @@ class DistSamplingProducer:
         epoch_options: Seed, order, deadline; by default the seed is drawn from torch's generator.
         worker_init_fn: Called with the worker's number in each worker before it samples.
         default_sampler: Sampler class path and keywords where ``sampler_options`` names none.
+        cache: Keep rows of other machines; batches are then drawn ahead.
     """
 
     def __init__(
@@ -126,6 +141,7 @@ class DistSamplingProducer:
         epoch_options: EpochOptions | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         default_sampler: tuple[str, dict[str, Any]] | None = None,
+        cache: CacheOptions | None = None,
     ) -> None:
         self.data, self.sampling_config = data, sampling_config
         self.worker_options, self.channel = worker_options, channel
@@ -144,14 +160,30 @@ class DistSamplingProducer:
         self._view = view
         self._pool = WorkerPool(self.num_workers)
         self._queue: FairQueue[Received] = FairQueue()
-        self._loads = [0] * self.num_workers
+        # a worker that dies in the middle of the cache's plan leaves it half written
+        self._max_restarts = 0 if cache is not None else self.epoch_options.max_restarts
+        self._recovery = Recovery(
+            self._pool, worker_options.worker_concurrency, self._max_restarts,
+            self._seeds_of,
+        )  # fmt: skip
+        self._attendant: Attendant | None = None
+        self._fatal: GiglLoaderError | None = None
+        # one thread at a time polls and files: what a worker sent is filed before its death
+        self._pumping = threading.RLock()
         self._lock = threading.RLock()
         self._agreement: Agreement | None = None
         self._access: Access | None = None
         self._shut_down = False
         self._order: tuple[int, Tensor | None] = (-1, None)
         self._unfiled: list[Event] = []
+        self._failed: list[tuple[int, SamplingError]] = []
+        self._peer_plan = Plan()
         self._last_progress = time.monotonic()
+        self._cache_options = cache
+        self._look_ahead: LookAhead | None = None
+        self._remote_bytes = 0
+        self._cache: CacheMemory | None = None
+        self._at_once: Tensor | None = None
         self.add_stream(0, channel.capacity)
 
     # -- start ----------------------------------------------------------------------------------
@@ -220,15 +252,40 @@ class DistSamplingProducer:
         """
         agreement = self._joined()
         try:
-            plan = agreement.exchange(self._pool.addresses)
+            self._peer_plan = agreement.exchange(self._pool.addresses)
+            self._cache = self._make_cache(self._peer_plan.offers)
             for worker in range(self.num_workers):
-                name = worker_name(agreement.rank, worker)
-                whom = plan.assignments.get(name)
-                self._pool.send(worker, (messages.PEERS, name, whom, plan.offers))
+                self._introduce(worker)
         except BaseException as error:
             self._fail(error)
             raise
         agreement.settle()
+        if agreement.has_peers and self._max_restarts:
+            self._attendant = Attendant(self._attend)
+
+    def _introduce(self, worker: int) -> None:
+        """Tell a worker where the other partitions' workers are: it can sample from then on."""
+        name = worker_name(self._joined().rank, worker)
+        whom, offers = self._peer_plan.assignments.get(name), self._peer_plan.offers
+        message = (messages.PEERS, name, whom, offers, self._cache is not None)
+        self._send(worker, message, self._cache)
+
+    @property
+    def remote_bytes(self) -> int:
+        """Bytes of all rows that only other machines have."""
+        return self._remote_bytes
+
+    def _make_cache(self, nearby: Mapping[int, Any]) -> CacheMemory | None:
+        """Return memory for rows of other machines, where it is wanted and there are some."""
+        if not self._joined().has_peers:
+            return None
+        self._remote_bytes = remote_bytes(self._view, self._plan, nearby)
+        if self._cache_options is None:
+            return None
+        memory = make_cache(self._view, self._plan, nearby, self._cache_options)
+        if memory is not None:
+            self._look_ahead = LookAhead(memory, self._cache_options)
+        return memory
 
     def _joined(self) -> Agreement:
         if self._agreement is None:
@@ -251,6 +308,7 @@ class DistSamplingProducer:
             rpc_timeout_s=min(
                 self.worker_options.rpc_timeout, _PEER_SHARE * self.epoch_options.timeout_s
             ),
+            replaceable=self._max_restarts > 0,
             plugins=self._plugins,
             main_path=self._main_path,
         )
@@ -291,17 +349,21 @@ class DistSamplingProducer:
 
         Raises:
             UsageError: The producer was shut down, or has not been started.
-            WorkerDiedError: A worker is gone.
+            WorkerDiedError: A worker is gone, and was not replaced.
         """
         with self._lock:
             self._check_usable()
+            self._raise_if_fatal()
+            self._recovery.restarts.start_epoch()
             chosen = range(self.num_batches) if batches is None else batches
             state = self._queue.streams[stream]
             generation = state.start(epoch, chosen)
+            if self._look_ahead is not None:
+                self._look_ahead.begin(generation, len(chosen))
             order = self._order_of(epoch)
-            for worker in range(self.num_workers):
+            for worker in sorted(self._recovery.at_work):
                 message = (messages.GENERATION, stream, generation, order is not None)
-                self._pool.send(worker, message, order)
+                self._send(worker, message, order)
             self._last_progress = time.monotonic()
             self._dispatch()
 
@@ -313,8 +375,16 @@ class DistSamplingProducer:
             state = self._queue.streams[stream]
             if not state.finished:
                 state.cancel()
-                for worker in range(self.num_workers):
-                    self._pool.send(worker, (messages.GENERATION, stream, state.generation, False))
+                for worker in sorted(self._recovery.at_work):
+                    self._send(worker, (messages.GENERATION, stream, state.generation, False))
+
+    def _send(self, worker: int, message: tuple[Any, ...], obj: Any = None) -> None:
+        """Send, and end a worker that does not read where another can take its place."""
+        try:
+            self._pool.send(worker, message, obj)
+        except PeerTimeoutError:
+            if not self._recovery.kill([worker]):
+                raise
 
     def _order_of(self, epoch: int) -> Tensor | None:
         if not self.sampling_config.shuffle:
@@ -325,22 +395,42 @@ class DistSamplingProducer:
         return self._order[1]
 
     def _dispatch(self) -> None:
-        while self._has_room():
-            found = self._queue.next_ticket()
-            if found is None:
+        if self._look_ahead is not None:
+            state, largest = self._queue.streams[0], self.channel.largest
+            room = self.channel.size // largest if largest else self.num_workers
+            room = max(1, min(self.channel.capacity, room))
+            state.limit = self._look_ahead.limit(state.taken, room)
+        under_way = self._recovery.under_way
+        while (worker := self._recovery.free_worker()) is not None:
+            # what was lost comes first, and had its room before
+            task = under_way.next_lost(self._is_wanted, idle=not under_way.loads[worker])
+            if task is None and not under_way.has_lost:
+                task = self._next_task()
+            if task is None:
                 return
-            self._send_task(*found)
+            if not any(under_way.loads):
+                self._last_progress = time.monotonic()
+            under_way.give(worker, task)
+            free, retired = self.channel.returned(worker, self.worker_options.worker_concurrency)
+            self._send(worker, (messages.TASK, task.ticket, task.position, free, retired))
 
-    def _send_task(self, ticket: BatchTicket, position: int) -> None:
-        worker = min(range(self.num_workers), key=self._loads.__getitem__)
-        free, retired = self.channel.returned(worker, self.worker_options.worker_concurrency)
-        self._pool.send(worker, (messages.TASK, ticket, position, free, retired))
-        self._loads[worker] += 1
+    def _next_task(self) -> Task | None:
+        at_once = self._queue.streams.get(AT_ONCE_STREAM)
+        found = None if at_once is None else at_once.next_ticket()  # though the channel be full
+        if found is None and self._has_room():
+            found = self._queue.next_ticket()
+        return None if found is None else Task(*found)
+
+    def _is_wanted(self, ticket: BatchTicket) -> bool:
+        stream = self._queue.streams.get(ticket.stream)
+        return stream is not None and stream.generation == ticket.generation
 
     def _has_room(self) -> bool:
         """Whether one more message of the largest size seen fits into the channel's bytes."""
+        if self._look_ahead is not None:  # which decides what is filled; to be drawn takes no room
+            return True
         under_way = sum(stream.waiting for stream in self._queue.streams.values())
-        under_way += sum(self._loads)
+        under_way += sum(self._recovery.under_way.loads)
         if self.channel.largest == 0:  # nothing is known of their size yet: one per worker
             return under_way < self.num_workers
         return under_way == 0 or (under_way + 1) * self.channel.largest <= self.channel.size
@@ -352,7 +442,7 @@ class DistSamplingProducer:
 
         Raises:
             PeerTimeoutError: No worker made progress for ``timeout_s`` (default: the option's).
-            WorkerDiedError, SamplingError: A worker ended, or raised.
+            WorkerDiedError, SamplingError: A worker ended and was not replaced, or raised.
         """
         limit = self.epoch_options.timeout_s if timeout_s is None else timeout_s
         self._last_progress = time.monotonic()
@@ -364,10 +454,13 @@ class DistSamplingProducer:
                 if received is not None:
                     self._dispatch()
                     return received
+                self._raise_failed(stream)
                 if state.finished:
                     return None
             self.pump(min(1.0, limit))
-            if time.monotonic() - self._last_progress >= limit:
+            if time.monotonic() - self._last_progress >= limit and not (
+                timeout_s is None and self.replace_stalled(limit)
+            ):
                 self._raise_stalled(state, limit)
 
     def sample(self, index: Tensor) -> Received:
@@ -385,34 +478,38 @@ class DistSamplingProducer:
             generation = state.start(AT_ONCE_EPOCH, (0,))
             message = (messages.GENERATION, AT_ONCE_STREAM, generation, True)
             shared = tensors.share_tensor(index)
-            for worker in range(self.num_workers):
-                self._pool.send(worker, message, shared)
-            found = state.next_ticket()
-            assert found is not None
-            self._send_task(*found)  # though the channel be full of batches of the epoch
+            self._at_once = shared
+            for worker in sorted(self._recovery.at_work):
+                self._send(worker, message, shared)
+            self._last_progress = time.monotonic()
+            self._dispatch()
         return self._wait_for(state)
 
     def _wait_for(self, state: Stream[Received]) -> Received:
-        """Return the one batch of ``state``; what else workers send is filed later, by `pump`."""
+        """Return the one batch of ``state``; what fails of others is told to who takes those."""
         limit = self.epoch_options.timeout_s
-        deadline = time.monotonic() + limit
         while True:
-            received = state.take()
+            with self._lock:
+                received = state.take()
             if received is not None:
                 return received
-            events = self._pool.poll(min(1.0, limit))
-            own = [event for event in events if _is_of(state.number, event)]
-            self._unfiled += [event for event in events if not _is_of(state.number, event)]
-            failed: list[tuple[int, SamplingError]] = []
+            failures: list[tuple[int, SamplingError]] = []
+            self.pump(min(1.0, limit), failures)
+            own = [error for stream, error in failures if stream == state.number]
             with self._lock:
-                for event in own:
-                    self._file(event, failed)
-            if failed:
-                raise failed[0][1]
-            if events:
-                deadline = time.monotonic() + limit
-            elif time.monotonic() >= deadline:
+                self._failed += [one for one in failures if one[0] != state.number]
+            if own:
+                raise own[0]
+            stalled = time.monotonic() - self._last_progress >= limit
+            if stalled and not self.replace_stalled(limit):
                 self._raise_stalled(state, limit)
+
+    def _raise_failed(self, stream: int) -> None:
+        """Raise what failed while somebody else filed it: the epoch is broken off, not at its end."""
+        for place, (number, error) in enumerate(self._failed):
+            if number == stream:
+                del self._failed[place]
+                raise error
 
     def _receive(self, timeout_s: float | None) -> SampleMessage:
         received = self.next(timeout_s)
@@ -445,41 +542,78 @@ class DistSamplingProducer:
             failures: Takes (consumer, error) for each batch that failed; None: the first is raised.
 
         Raises:
-            WorkerDiedError: A worker ended.
+            WorkerDiedError: A worker ended, and was not replaced.
         """
-        events, self._unfiled = self._unfiled, []
-        events = events or self._pool.poll(timeout_s)
-        failed: list[tuple[int, SamplingError]] = [] if failures is None else failures
-        with self._lock:
-            for event in events:  # all of them: the failure of one costs no other its batch
-                self._file(event, failed)
-            self._dispatch()
-        if failures is None and failed:
+        with self._pumping:
+            with self._lock:
+                self._recovery.replace_due()
+                events, self._unfiled = self._unfiled, []
+            events = events or self._pool.poll(self._recovery.next_step_in(timeout_s))
+            with self._lock:
+                failed, self._failed = self._failed, []
+                for event in events:  # all of them: the failure of one costs no other its batch
+                    self._file(event, failed)
+                self._dispatch()
+        if failures is not None:
+            failures += failed
+        elif failed:
             raise failed[0][1]
+        self._raise_if_fatal()
         return bool(events)
+
+    def _attend(self) -> None:
+        """Replace workers that are gone, in place of a training loop that is busy elsewhere."""
+        unfiled = any(event.message[0] == messages.DIED for event in self._unfiled)
+        if not (unfiled or self._recovery.is_pending or self._pool.has_news()):
+            return
+        failures: list[tuple[int, SamplingError]] = []
+        try:
+            self.pump(0.0, failures)
+        finally:
+            with self._lock:
+                self._failed += failures
+
+    def replace_stalled(self, limit_s: float) -> bool:
+        """End workers that made no progress for ``limit_s`` seconds, to be replaced.
+
+        Returns:
+            False where that is of no use: `max_restarts` are used up, or it was done before.
+        """
+        with self._lock:
+            if time.monotonic() - self._last_progress < limit_s:
+                return True
+            self._last_progress = time.monotonic()
+            return self._recovery.kill_stalled()
 
     def _file(self, event: Event, failed: list[tuple[int, SamplingError]]) -> None:
         kind, *rest = event.message
         self._last_progress = time.monotonic()
-        if kind == messages.UNHEARD:
+        if kind == messages.BATCH:
+            self._file_batch(event, *rest)
+        elif kind == messages.UNHEARD:
             suspect_ranks(*rest)
-            return
-        if kind == messages.ERROR:
-            self._loads[event.worker] -= 1
+        elif kind == messages.ERROR:
             ticket, cause, text = rest
-            stream = self._queue.streams.get(ticket.stream)
-            if stream is not None and stream.generation == ticket.generation:
-                stream.cancel()
+            self._recovery.under_way.done(event.worker, ticket)
+            if self._is_wanted(ticket):
+                self._queue.streams[ticket.stream].cancel()
                 error = SamplingError(self._name_of(event.worker, ticket), cause, text)
                 failed.append((ticket.stream, error))
-            return
-        if kind == messages.STALE:
-            self._loads[event.worker] -= 1
-            return
-        if kind != messages.BATCH:
-            raise SamplingError(f"sampling worker {event.worker}", *rest)
-        self._loads[event.worker] -= 1
-        ticket, position, slot, nbytes, retired, layout, stats = rest
+        elif kind == messages.STALE:
+            self._recovery.under_way.done(event.worker, rest[0])
+        elif kind == messages.DIED:
+            self.channel.forget(event.worker)
+            self._fatal = self._recovery.died(event.worker, *rest) or self._fatal
+        elif kind == messages.READY:
+            self._welcome(event.worker)
+        elif kind == messages.FAILED:
+            self._fatal = SamplingError(f"start of sampling worker {event.worker}", *rest)
+
+    def _file_batch(
+        self, event: Event, ticket: BatchTicket, position: int, slot: int, nbytes: int,
+        retired: tuple[int, ...], layout: Any, stats: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self._recovery.under_way.done(event.worker, ticket)
         fd = event.fds[0] if event.fds else None
         try:
             message = self.channel.open(event.worker, Written(slot, nbytes, fd, retired, layout))
@@ -487,15 +621,42 @@ class DistSamplingProducer:
             segments.close_fds(list(event.fds))
         stream = self._queue.streams.get(ticket.stream)
         if stream is not None:
-            stats.update(worker=event.worker, nbytes=nbytes)
+            stats.update(worker=event.worker, nbytes=nbytes, restarts=self.num_restarts)
             stream.arrived(ticket, position, Received(ticket, message, stats))
+
+    def _welcome(self, worker: int) -> None:
+        """Tell a worker that took another's place what that one knew."""
+        for number, stream in self._queue.streams.items():
+            if not stream.finished:
+                at_once = number == AT_ONCE_STREAM
+                order = self._at_once if at_once else self._order_of(stream.epoch)
+                message = (messages.GENERATION, number, stream.generation, order is not None)
+                self._send(worker, message, order)
+        self._introduce(worker)
+        self._recovery.is_ready(worker)
+
+    def _seeds_of(self, task: Task) -> list[int]:
+        epoch, batch = task.content
+        if task.ticket.stream == AT_ONCE_STREAM:
+            found: list[int] = self._seed_input.seeds[self._at_once].tolist()
+            return found
+        size, order = self.sampling_config.batch_size, self._order_of(epoch)
+        places = torch.arange(len(self._seed_input)) if order is None else order
+        seeds: list[int] = self._seed_input.seeds[
+            places[batch * size : (batch + 1) * size]
+        ].tolist()
+        return seeds
+
+    def _raise_if_fatal(self) -> None:
+        if self._fatal is not None:
+            raise type(self._fatal)(*self._fatal.args)
 
     def _name_of(self, worker: int, ticket: BatchTicket) -> str:
         pid = self._pool.pids[worker]
         return f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
 
     def _raise_stalled(self, state: Stream[Received], limit: float) -> None:
-        busy = [number for number, load in enumerate(self._loads) if load]
+        busy = [number for number, load in enumerate(self._recovery.under_way.loads) if load]
         raise PeerTimeoutError(
             f"no sampling worker made progress for {limit:.1f} s; waiting for batch "
             f"{state.awaited} of epoch {state.epoch} from {self._pool.describe(busy)}; if a batch "
@@ -527,10 +688,15 @@ class DistSamplingProducer:
         They are read and not filed: a failure among them must not cost the batches before it. For
         the thread that takes batches.
         """
-        with contextlib.suppress(PeerError):  # it comes again with the batch that is missing
+        with self._pumping:
             self._unfiled += self._pool.poll(0.0)
         batches = [event for event in self._unfiled if event.message[0] == messages.BATCH]
         return self.queue_depth + len(batches)
+
+    @property
+    def num_restarts(self) -> int:
+        """Workers that were replaced so far."""
+        return self._recovery.restarts.total
 
     @property
     def pids(self) -> list[int]:
@@ -553,6 +719,8 @@ class DistSamplingProducer:
             self.channel.bind(None)
             for stream in self._queue.streams.values():
                 stream.cancel()
+        if self._attendant is not None:
+            self._attendant.close()
         unfiled, self._unfiled = self._unfiled, []
         for event in unfiled:
             segments.close_fds(list(event.fds))
@@ -595,6 +763,7 @@ def make_plan(
         with_edge=config.with_edge,
         with_weight=config.with_weight,
         replace=options.replace,
+        feature_store=options.feature_store,
         collect_features=config.collect_features,
         expansion=options.expansion,
     )

@@ -42,6 +42,11 @@ class Stream(Generic[T]):
         self._arrived.clear()
 
     @property
+    def taken(self) -> int:
+        """Batches of the epoch that were taken."""
+        return self._taken
+
+    @property
     def in_flight(self) -> int:
         """Batches started and not yet taken."""
         return self._started - self._taken

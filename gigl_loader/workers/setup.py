@@ -49,6 +49,8 @@ class WorkerSetup(Generic[A]):
     """How to answer other partitions and ask them; None: there are none."""
     rpc_timeout_s: float
     """Longest wait for the answer of another partition."""
+    replaceable: bool
+    """Whether another worker takes the place of one that dies."""
     plugins: bytes
     """`Plugins`, pickled by themselves: they may hold tensors, for which the worker needs torch."""
     main_path: str | None = None

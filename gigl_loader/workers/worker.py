@@ -30,12 +30,16 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
-from gigl_loader.memory.slots import SlotWriter
+from gigl_loader.memory.slots import SlotWriter, Written
 from gigl_loader.message import AT_ONCE_STREAM, BatchTicket
+from gigl_loader.sampler.ahead import Filler, keep_structure
+from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest
 from gigl_loader.sampler.questions import Peers
+from gigl_loader.sampler.row_cache import CacheMemory, RowCache
 from gigl_loader.workers import messages, pipe
+from gigl_loader.workers.ahead import STREAM, AheadTasks, Waiting
 from gigl_loader.workers.peers import Answering, Asking, Assignment
 from gigl_loader.workers.setup import Plugins, WorkerSetup
 
@@ -48,6 +52,9 @@ _LANES = 4
 """Connections to each other partition: one for each sampling thread, up to this many. Threads that
 share one have to hand the reading on, and on a busy machine whoever is woken takes the core from
 the one that holds the interpreter's lock. With two for four threads, a third of the time went."""
+_COMES_BACK_S = 30.0
+"""How long, after its start, a worker that took another's place expects those who asked that one:
+they may have said goodbye to it."""
 _BYE_S = 5.0
 """Longest wait, when ending, for goodbyes to workers that need not be asked."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -82,6 +89,7 @@ class Worker:
     def __init__(self, sock: pipe.Socket, number: int) -> None:
         self._sock, self._number = sock, number
         self._setup: WorkerSetup[Array] = pipe.receive_object(sock)
+        self._replaces, self._listens_on = _receive_place(sock)
         self._plugins = Plugins()
         self._slots = SlotWriter()
         self._tasks: queue.SimpleQueue[tuple[BatchTicket, int] | None] = queue.SimpleQueue()
@@ -93,6 +101,8 @@ class Worker:
         self._askers: tuple[str, ...] = ()
         self._connecting: list[threading.Thread] = []
         self._num_asked = 0
+        self._cache: RowCache | None = None
+        self._ahead = AheadTasks(self._may_fill)
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -101,7 +111,10 @@ class Worker:
         keep_freed_memory()
         if self._setup.access is not None:
             name = f"sampling worker {self._number}"
-            self._answering = Answering(self._setup.access, self._setup.view, name)
+            self._answering = Answering(
+                self._setup.access, self._setup.view, name, self._listens_on,
+                awaits_s=_COMES_BACK_S if self._replaces else None,
+            )  # fmt: skip
         self._plugins = pickle.loads(self._setup.plugins)
         if self._plugins.init_fn is not None:
             self._plugins.init_fn(self._number)
@@ -109,7 +122,13 @@ class Worker:
         load_sampler(self._setup, self._plugins, None)
         if "torch" in sys.modules:  # a plugin's: its operations are not to take others' CPUs
             sys.modules["torch"].set_num_threads(1)
-        self._send((messages.READY, self._answering.address if self._answering else None))
+        self._report_ready()
+
+    def _report_ready(self) -> None:
+        answering = self._answering
+        keeps = answering is not None and self._setup.replaceable and self._listens_on is None
+        fds = [answering.fileno()] if answering is not None and keeps else []
+        self._send((messages.READY, answering.address if answering else None), fds)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -134,16 +153,23 @@ class Worker:
         self, ticket: BatchTicket, position: int, free: list[int], retired: list[int]
     ) -> None:
         self._slots.give_back(free, retired)
-        self._tasks.put((ticket, position))
+        if self._cache is not None:
+            self._ahead.put((ticket, position))
+        else:
+            self._tasks.put((ticket, position))
 
     def _start_generation(self, stream: int, generation: int, has_order: bool) -> None:
         order = pipe.receive_object(self._sock) if has_order else None
         self._generations[stream] = (generation, order)
 
     def _connect(
-        self, name: str, assignment: Assignment | None, offers: dict[int, list[Offer]]
-    ) -> None:
+        self, name: str, assignment: Assignment | None, offers: dict[int, list[Offer]],
+        has_cache: bool,
+    ) -> None:  # fmt: skip
         setup = self._setup
+        memory: CacheMemory[Array] | None = None
+        if has_cache:
+            memory = pipe.receive_object(self._sock)
         view = dataclasses.replace(setup.view, nearby=read_offers(offers, PartitionView))
         self._setup = dataclasses.replace(setup, view=view)
         if (unseen := offers.keys() - view.nearby.keys()) and self._number == 0:
@@ -158,8 +184,11 @@ class Worker:
         # threads that wait for peers cost nothing; without peers they share this worker's CPUs:
         # one samples while another gathers rows
         alone = min(setup.concurrency, setup.cpus)
+        loop = self._sample_loop
+        if memory is not None and self._asking is not None:
+            self._cache, loop = RowCache(memory), self._draw_and_fill
         for _ in range(alone if self._asking is None else setup.concurrency):
-            threading.Thread(target=self._sample_loop, daemon=True).start()
+            threading.Thread(target=loop, daemon=True).start()
 
     def _ask_from_now_on(self, name: str, assignment: Assignment) -> None:
         """Connect to the workers of other partitions, aside: the trainer is listened to meanwhile.
@@ -235,6 +264,72 @@ class Worker:
             except BaseException as error:
                 self._report(ticket, error)
 
+    # -- sampling ahead -------------------------------------------------------------------------
+
+    def _may_fill(self, waiting: Waiting) -> bool:
+        """Return whether a drawn batch may be filled, or is of an epoch that was broken off."""
+        assert self._cache is not None
+        generation, _ = self._generations.get(STREAM, (-1, None))
+        is_stale = waiting.generation != generation
+        return is_stale or self._cache.may_fill(waiting.generation, waiting.position)
+
+    def _draw_and_fill(self) -> None:
+        assert self._cache is not None
+        assert self._asking is not None
+        here = {self._setup.view.partition_idx, *self._setup.view.nearby}
+        filler = Filler(self._setup.view, self._asking, self._cache)
+        sampler: Sampler | None = None
+        while True:
+            waited = time.perf_counter()
+            found = self._ahead.get()
+            idle_s = time.perf_counter() - waited
+            ticket = found.ticket if isinstance(found, Waiting) else found[0]
+            try:
+                if isinstance(found, Waiting):
+                    self._fill(filler, found, idle_s)
+                    continue
+                request = self._request(ticket)
+                if request is None:
+                    self._send((messages.STALE, ticket))
+                    continue
+                if sampler is None:
+                    sampler = load_sampler(self._setup, self._plugins, Later(self._asking))
+                started = time.perf_counter()
+                fields = [_as_field(field) for field in sampler.sample(request)]
+                batch = keep_structure(fields, here)
+                drawn = Waiting(
+                    ticket.generation, found[1], ticket, batch, request.seeds.size,
+                    time.perf_counter() - started,
+                )  # fmt: skip
+                if ticket.stream == STREAM:
+                    self._cache.add(ticket.generation, found[1], batch.wanted(), batch.nbytes)
+                    self._ahead.put_drawn(drawn)
+                    self._send((messages.DRAWN, ticket))
+                else:
+                    self._fill(filler, drawn, idle_s)
+            except OSError as error:
+                if not self._report(ticket, error):
+                    os._exit(0)
+            except BaseException as error:
+                self._report(ticket, error)
+
+    def _fill(self, filler: Filler, drawn: Waiting, idle_s: float) -> None:
+        assert self._cache is not None
+        ticket, plans = drawn.ticket, {}
+        if self._generations.get(ticket.stream, (-1, None))[0] != ticket.generation:
+            self._send((messages.STALE, ticket))
+            return
+        started = time.perf_counter()
+        if ticket.stream == STREAM:
+            wanted = drawn.batch.wanted()
+            plans = self._cache.plan(drawn.generation, drawn.position, wanted)
+        written = self._slots.write(filler.fill(drawn.batch, plans))
+        stats = {
+            "seeds": drawn.num_seeds, "idle_s": idle_s, "sample_s": drawn.sample_s,
+            "gather_s": time.perf_counter() - started, "cached_rows": filler.num_cached,
+        }  # fmt: skip
+        self._hand_over(ticket, drawn.position, written, stats)
+
     def _request(self, ticket: BatchTicket) -> SampleRequest | None:
         """Return what to sample, or None: the epoch was broken off."""
         generation, order = self._generations.get(ticket.stream, (-1, None))
@@ -260,11 +355,17 @@ class Worker:
             "idle_s": idle_s,
             "sample_s": sampled - started,
             "gather_s": time.perf_counter() - sampled,
-            "ended_ns": time.time_ns(),
-            "asked": self._num_asked,
         }
+        self._hand_over(request.ticket, position, written, stats)
+
+    def _hand_over(
+        self, ticket: BatchTicket, position: int, written: Written, stats: dict[str, Any]
+    ) -> None:
+        stats.update(ended_ns=time.time_ns(), asked=self._num_asked)
+        if self._asking is not None:
+            stats.update(self._asking.take_traffic().stats())
         message = (
-            messages.BATCH, request.ticket, position, written.slot, written.nbytes, written.retired,
+            messages.BATCH, ticket, position, written.slot, written.nbytes, written.retired,
             written.layout, stats,
         )  # fmt: skip
         fds = [] if written.fd is None else [written.fd]
@@ -287,6 +388,19 @@ class Worker:
     def _send(self, message: Any, fds: list[int] | None = None) -> None:
         with self._send_lock:
             pipe.send(self._sock, message, fds or ())
+
+
+def _receive_place(sock: pipe.Socket) -> tuple[bool, int | None]:
+    """Return whether this worker replaces another, and that one's listening socket if it had one.
+
+    Raises:
+        ConnectionError: The trainer is gone.
+    """
+    got = pipe.receive(sock)
+    if got is None:
+        raise ConnectionError("the process that sends the set-up is gone")
+    (_, replaces), fds = got
+    return replaces, fds[0] if fds else None
 
 
 def _as_field(field: Field | tuple[str, Any]) -> Field:

@@ -18,6 +18,7 @@ PAGES = (
     "docs/guide/tables.md",
     "docs/guide/colocated.md",
     "docs/guide/link_prediction.md",
+    "docs/guide/sampling.md",
     "docs/guide/training_loop.md",
     "docs/guide/same_batches.md",
     "docs/guide/after_training.md",
@@ -50,3 +51,7 @@ def test_the_code_of_a_page_runs(page: str, page_place: None) -> None:
         )  # right lines in tracebacks
         exec(code, names)
     assert not dist.is_initialized(), f"{page} leaves its process group behind"
+
+
+def test_a_sampler_of_ones_own_is_short() -> None:
+    assert len((ROOT / "examples" / "walk_sampler.py").read_text().splitlines()) <= 40

@@ -4,16 +4,22 @@ import ctypes
 import os
 import resource
 import threading
+from pathlib import Path
 
 from gigl_loader.sampler.neighbor import NeighborSampler
 
 
 class Faulty(NeighborSampler):
-    """A neighbour sampler that fails at one batch of one epoch, in the way ``how``."""
+    """A neighbour sampler that fails at one batch of one epoch, in the way ``how``.
 
-    def __init__(self, view, plan, peers, *, how: str, epoch: int = 0, batch: int = 3) -> None:
+    With ``once``, a path, no more after a file of that name exists, which it makes.
+    """
+
+    def __init__(
+        self, view, plan, peers, *, how: str, epoch: int = 0, batch: int = 3, once: str = ""
+    ) -> None:
         super().__init__(view, plan, peers)
-        self._how, self._at = how, (epoch, batch)
+        self._how, self._at, self._once = how, (epoch, batch), once
         if how == "constructor":
             raise LookupError("no such table")
 
@@ -23,6 +29,10 @@ class Faulty(NeighborSampler):
         return super().sample(request)
 
     def _fail(self) -> None:
+        if self._once:
+            if Path(self._once).exists():
+                return
+            Path(self._once).touch()
         if self._how == "raise":
             raise ArithmeticError("this batch does not add up")
         if self._how == "exit":

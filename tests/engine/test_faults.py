@@ -100,7 +100,7 @@ def test_a_killed_worker(in_order: bool) -> None:
     """The others could go on for long; the error comes while the batches under way are taken."""
     with (
         _leaves_nothing() as seen,
-        _make(torch.arange(60).repeat(100), in_order=in_order) as loader,
+        _make(torch.arange(60).repeat(100), in_order=in_order, max_restarts=0) as loader,
     ):
         iterator = iter(loader)
         next(iterator)
@@ -120,14 +120,14 @@ def test_a_killed_worker(in_order: bool) -> None:
 
 @pytest.mark.parametrize(("how", "died"), [("exit", "exit code 3"), ("segfault", "SIGSEGV")])
 def test_a_worker_that_ends_while_it_samples(how: str, died: str) -> None:
-    with _leaves_nothing() as seen, _make(sampler_options=_faulty(how)) as loader:
+    with _leaves_nothing() as seen, _make(sampler_options=_faulty(how), max_restarts=0) as loader:
         seen.look(os.getpid())
         with _bounded(), pytest.raises(WorkerDiedError, match=rf"worker \d .pid \d+. died: {died}"):
             list(loader)
 
 
 def test_a_stopped_worker() -> None:
-    with _leaves_nothing() as seen, _make() as loader:
+    with _leaves_nothing() as seen, _make(max_restarts=0) as loader:
         iterator = iter(loader)
         next(iterator)
         _be_impatient(loader)
@@ -144,7 +144,10 @@ def test_a_stopped_worker() -> None:
 
 
 def test_a_worker_that_hangs() -> None:
-    with _leaves_nothing() as seen, _make(sampler_options=_faulty("hang")) as loader:
+    with (
+        _leaves_nothing() as seen,
+        _make(sampler_options=_faulty("hang"), max_restarts=0) as loader,
+    ):
         seen.look(os.getpid())
         iterator = iter(loader)
         for _ in range(3):
@@ -221,7 +224,7 @@ def test_no_shared_memory_left() -> None:
 
 
 def test_a_killed_supervisor() -> None:
-    with _leaves_nothing() as seen, _make() as loader:
+    with _leaves_nothing() as seen, _make(max_restarts=0) as loader:
         iterator = iter(loader)
         next(iterator)
         seen.look(os.getpid())

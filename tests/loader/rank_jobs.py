@@ -1,6 +1,7 @@
 """What the ranks of ``test_ranks.py`` do; a module, so that spawned processes can import it."""
 
 import dataclasses
+import itertools
 import os
 import pickle
 import signal
@@ -31,10 +32,12 @@ from gigl_loader.testing import (
     batch_tensors,
     check_batch,
     check_same_batches,
+    wait_until,
 )
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement
 from gigl_loader.workers.agreement import Agreement, Plan
+from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.workers.rendezvous import meet_ranks
 
@@ -52,6 +55,27 @@ def share(given, rank: int, size: int):
     seeds = given[1] if isinstance(given, tuple) else given
     block = seeds.tensor_split(size)[rank]
     return (given[0], block) if isinstance(given, tuple) else block
+
+
+def _with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return batches that were drawn ahead, of epochs broken off and gone on with."""
+    with DistNeighborLoader(
+        dataset, input_nodes=given, num_workers=2, worker_concurrency=2, remote_cache="30%",
+        **COMMON, **how,
+    ) as loader:  # fmt: skip
+        found = []
+        for epoch in (0, 3):
+            loader.set_epoch(epoch)
+            found += [batch_tensors(batch) for _, batch in zip(range(2), loader, strict=False)]
+            loader.load_state_dict(loader.state_dict())
+            found += [batch_tensors(batch) for batch in loader]
+        stats = loader.stats()
+        if stats["partitions_over_tcp"]:
+            assert 0 < stats["hit_rate"] < 1
+            assert stats["network_bytes"]["rows"] > 0
+        else:
+            assert stats["hit_rate"] is None, "what is read in memory needs no cache"
+        return found
 
 
 def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memory: str) -> None:
@@ -75,6 +99,8 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
                     check(graph, edge_dir, how, batch)
             assert loader.stats()["partitions_over_tcp"] == asked
             torch.save(found, folder / f"{name}{rank}{same_memory}.pt")
+            found = _with_a_cache(dataset, given, how)
+            torch.save(found, folder / f"{name}{rank}{same_memory} cached.pt")
             if rank == 0:
                 continue  # leaves at once; its workers still answer the other rank's
             for _ in range(3):
@@ -245,8 +271,8 @@ def _note_processes(folder: Path, rank: int) -> None:
 
 
 def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
-    """Rank 1's worker is killed: both ranks hear of it, each in its own words."""
-    with _big_loader(rank, size) as loader:
+    """Rank 1's worker is killed, and not replaced: both ranks hear of it, each in its words."""
+    with _big_loader(rank, size, max_restarts=0) as loader:
         iterator = iter(loader)
         next(iterator)
         _note_processes(folder, rank)
@@ -263,15 +289,44 @@ def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
         loader.shutdown(linger_s=0.0)
 
 
+def peer_workers_are_replaced(rank: int, size: int) -> None:
+    """Rank 1's worker is killed while its trainer is busy, then rank 0's: the same batches.
+
+    Rank 0 needs answers of the new worker to go on, and rank 1 waits for rank 0: the worker is
+    replaced all the same, and rank 0's questions find it.
+    """
+    with _big_loader(rank, size, max_restarts=0) as loader:
+        expected = [batch_tensors(batch) for batch in itertools.islice(loader, 600)]
+    dist.barrier()
+    with _big_loader(rank, size) as loader:
+        iterator = iter(loader)
+        found = [batch_tensors(next(iterator)) for _ in range(10)]
+        dist.barrier()
+        if rank == 1:
+            os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
+        else:
+            found += [batch_tensors(next(iterator)) for _ in range(290)]
+            os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
+        dist.barrier()  # rank 1 has not asked for a batch since its worker died
+        found += [batch_tensors(next(iterator)) for _ in range(600 - len(found))]
+        assert loader.stats()["restarts"] == 1
+        start = time.monotonic()
+    assert time.monotonic() - start < LINGER_S * 1.5
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(value, other[name]) for name, value in one.items()
+                   if isinstance(value, torch.Tensor))  # fmt: skip
+
+
 def a_peer_worker_is_stopped(rank: int, size: int) -> None:
     """Rank 1's worker is stopped: both ranks name it, not those that wait for it."""
-    with _big_loader(rank, size, timeout=8.0) as loader:
+    with _big_loader(rank, size, timeout=8.0, max_restarts=0) as loader:
         iterator = iter(loader)
         next(iterator)
         dist.barrier()
         if rank == 1:
             pid = loader._mp_producer.pids[0]
             os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: process_state(pid).startswith("stopped"), "the worker is stopped")
             with pytest.raises(PeerTimeoutError, match=f"pid {pid}, stopped by a signal"):
                 list(iterator)
         else:
@@ -406,6 +461,8 @@ def _producer(dataset: Any) -> DistSamplingProducer:
 
 def faults_that_leave_the_ranks_alive(rank: int, size: int, folder: Path) -> None:
     a_peer_worker_dies(rank, size, folder)
+    dist.barrier()
+    peer_workers_are_replaced(rank, size)
     dist.barrier()
     a_peer_worker_is_stopped(rank, size)
     dist.barrier()

@@ -85,6 +85,34 @@ def test_the_verdict_is_one_line(wait_s: float, busy_s: dict, verdict: str) -> N
     assert "\n" not in found
 
 
+NETWORK = {"sample_s": 4.0, "gather_s": 6.0, "network_s": 8.0, "seeds": 4,
+           "rows_from": {1: 22, 3: 78}, "received": {"rows": 4000, "structure": 300}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "remote_bytes", "verdict"),
+    [
+        ({}, 0, "lower num_neighbors, or use a faster network"),
+        ({}, 3 * 2**30, "a cache of 2 GB would hold 67% of them: give the loader remote_cache"),
+        ({}, 2**20, "a cache of 1 MB would hold 100% of them: give the loader remote_cache"),
+        ({"cached_rows": 300}, 2**20, "the cache has 75% of the rows that are asked for: raise"),
+    ],
+)
+def test_the_network_is_named_with_the_partition(more, remote_bytes, verdict) -> None:
+    stats = _stats(elapsed_s=10.0)
+    ticket = BatchTicket(0, 0, 0, 0)
+    for _ in range(2):
+        stats.add(Received(ticket, {}, {**NETWORK, **more}), 2.5, 0)
+    found = stats.summary(remote_bytes)
+    assert found["verdict"].startswith(
+        f"network-bound: 78% of rows come from partition 3; {verdict}"
+    )
+    assert found["network_bytes"] == {"rows": 8000, "structure": 600}
+    assert found["rows_by_partition"] == {1: 44, 3: 156}
+    assert found["hit_rate"] == (0.75 if more else None)
+    assert found["network_share"] == pytest.approx(0.8)
+
+
 def test_the_guide_explains_every_key() -> None:
     rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", GUIDE.read_text(), re.MULTILINE)
     explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}

@@ -1,4 +1,4 @@
-"""Time, trees, subgraphs and LABOR through the loaders: here, in workers, and from a graph store."""
+"""Time, trees, subgraphs and LABOR through the loaders: here, in workers, over a graph store."""
 
 from pathlib import Path
 

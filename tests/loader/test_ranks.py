@@ -38,7 +38,7 @@ def test_two_partitions_two_ranks(tmp_path: Path) -> None:
     )
     for name, rank in itertools.product(rank_jobs.CASES, range(2)):
         expected = _expected(name, rank)
-        for same_memory in "01":
+        for same_memory in ("0", "1", "0 cached", "1 cached"):
             _check_same(tmp_path / f"{name}{rank}{same_memory}.pt", expected)
 
 

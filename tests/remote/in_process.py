@@ -59,7 +59,9 @@ def joined(
         cluster.close()
 
 
-def create(cluster: Cluster, request_id: str = "", **changes: Any) -> list[int]:
+def create(
+    cluster: Cluster, request_id: str = "", feature_store: Any = None, **changes: Any
+) -> list[int]:
     """Create a producer of all 60 seeds, in batches of 2, on each server; return the ids."""
     servers = range(len(cluster.links))
     options = RemoteDistSamplingWorkerOptions(
@@ -78,7 +80,8 @@ def create(cluster: Cluster, request_id: str = "", **changes: Any) -> list[int]:
         cluster.links[server].call(
             "create_sampling_producer",
             request=ProducerRequest(
-                epoch_options=EpochOptions(seed=1), shard=server, num_shards=len(servers),
+                epoch_options=EpochOptions(seed=1, feature_store=feature_store), shard=server,
+                num_shards=len(servers),
                 request_id=request_id,
             ),
             **arguments,

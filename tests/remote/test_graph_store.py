@@ -319,11 +319,34 @@ def _workers_fail(info, rank):
         with pytest.raises(PeerTimeoutError, match=r"storage server 1: worker 0 \(pid \d+"):
             loader._source.next(1.0)
     with _loader(info, rank, nodes) as loader:
+        expected = [batch_tensors(batch) for batch in loader]
+    with _loader(info, rank, nodes) as loader:
+        loader.set_epoch(0)
+        found = []
+        for batch in loader:
+            found.append(batch_tensors(batch))
+            if len(found) == 3:
+                _kill_worker_of_server_1()
+        _check_equal(found, expected)
         list(loader)
-        (producer,) = request_server(1, DistServer.status)["producers"].values()
-        os.kill(producer["worker_pids"][0], signal.SIGKILL)
+        assert loader.stats()["restarts"] == 1
+    with _loader(info, rank, nodes, max_restarts=0) as loader:
+        list(loader)
+        _kill_worker_of_server_1()
         with pytest.raises(WorkerDiedError, match=r"storage server 1.*SIGKILL"):
             _exhaust_twice(loader)
+
+
+def _kill_worker_of_server_1():
+    (producer,) = request_server(1, DistServer.status)["producers"].values()
+    os.kill(producer["worker_pids"][0], signal.SIGKILL)
+
+
+def _check_equal(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(v, other[k]) for k, v in one.items() if hasattr(v, "numel"))
 
 
 def test_failures_of_workers_reach_the_loop(tmp_path):
@@ -347,7 +370,7 @@ def _exhaust_twice(loader):
 def _iterate_until_a_server_dies(info, rank, folder):
     nodes = share_of_each_server(info, rank, 2)
     pid = request_server(1, DistServer.ping)
-    loader = _loader(info, rank, nodes)
+    loader = _loader(info, rank, nodes, reconnect_timeout=0)
     list(loader)
     dist.barrier()
     if rank == 0:
@@ -366,10 +389,14 @@ def _iterate_until_a_server_dies(info, rank, folder):
     assert time.monotonic() - started < 30
 
 
+def _serve_whole(info, rank):
+    serve(info, rank, rejoin_timeout_s=0)
+
+
 def test_a_killed_server_is_an_error_on_every_client(tmp_path):
     info = info_of(2, 2)
     with processes(tmp_path) as started:
-        servers = [started.start(serve, info, rank) for rank in range(2)]
+        servers = [started.start(_serve_whole, info, rank) for rank in range(2)]
         clients = [
             started.start(compute, info, rank, _iterate_until_a_server_dies, str(tmp_path))
             for rank in range(2)

@@ -124,7 +124,7 @@ def test_a_create_request() -> None:
 
 
 def test_what_cannot_travel_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match=r"keywords of the sampler a\.B cannot be sent"):
+    with pytest.raises(ConfigError, match=r"keywords of a\.B cannot be sent"):
         values.to_message(CustomSamplerOptions("a.B", {"function": print}))
     with pytest.raises(ProtocolError, match="of type 'load' came"):
         values.dtype_of("load")

@@ -49,6 +49,30 @@ def test_lost_connections_cost_no_batch():
         assert endpoint.jobs_served == 0
 
 
+def test_a_long_outage_ends_when_the_links_are_renewed():
+    """The server gave the client up and freed its producers; it can have new ones."""
+    with (
+        storage(patience_s=1.0) as (endpoint,),
+        Relay(endpoint.address) as relay,
+        joined(relay.address, patience_s=1.0) as cluster,
+    ):
+        create(cluster)
+        former = cluster.links[0]
+        relay.cut.set()
+        wait_until(lambda: not cluster.is_whole, "the link is given up", 60)
+        with pytest.raises(ServerDiedError, match="storage server 0"):
+            cluster.renew(time.monotonic())
+        wait_until(lambda: endpoint.status()["clients"] == [], "the client is given up", 60)
+        relay.cut.clear()
+        cluster.renew(time.monotonic() + 60.0)
+        assert cluster.is_whole
+        assert cluster.links[0] is not former
+        assert endpoint.status()["clients"] == [0]
+        with channel_of(cluster) as channel:
+            start(channel, 0)
+            assert len(take(channel)) == 30
+
+
 def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
     with (
         storage(patience_s=5.0) as (endpoint,),

@@ -8,7 +8,7 @@ import pytest
 from in_process import SECURITY, channel_of, create, joined, start, storage, take
 from store_cluster import info_of, tiny_graph
 
-from gigl_loader import CustomSamplerOptions
+from gigl_loader import CustomSamplerOptions, FeatureStoreOptions
 from gigl_loader.errors import ConfigError, JoinRefusedError, PeerError, ServerDiedError
 from gigl_loader.graph_store import init_storage_process
 from gigl_loader.options import SAME_MEMORY_VARIABLE
@@ -123,6 +123,11 @@ def test_a_server_imports_what_it_has_leave_for():
         for path in ("os.path", "store_cluster_too.Sampler", "gigl_loader.remote.service.X"):
             with pytest.raises(ConfigError, match=f"'{path}': start it with --allow-samplers"):
                 create(cluster, sampler_options=CustomSamplerOptions(path))
+        store = FeatureStoreOptions("os.path")
+        with pytest.raises(
+            ConfigError, match=r"feature store 'os\.path': start it with --allow-sam"
+        ):
+            create(cluster, feature_store=store)
         assert endpoint.server.create_calls == 0, "nothing was started"
         allowed = CustomSamplerOptions("store_cluster.FailingSampler", {"nap_s": 0.1})
         create(cluster, sampler_options=allowed)

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -32,15 +33,22 @@ def _ask(port, **environment):
 
 def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
     partition_graph(tiny_graph().to_pyg(), 1, tmp_path / "graph", progress=False)
-    port = free_port()
+    port, metrics = free_port(), free_port()
+    log = (tmp_path / "log.txt").open("w")
     server = subprocess.Popen(
-        [*SERVE, f"--root={tmp_path}/graph", f"--port={port}", "--jobs=0"], env=ENVIRONMENT
-    )
+        [
+            *SERVE, f"--root={tmp_path}/graph", f"--port={port}", "--jobs=0",
+            f"--metrics-port={metrics}",
+        ],
+        env=ENVIRONMENT, stderr=log,
+    )  # fmt: skip
     try:
         wait_until(lambda: _ask(port).returncode == 0, "it serves", 120)
         status = json.loads(_ask(port).stdout)
         assert status["pid"] == server.pid
         assert status["clients"] == []
+        with urllib.request.urlopen(f"http://{HOST}:{metrics}/metrics", timeout=60) as answer:
+            assert b'gigl_loader_serving{server="0"} 1.0' in answer.read()
         old = subprocess.run(
             [*SERVE, "--status", f"{HOST}:{port}"],
             env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=300,
@@ -54,6 +62,9 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
     finally:
         server.kill()
         server.wait()
+        log.close()
+    assert f"metrics at 127.0.0.1:{metrics}/metrics" in (tmp_path / "log.txt").read_text()
+    assert re.search(r"INFO \[server=0 host=\S+\] gigl_loader", (tmp_path / "log.txt").read_text())
 
 
 def test_the_demo_learns(tmp_path):

@@ -37,11 +37,11 @@ def _compute(info, rank, function, folder):
 
 
 def _serve(info, rank):
-    serve(info, rank, None, patience_s=PATIENCE_S)
+    serve(info, rank, None, patience_s=PATIENCE_S, rejoin_timeout_s=0)
 
 
 def _loader(info, rank, nodes, **how):
-    how = {"batch_size": 1, "seed": 7, "timeout": 60.0, **how}
+    how = {"batch_size": 1, "seed": 7, "timeout": 60.0, "reconnect_timeout": 0, **how}
     return DistNeighborLoader(RemoteDistDataset(info, rank), [3, 2], nodes, prefetch_size=1, **how)
 
 

@@ -117,7 +117,8 @@ def test_scratch_of_uniform_draws_is_left_clean() -> None:
 def test_load_compiles_every_kernel() -> None:
     kernels.load()
     names = (
-        "count_uniform", "draw_uniform", "count_weighted", "draw_weighted", "gather",
+        "count_uniform", "draw_uniform", "count_weighted", "draw_weighted", "count_timed",
+        "draw_labor", "gather",
         "insert_nodes", "relabel", "look_up", "repeat_rows", "scatter_segments",
     )  # fmt: skip
     assert all(getattr(kernels, name).signatures for name in names)

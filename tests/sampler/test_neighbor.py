@@ -264,6 +264,7 @@ import dataclasses
 import itertools
 import torch
 from gigl_loader.message import BatchTicket
+from gigl_loader.options import ExpansionOptions
 from gigl_loader.sampler import _kernels
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
@@ -285,6 +286,16 @@ for parts, weight, replace in itertools.product((1, 2), (False, True), (False, T
         sampler = NeighborSampler(view, plan, InProcessPeers(views))
         request = SampleRequest(BatchTicket(0, 1, 0, 0), torch.arange(9), torch.arange(9))
         sample_message(sampler, request)
+view = as_worker_gets(graph.dataset().view_by_time("node_time"))
+for how in (
+    {"sampler": "labor"}, {"time_attr": "node_time"}, {"subgraph_type": "induced"},
+    {"time_attr": "node_time", "time_window": 9, "temporal_strategy": "last"},
+):
+    plan = SamplingPlan(
+        input_type="user", fanouts={name: (3, 2) for name in graph.edges}, seed=1, with_edge=True,
+        with_weight="sampler" in how, expansion=ExpansionOptions(**how),
+    )
+    sample_message(NeighborSampler(view, plan, None), request)
 for dispatcher, count in zip(dispatchers, loaded, strict=True):
     assert len(dispatcher.signatures) == count, (dispatcher, dispatcher.signatures)
 print("compiled", len(dispatchers))

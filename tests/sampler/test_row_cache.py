@@ -1,5 +1,8 @@
 """The row cache: fetches what an offline optimum does, and changes no batch."""
 
+import ctypes
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory import mutex
 from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.message import BatchTicket
@@ -72,7 +76,8 @@ def test_with_all_batches_known_the_fetches_are_the_optimum(trace: tuple) -> Non
     cache = _one_table(num_ids, capacity)
     for epoch in range(2):  # the second begins with what the first has left
         for number, ids in enumerate(batches):
-            assert cache.add(epoch, number, {OWNER: ids}) == 4 * ids.size
+            cache.add(epoch, number, {OWNER: ids}, kept=7)
+        assert cache.demand(epoch) == (4 * sum(map(len, batches)), 7 * len(batches), len(batches))
         fetched, held = 0, 0
         for number, ids in enumerate(batches):
             plan = cache.plan(epoch, number, {OWNER: ids})[OWNER]
@@ -185,15 +190,60 @@ def test_batches_are_the_same_bits(
         assert sum(request.ids.size for request in asked) <= most, "each row once, or twice"
 
 
-def test_a_holder_that_was_killed_leaves_an_empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_that_was_killed_leaves_an_empty_cache() -> None:
     cache, ids = _one_table(10, 4), np.arange(4)
     for number in range(2):
         cache.add(0, number, {OWNER: ids})
     cache.plan(0, 0, {OWNER: ids})
-    monkeypatch.setattr(mutex._libc, "pthread_mutex_timedlock", lambda *_: 130)
-    monkeypatch.setattr(mutex._libc, "pthread_mutex_consistent", lambda *_: 0)
-    monkeypatch.setattr(mutex._libc, "pthread_mutex_unlock", lambda *_: 0)
+    memory = ctypes.c_void_p(cache._mutex.ctypes.data)  # threads that end are as processes are
+    holder = threading.Thread(target=mutex._libc.pthread_mutex_lock, args=(memory,))
+    holder.start()
+    holder.join()
     assert cache.plan(0, 1, {OWNER: ids}) == {}, "nothing is known any more: all is fetched"
+    cache.begin(0, 9)
+    cache.allow(5, 3)
+    assert cache.may_fill(0, 4), "and nothing waits for what is to come"
+    cache.add(1, 0, {OWNER: ids})
+    assert (cache.plan(1, 0, {OWNER: ids})[OWNER] < -1).all(), "the next epoch fills it again"
+
+
+def test_a_batch_is_filled_when_those_after_it_are_known() -> None:
+    cache, ids = _one_table(10, 4), np.arange(4)
+    assert not cache.may_fill(7, 0)
+    cache.begin(7, 3)
+    cache.add(7, 1, {OWNER: ids})
+    cache.allow(2, 1)
+    assert not cache.may_fill(7, 1), "batch 0 is not known"
+    cache.add(7, 0, {OWNER: ids})
+    assert [cache.may_fill(7, batch) for batch in range(3)] == [True, False, False]
+    cache.add(7, 2, {OWNER: ids})
+    assert [cache.may_fill(7, batch) for batch in range(3)] == [True, True, False], "2: not allowed"
+    cache.allow(3, 99)
+    assert cache.may_fill(7, 2), "all that there are are known"
+    assert not any(cache.may_fill(sequence, 0) for sequence in (6, 8))
+
+
+def test_a_holder_that_is_stopped_is_not_waited_for_for_ever() -> None:
+    memory = np.zeros(mutex.MUTEX_BYTES, np.uint8)
+    mutex.make_mutex(memory)
+    failed: list[PeerTimeoutError] = []
+
+    def wait() -> None:
+        with (
+            pytest.raises(PeerTimeoutError, match="is stopped") as found,
+            mutex.holding(memory, 0.01),
+        ):
+            pass
+        failed.append(found.value)
+
+    with mutex.holding(memory, 1.0) as was_abandoned:
+        assert not was_abandoned
+        other = threading.Thread(target=wait)
+        other.start()
+        other.join()
+    assert len(failed) == 1
+    with mutex.holding(memory, 1.0) as was_abandoned:
+        assert not was_abandoned
 
 
 def test_sizes() -> None:

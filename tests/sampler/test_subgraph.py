@@ -181,7 +181,7 @@ def test_the_seeds_of_an_induced_subgraph_are_mapped() -> None:
     assert sorted(batch.e_id.tolist()) == inside
 
 
-# --- LABOR -----------------------------------------------------------------------------------------
+# --- LABOR ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40)
@@ -229,7 +229,7 @@ def test_labor_finds_fewer_nodes_for_the_same_fan_out() -> None:
     assert other.e_id.tolist() != labor.e_id.tolist()
 
 
-# --- what cannot work ------------------------------------------------------------------------------
+# --- what cannot work ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

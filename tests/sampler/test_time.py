@@ -80,7 +80,7 @@ def cases(draw):
 
 
 def _plan(case, input_type: str) -> SamplingPlan:
-    graph, _, fanouts, _, how, replace = case
+    _, _, fanouts, _, how, replace = case
     expansion = ExpansionOptions(time_attr=TIME, **how)
     return SamplingPlan(
         input_type=input_type, fanouts=fanouts, seed=3, with_edge=True, replace=replace,
@@ -106,50 +106,46 @@ def _store(batch, graph, name):
 def _check_times(batch, case, seed_times) -> None:
     """Check every node and edge of every tree, and that draws are as large as they can be."""
     graph, times, fanouts, edge_dir, how, replace = case
-    window = how["time_window"]
-
-    def within(time, seed_time) -> bool:
-        return time <= seed_time and (window is None or time >= seed_time - window)
-
     for edge_type, pairs in graph.edges.items():
         src, _, dst = edge_type
         expanded, neighbor = (dst, src) if edge_dir == "in" else (src, dst)
         edges = _store(batch, graph, _walked(edge_type, edge_dir))
         nodes, others = _store(batch, graph, expanded), _store(batch, graph, neighbor)
         drawn: dict[int, list[int]] = {}
-        hops = np.repeat(np.arange(2), edges.num_sampled_edges)
-        hop_of = {}
-        for (other, node), edge_id, hop in zip(
-            edges.edge_index.t().tolist(), edges.e_id.tolist(), hops, strict=True
+        for (other, node), edge_id in zip(
+            edges.edge_index.t().tolist(), edges.e_id.tolist(), strict=True
         ):
             ends = (int(others.n_id[other]), int(nodes.n_id[node]))
             assert pairs[edge_id] == (ends if edge_dir == "in" else ends[::-1])
-            tree = int(nodes.batch[node])
-            assert tree == int(others.batch[other]), "an edge between two trees"
+            assert int(nodes.batch[node]) == int(others.batch[other]), "an edge between two trees"
             drawn.setdefault(node, []).append(edge_id)
-            hop_of[node] = hop
-        first = [0, *np.cumsum(nodes.num_sampled_nodes).tolist()]
-        for hop in range(2):
-            for node in range(first[hop], first[hop + 1]):
-                seed_time = seed_times[int(nodes.batch[node])]
-                possible = []
-                for edge_id, pair in enumerate(pairs):
-                    own, other = pair[::-1] if edge_dir == "in" else pair
-                    if own != int(nodes.n_id[node]):
-                        continue
-                    time = None
-                    if edge_type in times:
-                        time = times[edge_type][edge_id].item()
-                    elif neighbor in times:
-                        time = times[neighbor][other].item()
-                    if time is None or within(time, seed_time):
-                        possible.append((time or 0, edge_id))
-                _check_draw(
-                    drawn.get(node, []), possible, fanouts[edge_type][hop], replace,
-                    last=how["temporal_strategy"] == "last"
-                    and (edge_type in times or neighbor in times),
-                )  # fmt: skip
-                assert hop_of.get(node, hop) == hop
+        first, second, *_ = np.cumsum(nodes.num_sampled_nodes).tolist()
+        assert drawn.keys() <= set(range(second)), "nodes of the last hop are not expanded"
+        is_timed = edge_type in times or neighbor in times
+        for node in range(second):
+            seed_time = seed_times[int(nodes.batch[node])]
+            possible = _possible(case, edge_type, neighbor, int(nodes.n_id[node]), seed_time)
+            _check_draw(
+                drawn.get(node, []), possible, fanouts[edge_type][node >= first], replace,
+                last=how["temporal_strategy"] == "last" and is_timed,
+            )  # fmt: skip
+
+
+def _possible(case, edge_type, neighbor, node, seed_time) -> list[tuple[float, int]]:
+    """Return (time, edge id) of the edges of a node that a seed of that time may have."""
+    graph, times, _, edge_dir, how, _ = case
+    found = []
+    for edge_id, pair in enumerate(graph.edges[edge_type]):
+        own, other = pair[::-1] if edge_dir == "in" else pair
+        time = seed_time  # of what has no time
+        if edge_type in times:
+            time = times[edge_type][edge_id].item()
+        elif neighbor in times:
+            time = times[neighbor][other].item()
+        window = how["time_window"]
+        if own == node and time <= seed_time and (window is None or time >= seed_time - window):
+            found.append((time, edge_id))
+    return found
 
 
 def _check_draw(found, possible, fanout, replace, *, last) -> None:
@@ -235,8 +231,10 @@ def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
         repeated = [when[i % len(when)] for i in range(index.size(1))]
         assert links.edge_label_time.tolist() == repeated
         roots = [(own, index[0], repeated), (other, index[1], repeated)]
-        late = [(times.get(name), store, index[row, len(src) :].reshape(-1, len(src)).t())
-                for row, (name, store) in enumerate(zip(edge_type[::2], (own, other), strict=True))]  # fmt: skip
+        late = [
+            (times.get(name), store, index[row, len(src) :].reshape(-1, len(src)).t())
+            for row, name, store in ((0, edge_type[0], own), (1, edge_type[2], other))
+        ]
     for store, labels, root_times in roots:
         trees = [i % len(src) for i in range(len(root_times))]
         assert store.batch[labels].tolist() == trees

@@ -7,6 +7,9 @@ from service import Service
 
 from gigl_loader.transport import Caller, Security
 
+AT_ONCE_S = 6.0
+"""Well below the ten seconds after which silence would tell, and what a busy machine may take."""
+
 
 @dataclass
 class Network:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from network import Network
+from network import AT_ONCE_S, Network
 from relay import Relay
 from service import SECURITIES, Answer, Question, Service, question
 
@@ -192,7 +192,7 @@ def test_closing_wakes_those_who_wait(network: Network) -> None:
             error = wait.exception(10)
             assert isinstance(error, PeerLostError)
             assert error.end is End.CLOSED
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < AT_ONCE_S
     with pytest.raises(PeerLostError, match="closed on this side"):
         caller.ask("double", question(1), Answer)
 
@@ -205,7 +205,7 @@ def test_nothing_listens_there(plain: Network) -> None:
     assert caught.value.end is End.GONE
     with pytest.raises(PeerLostError, match="nothing listens"):
         caller.connect(time.monotonic() + 10)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < AT_ONCE_S
 
 
 def test_a_listener_that_is_not_up_yet_is_waited_for(network: Network) -> None:
@@ -276,7 +276,7 @@ def test_a_killed_peer_is_known_at_once(
     with pytest.raises(PeerLostError) as caught:
         reply.wait(30)
     assert caught.value.end is End.GONE
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < AT_ONCE_S
 
 
 def test_a_stopped_peer_is_known_after_the_limit(
@@ -291,7 +291,7 @@ def test_a_stopped_peer_is_known_after_the_limit(
     waited = time.monotonic() - started
     process.send_signal(signal.SIGCONT)
     assert caught.value.end is End.SILENT
-    assert 1.9 < waited < 3.1
+    assert 1.9 < waited < 2.0 + AT_ONCE_S
 
 
 def _outage(security: Security, length_s: float, idle: bool) -> float:
@@ -343,7 +343,7 @@ def test_a_longer_outage_is_an_error(plain: Network) -> None:
         with pytest.raises(PeerLostError, match="is lost") as caught:
             reply.wait(30)
         assert caught.value.end is End.SILENT
-        assert time.monotonic() - started < 4.5
+        assert time.monotonic() - started < 2.5 + AT_ONCE_S
 
 
 def test_a_slow_link_is_no_silence(plain: Network) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hostile import exchange, fuzz_caller, fuzz_listener
-from network import Network
+from network import AT_ONCE_S, Network
 from service import SECURITIES, Answer, question
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerLostError
@@ -92,7 +92,7 @@ def test_thousands_of_open_handshakes_keep_nobody_out(mode: str) -> None:
             started = time.monotonic()
             with Caller(*flooded.address, security, name) as caller:
                 assert caller.ask("double", question(3), Answer).wait(10).number == 3
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < AT_ONCE_S
         assert flooded.state()[0] - rss < 20 << 20
         wait_until(lambda: flooded.state()[1] == 0, "all of them are gone", 10)
         wait_until(lambda: flooded.state()[2] <= files + 2, "their descriptors too", 10)
@@ -188,7 +188,7 @@ def test_a_killed_caller_is_known_while_its_question_is_worked_on(network: Netwo
     link = caller._link  # type: ignore[attr-defined]
     link.stream.shutdown()  # what the kernel does for a killed process
     assert service.peers[0].gone.wait(10)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < AT_ONCE_S
     service.gate.set()
     wait_until(lambda: service.ends == [("tester", End.GONE)], "its end is reported")
 

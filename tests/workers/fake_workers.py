@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import time
 from collections import deque
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader.base import BaseDistLoader
+from gigl_loader.memory import segments
 from gigl_loader.memory.channel import ShmChannel
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.options import EpochOptions
@@ -29,7 +31,7 @@ class FakeWorker(Worker):
         self._plugins = pickle.loads(setup.plugins)
         self._slots = SlotWriter()
         self._generations = {}
-        self._num_asked = 0
+        self._num_asked, self._asking = 0, None
         self.tasks: deque[Any] = deque()
         self.sent: deque[tuple[Any, list[int]]] = deque()
         self.sampler = load_sampler(self._setup, self._plugins, None)
@@ -63,6 +65,12 @@ class FakeWorker(Worker):
         else:
             self._sample(self.sampler, request, position, 0.0)
 
+    def vanish(self) -> None:
+        """End as a killed process does: what it had mapped is unmapped."""
+        self.tasks.clear()
+        for slot in (*self._slots._free.values(), *self._slots._leased.values()):
+            segments.unmap(slot.address, slot.nbytes)
+
     def _send(self, message: Any, fds: list[int] | None = None) -> None:
         self.sent.append((message, [os.dup(fd) for fd in fds or ()]))
 
@@ -76,26 +84,61 @@ class FakePool:
         self.fails: Any = None
         self.together = False
         """Whether one poll returns what all tasks came to, in place of one."""
+        self.kills_of: Any = None
+        """Given a ticket, whether the worker dies of it."""
+        self.deaths = 0
+        self._dead: set[int] = set()
+        self._news: list[Event] = []
 
     def start(self, setup: WorkerSetup, timeout_s: float) -> None:
+        self._setup = setup
         self.workers = [FakeWorker(number, setup) for number in range(self.num_workers)]
         self.stopped = 0
 
     def send(self, number: int, message: Any, obj: Any = None) -> None:
-        self.workers[number].take(message, obj)
+        if number not in self._dead:
+            self.workers[number].take(message, obj)
+
+    def kill(self, number: int) -> None:
+        """Let a worker die: of what it has sent nothing is lost."""
+        if number in self._dead:
+            return
+        worker = self.workers[number]
+        self._news += [Event(number, message, tuple(fds)) for message, fds in worker.sent] + [
+            Event(number, (messages.DIED, 1000 + number, -9), ())
+        ]
+        worker.sent.clear()
+        worker.vanish()
+        self._dead.add(number)
+        self.deaths += 1
+
+    def replace(self, number: int) -> None:
+        assert number in self._dead
+        self._dead.remove(number)
+        self.workers[number] = FakeWorker(number, self._setup)
+        self._news.append(Event(number, (messages.READY, None), ()))
+
+    def refuse_askers(self) -> None: ...
 
     def poll(self, timeout_s: float) -> list[Event]:
-        events: list[Event] = []
+        events, self._news = self._news, []
         while True:
             busy = [worker for worker in self.workers if worker.tasks]
             if busy:
                 worker = self._random.choice(busy)
-                among = min(len(worker.tasks), self._concurrency)
-                worker.work(self._random.randrange(among), self.fails)
+                index = self._random.randrange(min(len(worker.tasks), self._concurrency))
+                if self.kills_of is not None and self.kills_of(worker.tasks[index][0]):
+                    self.kill(worker._number)
+                    events, self._news = events + self._news, []
+                    continue
+                worker.work(index, self.fails)
             for worker in self.workers:
                 while worker.sent:
                     message, fds = worker.sent.popleft()
                     events.append(Event(worker._number, message, tuple(fds)))
+            if not busy and not events and self._dead:
+                time.sleep(timeout_s)
+                return []
             if not busy and not events:
                 raise AssertionError("a wait for workers that have nothing to do: a hang")
             if not busy or (events and not self.together):
@@ -118,7 +161,7 @@ def make_producer(
     dataset: Any, seeds: torch.Tensor, *, batch_size: int = 4, workers: int = 2,
     concurrency: int = 2, shuffle: bool = False, drop_last: bool = False, in_order: bool = True,
     seed: int = 3, channel_size: int = 2**30, num_neighbors: Any = (2, 2), pool_seed: int = 0,
-    timeout: float = 120.0,
+    timeout: float = 120.0, max_restarts: int = 3, register: Any = None,
 ) -> tuple[DistSamplingProducer, FakePool]:  # fmt: skip
     """Return a started producer over fake workers."""
     options = BaseDistLoader.create_colocated_worker_options(
@@ -130,11 +173,13 @@ def make_producer(
     )
     producer = DistSamplingProducer(
         dataset, NodeSamplerInput(seeds), config, options,
-        ShmChannel(options.channel_capacity, channel_size),
-        epoch_options=EpochOptions(seed=seed, in_order=in_order, timeout_s=timeout),
+        ShmChannel(options.channel_capacity, channel_size, register),
+        epoch_options=EpochOptions(
+            seed=seed, in_order=in_order, timeout_s=timeout, max_restarts=max_restarts
+        ),
     )  # fmt: skip
     pool = FakePool(workers, concurrency, pool_seed)
-    producer._pool = pool  # type: ignore[assignment]
+    producer._pool = producer._recovery.pool = pool  # type: ignore[assignment]
     producer.join()
     producer.start()
     return producer, pool

@@ -1,6 +1,8 @@
 """`DistSamplingProducer` over fake workers: any order of answers, no process, no clock."""
 
+import contextlib
 import gc
+import random
 
 import pytest
 import torch
@@ -8,8 +10,9 @@ from fake_workers import drain, make_producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError
+from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.testing import TinyGraph
+from gigl_loader.workers import restarts
 from gigl_loader.workers.producer import epoch_order, seed_or_drawn
 
 GRAPH = TinyGraph.random(50, 300)
@@ -81,7 +84,7 @@ def test_a_broken_off_epoch_leaves_no_trace(setup, breaks: list[int], in_order: 
     assert stale == 0, "what is left of a broken-off epoch is never sampled"
     while any(worker.tasks for worker in pool.workers):
         producer.pump(0.0)
-    assert sum(producer._loads) == 0, "every task is accounted for"
+    assert sum(producer._recovery.under_way.loads) == 0, "every task is accounted for"
     producer.shutdown()
 
 
@@ -173,7 +176,7 @@ def test_an_error_ends_the_epoch_and_the_next_one_is_whole(together: bool) -> No
             assert "Traceback" in at.value.remote_traceback
         else:
             assert len(drain(producer)) == 20
-    assert producer._loads == [0, 0, 0], "every task is accounted for"
+    assert producer._recovery.under_way.loads == [0, 0, 0], "every task is accounted for"
     producer.shutdown()
 
 
@@ -224,6 +227,115 @@ def test_no_progress_is_an_error_that_names_the_busy() -> None:
         PeerTimeoutError, match=r"batch 0 of epoch 0 from workers \[0, 1\].*timeout"
     ):
         producer.next()
+    assert pool.deaths == 2, "it was tried once with other workers"
+    producer.shutdown()
+
+
+class _Slot:
+    """What pinning a slot returns."""
+
+    def __init__(self, pinned: list["_Slot"]) -> None:
+        self.released = 0
+        pinned.append(self)
+
+    def release(self) -> None:
+        self.released += 1
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace workers without a pause."""
+    monkeypatch.setattr(restarts, "_LONGEST_PAUSE_S", 0.0)
+
+
+@pytest.mark.usefixtures("hasty")
+@settings(max_examples=50)
+@given(setup=setups(), in_order=st.booleans(), lot=st.integers(0, 10_000).map(random.Random))
+def test_lost_workers_cost_no_batch(setup, in_order: bool, lot) -> None:
+    """Same batches, same bits, in the same order, whichever workers die when, but not of a batch.
+
+    The memory of those that died is released once, also where its batches are still held.
+    """
+    seeds, how = setup
+    quiet, _ = make_producer(DATASET, seeds, in_order=in_order, **how)
+    pinned: list[_Slot] = []
+    producer, pool = make_producer(
+        DATASET, seeds, in_order=in_order, max_restarts=1000,
+        register=lambda address, nbytes: _Slot(pinned), **how,
+    )  # fmt: skip
+    killers: set[tuple[int, int]] = set()
+
+    def dies(ticket) -> bool:
+        content = (ticket.epoch, ticket.batch)
+        suspected = producer._recovery.under_way._deaths[content]  # twice in a row is an error
+        if suspected or content in killers or lot.random() > 0.25:
+            return False
+        killers.add(content)
+        return True
+
+    pool.kills_of = dies
+    for epoch in range(2):
+        for one in (quiet, producer):
+            one.start_epoch(epoch)
+        _check_same(drain(quiet), drain(producer), in_order)
+    assert sum(producer._recovery.under_way.loads) == 0, "every task is accounted for"
+    assert producer.num_restarts == pool.deaths
+    for one in (quiet, producer):
+        one.shutdown()
+    assert [slot.released for slot in pinned] == [1] * len(pinned)
+
+
+def _check_same(expected: list, found: list, in_order: bool) -> None:
+    if not in_order:
+        for some in (expected, found):
+            some.sort(key=lambda received: received.ticket.batch)
+    assert [one.ticket.batch for one in found] == [one.ticket.batch for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.message.keys() == other.message.keys()
+        assert all(torch.equal(v, other.message[name]) for name, v in one.message.items())
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_batch_that_kills_two_workers_is_not_tried_again() -> None:
+    """Others that were under way with it when it did are sampled."""
+    producer, pool = make_producer(DATASET, torch.arange(40), workers=2, shuffle=True)
+    pool.kills_of = lambda ticket: ticket.batch == 5
+    producer.start_epoch(0)
+    assert len(drain(producer, 5)) == 5
+    expected = epoch_order(40, 3, 0)[20:24].tolist()
+    with pytest.raises(
+        WorkerDiedError,
+        match=r"SIGKILL.*batch 5 of epoch 0 .* two workers .* 4 seeds are \[" + str(expected)[1:-1],
+    ):
+        drain(producer)
+    assert pool.deaths == 3, "at first others were under way with it, then it was alone"
+    with pytest.raises(WorkerDiedError, match="batch 5"):
+        producer.start_epoch(1)
+    producer.shutdown()
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("most", [0, 2])
+def test_as_many_are_replaced_as_may_be_in_each_epoch(most: int, caplog) -> None:
+    producer, pool = make_producer(DATASET, torch.arange(40), max_restarts=most, concurrency=1)
+    for epoch in range(2):
+        killers = set(range(most))
+        pool.kills_of = lambda ticket, left=killers: (
+            ticket.batch in left and not left.remove(ticket.batch)
+        )
+        producer.start_epoch(epoch)
+        assert len(drain(producer)) == 10
+    assert producer.num_restarts == 2 * most == len(caplog.messages)
+    assert all("pid 100" in text and "SIGKILL" in text for text in caplog.messages)
+    producer.start_epoch(2)
+    for _ in range(most + 1):
+        pool.kill(0)
+        with contextlib.suppress(WorkerDiedError):
+            producer.pump(10.0)
+            producer.pump(10.0)
+    used_up = "are used up" if most else "batch_size$"
+    with pytest.raises(WorkerDiedError, match=rf"worker 0 .pid 1000. died: SIGKILL.*{used_up}"):
+        drain(producer)
     producer.shutdown()
 
 

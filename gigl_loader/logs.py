@@ -1,0 +1,57 @@
+"""Whose log line it is: job, rank and storage server, where many processes write to one place."""
+
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+LOG_FORMAT = "%(asctime)s %(levelname)s [%(where)s] %(name)s: %(message)s"
+"""A format that shows what `WhereFilter` adds."""
+
+_process: dict[str, object] = {}
+_asking: ContextVar[dict[str, object]] = ContextVar("asking")
+
+
+class WhereFilter(logging.Filter):
+    """Gives each record ``where``: ``"server=0 job=2 rank=3 host=gpu7"``, as far as it is known.
+
+    A compute process knows its job and rank. A storage server knows its number and, while it
+    answers a compute process, that one's job and rank.
+
+    ::
+
+        handler = logging.StreamHandler()
+        handler.addFilter(WhereFilter())
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        logging.getLogger("gigl_loader").addHandler(handler)
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add ``where``; let every record through."""
+        known = {**_process, **_asking.get({})}
+        if not known and "RANK" in os.environ:  # a rank without a graph store
+            known["rank"] = os.environ["RANK"]
+        known["host"] = platform.node()
+        record.where = " ".join(f"{name}={value}" for name, value in known.items())
+        return True
+
+
+def know(**values: object) -> None:
+    """Say what holds for this process from now on; None: it holds no more."""
+    for name, value in values.items():
+        if value is None:
+            _process.pop(name, None)
+        else:
+            _process[name] = value
+
+
+@contextmanager
+def answering(**values: object) -> Iterator[None]:
+    """Say for whom this thread works inside the block."""
+    token = _asking.set(values)
+    try:
+        yield
+    finally:
+        _asking.reset(token)

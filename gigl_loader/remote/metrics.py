@@ -1,0 +1,245 @@
+"""A storage server's figures for Prometheus: ``gigl-loader serve --metrics-port``.
+
+They are the sums that ``loader.stats()`` is made of, under the same names: ``batches`` is
+``gigl_loader_batches_total``, ``sample_s`` is ``gigl_loader_sample_seconds_total``.
+"""
+
+import logging
+import ssl
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.transport import Security, is_loopback
+from gigl_loader.transport.security import Mode
+from gigl_loader.workers.counts import BatchCounts
+
+_log = logging.getLogger(__name__)
+
+_PREFIX = "gigl_loader_"
+_REQUEST_S = 10.0
+"""How long one scrape may take, TLS and all, before its connection is dropped."""
+_PAST = "past"
+
+COUNTERS = {
+    "batches": "batches handed to compute processes",
+    "seeds": "seeds of those batches",
+    "bytes": "bytes of those batches, as workers wrote them",
+    "sample_s": "seconds that workers drew neighbours",
+    "gather_s": "seconds that workers collected features and labels",
+    "worker_busy_s": "seconds that a worker was at work; its rate is the busy share",
+    "restarts": "workers that were replaced",
+    "jobs_served": "compute jobs that are over",
+}
+GAUGES = {
+    "queue_depth": "batches that wait to be fetched",
+    "queue_bytes": "bytes of batches in memory that compute processes have not given back",
+    "clients": "compute processes that are here",
+    "producers": "producers, one for each loader and worker key",
+    "serving": "1 where the server is well, 0 where it lost a worker or another server",
+}
+
+
+def metric_name(name: str) -> str:
+    """Return the name that Prometheus has for a figure of ``stats()`` or of a server's totals."""
+    unit = f"{name[:-2]}_seconds" if name.endswith("_s") else name
+    return f"{_PREFIX}{unit}_total" if name in COUNTERS else f"{_PREFIX}{unit}"
+
+
+class ServerCounts:
+    """What a server handed out since it started, over all producers; safe in threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = BatchCounts()
+
+    def add(self, stats: dict[str, Any], producer: int) -> None:
+        """Count one batch of a producer."""
+        with self._lock:
+            self._counts.count(stats, (producer, stats.get("worker", 0)), producer)
+
+    def forget(self, producer: int) -> None:
+        """Keep the sums of a producer that ended, and nothing else of it."""
+        counts = self._counts
+        with self._lock:
+            for key in [one for one in counts.busy_s if one[0] == producer]:
+                past = (_PAST, key[1])
+                counts.busy_s[past] = counts.busy_s.get(past, 0.0) + counts.busy_s.pop(key)
+                counts.busy_until.pop(key)
+            replaced = counts.restarts.pop(producer, 0)
+            counts.restarts[_PAST] = counts.restarts.get(_PAST, 0) + replaced
+
+    def totals(self) -> dict[str, Any]:
+        """Return the sums, by the names of `COUNTERS`."""
+        with self._lock:
+            counts = self._counts
+            busy: dict[int, float] = defaultdict(float)
+            for (_, worker), seconds in counts.busy_s.items():
+                busy[worker] += seconds
+            return {
+                "batches": counts.batches,
+                "seeds": counts.seeds,
+                "bytes": counts.nbytes,
+                "sample_s": counts.sample_s,
+                "gather_s": counts.gather_s,
+                "worker_busy_s": dict(sorted(busy.items())),
+                "restarts": sum(counts.restarts.values()),
+            }
+
+
+class Collector:
+    """Turns a server's status into Prometheus' metrics at each scrape."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
+        self._status = status
+
+    def describe(self) -> list[Any]:
+        """Return nothing, so that registering asks for no status yet."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield a family for each figure; the label ``server`` is the server's rank."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        status = self._status()
+        values = figures(status)
+        rank = str(status["server_rank"])
+        for names, kind in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
+            for name, text in names.items():
+                value = values[name]
+                labels = ["server", "worker"] if isinstance(value, dict) else ["server"]
+                family = kind(metric_name(name), text, labels=labels)
+                rows = value.items() if isinstance(value, dict) else [(None, value)]
+                for worker, one in rows:
+                    family.add_metric([rank] if worker is None else [rank, str(worker)], one)
+                yield family
+
+
+def figures(status: dict[str, Any]) -> dict[str, Any]:
+    """Return all that is exported, by name, of `DistServer.status`."""
+    producers = status["producers"].values()
+    return {
+        **status["totals"],
+        "jobs_served": status.get("jobs_served", 0),
+        "queue_depth": sum(one["queued_batches"] for one in producers),
+        "queue_bytes": sum(one["queued_bytes"] for one in producers),
+        "clients": len(status.get("clients", ())),
+        "producers": len(status["producers"]),
+        "serving": int(status["health"] == "serving"),
+    }
+
+
+class MetricsListener:
+    """Answers ``GET /metrics`` in threads of its own; `close` ends it.
+
+    On the loopback address anybody of this machine may read. Beyond it, clients need a certificate
+    of the cluster's authority; or everything is open, with ``--insecure``. A token cannot be proved
+    over plain HTTP.
+
+    Args:
+        status: Returns `DistServer.status`.
+        host: Address of this machine to listen on.
+        port: 0: any that is free.
+        security: Who may come in beyond loopback.
+
+    Raises:
+        ConfigError: ``prometheus-client`` is not installed, the address is taken, or strangers
+            could come in.
+    """
+
+    def __init__(
+        self, status: Callable[[], dict[str, Any]], host: str, port: int, security: Security
+    ) -> None:
+        _check_installed()
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Collector(status))
+        self._server = _bound(host, port, _tls(host, security))
+        self._server.registry = registry
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.2,), name="metrics", daemon=True
+        )
+        self._thread.start()
+        _log.info("metrics at %s:%d/metrics", host, self.port)
+
+    def close(self) -> None:
+        """End. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_REQUEST_S)
+
+
+class _Server(ThreadingHTTPServer):
+    """Does each TLS handshake in its connection's thread: a slow client holds up no other."""
+
+    daemon_threads = True
+    block_on_close = False
+    tls: ssl.SSLContext | None = None
+    registry: Any = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(_REQUEST_S)
+        if self.tls is None:
+            super().finish_request(request, client_address)
+            return
+        with self.tls.wrap_socket(request, server_side=True) as secured:
+            super().finish_request(secured, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("a scrape from %s failed", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+        if self.path.partition("?")[0] != "/metrics":
+            self.send_error(404, "the metrics are at /metrics")
+            return
+        body = generate_latest(self.server.registry)
+        self.send_response(200)
+        self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        _log.debug(format, *args)
+
+
+def _check_installed() -> None:
+    try:
+        import prometheus_client  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"--metrics-port needs prometheus-client ({error}): pip install 'gigl_loader[metrics]'"
+        ) from error
+
+
+def _tls(host: str, security: Security) -> ssl.SSLContext | None:
+    loopback = is_loopback(host)
+    security.check_listener(host, loopback=loopback)
+    if loopback or security.mode is Mode.INSECURE:
+        return None
+    if security.mode is Mode.TOKEN:
+        raise ConfigError(
+            f"metrics at {host} can be read from other machines, and Prometheus cannot prove a "
+            "token: give certificates (--tls DIR), or let it scrape the loopback address"
+        )
+    return security.context(server=True)
+
+
+def _bound(host: str, port: int, tls: ssl.SSLContext | None) -> _Server:
+    try:
+        server = _Server((host, port), _Handler)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot export metrics at {host}:{port}: {error}") from error
+    server.tls = tls
+    return server

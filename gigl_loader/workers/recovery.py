@@ -1,0 +1,175 @@
+"""Workers that die or hang are replaced: when, how often, and what is said of it.
+
+::
+
+    at work --dies--> lost --pause--> starting --READY--> at work
+       |  no progress: killed
+       `-----------------> dies
+
+A batch is a function of seed, epoch and index, so that another worker samples the very same one.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, WorkerDiedError
+from gigl_loader.workers.pool import WorkerPool
+from gigl_loader.workers.restarts import Restarts, Task, UnderWay
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.25
+"""How often `Attendant` looks whether the supervisor has reported a death: one poll of a socket."""
+_SHOWN_SEEDS = 8
+
+
+class Recovery:
+    """The workers of one producer, as far as losing them is concerned.
+
+    Args:
+        pool: The processes.
+        concurrency: Batches that a worker samples at a time.
+        max_restarts: Workers replaced in one epoch.
+        seeds_of: Returns the seeds of a batch, for errors.
+    """
+
+    def __init__(
+        self, pool: WorkerPool, concurrency: int, max_restarts: int,
+        seeds_of: Callable[[Task], list[int]],
+    ) -> None:  # fmt: skip
+        self.pool, self._seeds_of = pool, seeds_of
+        self.under_way = UnderWay(pool.num_workers, concurrency)
+        self.restarts = Restarts(max_restarts)
+        self.at_work = set(range(pool.num_workers))
+        """Workers that may be given batches."""
+        self._due: dict[int, float] = {}
+        """When a lost worker is to be replaced (`time.monotonic`)."""
+        self._hung: dict[int, str] = {}
+        """Workers that were killed because they made no progress, and what they were doing."""
+
+    def free_worker(self) -> int | None:
+        """Return the worker that the next batch goes to; None: none can take one."""
+        loads = self.under_way.loads
+        able = [worker for worker in self.at_work if self.under_way.may_have(worker)]
+        return min(able, key=lambda worker: (loads[worker], worker), default=None)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a worker is lost, or being replaced."""
+        return len(self.at_work) < self.pool.num_workers
+
+    def next_step_in(self, limit_s: float) -> float:
+        """Return how long a wait may be, at most ``limit_s``, before `replace_due` has to do."""
+        first = min(self._due.values(), default=float("inf"))
+        return max(0.0, min(limit_s, first - time.monotonic()))
+
+    def replace_due(self) -> None:
+        """Start the workers whose pause is over."""
+        now = time.monotonic()
+        for worker in [worker for worker, due in self._due.items() if due <= now]:
+            del self._due[worker]
+            self.pool.replace(worker)
+
+    def is_ready(self, worker: int) -> None:
+        """Note that a replaced worker can be given batches."""
+        self.at_work.add(worker)
+
+    def died(self, worker: int, pid: int, exitcode: int | None) -> GiglLoaderError | None:
+        """Take back what a worker had, and plan another in its place.
+
+        Returns:
+            The error that ends the epoch, where there is to be no other.
+        """
+        self.at_work.discard(worker)
+        suspects = self.under_way.lose(worker)
+        hung = self._hung.pop(worker, None)
+        error: GiglLoaderError | None = None
+        if (task := self.under_way.killed_twice(suspects)) is not None:
+            error = self._error_of_batch(task, worker, pid, exitcode, hung)
+        elif self.restarts.left <= 0:
+            error = WorkerDiedError(worker, pid, exitcode, self._used_up())
+        if error is not None:
+            self.pool.refuse_askers()
+            return error
+        pause = self.restarts.take()
+        self._due[worker] = time.monotonic() + pause
+        logger.warning(
+            "%s; it is replaced (%d of max_restarts left in this epoch), and samples again: %s",
+            hung or WorkerDiedError(worker, pid, exitcode), self.restarts.left, _named(suspects),
+        )  # fmt: skip
+        return None
+
+    def kill_stalled(self) -> bool:
+        """End the workers that have batches and no progress; see `kill`."""
+        loads = self.under_way.loads
+        stalled = [w for w in range(self.pool.num_workers) if loads[w] or w not in self.at_work]
+        return self.kill([worker for worker in stalled if worker not in self._due])
+
+    def kill(self, workers: list[int]) -> bool:
+        """End workers that hang, to be replaced.
+
+        Returns:
+            False where that is of no use: too few may be replaced, or they were killed before.
+        """
+        known = [worker for worker in workers if worker in self._hung]
+        if not workers or known or self.restarts.left < len(workers):
+            return False
+        for worker in workers:
+            self._hung[worker] = f"sampling {self.pool.describe([worker])} made no progress"
+            self.pool.kill(worker)
+        return True
+
+    def _used_up(self) -> str:
+        most = self.restarts.most
+        return f"max_restarts={most} are used up in this epoch" if most else ""
+
+    def _error_of_batch(
+        self, task: Task, worker: int, pid: int, exitcode: int | None, hung: str | None
+    ) -> GiglLoaderError:
+        seeds = self._seeds_of(task)
+        shown = ", ".join(map(str, seeds[:_SHOWN_SEEDS])) + ", ..." * (len(seeds) > _SHOWN_SEEDS)
+        epoch, batch = task.content
+        note = (
+            f"batch {batch} of epoch {epoch} was lost with two workers in a row, so it is not "
+            f"sampled a third time; its {len(seeds)} seeds are [{shown}]"
+        )
+        if hung is None:
+            return WorkerDiedError(worker, pid, exitcode, note)
+        return PeerTimeoutError(f"{hung}; {note}; if a batch takes that long, raise `timeout`")
+
+
+def _named(tasks: list[Task]) -> str:
+    if not tasks:
+        return "no batch"
+    return ", ".join("batch {1} of epoch {0}".format(*task.content) for task in tasks)
+
+
+class Attendant:
+    """Lets a producer replace its workers while nobody waits for a batch.
+
+    Workers of other ranks ask this rank's: a training loop that waits for those ranks would never
+    come back to notice that a worker of its own is gone.
+
+    Args:
+        attend: Called four times a second; returns at once where there is nothing to do.
+    """
+
+    def __init__(self, attend: Callable[[], None]) -> None:
+        self._attend = attend
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gigl_loader attendant", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_LOOK_EVERY_S):
+            with contextlib.suppress(GiglLoaderError):  # it stays, for whoever takes batches
+                self._attend()
+
+    def close(self) -> None:
+        """Stop; idempotent."""
+        self._ended.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)

@@ -1,0 +1,145 @@
+"""Which worker has which batches, and what becomes of those of a worker that is lost.
+
+::
+
+    give() --> under way at a worker --done()--> gone from here
+                  |  lose(): the worker is lost
+                  v
+               to be sampled again: first those that it may have died of, each alone on a worker, so
+               that a second death names one batch; then the others
+
+No processes, no memory, no clock.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gigl_loader.message import BatchTicket
+
+_FIRST_PAUSE_S, _GROWTH, _LONGEST_PAUSE_S = 0.05, 4.0, 5.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """A batch to sample, and its place in the epoch of its consumer."""
+
+    ticket: BatchTicket
+    position: int
+
+    @property
+    def content(self) -> tuple[int, int]:
+        """What decides the batch's content."""
+        return self.ticket.epoch, self.ticket.batch
+
+
+class UnderWay:
+    """The batches that workers have, each worker's in the order in which it got them.
+
+    Args:
+        num_workers: How many workers there are.
+        concurrency: Batches that a worker samples at a time; further ones wait there.
+    """
+
+    def __init__(self, num_workers: int, concurrency: int) -> None:
+        self._concurrency = concurrency
+        self._of: list[list[Task]] = [[] for _ in range(num_workers)]
+        self._suspects: deque[Task] = deque()
+        self._others: deque[Task] = deque()
+        self._alone: set[int] = set()
+        self._suspected: set[tuple[int, int]] = set()
+        self._deaths: Counter[tuple[int, int]] = Counter()
+        """Of each batch, how many workers were lost that had no other."""
+
+    @property
+    def loads(self) -> list[int]:
+        """How many batches each worker has."""
+        return [len(tasks) for tasks in self._of]
+
+    def give(self, worker: int, task: Task) -> None:
+        """Note that ``worker`` was sent ``task``."""
+        self._of[worker].append(task)
+        if task.content in self._suspected:
+            self._alone.add(worker)
+
+    def done(self, worker: int, ticket: BatchTicket) -> None:
+        """Note that ``worker`` has answered for a batch."""
+        tasks = self._of[worker]
+        task = next(task for task in tasks if task.ticket == ticket)
+        tasks.remove(task)
+        self._alone.discard(worker)
+        self._acquit(task)
+
+    def may_have(self, worker: int) -> bool:
+        """Return whether ``worker`` may be given a further batch."""
+        return worker not in self._alone
+
+    def lose(self, worker: int) -> list[Task]:
+        """Take back all that a lost worker had; return what it may have died of."""
+        tasks, self._of[worker] = self._of[worker], []
+        self._alone.discard(worker)
+        suspects = tasks[: self._concurrency]
+        self._suspects.extend(suspects)
+        self._others.extend(tasks[self._concurrency :])
+        self._suspected.update(task.content for task in suspects)
+        if len(suspects) == 1:
+            self._deaths[suspects[0].content] += 1
+        return suspects
+
+    def killed_twice(self, suspects: Sequence[Task]) -> Task | None:
+        """Return the batch that a lost worker had alone, if it is the second one lost with it."""
+        if len(suspects) == 1 and self._deaths[suspects[0].content] > 1:
+            return suspects[0]
+        return None
+
+    def _acquit(self, task: Task) -> None:
+        self._suspected.discard(task.content)
+        del self._deaths[task.content]
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether batches of lost workers are to be sampled again: before any further one."""
+        return bool(self._suspects or self._others)
+
+    def next_lost(self, is_wanted: Callable[[BatchTicket], bool], *, idle: bool) -> Task | None:
+        """Return a batch of a lost worker for another one.
+
+        Args:
+            is_wanted: Tells whether the epoch of a batch still goes on.
+            idle: Whether the worker has nothing to do: only then may it have a suspected batch.
+        """
+        for some in (self._suspects, self._others):
+            while some and not is_wanted(some[0].ticket):
+                self._acquit(some.popleft())
+        if self._suspects and idle:
+            return self._suspects.popleft()
+        return self._others.popleft() if self._others else None
+
+
+class Restarts:
+    """How many workers may still be replaced, and when.
+
+    Args:
+        most: In one epoch.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self._used = most, 0
+        self.total = 0
+        """Workers replaced so far."""
+
+    @property
+    def left(self) -> int:
+        """How many more there may be in this epoch."""
+        return self.most - self._used
+
+    def start_epoch(self) -> None:
+        """Count from zero again."""
+        self._used = 0
+
+    def take(self) -> float:
+        """Count one; return how many seconds to wait before it: longer each time."""
+        pause = min(_FIRST_PAUSE_S * _GROWTH**self._used, _LONGEST_PAUSE_S)
+        self._used += 1
+        self.total += 1
+        return pause

@@ -1,0 +1,83 @@
+"""The migration page names every argument of the loaders that people come from."""
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+import torch_geometric.loader as pyg
+
+import gigl_loader
+import gigl_loader._glt  # makes graphlearn-torch importable
+from gigl_loader.options import ExpansionKeywords
+
+PAGE = (Path(__file__).parents[2] / "docs/guide/migrating.md").read_text()
+OURS = {
+    name: set(inspect.signature(getattr(gigl_loader, name)).parameters)
+    | set(ExpansionKeywords.__annotations__)
+    for name in ("DistNeighborLoader", "DistLinkNeighborLoader", "DistSubGraphLoader")
+}
+OURS["DistSubGraphLoader"] |= OURS["DistNeighborLoader"]
+GLT = {
+    "DistNeighborLoader": "dist_neighbor_loader",
+    "DistLinkNeighborLoader": "dist_link_neighbor_loader",
+    "DistSubGraphLoader": "dist_subgraph_loader",
+}
+
+
+def rows(title: str) -> dict[str, str]:
+    """Return what the table below ``title`` says of each argument."""
+    section = PAGE.split(f"### {title}\n", 1)[1].split("\n#", 1)[0]
+    found = {}
+    for line in section.splitlines():
+        if line.startswith("| `"):
+            names, text = line.strip("| ").split(" | ", 1)
+            for name in re.findall(r"`(\w+)`", names):
+                assert name not in found, f"{name} is in two rows"
+                found[name] = text
+    return found
+
+
+def arguments(kind: Any) -> set[str]:
+    """Return the names that ``kind`` takes, without what it hands on."""
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    return {one.name for one in parameters if one.kind != one.VAR_KEYWORD} - {"self"}
+
+
+@pytest.mark.parametrize(
+    ("title", "kind", "ours"),
+    [
+        ("`NeighborLoader` of PyG", pyg.NeighborLoader, "DistNeighborLoader"),
+        ("`LinkNeighborLoader` of PyG", pyg.LinkNeighborLoader, "DistLinkNeighborLoader"),
+        ("`HGTLoader` of PyG", pyg.HGTLoader, "DistNeighborLoader"),
+        (
+            "`DataLoader` of torch, which these take besides",
+            torch.utils.data.DataLoader,
+            "DistNeighborLoader",
+        ),
+    ],
+)
+def test_pyg(title: str, kind: Any, ours: str) -> None:
+    _check(rows(title), arguments(kind), ours)
+
+
+@pytest.mark.parametrize("name", GLT)
+def test_graphlearn_torch(name: str) -> None:
+    """Its Python layer is what the rows are of; without it they name what it had."""
+    told = rows(f"`{name}` of graphlearn-torch")
+    names = set(told)
+    if importlib.util.find_spec("graphlearn_torch") is not None:
+        module = importlib.import_module(f"graphlearn_torch.distributed.{GLT[name]}")
+        names = arguments(getattr(module, name))
+    _check(told, names, name)
+
+
+def _check(told: dict[str, str], names: set[str], ours: str) -> None:
+    assert set(told) == names, f"not on the page, or gone: {set(told) ^ names}"
+    for name, text in told.items():
+        assert text.strip()
+        if text.startswith("the same"):
+            assert name in OURS[ours], f"{ours} has no {name}"

@@ -1,0 +1,155 @@
+"""Promise 11: workers are killed, stopped, hang and crash; the epoch has the same bits.
+
+``docs/guide/faults.md`` says which tests.
+"""
+
+import dataclasses
+import hashlib
+import logging
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gigl_loader import (
+    CustomSamplerOptions,
+    DistNeighborLoader,
+    PeerTimeoutError,
+    WorkerDiedError,
+)
+from gigl_loader.testing import Footprint, TinyGraph, batch_tensors, one_rank, wait_until
+from gigl_loader.workers.pool import process_state
+
+pytestmark = pytest.mark.multiprocess
+
+DATASET = TinyGraph.random(60, 500).dataset()
+ENDED = ("gone", "dead", "state X")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with one_rank(tmp_path_factory.mktemp("group")):
+        yield
+
+
+def _make(**how) -> DistNeighborLoader:
+    given = {"num_workers": 2, "batch_size": 2, "seed": 1, "shuffle": True}
+    return DistNeighborLoader(DATASET, [3, 2], torch.arange(60).repeat(4), **{**given, **how})
+
+
+def _add(digest, batch) -> None:
+    for name, value in sorted(batch_tensors(batch).items()):
+        digest.update(name.encode())
+        digest.update(value.numpy().tobytes() if hasattr(value, "numpy") else str(value).encode())
+
+
+def _digest(loader: DistNeighborLoader, epochs: int = 3, disturb=lambda epoch, batch: None) -> str:
+    """Return the sha256 of some epochs; ``disturb`` is called after each batch."""
+    digest = hashlib.sha256()
+    for epoch in range(epochs):
+        loader.set_epoch(epoch)
+        for number, batch in enumerate(loader):
+            _add(digest, batch)
+            disturb(epoch, number)
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    with _make() as loader:
+        found = _digest(loader)
+        assert loader.stats()["restarts"] == 0
+        return found
+
+
+def _be_impatient(loader: DistNeighborLoader) -> None:
+    producer = loader._mp_producer
+    producer.epoch_options = dataclasses.replace(producer.epoch_options, timeout_s=1.0)
+
+
+def _end(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid, how)
+    if how == signal.SIGKILL:
+        wait_until(lambda: process_state(pid) in ENDED, f"{pid} has ended")
+
+
+def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
+    """Three times in each epoch; then its supervisor, with all workers; nothing is left."""
+    lot, seen, before = random.Random(4), Footprint(), set(Footprint.below().pids)
+    kills = {(epoch, batch) for epoch in range(3) for batch in lot.sample(range(5, 80), 3 - epoch)}
+    killed = []
+
+    def disturb(epoch: int, batch: int) -> None:
+        producer = loader._mp_producer
+        if (epoch, batch) not in kills and batch != 90:
+            return
+        seen.look(os.getpid())
+        alive = [pid for pid in producer.pids if process_state(pid) not in ENDED]
+        if (epoch, batch) in kills:
+            killed.append(lot.choice(alive))
+            _end(killed[-1])
+        if (epoch, batch) == (2, 90):
+            killed.extend(alive)
+            _end(producer._pool._supervisor.pid)
+
+    caplog.set_level(logging.WARNING, "gigl_loader")
+    with _make() as loader:
+        assert _digest(loader, disturb=disturb) == undisturbed
+        assert loader.stats(reset=True)["restarts"] == len(killed) >= 7
+        assert loader.stats()["restarts"] == 0
+    texts = [text for text in caplog.messages if "it is replaced" in text]
+    for pid, text in zip(killed[:6], texts, strict=False):
+        assert f"pid {pid}" in text, texts
+        assert "SIGKILL" in text
+    for pid in before:
+        seen.pids.pop(pid, None)
+    seen.check_gone()
+
+
+def test_a_worker_that_is_stopped_is_replaced(undisturbed: str, caplog) -> None:
+    def disturb(epoch: int, batch: int) -> None:
+        if (epoch, batch) == (1, 7):
+            _be_impatient(loader)
+            stopped.append(loader._mp_producer.pids[0])
+            _end(stopped[0], signal.SIGSTOP)
+
+    stopped: list[int] = []
+    with _make() as loader:
+        assert _digest(loader, disturb=disturb) == undisturbed
+        assert loader.stats()["restarts"] >= 1
+        assert process_state(stopped[0]) in ENDED
+    assert any(f"pid {stopped[0]}, stopped by a signal" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("how", ["exit", "segfault", "hang"])
+def test_what_one_worker_stumbles_over_the_next_one_samples(
+    how: str, undisturbed: str, tmp_path: Path
+) -> None:
+    options = CustomSamplerOptions(
+        "faults.Faulty", {"how": how, "epoch": 1, "batch": 20, "once": str(tmp_path / how)}
+    )
+    with _make(sampler_options=options) as loader:
+
+        def disturb(epoch: int, batch: int) -> None:
+            if how == "hang" and (epoch, batch) == (0, 100):
+                _be_impatient(loader)
+
+        assert _digest(loader, disturb=disturb) == undisturbed
+        assert loader.stats()["restarts"] >= 1
+
+
+@pytest.mark.parametrize("how", ["exit", "hang"])
+def test_a_batch_that_ends_every_worker(how: str) -> None:
+    options = CustomSamplerOptions("faults.Faulty", {"how": how, "batch": 20})
+    with _make(sampler_options=options, shuffle=False) as loader:
+        iterator = iter(loader)
+        for _ in range(10):
+            next(iterator)
+        _be_impatient(loader)
+        error = WorkerDiedError if how == "exit" else PeerTimeoutError
+        with pytest.raises(error, match=r"batch 20 of epoch 0 .* its 2 seeds are \[40, 41\]"):
+            list(iterator)

@@ -1,0 +1,203 @@
+"""What a storage server exports for Prometheus, and who may read it."""
+
+import json
+import logging
+import re
+import socket
+import ssl
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import SECURITY, channel_of, joined, start, storage, take
+from prometheus_client.parser import text_string_to_metric_families
+from store_cluster import HOST, free_port
+
+from gigl_loader import ConfigError
+from gigl_loader.loader.epoch import LoaderStats
+from gigl_loader.logs import WhereFilter, answering, know
+from gigl_loader.remote import metrics
+from gigl_loader.remote.metrics import COUNTERS, GAUGES, MetricsListener, ServerCounts, metric_name
+from gigl_loader.transport import Security
+from gigl_loader.transport.certs import make_folder
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "examples" / "graph_store" / "dashboard.json"
+PAGES = [ROOT / "docs" / "guide" / f"{name}.md" for name in ("training_loop", "graph_store")]
+
+EMPTY: dict[str, Any] = {
+    "server_rank": 3, "producers": {}, "totals": ServerCounts().totals(), "health": "serving",
+}  # fmt: skip
+
+
+@contextmanager
+def _listening(status: Any = EMPTY, security: Security = SECURITY) -> Iterator[str]:
+    """Give the address of a listener's metrics."""
+    found = status if callable(status) else lambda: status
+    listener = MetricsListener(found, HOST, 0, security)
+    try:
+        yield f"{HOST}:{listener.port}/metrics"
+    finally:
+        listener.close()
+
+
+def _read(url: str, context: ssl.SSLContext | None = None) -> dict[str, dict[str, float]]:
+    """Return the values by name and worker (or "")."""
+    with urllib.request.urlopen(url, timeout=60, context=context) as answer:
+        text = answer.read().decode()
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert "server" in sample.labels
+            found.setdefault(sample.name, {})[sample.labels.get("worker", "")] = sample.value
+    return found
+
+
+@pytest.mark.multiprocess
+def test_an_epoch_is_counted() -> None:
+    """30 batches of 2 seeds, all of worker 0; the sums outlive the producer."""
+    with (
+        storage() as (endpoint,),
+        _listening(endpoint.server.status) as url,
+        joined(endpoint.address) as cluster,
+    ):
+        before = _read(f"http://{url}")
+        assert before["gigl_loader_batches_total"] == {"": 0.0}
+        assert before["gigl_loader_clients"] == {"": 1.0}
+        with channel_of(cluster) as channel:
+            start(channel, 0)
+            assert len(take(channel)) == 30
+            found = _read(f"http://{url}")
+            assert found["gigl_loader_producers"] == {"": 1.0}
+        totals = endpoint.server.status()["totals"]
+        (number,) = endpoint.server.status()["producers"]
+        endpoint.server.destroy_sampling_producer(number)
+        after = _read(f"http://{url}")
+    assert found["gigl_loader_batches_total"] == {"": 30.0}
+    assert found["gigl_loader_seeds_total"] == {"": 60.0}
+    assert found["gigl_loader_bytes_total"][""] > 60 * 8
+    assert found["gigl_loader_restarts_total"] == {"": 0.0}
+    assert found["gigl_loader_serving"] == {"": 1.0}
+    stages = (
+        found["gigl_loader_sample_seconds_total"][""],
+        found["gigl_loader_gather_seconds_total"][""],
+    )
+    assert min(stages) > 0
+    assert 0 < found["gigl_loader_worker_busy_seconds_total"]["0"] <= sum(stages) * 1.0001
+    assert after["gigl_loader_producers"] == {"": 0.0}
+    for name in COUNTERS:
+        assert after[metric_name(name)] == pytest.approx(found[metric_name(name)]), name
+    assert totals["batches"] == 30
+
+
+def test_names_are_those_of_stats_and_of_the_guide() -> None:
+    with _listening() as url:
+        exported = set(_read(f"http://{url}"))
+    busy = metric_name("worker_busy_s")  # has no value before there is a worker
+    assert exported | {busy} == {metric_name(name) for name in (*COUNTERS, *GAUGES)}
+    of_servers = {"jobs_served", "queue_bytes", "clients", "producers", "serving"}
+    assert {*COUNTERS, *GAUGES} - of_servers <= set(LoaderStats().summary())
+    text = "".join(page.read_text() for page in PAGES)
+    shared = dict(re.findall(r"^\| `(\w+)` \| `(gigl_loader_\w+)` \|", text, re.MULTILINE))
+    own = set(re.findall(r"^\| `(gigl_loader_\w+)` \|", text, re.MULTILINE))
+    assert shared == {name: metric_name(name) for name in {*COUNTERS, *GAUGES} - of_servers}
+    assert own == {metric_name(name) for name in of_servers}
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    expressions += [one["query"] for one in board["templating"]["list"] if one["type"] == "query"]
+    asked = {name for text in expressions for name in re.findall(r"gigl_loader_\w+", text)}
+    assert asked == {metric_name(name) for name in (*COUNTERS, *GAUGES)}
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    for text in expressions:
+        assert text.count("(") == text.count(")")
+        assert text.count("{") == text.count("}")
+
+
+def test_sums_of_producers_that_ended_are_kept() -> None:
+    counts = ServerCounts()
+    for producer in range(3):
+        for worker in (0, 1):
+            stats = {
+                "worker": worker, "seeds": 4, "nbytes": 100, "sample_s": 2.0, "gather_s": 1.0,
+                "ended_ns": 10**12, "restarts": producer,
+            }  # fmt: skip
+            counts.add(stats, producer)
+    before = counts.totals()
+    assert before == {
+        "batches": 6, "seeds": 24, "bytes": 600, "sample_s": 12.0, "gather_s": 6.0,
+        "worker_busy_s": {0: 9.0, 1: 9.0}, "restarts": 3,
+    }  # fmt: skip
+    counts.forget(2)
+    counts.forget(0)
+    assert counts.totals() == before
+    assert all(producer in (1, "past") for producer, _ in counts._counts.busy_s)
+
+
+def test_who_may_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Beyond loopback, only with a certificate: a plain reader and one without get nothing."""
+    folder = make_folder(tmp_path / "tls", [HOST])
+    monkeypatch.setattr(metrics, "is_loopback", lambda host: False)
+    security = Security.resolve(tls_dir=str(folder), token="", insecure=False)
+    with _listening(security=security) as url:
+        reader = ssl.create_default_context(cafile=f"{folder}/ca.pem")
+        with pytest.raises((OSError, ssl.SSLError)):
+            _read(f"https://{url}", reader)
+        reader.load_cert_chain(f"{folder}/cert.pem", f"{folder}/key.pem")
+        assert _read(f"https://{url}", reader)["gigl_loader_serving"] == {"": 1.0}
+        with pytest.raises(OSError, match=r".*"):
+            _read(f"http://{url}")
+    for security, match in (
+        (Security.local(), "--insecure"),
+        (Security.resolve(tls_dir="", token="0123456789abcdef" * 4, insecure=False), "a token"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            MetricsListener(lambda: EMPTY, HOST, 0, security)
+    with _listening(security=Security.resolve(tls_dir="", token="", insecure=True)) as url:
+        assert _read(f"http://{url}")
+
+
+def test_a_client_that_says_nothing_holds_up_no_other() -> None:
+    with _listening() as url:
+        port = int(url.split(":")[1].partition("/")[0])
+        with socket.create_connection((HOST, port)):
+            assert _read(f"http://{url}")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            _read(f"http://{HOST}:{port}/secrets")
+
+
+def test_what_cannot_be_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot export metrics at 127\.0\.0\.1:{port}"):
+            MetricsListener(lambda: EMPTY, HOST, port, SECURITY)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"pip install 'gigl_loader\[metrics\]'"):
+        MetricsListener(lambda: EMPTY, HOST, free_port(), SECURITY)
+
+
+def test_a_log_line_says_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def where() -> str:
+        record = logging.LogRecord("gigl_loader", logging.INFO, "", 1, "words", (), None)
+        assert WhereFilter().filter(record)
+        return record.where.rpartition(" host=")[0]  # type: ignore[attr-defined]
+
+    monkeypatch.setenv("RANK", "5")
+    assert where() == "rank=5"
+    know(server=1)
+    try:
+        assert where() == "server=1"
+        with answering(job=2, rank=3):
+            assert where() == "server=1 job=2 rank=3"
+        assert where() == "server=1"
+    finally:
+        know(server=None)
