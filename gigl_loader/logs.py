@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,7 +33,7 @@ class WhereFilter(logging.Filter):
         known = {**_process, **_asking.get({})}
         if not known and "RANK" in os.environ:  # a rank without a graph store
             known["rank"] = os.environ["RANK"]
-        known["host"] = os.uname().nodename
+        known["host"] = platform.node()
         record.where = " ".join(f"{name}={value}" for name, value in known.items())
         return True
 

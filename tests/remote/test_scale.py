@@ -26,7 +26,7 @@ from gigl_loader.graph_store import (
     shutdown_compute_process,
 )
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.testing._forked import slow_supervisors
+from gigl_loader.testing._zygote import fork_zygote, uses_zygote
 from gigl_loader.transport import certs
 
 pytestmark = pytest.mark.multiprocess
@@ -110,8 +110,9 @@ def _on_host(name: str, rank: int, role: Callable[..., None], *args: Any) -> Non
         2, 1, storage_cluster_master_ip="10.77.0.1", compute_cluster_master_ip="10.77.0.3",
         rpc_master_port=29600, compute_cluster_master_port=29501,
     )  # fmt: skip
-    with slow_supervisors():  # a zygote is in the namespace that this process was in
-        role(info, rank, *args)
+    if uses_zygote():
+        fork_zygote()  # another one: this process's own is in the namespace of all
+    role(info, rank, *args)
 
 
 def _serve_until_one_is_gone(info: GraphStoreInfo, rank: int) -> None:
