@@ -103,7 +103,7 @@ class UnderWay:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether batches of lost workers are to be sampled, or are, by a worker that has no other."""
+        """Whether batches of lost workers wait, or are sampled by workers that have no other."""
         return self.has_lost or bool(self._alone)
 
     def next_lost(self, is_wanted: Callable[[BatchTicket], bool], *, idle: bool) -> Task | None:
