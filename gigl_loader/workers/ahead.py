@@ -134,17 +134,18 @@ class LookAhead:
         self._sequence = sequence
         self._cache.begin(sequence, total)
 
-    def limit(self, taken: int, room: int) -> int:
+    def limit(self, taken: int, room: int, *, recovering: bool = False) -> int:
         """Return how many batches may be started and not taken.
 
         Args:
             taken: Batches of the epoch that were taken.
             room: Batches with their rows that there is room for, those that wait included.
+            recovering: Batches of a lost worker are sampled one by one: none waits for later ones.
         """
         asked, kept, added = self._cache.demand(self._sequence)
         if added and self._fixed is None:
             self._ahead = self._window(asked / added, kept / added)
-        self._cache.allow(taken + room if added else 0, self._ahead)
+        self._cache.allow(taken + room if added else 0, 0 if recovering else self._ahead)
         return room + self._ahead + 1
 
     def _window(self, asked: float, kept: float) -> int:

@@ -399,7 +399,8 @@ class DistSamplingProducer:
             state, largest = self._queue.streams[0], self.channel.largest
             room = self.channel.size // largest if largest else self.num_workers
             room = max(1, min(self.channel.capacity, room))
-            state.limit = self._look_ahead.limit(state.taken, room)
+            recovering = self._recovery.under_way.is_recovering
+            state.limit = self._look_ahead.limit(state.taken, room, recovering=recovering)
         under_way = self._recovery.under_way
         while (worker := self._recovery.free_worker()) is not None:
             # what was lost comes first, and had its room before

@@ -101,6 +101,11 @@ class UnderWay:
         """Whether batches of lost workers are to be sampled again: before any further one."""
         return bool(self._suspects or self._others)
 
+    @property
+    def is_recovering(self) -> bool:
+        """Whether batches of lost workers wait, or are sampled by workers that have no other."""
+        return self.has_lost or bool(self._alone)
+
     def next_lost(self, is_wanted: Callable[[BatchTicket], bool], *, idle: bool) -> Task | None:
         """Return a batch of a lost worker for another one.
 
