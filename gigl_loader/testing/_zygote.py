@@ -17,7 +17,6 @@ import ctypes
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -55,7 +54,7 @@ class _Adopted(subprocess.Popen[bytes]):
 class Zygote:
     """The trainer's end: asks for processes, one at a time."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: pipe.Socket) -> None:
         self._socket, self._lock = sock, threading.Lock()
         sock.settimeout(_TIMEOUT_S)
 
@@ -104,7 +103,7 @@ def fork_zygote() -> None:
     pool.start_supervisor = Zygote(ours).start
 
 
-def serve(sock: socket.socket) -> None:
+def serve(sock: pipe.Socket) -> None:
     """Be a zygote until the other end of ``sock`` is closed, or who started this one has ended."""
     _libc.prctl(_PR_SET_NAME, NAME.encode())
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
