@@ -107,7 +107,8 @@ class DistNeighborLoader(BaseDistLoader):
         remote_cache: Colocated, with workers: memory for rows of other machines, as bytes
             (``"2GB"``, with what it takes to find them) or as a share of these rows (``"20%"``).
             Batches are drawn ahead, so that those rows are kept that are needed again soonest.
-            Each rank has its own. None: nothing is kept.
+            Each rank has its own. With it, a lost worker is an error, as with ``max_restarts=0``.
+            None: nothing is kept.
         lookahead: Batches to draw ahead. None: those that ask for 5 times what the cache holds,
             after which more would change nothing.
         weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies
