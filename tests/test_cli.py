@@ -67,7 +67,7 @@ def test_a_probe_of_a_closed_port_ends_at_once_and_imports_little() -> None:
         [sys.executable, "-c", script, f"127.0.0.1:{port}"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert asked.returncode == 1, asked.stderr
+    assert asked.returncode == 3, asked.stderr
     answer = json.loads(asked.stdout)
-    assert answer["health"] == "no answer"
+    assert answer["health"] == "not listening"
     assert "nothing listens there" in answer["error"]

@@ -14,6 +14,7 @@ Source:
     (Feld, 1991), and holds where degrees of neighbours do not depend on each other.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,8 +45,8 @@ class Degrees:
         mean = edges / nodes
         spread = 6 * np.sqrt(mean) + 6
         degree = np.unique(np.linspace(max(0.0, mean - spread), mean + spread, _CLASSES).round())
-        factorials = np.concatenate([[0.0], np.log(np.arange(1, degree.max() + 1)).cumsum()])
-        log_share = degree * np.log(mean) - mean - factorials[degree.astype(np.int64)]
+        log_factorials = np.array([math.lgamma(1 + one) for one in degree])
+        log_share = degree * np.log(mean) - mean - log_factorials
         share = np.exp(log_share - log_share.max())
         return cls(nodes, share / share.sum(), degree, np.ones(degree.size))
 

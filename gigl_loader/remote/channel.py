@@ -18,6 +18,7 @@ from gigl_loader.errors import (
     PeerError,
     PeerTimeoutError,
     ProtocolError,
+    ServerDiedError,
     UsageError,
 )
 from gigl_loader.memory.leases import payload_bytes, tensors_over
@@ -469,6 +470,8 @@ class RemoteReceivingChannel(ChannelBase):
 
 
 def _unreadable(server: _Server, error: OSError) -> PeerError:
+    if isinstance(error, FileNotFoundError | ProcessLookupError):  # memory ends with its process
+        return ServerDiedError(f"storage server {server.rank} ended before a batch of it was read")
     return PeerError(
         f"a batch of storage server {server.rank} cannot be mapped from its memory: {error}; this "
         "machine is short of memory or of address space, or the server has just ended"

@@ -97,7 +97,8 @@ def _check_state(server, folder):
 
     wait_until(is_full, "the workers have sampled all that they may")
     found = status()
-    producers = found.pop("producers")
+    producers, totals = found.pop("producers"), found.pop("totals")
+    assert totals["batches"] > 0
     assert 0 < found.pop("uptime_s") < 300
     assert found == {
         "health": "serving", "server_rank": server, "num_servers": 2,
@@ -105,7 +106,7 @@ def _check_state(server, folder):
         "partition_idx": server, "num_partitions": 2,
         "num_nodes": {NODE_TYPE: 60}, "create_calls": 2, "starting_producers": [],
         "clients": [0, 1], "servers": [1] if server == 0 else [], "job": 0, "jobs_served": 0,
-        "lost": None,
+        "lost": None, "away": {},
     }  # fmt: skip
     assert sorted(one["consumers"] for one in producers.values()) == [["(0, 0)"], ["(0, 1)"]]
     assert sorted(one["key"][-6:] for one in producers.values()) == ["rank 0", "rank 1"]

@@ -50,7 +50,7 @@ def test_lost_connections_cost_no_batch():
 
 
 def test_a_long_outage_ends_when_the_links_are_renewed():
-    """The server gave the client up and freed its producers; it can have new ones."""
+    """The client gave the server up; it connects again, and can have new producers."""
     with (
         storage(patience_s=5.0) as (endpoint,),
         Relay(endpoint.address) as relay,
@@ -62,7 +62,6 @@ def test_a_long_outage_ends_when_the_links_are_renewed():
         wait_until(lambda: not cluster.is_whole, "the link is given up", 60)
         with pytest.raises(ServerDiedError, match="storage server 0"):
             cluster.renew(time.monotonic())
-        wait_until(lambda: endpoint.status()["clients"] == [], "the client is given up", 60)
         relay.cut.clear()
         cluster.renew(time.monotonic() + 60.0)
         assert cluster.is_whole

@@ -23,6 +23,7 @@ class ScriptedProducer:
     num_batches = 4
     pids = (1,)
     queue_depth = 0
+    epoch_options = EpochOptions(seed=0)
 
     def __init__(self):
         self.events: queue.Queue = queue.Queue()
@@ -49,6 +50,9 @@ class ScriptedProducer:
     def fail(self, failures):
         self.left = 0  # as the stream of a failed batch
         failures.append((0, SamplingError("worker 0", "no luck")))
+
+    def replace_stalled(self, limit_s):
+        return False
 
     def limit_stream(self, number, limit):
         pass
