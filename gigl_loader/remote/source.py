@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -237,14 +237,18 @@ class RemoteSource:
         except Exception as error:
             return error
 
-    def _silent(
-        self, answers: dict[int, "Future[int]"], timeout_s: float
-    ) -> PeerTimeoutError | None:
+    def _silent(self, answers: dict[int, "Future[int]"], timeout_s: float) -> PeerError | None:
         """Wait for ``answers``; after ``timeout_s``, return an error if a server is stopped.
 
-        A server that lives has deadlines of its own, and reports.
+        A server that lives has deadlines of its own, and reports. One that is lost is reported at
+        once: the others wait for it, and would until their own deadline.
         """
-        wait(answers.values(), timeout_s)
+        deadline, left = time.monotonic() + timeout_s, set(answers.values())
+        while left and (limit := deadline - time.monotonic()) > 0:
+            done, left = wait(left, limit, return_when=FIRST_COMPLETED)
+            for answer in done:
+                if isinstance(lost := answer.exception(), ServerDiedError):
+                    return lost
         pings = {
             server: call_server(server, DistServer.ping, timeout_s=_PING_S)
             for server, answer in answers.items()
