@@ -279,6 +279,16 @@ class Endpoint:
             if member.join.job is None or self.server.server_rank == 0:
                 self._leave_job(member)
 
+    def _lose_missing(self) -> None:
+        """Tell a job that is done from one that a lost server ended, before that is given up."""
+        for member in self._attendance.members.values():
+            if (
+                member.join.role is Role.SERVER
+                and member.gone_at is not None
+                and self._rejoin_s <= 0
+            ):
+                self.lose(f"storage server {member.join.rank} {member.why_gone}")
+
     def _miss(self, rank: int, why: str) -> None:
         """Another server is away: expect it back, as long as it may take."""
         if self._rejoin_s <= 0:
@@ -297,6 +307,7 @@ class Endpoint:
             self.jobs_served = max(self.jobs_served + 1, self._book.job)
             _log.info("job %d is over", self._book.job - 1)
             if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
+                self._lose_missing()
                 self._tell_all()
                 self.over.set()
                 return
