@@ -1,6 +1,8 @@
 import gc
 import os
 from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -31,9 +33,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _long_ones_first(items: list[pytest.Item]) -> None:
-    """Sort files whose tests start processes before the others: short ones fill the end."""
-    long = {item.path for item in items if item.get_closest_marker("multiprocess")}
-    items.sort(key=lambda item: item.path not in long)
+    """Let each process that runs tests begin with long ones: short ones fill the end.
+
+    Each is given a run of ``items`` of equal length at first, so these are dealt like cards: the
+    longest tests, then files whose tests start processes, then the others.
+    """
+    hands: list[list[pytest.Item]] = [
+        [] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    ]
+    longest = [item for item in items if item.get_closest_marker("longest")]
+    for place, item in enumerate(longest):
+        hands[place % len(hands)].append(item)
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if item not in longest:
+            files.setdefault(item.path, []).append(item)
+    starts = {item.path for item in items if item.get_closest_marker("multiprocess")}
+    for path in sorted(files, key=lambda path: path not in starts):
+        min(hands, key=len).extend(files[path])  # a file stays together: its fixtures are shared
+    items[:] = chain(*hands)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -47,6 +47,7 @@ def _undisturbed(folder: Path) -> list[list[str]]:
             return [list(map(batch_digest, loader)) for _ in range(EPOCHS)]
 
 
+@pytest.mark.longest
 def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     log = tmp_path / "log"

@@ -18,6 +18,7 @@ def _accuracy(printed: str) -> float:
     return float(found.group(1))
 
 
+@pytest.mark.longest
 def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
     printed = torchrun_example(
         "train_nodes.py", "--epochs", "6", f"--figure={tmp_path}/curve.png",

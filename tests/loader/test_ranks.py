@@ -31,6 +31,7 @@ def _expected(name: str, rank: int, epochs: Sequence[int] = (0, 3)) -> list[dict
 
 
 @pytest.mark.usefixtures("group")
+@pytest.mark.longest
 def test_two_partitions_two_ranks(tmp_path: Path) -> None:
     """Same bits as one partition, over TCP and in one memory; early leavers; equal steps..."""
     run_ranks(
@@ -69,6 +70,7 @@ def test_some_partitions_in_memory_and_others_not(tmp_path: Path) -> None:
     run_ranks(rank_jobs.partitions_here_and_there, world_size=3, tmp_path=tmp_path, timeout_s=400.0)
 
 
+@pytest.mark.longest
 def test_faults_of_other_ranks(tmp_path: Path) -> None:
     """A peer's worker dies, or is stopped; a rank cannot start; no address to answer on."""
     run_ranks(

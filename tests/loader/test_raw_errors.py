@@ -67,6 +67,7 @@ except ConfigError as error:
     )
 
 
+@pytest.mark.longest
 def test_a_hook_of_a_script_without_a_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -72,6 +72,7 @@ def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:
 
 
 @pytest.mark.timeout(900)  # nine processes that import torch, one after another
+@pytest.mark.longest
 def test_a_job_survives_and_goes_on_with_fewer_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray.train", reason="needs ray[train], which the ray extra installs")
     done = subprocess.run(

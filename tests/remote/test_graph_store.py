@@ -349,6 +349,7 @@ def _check_equal(found, expected):
         assert all(torch.equal(v, other[k]) for k, v in one.items() if hasattr(v, "numel"))
 
 
+@pytest.mark.longest
 def test_failures_of_workers_reach_the_loop(tmp_path):
     run_cluster(tmp_path, _workers_fail, clients=1)
 

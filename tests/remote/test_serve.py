@@ -64,6 +64,7 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
     assert re.search(r"INFO \[server=0 host=\S+\] gigl_loader", (tmp_path / "log.txt").read_text())
 
 
+@pytest.mark.longest
 def test_the_demo_learns(tmp_path):
     done = subprocess.run(
         [

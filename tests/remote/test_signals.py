@@ -143,6 +143,7 @@ def _server_children(servers):
     return [set(Footprint.below(one.pid).pids) for one in servers]
 
 
+@pytest.mark.longest
 def test_servers_that_are_late_stopped_and_told_to_end(tmp_path):
     info, seen = info_of(2, 2), Footprint()
     with processes(tmp_path) as started:

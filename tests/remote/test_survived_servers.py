@@ -75,6 +75,7 @@ def _end(started: Processes, servers: list, info, event: int, which: int, how: i
     servers[which] = started.start(_serve, info, which)
 
 
+@pytest.mark.longest
 def test_servers_that_are_started_again(tmp_path: Path) -> None:
     info = info_of(2, 1)
     with processes(tmp_path) as started:

@@ -37,6 +37,7 @@ def _files(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
+@pytest.mark.longest
 def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
