@@ -11,7 +11,8 @@ import platform
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from multiprocessing.connection import Connection
@@ -51,15 +52,12 @@ def calibrate(rounds: int = 3, say: Callable[[str], None] = lambda line: None) -
         loading.append(_loading_costs(plain, featured))
         wires.append([_wire_costs(security) for security in _securities()])
     middle = [statistics.median(column) for column in zip(*loading, strict=True)]
-    (plain_s, rate), (tls_s, _) = (
-        [statistics.median(column) for column in zip(*one, strict=True)]
-        for one in zip(*wires, strict=True)
-    )
+    plain_s, tls_s = (statistics.median(column) for column in zip(*wires, strict=True))
     return Costs(
         machine=f"{_processor()}, {platform.system()} {platform.release()}",
         date=date.today().isoformat(),
         batch_s=middle[0], edge_s=middle[1], node_s=middle[2], row_byte_s=middle[3],
-        plain_s_per_gb=plain_s, tls_s_per_gb=tls_s, connection_gb_s=rate,
+        plain_s_per_gb=plain_s, tls_s_per_gb=tls_s,
         process_bytes=float(_resident_bytes()), worker_bytes=_WORKER_BYTES,
         spread=_spread(loading),
     )  # fmt: skip
@@ -170,22 +168,36 @@ def _serve(security: Security, ready: Connection) -> None:
         listener.close()
 
 
-def _wire_costs(security: Security, seconds: float = 1.0) -> tuple[float, float]:
-    """Return CPU seconds per GB of one end, and GB/s of one connection."""
-    ours, theirs = multiprocessing.Pipe()
-    spawn = multiprocessing.get_context("spawn")
-    process = spawn.Process(target=_serve, args=(security.for_workers(), theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(_WAIT_S):
-            raise PeerError("the other end of the measurement did not start within 60 s")
-        host, port = ours.recv()
+def _wire_costs(security: Security, seconds: float = 1.0) -> float:
+    """Return CPU seconds per GB of one end."""
+    with _first_word_of(_serve, security.for_workers()) as (host, port):
         caller = Caller(host, port, security, "calibrate")
         try:
             return _time_replies(caller, seconds)
         finally:
             caller.close()
+
+
+@contextmanager
+def _first_word_of(function: Callable[..., None], *args: Any) -> Iterator[Any]:
+    """Run ``function(*args, pipe)`` in a fresh process; yield what it sends first, then end it.
+
+    Raises:
+        PeerError: It sent nothing.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=function, args=(*args, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_WAIT_S):
+            raise PeerError(f"a process of the measurement did not start within {_WAIT_S:.0f} s")
+        try:
+            word = ours.recv()
+        except EOFError as error:
+            raise PeerError("a process of the measurement ended early: see above") from error
+        yield word
     finally:
         ours.close()
         process.join(5)
@@ -193,7 +205,7 @@ def _wire_costs(security: Security, seconds: float = 1.0) -> tuple[float, float]
         process.join()
 
 
-def _time_replies(caller: Caller, seconds: float) -> tuple[float, float]:
+def _time_replies(caller: Caller, seconds: float) -> float:
     there = caller.ask("cpu", 0, float).wait(_WAIT_S)
     here, began, received = time.process_time(), time.monotonic(), 0
     replies = deque(caller.ask("rows", 0, _Rows) for _ in range(_AHEAD))
@@ -201,9 +213,9 @@ def _time_replies(caller: Caller, seconds: float) -> tuple[float, float]:
         received += replies.popleft().wait(_WAIT_S).data.nbytes
         if time.monotonic() - began < seconds:
             replies.append(caller.ask("rows", 0, _Rows))
-    wall, here = time.monotonic() - began, time.process_time() - here
+    here = time.process_time() - here
     there = caller.ask("cpu", 0, float).wait(_WAIT_S) - there
-    return (here + there) / 2 / (received / 1e9), received / 1e9 / wall
+    return (here + there) / 2 / (received / 1e9)
 
 
 # --- the machine ----------------------------------------------------------------------------------
@@ -222,19 +234,8 @@ def _processor() -> str:
 
 def _resident_bytes() -> int:
     """Return the memory of a fresh process that imports what training does."""
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = multiprocessing.Pipe()
-    process = spawn.Process(target=_report_memory, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(_WAIT_S):
-            raise PeerError("a fresh process did not import torch_geometric within 60 s")
-        return int(ours.recv())
-    finally:
-        process.join(5)
-        process.kill()
-        process.join()
+    with _first_word_of(_report_memory) as nbytes:
+        return int(nbytes)
 
 
 def _report_memory(pipe: Connection) -> None:

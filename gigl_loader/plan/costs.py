@@ -28,8 +28,6 @@ class Costs:
     """CPU seconds for 10**9 bytes, of each end of a connection."""
     tls_s_per_gb: float
     """The same, encrypted."""
-    connection_gb_s: float
-    """10**9 bytes per second that one connection carries, plain, on the machine itself."""
     process_bytes: float
     """Memory of a training process with torch and PyG, before there is a graph."""
     worker_bytes: float

@@ -13,7 +13,7 @@ from gigl_loader.plan.model import Job, estimate
 
 COSTS = Costs(
     machine="test", date="2026-01-01", batch_s=1e-3, edge_s=1e-7, node_s=0.0, row_byte_s=0.0,
-    plain_s_per_gb=0.5, tls_s_per_gb=2.0, connection_gb_s=3.0, process_bytes=1e9,
+    plain_s_per_gb=0.5, tls_s_per_gb=2.0, process_bytes=1e9,
     worker_bytes=1e7, spread=0.1,
 )  # fmt: skip
 JOB = Job(nodes=1e6, edges=2e7, dim=100, fanouts=(15, 10), batch_size=1000, machines=1)
