@@ -101,7 +101,9 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
     caplog.set_level(logging.WARNING, "gigl_loader")
     with _make() as loader:
         assert _digest(loader, disturb=disturb) == undisturbed
-        assert loader.stats(reset=True)["restarts"] == len(killed) >= 7
+        restarts = loader.stats(reset=True)["restarts"]
+        # One that is just being started ends with the supervisor too, and has no pid yet.
+        assert 7 <= len(killed) <= restarts <= len(killed) + 1
         assert loader.stats()["restarts"] == 0
     texts = [text for text in caplog.messages if "it is replaced" in text]
     for pid, text in zip(killed[:6], texts, strict=False):

@@ -174,7 +174,7 @@ def test_peers_are_told_apart_and_their_ends_reported(network: Network) -> None:
         wait_until(lambda n=number: len(service.peers) == n, "it is known")
         assert (service.peers[-1].name, service.peers[-1].session) == (name, "s" + name)
         caller.close(End.JOB_OVER)
-    wait_until(lambda: len(service.ends) == 2, "both ends are known")
+        wait_until(lambda n=number: len(service.ends) == n, "its end is known")
     assert service.ends == [("a", End.JOB_OVER), ("b", End.JOB_OVER)]
     wait_until(lambda: service.listener.stats()["open"] == 0, "nobody is inside")
 
