@@ -69,10 +69,10 @@ class _Server:
     """Whether the server has said that the epoch is over."""
     same_host: bool | None = None
     """Whether its batches can be read where they lie; None: not asked yet."""
-    asking: threading.Lock = field(default_factory=threading.Lock)
+    asking: threading.Lock = field(default_factory=lambda: threading.Lock())
     """Held while fetches are asked, so that they are filed in that order."""
     caller: Caller | None = None
-    fetches: "queue.SimpleQueue[_Fetch | None]" = field(default_factory=queue.SimpleQueue)
+    fetches: "queue.SimpleQueue[_Fetch | None]" = field(default_factory=lambda: queue.SimpleQueue())
     released: deque[int] = field(default_factory=deque)
     """Leases of batches that were dropped here; appended to by finalizers, which may not lock."""
     giver: Caller | None = None

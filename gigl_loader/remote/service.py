@@ -57,7 +57,7 @@ class _Slot:
     """A worker key: whoever asks first creates, the others wait for the same outcome."""
 
     id: int
-    ready: threading.Event = field(default_factory=threading.Event)
+    ready: threading.Event = field(default_factory=lambda: threading.Event())
     shared: SharedProducer | None = None
     error: BaseException | None = None
 

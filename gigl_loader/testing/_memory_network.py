@@ -214,17 +214,19 @@ class MemoryReply(Generic[T]):
         clock.run(clock.now + (math.inf if timeout_s is None else timeout_s), lambda: self.done)
         if not self.done:
             raise PeerTimeoutError(f"{self._caller.what} did not answer {self.method!r} in time")
-        if self._error is not None:
-            raise self._error
-        value: T = self._value
-        return value
+        return self.result()
 
     def finish(self, header: bytes, arrays: list[Array], failed: bool) -> None:
         """Take the answer."""
+        self._finish(header, arrays, failed)
+        self.ended()
+
+    def _finish(self, header: bytes, arrays: list[Array], failed: bool) -> None:
         try:
             _, body, specs = read_header(header)
             if failed:
-                self.fail(rebuild(decode(body, arrays, Failure), self._caller.what))
+                self._error = rebuild(decode(body, arrays, Failure), self._caller.what)
+                self.done = True
                 return
             if self._into is not None and specs:
                 targets = self._into(specs)
@@ -233,11 +235,22 @@ class MemoryReply(Generic[T]):
                 arrays = targets
             self._value, self.done = decode(body, arrays, self._expected), True
         except Exception as error:
-            self.fail(error)
+            self._error, self.done = error, True
 
     def fail(self, error: BaseException) -> None:
         """End with ``error``."""
         self._error, self.done = error, True
+        self.ended()
+
+    def ended(self) -> None:
+        """Be told that the answer, or an error, is there."""
+
+    def result(self) -> T:
+        """Return the answer, which is there."""
+        if self._error is not None:
+            raise self._error
+        value: T = self._value
+        return value
 
 
 class MemoryCaller:
@@ -260,6 +273,7 @@ class MemoryCaller:
         self.session = session or secrets.token_hex(16)
         self._address, self._security, self._patience_s = address, security, patience_s
         self._unanswered: deque[MemoryReply[Any]] = deque()
+        self._reply: type[MemoryReply[Any]] = MemoryReply
         self._round = 0  # of asking again: what belongs to a former one is dropped
         self._closed = False
 
@@ -269,7 +283,7 @@ class MemoryCaller:
         """Send a question."""
         if self._closed:
             raise PeerLostError(f"{self.what}: closed on this side", End.CLOSED)
-        reply: MemoryReply[T] = MemoryReply(self, method, request, answer_type, into)
+        reply: MemoryReply[T] = self._reply(self, method, request, answer_type, into)
         self._unanswered.append(reply)
         if len(self._unanswered) == 1:
             self._ask_first()
@@ -299,6 +313,12 @@ class MemoryCaller:
         listener = self.network.listeners.get(self._address)
         if listener is not None:
             listener.forget(self, end)
+
+    def __enter__(self) -> "MemoryCaller":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def lose(self, error: GiglLoaderError) -> None:
         """Fail all that is unanswered."""
@@ -374,9 +394,14 @@ class MemoryCaller:
                 failed, (header, arrays) = True, encode(describe(error))
             arrays = [array.copy() for array in arrays]
             size = len(header) + sum(array.nbytes for array in arrays)
+            size += self._beside(answer)
             self._carry(size, lambda: self._file(header, arrays, failed))
         if release is not None:
             release()
+
+    def _beside(self, answer: Any) -> int:
+        """Return how many bytes an answer stands for beyond its own: none."""
+        return 0
 
     def _file(self, header: bytes, arrays: list[Array], failed: bool) -> None:
         self._unanswered.popleft().finish(header, arrays, failed)

@@ -1,0 +1,165 @@
+"""Sampling workers of a simulated storage server: they take the time, and do not sample.
+
+In place of a batch's tensors comes one of them, the batch's seeds, cut out of the epoch's order as
+a worker does it: enough to see which batches came, and what was in them.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+
+
+from gigl_loader.memory.leases import Packed, ServerMemory
+from gigl_loader.memory.slots import Layout, Written
+from gigl_loader.message import BATCH, SampleMessage
+from gigl_loader.testing.simulation._world import Event, World
+from gigl_loader.workers import messages
+from gigl_loader.workers.pool import Event as PoolEvent
+from gigl_loader.workers.setup import WorkerSetup
+
+
+@dataclass(frozen=True)
+class WorkCosts:
+    """What work takes that is not done."""
+
+    batch_s: float = 0.02
+    """Of a worker's thread, for a batch, questions to other partitions included."""
+    spread: float = 0.3
+    """How far batches are apart from that, as a share of it."""
+    start_s: float = 1.5
+    """Until workers are up."""
+    step_s: float = 0.05
+    """Of the model, for a batch."""
+
+
+class SimulatedPool:
+    """Stands in for `gigl_loader.workers.pool.WorkerPool`."""
+
+    world: World
+    costs: WorkCosts
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self._process = self.world.process
+        self._news = Event(self.world)
+        self._events: deque[PoolEvent] = deque()
+        self._generations: dict[int, int] = {}
+        self._order: dict[tuple[int, int], Any] = {}
+        self._free_at: list[list[float]] = []
+        self._stopped = False
+        self._setup: WorkerSetup | None = None
+
+    def start(self, setup: WorkerSetup, timeout_s: float) -> None:
+        """Take the time that workers take to start."""
+        self._setup = setup
+        self.world.sleep(self.costs.start_s * self._process.slowness)
+        self._free_at = [[0.0] * setup.concurrency for _ in range(self.num_workers)]
+
+    @property
+    def addresses(self) -> list[tuple[str, int] | None]:
+        """Where they would answer."""
+        return [(self._process.host, 30_000 + number) for number in range(self.num_workers)]
+
+    @property
+    def pids(self) -> list[int]:
+        """Numbers that mean nothing."""
+        return list(range(self.num_workers))
+
+    def send(self, number: int, message: tuple[Any, ...], obj: Any = None) -> None:
+        """Take a message; a task is done after as long as it costs."""
+        kind, *rest = message
+        if kind == messages.GENERATION:
+            stream, generation, _ = rest
+            self._generations[stream] = generation
+            self._order[stream, generation] = obj
+        elif kind == messages.TASK:
+            ticket, position, _, _ = rest
+            lanes = self._free_at[number]
+            lane = min(range(len(lanes)), key=lanes.__getitem__)
+            now, world = self.world.clock.now, self.world
+            drawn = 1.0 + self.costs.spread * (2.0 * world.random.random() - 1.0)
+            lanes[lane] = max(now, lanes[lane]) + self.costs.batch_s * drawn * self._process.slowness
+            world.clock.call_later(lanes[lane] - now, lambda: self._done(number, ticket, position))
+
+    def _done(self, number: int, ticket: Any, position: int) -> None:
+        if self._stopped or not self._process.alive:
+            return
+        message: tuple[Any, ...] = (messages.STALE, ticket)
+        if self._generations.get(ticket.stream) == ticket.generation:
+            seeds = self._seeds(ticket)
+            message = (
+                messages.BATCH, ticket, position, 0, seeds.nbytes, (), seeds, {"worker": number}
+            )  # fmt: skip
+        self._events.append(PoolEvent(number, message, ()))
+        self._news.set()
+
+    def _seeds(self, ticket: Any) -> Any:
+        assert self._setup is not None
+        order, size = self._order[ticket.stream, ticket.generation], self._setup.batch_size
+        seeds = self._setup.seed_input.seeds.numpy()
+        places = slice(ticket.batch * size, (ticket.batch + 1) * size)
+        return seeds[places if order is None else order[places].numpy()]
+
+    def poll(self, timeout_s: float) -> list[PoolEvent]:
+        """Return what came, waiting for the first."""
+        if not self._events and timeout_s > 0:
+            self._news.wait(timeout_s)
+        self._news.clear()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def has_news(self) -> bool:
+        """Return whether a worker has ended: none does."""
+        return False
+
+    def describe(self, numbers: list[int]) -> str:
+        """Say what they do."""
+        return f"workers {numbers}"
+
+    def kill(self, number: int) -> None:
+        """Do nothing: no worker hangs."""
+
+    def replace(self, number: int) -> None:
+        """Do nothing: none is lost."""
+
+    def refuse_askers(self) -> None:
+        """Do nothing: nobody asks."""
+
+    def stop(self, linger_s: float) -> None:
+        """End."""
+        self._stopped = True
+        self._news.set()
+
+
+class _Seeds(Packed):
+    """A batch of nothing but its seeds."""
+
+    def __init__(self, seeds: Any) -> None:
+        self._seeds = seeds
+
+    @property
+    def layout(self) -> Layout:
+        """Where the seeds lie."""
+        return [(BATCH, "int64", self._seeds.shape, 0)]
+
+    @property
+    def payload(self) -> memoryview:
+        """Their bytes."""
+        return memoryview(self._seeds).cast("B")
+
+
+class SimulatedMemory(ServerMemory):
+    """Stands in for `gigl_loader.memory.leases.ServerMemory`: no memory is shared."""
+
+    def open(self, sender: int, written: Written) -> SampleMessage:
+        """Return the message that a worker sent."""
+        return _Seeds(written.layout)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of a batch: small, so that the number of batches is what limits a consumer."""
+        return 1
+
+

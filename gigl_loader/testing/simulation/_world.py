@@ -1,0 +1,434 @@
+"""Threads, locks, futures and time of a simulated cluster: one thread, one clock, one order.
+
+A simulated thread is a greenlet. It runs until it waits; whoever is next follows from the clock and
+from the order in which things were asked for, and from nothing else, so a run can be repeated.
+`World.installed` lets modules of the package use these in place of ``threading``, ``time``,
+``queue`` and futures; what those modules do is their own code.
+"""
+
+import contextlib
+import itertools
+import random
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import greenlet
+
+from gigl_loader.errors import GiglLoaderError
+from gigl_loader.testing._memory_network import Clock
+
+_BORN_NS = 1_700_000_000_000_000_000
+"""What the wall clock shows at the start, in nanoseconds."""
+
+
+class Deadlock(GiglLoaderError, RuntimeError):
+    """Somebody waits, and nothing is left that could happen."""
+
+
+class Process:
+    """A simulated process: what ends together.
+
+    Args:
+        name: For errors and traces.
+        host: Address of its machine.
+    """
+
+    def __init__(self, name: str, host: str) -> None:
+        self.name, self.host = name, host
+        self.alive = True
+        self.slowness = 1.0
+        """What its work takes longer than that of others."""
+        self.at_end: dict[Callable[[], None], None] = {}
+        """What the system does when it ends: connections are cut."""
+        self.messages = 0
+        """Questions that it asked, and their answers."""
+        self.bytes = 0
+        """Of those."""
+
+
+class _Task:
+    def __init__(self, world: "World", run: Callable[[], None], process: Process, name: str) -> None:
+        self._world, self.process, self.name = world, process, name
+        self.over = False
+        self.ended: list[Callable[[], None]] = []
+        self._greenlet = greenlet.greenlet(lambda: self._run(run), world.hub)
+
+    def _run(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except greenlet.GreenletExit:
+            pass
+        except BaseException as error:
+            self._world.failures.append((self, error, traceback.format_exc()))
+        self.over = True
+        for tell in self.ended:
+            tell()
+
+    def resume(self) -> None:
+        """Go on, until it waits again. For the hub."""
+        if self.process.alive and not self.over:
+            self._world.current = self
+            self._greenlet.switch()
+            self._world.current = None
+
+    def throw(self) -> None:
+        """End it where it stands."""
+        if self._greenlet and not self.over:
+            self._greenlet.throw()
+
+
+class _Waiter:
+    __slots__ = ("done", "task", "woken")
+
+    def __init__(self, task: _Task) -> None:
+        self.task: _Task | None = task
+        self.woken = self.done = False
+
+
+class World:
+    """A clock, processes, and the threads that run in them.
+
+    Args:
+        seed: Of everything that is drawn, such as names of sessions.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.clock = Clock()
+        self.random = random.Random(seed)
+        self.hub = greenlet.getcurrent()
+        self.current: _Task | None = None
+        self.failures: list[tuple[_Task, BaseException, str]] = []
+        self.closed = False
+        self._outside = Process("the simulation", "10.255.255.255")
+        self._tasks: dict[_Task, None] = {}
+        self._numbers = itertools.count()
+
+    # -- tasks ----------------------------------------------------------------------------------
+
+    @property
+    def process(self) -> Process:
+        """The process whose code runs at the moment."""
+        return self._outside if self.current is None else self.current.process
+
+    def spawn(self, run: Callable[[], None], process: Process | None = None, name: str = "") -> Any:
+        """Start a thread of a process (None: of the running one)."""
+        task = _Task(self, run, process or self.process, name)
+        self._tasks[task] = None
+        task.ended.append(lambda: self._tasks.pop(task, None) and None)
+        self.clock.call_later(0.0, task.resume)
+        return task
+
+    def kill(self, process: Process) -> None:
+        """End a process at once, as SIGKILL does: none of its code runs any more."""
+        if process.alive:
+            process.alive = False
+            for cut in list(process.at_end):
+                cut()
+
+    def run(self, until: Callable[[], bool], limit_s: float) -> None:
+        """Let time pass until ``until()``.
+
+        Args:
+            until: Looked at after every event.
+            limit_s: What the clock may show at most.
+
+        Raises:
+            Deadlock: It did not come to that.
+        """
+        self.clock.run(limit_s, lambda: bool(self.failures) or until())
+        if self.failures:
+            task, error, text = self.failures[0]
+            raise RuntimeError(f"{task.process.name}, {task.name}:\n{text}") from error
+        if not until():
+            raise Deadlock(f"nothing can happen any more at {self.clock.now:.3f} s")
+
+    def close(self) -> None:
+        """End all that still runs. Idempotent."""
+        self.closed = True
+        for _ in range(3):  # what ends may start something
+            for task in list(self._tasks):
+                task.throw()
+                self._tasks.pop(task, None)
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def waiter(self) -> _Waiter:
+        """Return what `wait` waits for; `wake` ends it."""
+        if self.current is None:
+            raise RuntimeError("only a simulated thread can wait")
+        return _Waiter(self.current)
+
+    def wait(self, waiter: _Waiter, timeout_s: float | None = None) -> bool:
+        """Wait until ``waiter`` is woken; return False if it was not within ``timeout_s``."""
+        if self.closed:
+            raise greenlet.GreenletExit
+        if waiter.woken:
+            return True
+        if timeout_s is not None:
+            self.clock.call_later(max(0.0, timeout_s), lambda: self._resume(waiter))
+        self.hub.switch()
+        return waiter.woken
+
+    def wake(self, waiter: _Waiter) -> None:
+        """Let whoever waits go on, once the running thread waits itself."""
+        if not waiter.woken and not waiter.done:
+            waiter.woken = True
+            self.clock.call_later(0.0, lambda: self._resume(waiter))
+
+    def _resume(self, waiter: _Waiter) -> None:
+        if not waiter.done and waiter.task is not None:
+            waiter.done, task, waiter.task = True, waiter.task, None
+            task.resume()
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass for the running thread."""
+        self.wait(self.waiter(), seconds)
+
+    # -- in place of modules --------------------------------------------------------------------
+
+    def token_hex(self, size: int = 32) -> str:
+        """Return a name that no other has; in place of ``secrets.token_hex``."""
+        return f"{next(self._numbers):06x}{self.random.getrandbits(64):016x}".ljust(2 * size, "0")
+
+    def modules(self) -> dict[str, Any]:
+        """Return what stands in for standard modules and functions, by name in the importer."""
+        bind = lambda kind: lambda *args, **how: kind(self, *args, **how)  # noqa: E731
+        threads = SimpleNamespace(
+            Thread=bind(Thread), Lock=bind(Lock), RLock=bind(RLock), Condition=bind(Condition),
+            Event=bind(Event), current_thread=lambda: self.current, main_thread=lambda: None,
+        )  # fmt: skip
+        now = lambda: self.clock.now  # noqa: E731
+        times = SimpleNamespace(
+            monotonic=now, perf_counter=now, sleep=self.sleep,
+            time=lambda: _BORN_NS / 1e9 + self.clock.now,
+            time_ns=lambda: _BORN_NS + int(self.clock.now * 1e9) + next(self._numbers),
+        )  # fmt: skip
+        tokens = SimpleNamespace(
+            token_hex=self.token_hex, token_bytes=lambda size: self.token_hex(size)[:size].encode()
+        )
+        return {
+            "threading": threads, "time": times, "secrets": tokens,
+            "queue": SimpleNamespace(SimpleQueue=bind(SimpleQueue)), "Future": bind(SimFuture),
+            "wait": self.wait_for_futures,
+        }  # fmt: skip
+
+    @contextlib.contextmanager
+    def installed(self, modules: Iterable[ModuleType], **more: Any) -> Iterator[None]:
+        """Let ``modules`` use this world.
+
+        Args:
+            modules: Of the package.
+            more: Further names to replace, in those of the modules that have them.
+        """
+        stands_in = {**self.modules(), **more}
+        former = [
+            (module, name, getattr(module, name))
+            for module in modules
+            for name in stands_in
+            if hasattr(module, name)
+        ]
+        for module, name, _ in former:
+            setattr(module, name, stands_in[name])
+        try:
+            yield
+        finally:
+            for module, name, value in former:
+                setattr(module, name, value)
+
+    def wait_for_futures(
+        self, wanted: Iterable[Any], timeout: float | None = None,
+        return_when: str = futures.ALL_COMPLETED,
+    ) -> tuple[list[Any], list[Any]]:  # fmt: skip
+        """Stand in for ``concurrent.futures.wait``; in the order of ``wanted``."""
+        every = list(wanted)
+        until = None if timeout is None else self.clock.now + timeout
+        while True:
+            done = [one for one in every if one.done()]
+            left = [one for one in every if not one.done()]
+            timed_out = until is not None and self.clock.now >= until
+            if not left or timed_out or (done and return_when == futures.FIRST_COMPLETED):
+                return done, left
+            event = Event(self)
+            for one in left:
+                one.add_done_callback(lambda _, event=event: event.set())
+            event.wait(None if until is None else until - self.clock.now)
+
+
+class Thread:
+    """Stands in for ``threading.Thread``."""
+
+    def __init__(
+        self, world: World, target: Callable[..., Any], args: Sequence[Any] = (), name: str = "",
+        daemon: bool = True, kwargs: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self._world, self._name = world, name
+        self._run = lambda: target(*args, **(kwargs or {}))
+        self._over = Event(world)
+        self._task: Any = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = self._world.spawn(self._run, name=self._name)
+        self._task.ended.append(self._over.set)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        self._over.wait(timeout)
+
+    def is_alive(self) -> bool:
+        """Return whether it runs."""
+        return self._task is not None and not self._task.over
+
+
+class Lock:
+    """Stands in for ``threading.Lock``."""
+
+    _again = False
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._owner: Any = None
+        self._depth = 0
+        self._waiting: deque[_Waiter] = deque()
+
+    def acquire(self) -> bool:
+        """Take it, or wait for it."""
+        me = self._world.current
+        if self._depth and self._again and self._owner is me:
+            self._depth += 1
+            return True
+        while self._depth:
+            waiter = self._world.waiter()
+            self._waiting.append(waiter)
+            self._world.wait(waiter)
+        self._owner, self._depth = me, 1
+        return True
+
+    def release(self) -> None:
+        """Give it back."""
+        self._depth -= 1
+        if self._depth == 0 and self._waiting:
+            self._world.wake(self._waiting.popleft())
+
+    def give_up(self) -> int:
+        """Give it back, however often it was taken; return how often."""
+        depth, self._depth = self._depth, 1
+        self.release()
+        return depth
+
+    def take_back(self, depth: int) -> None:
+        """Undo `give_up`."""
+        self.acquire()
+        self._depth = depth
+
+    def __enter__(self) -> "Lock":
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class RLock(Lock):
+    """Stands in for ``threading.RLock``."""
+
+    _again = True
+
+
+class Condition:
+    """Stands in for ``threading.Condition``."""
+
+    def __init__(self, world: World, lock: Lock | None = None) -> None:
+        self._world, self._lock = world, lock or RLock(world)
+        self._waiting: deque[_Waiter] = deque()
+
+    def __enter__(self) -> "Condition":
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until somebody notifies."""
+        waiter = self._world.waiter()
+        self._waiting.append(waiter)
+        depth = self._lock.give_up()
+        woken = self._world.wait(waiter, timeout)
+        if not woken:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(waiter)
+        self._lock.take_back(depth)
+        return woken
+
+    def notify_all(self) -> None:
+        """Wake all."""
+        while self._waiting:
+            self._world.wake(self._waiting.popleft())
+
+
+class Event:
+    """Stands in for ``threading.Event``."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._set = world, False
+        self._waiting: deque[_Waiter] = deque()
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._set
+
+    def set(self) -> None:
+        """Set it."""
+        self._set = True
+        while self._waiting:
+            self._world.wake(self._waiting.popleft())
+
+    def clear(self) -> None:
+        """Take it back."""
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set."""
+        if not self._set:
+            waiter = self._world.waiter()
+            self._waiting.append(waiter)
+            if not self._world.wait(waiter, timeout):
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(waiter)
+        return self._set
+
+
+class SimpleQueue:
+    """Stands in for ``queue.SimpleQueue``."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._items: deque[Any] = deque()
+        self._waiting: deque[_Waiter] = deque()
+
+    def put(self, item: Any) -> None:
+        """Add."""
+        self._items.append(item)
+        if self._waiting:
+            self._world.wake(self._waiting.popleft())
+
+    def get(self) -> Any:
+        """Take the first, or wait for one."""
+        while not self._items:
+            waiter = self._world.waiter()
+            self._waiting.append(waiter)
+            self._world.wait(waiter)
+        return self._items.popleft()
+
+
+class SimFuture(futures.Future[Any]):
+    """Stands in for ``concurrent.futures.Future``: its own code, but for what it waits with."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._condition = Condition(world)  # type: ignore[assignment]
