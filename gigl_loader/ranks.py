@@ -9,8 +9,9 @@ half an hour, and a machine that was cut off does not come back.
 Values travel as msgpack, not by torch's ``*_object`` collectives: those unpickle what arrives.
 """
 
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -22,12 +23,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllgatherOptions,
+    AllreduceOptions,
     BroadcastOptions,
+    GatherOptions,
 )
 
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError
 
 T = TypeVar("T")
+R = TypeVar("R")
 SUSPECTED_S = 30.0
 """Longest wait for ranks of which one was not heard: they may still be in their own epoch."""
 _MOMENT_S = 0.05
@@ -81,6 +85,54 @@ def gather_values(value: T, world_size: int, kind: Any, group: Any = None) -> li
     found = [torch.empty_like(own) for _ in range(world_size)]
     _all_gather(found, own, group)
     return [_decoded(one, int(size), kind) for one, size in zip(found, sizes, strict=True)]
+
+
+def decide_with_ranks(
+    value: T, world_size: int, kind: Any, decide: Callable[[list[T]], R], outcome_kind: Any
+) -> R:
+    """Let rank 0 decide for all; return what it decided. All ranks have to call it.
+
+    Only rank 0 has the values of all: what the others send, receive and hold does not grow with
+    their number, as it does where each gathers from each.
+
+    Args:
+        value: As for `gather_from_ranks`.
+        world_size: Number of ranks.
+        kind: Type of the value.
+        decide: Called on rank 0 with the values by rank. Must not raise: the others would wait.
+        outcome_kind: Type of what it returns.
+
+    Raises:
+        PeerError: The process group broke.
+        PeerTimeoutError: A rank that was not heard before did not come.
+    """
+    if world_size == 1:
+        return decide([value])
+    with _named_failures():
+        found = _gathered_on_0(msgspec.msgpack.encode(value), world_size)
+    outcome: Any = None
+    if found is not None:
+        outcome = decide([msgspec.msgpack.decode(one, type=kind) for one in found])
+    told: R = tell_ranks(outcome, world_size, outcome_kind)
+    return told
+
+
+def _gathered_on_0(data: bytes, world_size: int) -> list[bytes] | None:
+    """Return the data of all ranks, on rank 0; elsewhere None."""
+    whole: Any = dist.group.WORLD
+    own_size = torch.tensor([len(data)], device=_device())
+    most = own_size.clone()
+    options = AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    _finish(whole.allreduce, [most], options)
+    # the size goes before the data: what is gathered is as long on all ranks
+    own = torch.cat([own_size.view(torch.uint8).cpu(), _padded(data, int(most))]).to(_device())
+    is_first = dist.get_rank() == 0
+    found = [torch.empty_like(own) for _ in range(world_size)] if is_first else []
+    _finish(whole.gather, [found] if is_first else [], [own], GatherOptions())
+    rows = [one.cpu().numpy().tobytes() for one in found]
+    head = own_size.element_size()
+    return [one[head:][: int.from_bytes(one[:head], sys.byteorder)] for one in rows] or None
 
 
 def tell_ranks(value: T, world_size: int, kind: Any) -> T:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import EpochOptions
-from gigl_loader.ranks import gather_from_ranks
+from gigl_loader.ranks import decide_with_ranks, gather_from_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +81,18 @@ def check_same_start(epoch: int, taken: int, world_size: int) -> None:
     Raises:
         ConfigError: They do not: batches would be taken twice, or by nobody.
     """
-    starts = gather_from_ranks((epoch, taken), world_size, tuple[int, int])
-    if len(set(starts)) > 1:
-        texts = [f"rank {r}: epoch {e} after {n} batches" for r, (e, n) in enumerate(starts)]
+    start = (epoch, taken)
+    differ = decide_with_ranks(start, world_size, tuple[int, int], _other_starts, str)
+    if differ:
         raise ConfigError(
-            f'shard="world" needs all ranks at one place, they start at {"; ".join(texts)}: load '
+            f'shard="world" needs all ranks at one place, they start at {differ}: load '
             "the state that one rank saved on all of them, and call set_epoch() with one number"
         )
+
+
+def _other_starts(starts: list[tuple[int, int]]) -> str:
+    """Return where ranks start, in words; nothing where that is one place."""
+    if len(set(starts)) == 1:
+        return ""
+    texts = [f"rank {r}: epoch {e} after {n} batches" for r, (e, n) in enumerate(starts)]
+    return "; ".join(texts)[:2000]

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,7 @@ from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.cluster import Cluster, result_of
+from gigl_loader.remote.cluster import Cluster, ServerLink, result_of
 from gigl_loader.remote.messages import (
     BatchMessage,
     EpochRequest,
@@ -48,7 +48,7 @@ _Fetch = tuple["Reply[FetchAnswer]", int]
 """A fetch under way, and the generation that it is of."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Server:
     """One server's part of the epoch, and the connection that its batches come on.
 
@@ -57,6 +57,10 @@ class _Server:
 
     rank: int
     producer_id: int
+    link: ServerLink
+    """Not the cluster's of later: the producer is that of the server that is there now."""
+    left: int = 0
+    """Batches of the epoch that have not arrived."""
     positions: dict[int, deque[int]] = field(default_factory=dict)
     """By batch: its positions in the epoch's order, more than one where it repeats."""
     total: int = 0
@@ -115,12 +119,10 @@ class RemoteReceivingChannel(ChannelBase):
         cluster: Cluster | None = None,
     ) -> None:
         self._cluster = cluster or current_cluster()
-        self._servers = [
-            _Server(rank, producer)
-            for rank, producer in zip(server_ranks, producer_ids, strict=True)
-        ]
-        # not the cluster's of later: the producers are those of the servers that are there now
-        self._links = {server.rank: self._cluster.link(server.rank) for server in self._servers}
+        self._producers = list(zip(server_ranks, producer_ids, strict=True))
+        self._servers: dict[int, _Server] = {}
+        """By place among the servers; those that had batches for this process so far."""
+        self._renewals = dict(self._cluster.renewals)
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
         self._timeout_s = timeout_s
         self._pin = pin_memory
@@ -152,19 +154,23 @@ class RemoteReceivingChannel(ChannelBase):
         """
         self._check_open()
         with self._changed:
+            # a server that samples for the epoch before is told of this one too
+            running = [number for number, one in self._servers.items() if not one.ended]
             self._reset()
             self._epoch = epoch
-            by_server: list[list[int]] = [[] for _ in self._servers]
+            by_server: dict[int, list[int]] = {number: [] for number in running}
             for position, (number, batch) in enumerate(batches):
-                server = self._servers[number]
+                server = self._server(number)
                 self._order.append(server)
                 server.positions.setdefault(batch, deque()).append(position)
-                by_server[number].append(batch)
-            for server, wanted in zip(self._servers, by_server, strict=True):
-                server.total, server.ended = len(wanted), not wanted
+                by_server.setdefault(number, []).append(batch)
+            asked = {self._servers[number]: wanted for number, wanted in by_server.items()}
+            for server, wanted in asked.items():
+                server.total = server.left = len(wanted)
+                server.ended = not wanted
             generation = self._generation
         deadline = time.monotonic() + self._timeout_s  # of all servers together
-        self._look_for_same_host(deadline)
+        self._look_for_same_host(asked, deadline)
         answers = [
             self._call(
                 server, "start_new_epoch_sampling", producer_id=server.producer_id, epoch=epoch,
@@ -173,10 +179,10 @@ class RemoteReceivingChannel(ChannelBase):
                     batches=np.array(wanted, dtype=np.int64),
                 ),
             )
-            for server, wanted in zip(self._servers, by_server, strict=True)
+            for server, wanted in asked.items()
         ]  # fmt: skip
         try:
-            for server, answer in zip(self._servers, answers, strict=True):
+            for server, answer in zip(asked, answers, strict=True):
                 what = f"the start of epoch {epoch} on storage server {server.rank}"
                 result_of(answer, deadline - time.monotonic(), what, self._timeout_s)
         except BaseException:
@@ -184,15 +190,28 @@ class RemoteReceivingChannel(ChannelBase):
             raise
         with self._changed:
             self._last_arrival = time.monotonic()
-        for server in self._servers:
+        for server in asked:
             self._ask(server)
 
-    def _look_for_same_host(self, deadline: float) -> None:
+    def _server(self, number: int) -> _Server:
+        """Return a server; one that had no batches for this process before is met now.
+
+        Raises:
+            ServerDiedError: It was started again: the producer is not there any more.
+        """
+        if number not in self._servers:
+            rank, producer = self._producers[number]
+            if self._cluster.renewals.get(rank) != self._renewals.get(rank):
+                raise ServerDiedError(f"storage server {rank} was started again")
+            self._servers[number] = _Server(rank, producer, self._cluster.link(rank))
+        return self._servers[number]
+
+    def _look_for_same_host(self, servers: Iterable[_Server], deadline: float) -> None:
         """Find out, once, whose batches need not travel. Page-locked memory is this side's own."""
         wanted = not self._pin and reads_same_memory()
         asked = [
             (server, self._call(server, "memory_mark") if wanted else None)
-            for server in self._servers
+            for server in servers
             if server.same_host is None
         ]
         for server, answer in asked:
@@ -207,15 +226,15 @@ class RemoteReceivingChannel(ChannelBase):
         self._arrived.clear()
         self._order = []
         self._taken, self._error = 0, None
-        for server in self._servers:
+        for server in self._servers.values():
             server.positions = {}
-            server.total = server.asked = server.under_way = 0
+            server.total = server.left = server.asked = server.under_way = 0
             server.ended = True
 
     def cancel(self) -> None:
         """Break the epoch off; the servers stop sampling for it."""
         with self._changed:
-            generation, running = self._generation, [s for s in self._servers if not s.ended]
+            generation, running = self._generation, [s for s in self._servers.values() if not s.ended]
             self._reset()
             self._changed.notify_all()
         for server in running:
@@ -226,7 +245,7 @@ class RemoteReceivingChannel(ChannelBase):
                 )
 
     def _call(self, server: _Server, name: str, **arguments: Any) -> "Future[Any]":
-        found: Future[Any] = self._links[server.rank].call(name, **arguments)
+        found: Future[Any] = server.link.call(name, **arguments)
         return found
 
     def _ask(self, server: _Server) -> None:
@@ -248,13 +267,13 @@ class RemoteReceivingChannel(ChannelBase):
                     caller = self._caller_of(server)
                     reply = caller.ask("fetch", request, FetchAnswer, into=self._pool.room)
                 except GiglLoaderError as error:
-                    self._failed(generation, self._links[server.rank].named(error))
+                    self._failed(generation, server.link.named(error))
                     return
                 server.fetches.put((reply, generation))
 
     def _caller_of(self, server: _Server) -> Caller:
         if server.caller is None:
-            link = self._links[server.rank]
+            link = server.link
             server.caller = link.dial()
             threading.Thread(
                 target=self._file_all, args=(server,), name=f"batches of {link.name}", daemon=True
@@ -264,7 +283,7 @@ class RemoteReceivingChannel(ChannelBase):
     # -- filing: one thread for each server -----------------------------------------------------
 
     def _file_all(self, server: _Server) -> None:
-        link = self._links[server.rank]
+        link = server.link
         while (fetch := server.fetches.get()) is not None:
             reply, generation = fetch
             try:
@@ -296,6 +315,7 @@ class RemoteReceivingChannel(ChannelBase):
                 batch.stats["worker"] = (server.rank, batch.stats.get("worker", 0))
                 received = Received(batch.ticket, message, batch.stats)
                 self._arrived[waiting.popleft()] = received
+                server.left -= 1
             self._check_complete(server, batch is not None)
             self._changed.notify_all()
 
@@ -334,16 +354,15 @@ class RemoteReceivingChannel(ChannelBase):
             leases.append(server.released.popleft())
         with contextlib.suppress(GiglLoaderError):  # a dead server writes nothing over
             if server.giver is None:
-                server.giver = self._links[server.rank].dial()
+                server.giver = server.link.dial()
             if server.given_back is not None:
                 server.given_back.wait(_GIVE_BACK_S)
             server.given_back = server.giver.ask("give_back", GiveBack(tuple(leases)), Nothing)
 
     def _check_complete(self, server: _Server, has_batch: bool) -> None:
-        left = sum(len(positions) for positions in server.positions.values())
-        if (server.ended and left) or (not has_batch and not server.ended):
+        if (server.ended and server.left) or (not has_batch and not server.ended):
             self._error = ProtocolError(
-                f"storage server {server.rank} ended epoch {self._epoch} with {left} batches "
+                f"storage server {server.rank} ended epoch {self._epoch} with {server.left} batches "
                 "to come"
             )
 
@@ -378,7 +397,7 @@ class RemoteReceivingChannel(ChannelBase):
                 if self._error is not None:
                     raise self._error
                 self._cluster.raise_if_broken()
-                if self._taken == len(self._order) and all(s.ended for s in self._servers):
+                if self._taken == len(self._order) and all(s.ended for s in self._servers.values()):
                     return None
                 quiet = time.monotonic() - max(self._last_arrival, started)
                 if quiet >= limit:
@@ -398,7 +417,7 @@ class RemoteReceivingChannel(ChannelBase):
     def _stalled(self, limit: float) -> PeerTimeoutError:
         asked = [
             (server, self._call(server, "describe_workers", producer_id=server.producer_id))
-            for server in self._servers
+            for server in self._servers.values()
             if server.under_way
         ]
         deadline = time.monotonic() + _DESCRIBE_S  # of all servers together
@@ -419,7 +438,7 @@ class RemoteReceivingChannel(ChannelBase):
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
         with self._changed:
-            ended = self._taken == len(self._order) and all(s.ended for s in self._servers)
+            ended = self._taken == len(self._order) and all(s.ended for s in self._servers.values())
             return self._ready_position() is not None or self._error is not None or ended
 
     @property
@@ -457,12 +476,12 @@ class RemoteReceivingChannel(ChannelBase):
             self._closed = True
             self._reset()
             self._changed.notify_all()
-        for server in self._servers:
+        for server in self._servers.values():
             self._hang_up(server)
         self._mappings.close()
 
     def _hang_up(self, server: _Server) -> None:
-        link = self._links[server.rank]
+        link = server.link
         server.fetches.put(None)
         for caller in (server.caller, server.giver):
             if caller is not None:

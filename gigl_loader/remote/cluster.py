@@ -5,6 +5,9 @@
     watch     one per server: tells that this process is here, and hears of the end
     calls     a few per server: each has one question under way; a free one is taken, or one opened
     batches   one per loader and server: see `gigl_loader.remote.channel`
+
+All but server 0 are met when they are first asked for something: a rank that takes its batches from
+a few of hundreds of servers has no connection with the others, and hears of those from server 0.
 """
 
 import contextlib
@@ -12,9 +15,10 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from gigl_loader.errors import (
@@ -40,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 600.0
 """Seconds that a call without a deadline of its own may take."""
+_ENTER_S = 30.0
+"""Longest wait for a server that is asked for the first time."""
 _RENEW_S, _RENEW_EVERY_S = 5.0, 0.2
 """Longest attempt to connect again with a server that is gone, and the pause between two."""
 _MOST_FREE = 2
@@ -79,24 +85,25 @@ class ServerLink:
         name: What this process calls itself.
         session: Who this process is, on all connections.
         patience_s: How long an outage of the network may last.
-        generation: Of the server, where that is known; 0: it is not.
+        join: To be said with the first question; None: by `enter`.
     """
 
     def __init__(
         self, rank: int, address: tuple[str, int], security: Security, name: str, session: str,
-        patience_s: float, generation: int = 0,
+        patience_s: float, join: Join | None = None,
     ) -> None:  # fmt: skip
-        self.rank, self.generation = rank, generation
+        self.rank, self._join = rank, join
+        self._entering, self._is_watched = threading.Lock(), False
         self.name = f"storage server {rank} at {address[0]}:{address[1]}"
         self.address = address
-        self._security, self._own_name = security, name
-        self._session, self._patience_s = session, patience_s
+        self._security, self.own_name = security, name
+        self.session, self._patience_s = session, patience_s
         self._changed = threading.Condition()
         self._error: ServerDiedError | UsageError | None = None
         self._refusal: Exception | None = None
         self._free: list[Caller] = []
         self._callers: set[Caller] = set()
-        self._watch = self.dial()
+        self._watch = self._dial()
         self.news = News()
         """What the server said last."""
 
@@ -105,13 +112,26 @@ class ServerLink:
     def dial(self) -> Caller:
         """Return a caller of the server; it is closed with this link, or by `hang_up`.
 
+        The first one says who this process is, before anything else is asked.
+
         Raises:
             ServerDiedError, UsageError: The link is over.
+            PeerTimeoutError: The server did not come up, or does not answer.
         """
+        with self._entering:
+            if self._join is not None:
+                deadline = time.monotonic() + _ENTER_S
+                progress = Progress(self.own_name, deadline)
+                self.enter(self._join, deadline, progress)
+                self.wait_until_in(lambda news: news.number > 0, deadline, _ENTER_S, progress)
+                self._join = None
+        return self._dial()
+
+    def _dial(self) -> Caller:
         fresh = Caller(
-            *self.address, self._security, self._own_name, patience_s=self._patience_s,
+            *self.address, self._security, self.own_name, patience_s=self._patience_s,
             what=f"storage server {self.rank}",
-            session=self._session,
+            session=self.session,
         )  # fmt: skip
         with self._changed:
             if self._error is not None:
@@ -158,7 +178,7 @@ class ServerLink:
         """Return a link to the same server, started again or out of reach for too long."""
         self.close("it was started again")
         return ServerLink(
-            self.rank, address, self._security, self._own_name, secrets.token_hex(16),
+            self.rank, address, self._security, self.own_name, secrets.token_hex(16),
             self._patience_s,
         )  # fmt: skip
 
@@ -173,6 +193,9 @@ class ServerLink:
             ConfigError: There is no such host.
         """
         self._watch.connect(deadline, lambda why: progress.say(self.name))
+        if self._is_watched:  # a first attempt took too long
+            return
+        self._is_watched = True
         thread = threading.Thread(
             target=self._watch_all, args=(join,), name=f"watch {self.name}", daemon=True
         )
@@ -326,12 +349,58 @@ def result_of(future: "Future[T]", timeout_s: float, what: str, limit_s: float |
         ) from error
 
 
-class Cluster:
-    """A compute process's links to all storage servers."""
+class Links(Sequence[ServerLink]):
+    """A compute process's links by server; each is made when it is first looked at.
 
-    def __init__(self, links: list[ServerLink], job: int, rank: int, world_size: int) -> None:
-        self.links, self.job, self.rank, self.world_size = links, job, rank, world_size
+    Args:
+        first: To server 0.
+        make: Returns a fresh link to a server.
+        count: Number of servers.
+    """
+
+    def __init__(
+        self, first: ServerLink, make: Callable[[int], ServerLink], count: int
+    ) -> None:
+        self.made: dict[int, ServerLink] = {0: first}
+        """Those that were looked at."""
+        self._make, self._count = make, count
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, rank: Any) -> Any:
+        if not 0 <= rank < self._count:
+            raise IndexError(rank)
+        with self._lock:
+            if rank not in self.made:
+                self.made[rank] = self._make(rank)
+            return self.made[rank]
+
+
+class Cluster:
+    """A compute process's links to all storage servers.
+
+    Args:
+        first: To server 0, which has let this process in.
+        join: What to say to the others.
+        security: As theirs.
+        patience_s: How long an outage of the network may last.
+    """
+
+    def __init__(
+        self, first: ServerLink, join: Join, security: Security, patience_s: float
+    ) -> None:
+        assert join.job is not None, "server 0 said which job"
+        self.job, self.rank, self.world_size = join.job, join.rank, join.world_size
+        self.generations: tuple[int, ...] = first.news.generations
+        """Of the servers, as far as this process has gone along with them."""
+        self.renewals: dict[int, int] = {}
+        """How often a server was found started again; none is 0 times."""
+        self.links = Links(first, self._fresh, join.num_servers)
         self.closed = False
+        self._join, self._security, self._patience_s = join, security, patience_s
+        self._session = first.session
         self._renewing = threading.Lock()
 
     @classmethod
@@ -339,7 +408,7 @@ class Cluster:
         cls, host: str, port: int, *, rank: int, world_size: int, num_servers: int,
         security: Security, timeout_s: float, patience_s: float = PATIENCE_S,
     ) -> "Cluster":  # fmt: skip
-        """Meet the servers and the other compute processes; returns when all are there.
+        """Meet server 0 and the other compute processes; returns when all, servers too, are there.
 
         Args:
             host: Address of storage server 0.
@@ -360,34 +429,16 @@ class Cluster:
         me, session = f"compute process {rank}", secrets.token_hex(16)
         progress = Progress(me, deadline)
         join = Join(role=Role.CLIENT, rank=rank, num_servers=num_servers, world_size=world_size)
-        links = [ServerLink(0, (host, port), security, me, session, patience_s)]
+        first = ServerLink(0, (host, port), security, me, session, patience_s)
         try:
-            links[0].enter(join, deadline, progress)
-            news = links[0].wait_until_in(
+            first.enter(join, deadline, progress)
+            news = first.wait_until_in(
                 lambda news: news.job is not None, deadline, timeout_s, progress
             )
-            assert news.job is not None
-            links[0].generation = news.generations[0]
-            links += [
-                ServerLink(server, address, security, me, session, patience_s, generation)
-                for server, (address, generation) in enumerate(
-                    zip(news.addresses, news.generations, strict=True)
-                )
-                if server > 0
-            ]
-            known = Join(
-                role=Role.CLIENT, rank=rank, num_servers=num_servers, world_size=world_size,
-                job=news.job,
-            )  # fmt: skip
-            for link in links[1:]:
-                link.enter(known, deadline, progress)
-            for link in links[1:]:
-                link.wait_until_in(lambda news: news.number > 0, deadline, timeout_s, progress)
         except BaseException:
-            for link in links:
-                link.close()
+            first.close()
             raise
-        return cls(links, news.job, rank, world_size)
+        return cls(first, replace(join, job=news.job), security, patience_s)
 
     def link(self, server_rank: int) -> ServerLink:
         """Return the link to a server.
@@ -397,27 +448,36 @@ class Cluster:
         """
         if not 0 <= server_rank < len(self.links):
             raise ConfigError(f"server rank must be in [0, {len(self.links)}), got {server_rank}")
-        return self.links[server_rank]
+        found: ServerLink = self.links[server_rank]
+        return found
+
+    def _fresh(self, rank: int) -> ServerLink:
+        """Return a link that is not up yet."""
+        first = self.links.made[0]
+        link = ServerLink(
+            rank, first.news.addresses[rank], self._security, first.own_name, self._session,
+            self._patience_s, self._join,
+        )  # fmt: skip
+        if self.closed:
+            link.close()
+        return link
 
     # -- servers that were away -----------------------------------------------------------------
 
     @property
     def is_whole(self) -> bool:
-        """Whether all servers are those that the links lead to."""
-        stale = self._stale(self.links[0].news)
-        return not stale and all(link.error is None for link in self.links)
+        """Whether all servers are those that this process knows."""
+        news = self.links.made[0].news
+        return not (news.away or self._stale(news) or self._broken())
+
+    def _broken(self) -> list[int]:
+        return [rank for rank, link in list(self.links.made.items()) if link.error is not None]
 
     def _stale(self, news: News) -> list[int]:
-        return [
-            link.rank
-            for link, generation in zip(self.links, news.generations, strict=False)
-            if link.generation not in (0, generation)
-        ]
-
-    @property
-    def generations(self) -> tuple[int, ...]:
-        """Of the servers that the links lead to."""
-        return tuple(link.generation for link in self.links)
+        if news.generations is self.generations:
+            return []
+        pairs = enumerate(zip(self.generations, news.generations, strict=False))
+        return [rank for rank, (known, now) in pairs if known != now]
 
     def renew(self, deadline: float) -> None:
         """Connect again with the servers that are gone or were started again.
@@ -430,29 +490,45 @@ class Cluster:
         """
         with self._renewing:
             while not self.is_whole and not self.closed:
-                broken = [link.rank for link in self.links if link.error is not None]
-                errors = [self.links[rank].error for rank in broken]
+                errors = [self.links.made[rank].error for rank in self._broken()]
                 try:
-                    self._renew_one(min([*broken, *self._stale(self.links[0].news)]))
+                    self._renew_lowest()
                 except GiglLoaderError as error:
                     if time.monotonic() > deadline:
                         raise next((one for one in errors if one is not None), error) from error
                     time.sleep(_RENEW_EVERY_S)
 
-    def _renew_one(self, rank: int) -> None:
-        """Connect again with one server; the lowest that is gone, as server 0 knows the others."""
-        now, former = time.monotonic(), self.links[rank]
-        join = Join(
-            role=Role.CLIENT, rank=self.rank, num_servers=len(self.links),
-            world_size=self.world_size, job=self.job,
-        )  # fmt: skip
-        news = self.links[0].news
+    def _renew_lowest(self) -> None:
+        """Go along with one server that is another now: the lowest, as server 0 knows the others.
+
+        Raises:
+            GiglLoaderError: It is not back.
+        """
+        news = self.links.made[0].news
+        changed = {*self._broken(), *self._stale(news)}
+        if not changed:
+            raise ServerDiedError(
+                f"storage servers {list(news.away)} are gone, says storage server 0: see their logs"
+            )
+        rank = min(changed)
+        if rank in self.links.made:
+            self._renew_link(rank)
+        self.renewals[rank] = self.renewals.get(rank, 0) + 1
+        known = list(self.generations)
+        fresh = self.links.made[0].news
+        known[rank] = fresh.generations[rank] if rank < len(fresh.generations) else 0
+        if rank in self.links.made:
+            known[rank] = self.links.made[rank].news.generation
+        self.generations = tuple(known)
+
+    def _renew_link(self, rank: int) -> None:
+        now, former = time.monotonic(), self.links.made[rank]
+        news = self.links.made[0].news
         known = rank > 0 and len(news.addresses) > rank
-        address = news.addresses[rank] if known else former.address
-        fresh = former.again(address)
+        fresh = former.again(news.addresses[rank] if known else former.address)
         progress = Progress(f"compute process {self.rank}", now + _RENEW_S)
         try:
-            fresh.enter(join, now + _RENEW_S / 5, progress)  # its address may be another by then
+            fresh.enter(self._join, now + _RENEW_S / 5, progress)  # its address may be another by then
             fresh.wait_until_in(
                 lambda news: bool(news.addresses) if rank == 0 else news.number > 0,
                 now + _RENEW_S, _RENEW_S, progress,
@@ -460,13 +536,12 @@ class Cluster:
         except BaseException:
             fresh.close()
             raise
-        fresh.generation = fresh.news.generation
-        self.links[rank] = fresh
+        self.links.made[rank] = fresh
         _log.warning("%s is back", fresh.name)
 
     def raise_if_broken(self) -> None:
-        """Raise `ServerDiedError` where a server is gone, whether or not it has work to do."""
-        for link in self.links:
+        """Raise `ServerDiedError` where a server is gone that this process is connected with."""
+        for link in list(self.links.made.values()):
             error = link.error
             if error is not None:
                 raise error
@@ -474,5 +549,5 @@ class Cluster:
     def close(self) -> None:
         """Leave. Idempotent."""
         self.closed = True
-        for link in self.links:
+        for link in list(self.links.made.values()):
             link.close()

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any
@@ -46,6 +46,9 @@ _TICK_S = 0.25
 _HEALTH_EVERY_S = 60.0
 _GRACE_S = 30.0
 """How long clients may take to leave after a server was lost."""
+_STATUS_S_PER_MEMBER = 0.005
+"""Seconds between two messages about who is waited for, for each that waits: with 200 of them every
+second."""
 _MOST_INPUT_BYTES = 16 << 30
 """The largest input of one producer: 2 billion seeds. Memory is taken as its bytes arrive."""
 
@@ -89,6 +92,7 @@ class Endpoint:
         self._error: ServerDiedError | None = None
         self._error_time = 0.0
         self._stopping = False
+        self._status_is_old, self._told_at = False, 0.0
         self._leader = leader
         self.jobs_served = 0
         self.over = threading.Event()
@@ -173,9 +177,14 @@ class Endpoint:
         if join.role is Role.SERVER:
             self._away.pop(join.rank, None)
             _log.info("storage server %d joined from %s", join.rank, join.address)
+        is_back = join.role is Role.CLIENT and self._book.running
         self._begin_if_complete()
-        self._tell_where()
-        self._tell_all()
+        self._tell_where([member] if is_back and self._book.running else None)
+        if join.role is Role.SERVER or not self._book.present:
+            self._tell_all()
+        else:
+            self._tell([member])
+            self._status_is_old = True
         return member
 
     def _replace_former(self, member: Member) -> None:
@@ -184,9 +193,7 @@ class Endpoint:
         A client's new producers must not be released by what is found out later of the old one.
         """
         join = member.join
-        for one in list(self._attendance.members.values()):
-            if (one.join.role, one.join.rank) != (join.role, join.rank):
-                continue
+        for one in self._attendance.at(join.role, join.rank):
             if join.role is Role.SERVER:
                 one.tell(refused=f"a later storage server {join.rank} took its place: check RANK")
                 self._attendance.left(one)
@@ -220,8 +227,7 @@ class Endpoint:
     @property
     def _servers(self) -> dict[int, Member]:
         """The other storage servers that are here, on server 0."""
-        members = self._attendance.members.values()
-        return {one.join.rank: one for one in members if one.join.role is Role.SERVER}
+        return self._attendance.servers
 
     def _begin_if_complete(self) -> None:
         book, servers = self._book, self._servers
@@ -232,28 +238,45 @@ class Endpoint:
         for member in book.present.values():
             member.job = book.job
 
-    def _tell_where(self) -> None:
-        """Tell the clients of the job where all servers are, once they are here."""
+    def _tell_where(self, members: Sequence[Member] | None = None) -> None:
+        """Tell clients of the job (None: all) where all servers are, once they are here."""
         book, servers = self._book, self._servers
         if not book.running or len(servers) != self.server.num_servers - 1:
             return
         others = [servers[rank].join for rank in sorted(servers)]
         addresses = (self.address, *(one.address for one in others if one.address is not None))
         generations = (self.generation, *(one.generation for one in others))
-        for member in book.present.values():
-            member.tell(job=book.job, addresses=addresses, generations=generations)
+        present = book.present.values()
+        for member in present if members is None else members:
+            if member.job == book.job:
+                member.tell(job=book.job, addresses=addresses, generations=generations)
 
     def _tell_all(self) -> None:
         """Tell each member what concerns it, if it is new."""
+        self._status_is_old, self._told_at = False, time.monotonic()
+        self._tell(self._attendance.members.values())
+
+    def _tell_status(self, now: float) -> None:
+        """Tell those who wait for whom, now and then.
+
+        Each that comes or leaves changes that text for all others: told at once, the messages
+        would grow with the square of their number.
+        """
+        waiting = len(self._book.waiting)
+        if self._status_is_old and now - self._told_at >= waiting * _STATUS_S_PER_MEMBER:
+            self._tell_all()
+
+    def _tell(self, members: Iterable[Member]) -> None:
         lost = None if self._error is None else str(self._error)
         missing = set(range(1, self.server.num_servers)) - set(self._servers)
         text = self._book.describe(missing)
-        waiting = self._book.waiting
-        for member in self._attendance.members.values():
+        waiting = set(self._book.waiting)
+        for member in members:
             status = text if member in waiting else ""
             member.tell(
-                status=status, jobs_served=self.jobs_served, lost=lost, generation=self.generation
-            )
+                status=status, jobs_served=self.jobs_served, lost=lost,
+                generation=self.generation, away=tuple(sorted(self._away)),
+            )  # fmt: skip
 
     def _ended(self, peer: Peer, end: End) -> None:
         with self._lock:
@@ -296,13 +319,14 @@ class Endpoint:
             return
         with self._lock:
             self._away[rank] = (why, time.monotonic() + self._rejoin_s)
+            self._tell_all()
         self._rendezvous.fail_all(why)
         _log.warning("%s; it is expected back for %.0f s", why, self._rejoin_s)
 
     def _leave_job(self, member: Member) -> None:
         with self._lock:
             if not self._book.leave(member):
-                self._tell_all()
+                self._status_is_old = True
                 return
             self.jobs_served = max(self.jobs_served + 1, self._book.job)
             _log.info("job %d is over", self._book.job - 1)
@@ -425,6 +449,7 @@ class Endpoint:
 
     def _tick(self, now: float) -> None:
         with self._lock:
+            self._tell_status(now)
             overdue = self._attendance.overdue(now)
             clients = [
                 one for one in self._attendance.members.values() if one.join.role is Role.CLIENT

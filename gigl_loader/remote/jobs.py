@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, PeerError
-from gigl_loader.remote.membership import Join, News
+from gigl_loader.remote.membership import Join, News, Role
 from gigl_loader.transport import End
 
 KILLED_GRACE_S = 1.0
@@ -82,6 +82,9 @@ class Attendance:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
+        self._by_place: dict[tuple[Role, int], dict[str, Member]] = {}
+        self.servers: dict[int, Member] = {}
+        """Storage servers by rank, the latest of each."""
         self._departed: dict[str, None] = {}  # oldest first
 
     def find(self, session: str, seen: int) -> Member | None:
@@ -106,6 +109,14 @@ class Attendance:
     def came(self, member: Member) -> None:
         """Take a new member in."""
         self.members[member.session] = member
+        join = member.join
+        self._by_place.setdefault((join.role, join.rank), {})[member.session] = member
+        if join.role is Role.SERVER:
+            self.servers[join.rank] = member
+
+    def at(self, role: Role, rank: int) -> list[Member]:
+        """Return who is here as that rank; without a look at all members."""
+        return list(self._by_place.get((role, rank), {}).values())
 
     def returned(self, member: Member, peer: Any) -> None:
         """Note the connection that a member's watch is on now."""
@@ -132,6 +143,12 @@ class Attendance:
         """Forget a member; False: that was done before."""
         if self.members.pop(member.session, None) is None:
             return False
+        place = (member.join.role, member.join.rank)
+        self._by_place[place].pop(member.session)
+        if not self._by_place[place]:
+            del self._by_place[place]
+        if self.servers.get(member.join.rank) is member:
+            del self.servers[member.join.rank]
         self._departed[member.session] = None
         while len(self._departed) > _MOST_DEPARTED:
             del self._departed[next(iter(self._departed))]
@@ -202,7 +219,8 @@ class JobBook:
     def leave(self, member: Member) -> bool:
         """Let a client go; return whether the job is over."""
         self.queued = [one for one in self.queued if one is not member]
-        self.present = {rank: one for rank, one in self.present.items() if one is not member}
+        if self.present.get(member.join.rank) is member:
+            del self.present[member.join.rank]
         if not self.running or self.present or self.unseen:
             return False
         self.job, self.running, self.world_size = self.job + 1, False, None

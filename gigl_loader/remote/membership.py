@@ -55,6 +55,8 @@ class News:
     """Of the server that says this."""
     generations: tuple[int, ...] = ()
     """Of the same: a server that was started again has a larger one."""
+    away: tuple[int, ...] = ()
+    """Storage servers that are lost and expected back."""
     status: str = ""
     """For people: who is waited for."""
     jobs_served: int = 0

@@ -20,7 +20,14 @@ from gigl_loader._glt import (
     SamplingConfig,
 )
 from gigl_loader.dataset.schema import is_label_edge_type
-from gigl_loader.errors import ConfigError, GiglLoaderError, PeerTimeoutError, UsageError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerError,
+    PeerLostError,
+    PeerTimeoutError,
+    UsageError,
+)
 from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
@@ -48,6 +55,9 @@ caller: ContextVar[Hashable] = ContextVar("caller", default="this process")
 _OWN_SAMPLERS = "gigl_loader.sampler"
 _MOST_REQUESTS = 4096
 """Create requests that are remembered, in case they are asked again."""
+_OVER = "over"
+_LOOK_S, _AFTER_FAILURE_S = 30.0, 1.0
+"""How long one question for the end of server 0's producer waits; and the pause after a failure."""
 _END_S = 60.0
 """The most that a closing server waits for a producer's workers to end."""
 
@@ -57,6 +67,8 @@ class _Slot:
     """A worker key: whoever asks first creates, the others wait for the same outcome."""
 
     id: int
+    name: str = ""
+    """The same on all servers; empty: nobody but the one who asked knows of it."""
     ready: threading.Event = field(default_factory=lambda: threading.Event())
     shared: SharedProducer | None = None
     error: BaseException | None = None
@@ -104,6 +116,8 @@ class DistServer(PartitionAnswers):
         self._gone: set[Hashable] = set()
         self._closed = False
         self._by_request: OrderedDict[str, _Slot] = OrderedDict()
+        self._ends: dict[int, Rendezvous] = {}
+        """Where producers hear of their end, by id."""
         self._mark = HostMark()
         self._counts = ServerCounts()
         self.create_calls = 0
@@ -193,7 +207,7 @@ class DistServer(PartitionAnswers):
             self.create_calls += 1
             job = client[0] if isinstance(client, tuple) else None
             known = self._by_key.get((job, key)) if key is not None else None
-            slot = _Slot(self._next_id) if known is None else self._slots[known]
+            slot = _Slot(self._next_id, request_id) if known is None else self._slots[known]
             if request_id:
                 self._remember(request_id, slot)
             if known is not None:
@@ -263,15 +277,56 @@ class DistServer(PartitionAnswers):
         )
         for gone in set(self._gone):  # it left while its producer started
             self.client_gone(gone)
+        if slot.name and self.meet is not None and self.server_rank > 0:
+            threading.Thread(
+                target=self._end_with_server_0, args=(slot,), name=f"end of {slot.id}", daemon=True
+            ).start()
         if self._closed:
             shared.close(0.0)
+
+    def _end_with_server_0(self, slot: _Slot) -> None:
+        """End a producer when that of server 0 has ended, or server 0 is gone.
+
+        A consumer releases its producer on server 0 and on the servers that it took batches from:
+        the others never heard of it.
+        """
+        assert self.meet is not None
+        meeting = self.meet(f"{slot.name}: end", _LOOK_S)
+        self._ends[slot.id] = meeting
+        try:
+            while slot.id in self._slots and not self._closed:
+                try:
+                    meeting.wait_for(_OVER)
+                    break
+                except PeerTimeoutError:
+                    continue
+                except PeerError as error:
+                    if isinstance(error, PeerLostError):
+                        break
+                    time.sleep(_AFTER_FAILURE_S)  # of another server: server 0 decides
+        except GiglLoaderError as error:
+            _log.debug("the end of producer %d: %s", slot.id, error)
+        finally:
+            self._ends.pop(slot.id, None)
+            meeting.close()
+        self._end(slot.id)
+
+    def _tell_of_end(self, slot: _Slot) -> None:
+        """Let the other servers end theirs. On server 0."""
+        if slot.name and self.meet is not None and self.server_rank == 0:
+            meeting = self.meet(f"{slot.name}: end", _LOOK_S)
+            meeting.publish(_OVER, b"")
+            meeting.close()
 
     def _forget(self, producer_id: int) -> SharedProducer | None:
         with self._lock:
             slot = self._slots.pop(producer_id, None)
             self._destroyed.add(producer_id)
             self._by_key = {k: v for k, v in self._by_key.items() if v != producer_id}
-        return slot.shared if slot is not None else None
+        if slot is None:
+            return None
+        self._tell_of_end(slot)
+        return slot.shared
 
     def _shared(self, producer_id: int) -> SharedProducer:
         with self._lock:
@@ -425,6 +480,8 @@ class DistServer(PartitionAnswers):
         with self._lock:
             self._closed = True
             ids = [slot.id for slot in self._slots.values() if slot.shared is not None]
+        for meeting in list(self._ends.values()):
+            meeting.close()
         _at_once(self._end, [(number, 0.0) for number in ids])
         self._mark.close()
 

@@ -35,7 +35,6 @@ _Answers = list[tuple["Future[Fetched]", Fetched | GiglLoaderError]]
 class _Consumer:
     """One compute process's share of the producer."""
 
-    client: Hashable
     generation: int = _NONE
     """Generation of the epoch under way; `_NONE`: none yet, `_BROKEN`: it was broken off."""
     epoch: int = 0
@@ -48,7 +47,6 @@ class _Consumer:
     """Number of the connection that the last fetch came on; older ones do not count any more."""
     error: GiglLoaderError | None = None
     """Error that ends the epoch; one left over from the epoch before is ignored, see `_serve`."""
-    released: bool = False
 
     @property
     def left(self) -> int:
@@ -94,11 +92,18 @@ class SharedProducer:
         self._memory, self._request, self._limit_bytes = memory, request, limit_bytes
         self._limit, self._count = memory.capacity, count
         self._lock = threading.RLock()
-        self._consumers = {number: _Consumer(client) for number, client in enumerate(clients)}
+        self._clients = tuple(clients)
+        self._numbers: dict[Hashable, list[int]] = {}
+        for number, client in enumerate(clients):
+            self._numbers.setdefault(client, []).append(number)
+        self._consumers: dict[int, _Consumer] = {}
+        """Those that came: of thousands that may come, a server is asked by a few."""
+        self._released: set[int] = set()
+        self._hungry: dict[int, None] = {}
+        """Consumers whose fetches wait."""
+        self._limited = self._limit
         self._fatal: GiglLoaderError | None = None
         self._closing = False
-        for number in range(1, len(clients)):
-            producer.add_stream(number, self._limit)
         self._thread = threading.Thread(target=self._pump_all, name=f"pump {key}", daemon=True)
         self._thread.start()
 
@@ -172,6 +177,7 @@ class SharedProducer:
             if request.position is not None:
                 self._go_to(request.consumer, consumer, request.position)
             consumer.waiting.append(future)
+            self._hungry[request.consumer] = None
             done = self._serve(request.consumer, consumer)
         _answer(done)
         return future
@@ -201,27 +207,36 @@ class SharedProducer:
             UsageError: There never was such a consumer.
         """
         with self._lock:
-            consumer = self._consumers.get(number)
-            if consumer is None:
+            if not 0 <= number < len(self._clients):
                 raise UsageError(f"producer {self.key!r} has no consumer {number}")
-            if consumer.released:  # asked again after a lost connection
+            if number in self._released:  # asked again after a lost connection
                 return False
-            consumer.released = True
+            self._released.add(number)
+            consumer = self._consumers.get(number)
+            if consumer is None:  # it never came
+                return self._all_released
             with contextlib.suppress(GiglLoaderError):  # workers that are gone sample nothing
                 self.producer.cancel_epoch(stream=number)
             self.producer.remove_stream(number)
             _answer([(future, _STALE) for future in self._take_waiting(consumer)])
-            return all(consumer.released for consumer in self._consumers.values())
+            return self._all_released
+
+    @property
+    def _all_released(self) -> bool:
+        return len(self._released) == len(self._clients)
 
     def consumers_of(self, client: Hashable) -> list[int]:
         """Return the consumers that a client has not released."""
-        return [n for n, c in self._consumers.items() if c.client == client and not c.released]
+        return [number for number in self._numbers.get(client, ()) if number not in self._released]
 
     def _get(self, number: int) -> _Consumer:
-        consumer = self._consumers.get(number)
-        if consumer is None or consumer.released:
+        if not 0 <= number < len(self._clients) or number in self._released:
             raise UsageError(f"producer {self.key!r} has no consumer {number}, or released it")
-        return consumer
+        if number not in self._consumers:
+            self._consumers[number] = _Consumer()
+            if number > 0:  # a producer has one stream from the start
+                self.producer.add_stream(number, self._limited)
+        return self._consumers[number]
 
     def _check(self) -> None:
         if self._closing:
@@ -283,15 +298,22 @@ class SharedProducer:
         done: _Answers = []
         with self._lock:
             largest = max(self._memory.largest, 1)
-            limit = max(1, min(self._limit, self._limit_bytes // largest))
-            for number, consumer in self._consumers.items():
-                if not consumer.released:
-                    self.producer.limit_stream(number, limit)
-                    try:
-                        done += self._serve(number, consumer)
-                    except GiglLoaderError as error:
-                        self._fail(error)
+            self._limit_all(max(1, min(self._limit, self._limit_bytes // largest)))
+            for number in list(self._hungry):
+                consumer = self._consumers[number]
+                try:
+                    done += self._serve(number, consumer)
+                except GiglLoaderError as error:
+                    self._fail(error)
+                if not consumer.waiting:
+                    del self._hungry[number]
         _answer(done)
+
+    def _limit_all(self, limit: int) -> None:
+        if limit != self._limited:
+            self._limited = limit
+            for number in self._consumers.keys() - self._released:
+                self.producer.limit_stream(number, limit)
 
     def _fail(self, error: GiglLoaderError) -> None:
         """Give up: hand an error to all consumers, now and from now on."""
@@ -310,7 +332,9 @@ class SharedProducer:
         with self._lock:  # consumers, and with them the producer's streams, come and go
             return {
                 "key": self.key,
-                "consumers": [str(c.client) for c in self._consumers.values() if not c.released],
+                "consumers": [
+                    str(one) for n, one in enumerate(self._clients) if n not in self._released
+                ],
                 "worker_pids": self.producer.pids,
                 "queued_batches": self.producer.queue_depth,
                 "queued_bytes": self._memory.leased_bytes,
@@ -350,3 +374,33 @@ def share_of_batches(total: int, request: ProducerRequest, consumer: int) -> ran
     if request.shard is None:
         return range(0)
     return range(request.shard, total, request.num_shards)[consumer :: request.num_consumers]
+
+
+@dataclass(frozen=True)
+class OwnBatches(Sequence[tuple[int, int]]):
+    """One consumer's batches on all servers: ``(number of the server's shard, batch)``, ascending.
+
+    What `share_of_batches` says of each server, without a list that is as long as the epoch.
+    """
+
+    total: int
+    """Batches of an epoch."""
+    num_shards: int
+    num_consumers: int = 1
+    consumer: int = 0
+
+    def __len__(self) -> int:
+        rounds, rest = divmod(self.total, self.num_shards * self.num_consumers)
+        last = min(max(rest - self.consumer * self.num_shards, 0), self.num_shards)
+        return rounds * self.num_shards + last
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        turn, shard = divmod(index, self.num_shards)
+        return shard, (turn * self.num_consumers + self.consumer) * self.num_shards + shard
+
+    def index_of(self, batch: int) -> int:
+        """Return where a batch of this consumer stands."""
+        turn, shard = divmod(batch, self.num_shards)
+        return turn // self.num_consumers * self.num_shards + shard

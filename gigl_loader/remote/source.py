@@ -28,13 +28,13 @@ from gigl_loader.errors import (
 )
 from gigl_loader.message import Received
 from gigl_loader.options import EpochOptions, sampler_text
-from gigl_loader.ranks import check_same_options, gather_from_ranks
+from gigl_loader.ranks import check_same_options, decide_with_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
-from gigl_loader.remote.cluster import CALL_TIMEOUT_S, ServerLink, result_of
+from gigl_loader.remote.cluster import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.remote.service import DistServer
-from gigl_loader.remote.shared import share_of_batches
+from gigl_loader.remote.shared import OwnBatches
 from gigl_loader.transport.failures import Failure, describe, rebuild
 from gigl_loader.workers.producer import LINGER_S
 from gigl_loader.workers.schedule import num_batches
@@ -64,12 +64,62 @@ class _Offer:
 
 
 @dataclass(frozen=True)
+class _Sharing:
+    """The ranks of one worker key, where they are more than one."""
+
+    key: str
+    ranks: list[tuple[int, int]]
+    """``[first, end)`` of each run of ranks."""
+    options: EpochOptions
+    """Those that count: the leader's."""
+    differ: list[int]
+    """Ranks with another input or config than the leader."""
+
+    @property
+    def all_ranks(self) -> list[int]:
+        """The ranks, ascending."""
+        return [rank for first, end in self.ranks for rank in range(first, end)]
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What rank 0 makes of the offers of all."""
+
+    sharing: list[_Sharing]
+    first: EpochOptions
+    """Of rank 0."""
+    error: str | None = None
+    """What is not the same on all ranks, and has to be."""
+
+    def of(self, rank: int, key: str, own: EpochOptions) -> _Sharing:
+        """Return the ranks that share a key: one alone, where rank 0 said nothing of it."""
+        found = next((one for one in self.sharing if one.key == key), None)
+        return found or _Sharing(key, [(rank, rank + 1)], own, [])
+
+    def place(self, rank: int) -> int:
+        """Return which of all leaders a leader is, by rank."""
+        followers = (one for shared in self.sharing for one in shared.all_ranks[1:])
+        return rank - sum(one < rank for one in followers)
+
+
+@dataclass(frozen=True)
 class _Outcome:
     """What came of creating producers, of the process that asked for them."""
 
     producers: dict[int, int] | None
     """Their ids by server."""
     failure: Failure | None
+
+
+@dataclass(frozen=True)
+class _Outcomes:
+    """What rank 0 makes of those of all."""
+
+    producers: dict[int, dict[int, int]]
+    """By leader, of those that others share theirs with."""
+    failed: int | None = None
+    """The first rank that failed."""
+    failure: Failure | None = None
 
 
 class RemoteSource:
@@ -120,22 +170,21 @@ class RemoteSource:
             server for server, one in zip(self._servers, inputs, strict=True) if len(one)
         ]
         self.num_seeds = len(self._input)
-        self._share: list[tuple[int, int]] = []
+        self._share = OwnBatches(0, 1)
         self._producers: dict[int, int] = {}
         self._consumer = 0
         self._num_consumers = 1
         self._broken = False
         """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None
-        self._made_on: dict[int, ServerLink] = {}
-        """By server: the link over which its producer was made."""
+        self._made_on: dict[int, int] = {}
+        """The cluster's ``renewals`` when the producers were made."""
         self._ranks: tuple[int, ...] = ()
         self._create: Callable[..., int] | None = None
         self._recoveries = 0
         self._epoch = 0
         self._to_come: deque[int] = deque()
         """Batches of the epoch that were not handed out, as `start_epoch` got them."""
-        self._own_index: dict[int, int] = {}
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -163,31 +212,41 @@ class RemoteSource:
         how = (self._config, self.epoch_options.expansion)
         digest = _digest(self._input, how, self._active)
         offer = _Offer(key, digest, self.epoch_options, self._shared_options())
-        offers = gather_from_ranks(offer, world_size, _Offer)
-        check_same_options([one.shared for one in offers], f'shard="{self._shard}"')
-        ranks = [one for one, other in enumerate(offers) if other.key == key]
+        why = f'shard="{self._shard}"'
+        terms = decide_with_ranks(offer, world_size, _Offer, partial(_settle, why), _Terms)
+        if terms.error is not None:
+            raise ConfigError(terms.error)
+        group = terms.of(rank, key, self.epoch_options)
+        ranks = group.all_ranks
         leader = ranks[0]
-        decides = 0 if self._shard == "world" else leader  # whose seed and order count
-        differ = [one for one in ranks if offers[one].digest != offer.digest]
-        leaders = sorted({next(i for i, o in enumerate(offers) if o.key == k.key) for k in offers})
+        options = terms.first if self._shard == "world" else group.options
         outcome: Any = None
-        if differ:
+        if group.differ:
             outcome = ConfigError(
-                f"compute ranks {ranks} share the worker key {key!r}, but {differ} have another "
-                "input or sampling config than this one: give them the same, or keys of their own"
+                f"compute ranks {ranks} share the worker key {key!r}, but {group.differ} have "
+                f"another input or sampling config than rank {leader}: give them the same, or keys "
+                "of their own"
             )
         elif rank == leader:
-            _wait_turn(leaders.index(rank), gap_s, max_concurrent)
-            request_id = secrets.token_hex(16)
-            outcome = self._ask_servers(create, ranks, offers[decides].options, request_id)
+            _wait_turn(terms.place(rank), gap_s, max_concurrent)
+            outcome = self._ask_servers(create, ranks, options, secrets.token_hex(16))
         failure = describe(outcome) if isinstance(outcome, Exception) else None
         told = _Outcome(outcome if failure is None else None, failure)
-        outcomes = [
-            one.producers if one.failure is None else rebuild(one.failure, f"rank {number}")
-            for number, one in enumerate(gather_from_ranks(told, world_size, _Outcome))
-        ]
-        outcomes[rank] = outcome  # with its own traceback
-        self._adopt(outcomes, leader, ranks, offers[decides].options)
+        leaders = {one.ranks[0][0] for one in terms.sharing}
+        found = decide_with_ranks(
+            told, world_size, _Outcome, partial(_sum_up, leaders), _Outcomes
+        )  # fmt: skip
+        if outcome is None:
+            outcome = found.producers.get(leader)
+        self._adopt(outcome, self._failure_of(found, outcome), ranks, options)
+
+    def _failure_of(self, found: _Outcomes, own: Any) -> Exception | None:
+        """Return the first failure of any rank; this one's with its own traceback."""
+        if found.failure is None or found.failed is None:
+            return None
+        if found.failed == self._cluster.rank and isinstance(own, Exception):
+            return own
+        return rebuild(found.failure, f"rank {found.failed}")
 
     def _shared_options(self) -> dict[str, str]:
         if self._shard != "world":
@@ -286,23 +345,21 @@ class RemoteSource:
         )
 
     def _adopt(
-        self, outcomes: list[Any], leader: int, ranks: list[int], epoch_options: EpochOptions
+        self, own: Any, failure: Exception | None, ranks: list[int], epoch_options: EpochOptions
     ) -> None:
-        own, failed = outcomes[leader], [o for o in outcomes if isinstance(o, Exception)]
         if isinstance(own, dict):
             self._producers = own
         self._consumer, self._num_consumers = ranks.index(self._cluster.rank), len(ranks)
-        if failed:
+        if failure is not None:
             self._broken = True
             self._release_own()
-            raise failed[0]
+            raise failure
         self.epoch_options, self._ranks = epoch_options, tuple(ranks)
-        self._share = self._own_share(tuple(ranks))
-        self._own_index = {batch: index for index, (_, batch) in enumerate(self._share)}
+        self._share = self._own_share()
         self._open_channel()
 
     def _open_channel(self) -> None:
-        self._made_on = {server: self._cluster.link(server) for server in self._servers}
+        self._made_on = dict(self._cluster.renewals)
         self.channel = RemoteReceivingChannel(
             self._active,
             [self._producers[server] for server in self._active],
@@ -314,20 +371,12 @@ class RemoteSource:
             cluster=self._cluster,
         )
 
-    def _own_share(self, ranks: tuple[int, ...]) -> list[tuple[int, int]]:
-        """Return ``(position among the active servers, batch)``, ascending by batch."""
+    def _own_share(self) -> OwnBatches:
         total = num_batches(self.num_seeds, self._config.batch_size, self._config.drop_last)
-        consumer = self._consumer
+        num_shards = max(1, len(self._active))
         if self._shard == "world":  # the loader says which of all are this process's
-            ranks, consumer = (), 0
-        share = [
-            (position, batch)
-            for position, server in enumerate(self._active)
-            for batch in share_of_batches(
-                total, self._request(server, ranks, self.epoch_options), consumer
-            )
-        ]
-        return sorted(share, key=lambda one: one[1])
+            return OwnBatches(total, num_shards)
+        return OwnBatches(total, num_shards, self._num_consumers, self._consumer)
 
     @property
     def num_batches(self) -> int:
@@ -366,7 +415,7 @@ class RemoteSource:
                     self._recover(error)
         if received is None:
             return received
-        index = self._own_index[received.ticket.batch]
+        index = self._share.index_of(received.ticket.batch)
         self._to_come.remove(index)
         return replace(received, ticket=replace(received.ticket, batch=index))
 
@@ -416,7 +465,8 @@ class RemoteSource:
     @property
     def _renewed(self) -> list[int]:
         """Servers that this process, for another loader, has connected with again."""
-        return [s for s, link in self._made_on.items() if self._cluster.link(s) is not link]
+        now = self._cluster.renewals
+        return [server for server in now if now[server] != self._made_on.get(server)]
 
     def _make_anew(self) -> None:
         """Create the producers again on all servers; those of before are released."""
@@ -513,6 +563,8 @@ class RemoteSource:
         deadline = time.monotonic() + limit  # of all servers together
         answers = []
         for server, producer in producers.items():
+            if consumer is not None and server not in self._cluster.links.made:
+                continue  # never asked; it hears from server 0 when all have left the producer
             with contextlib.suppress(GiglLoaderError):
                 link = self._cluster.link(server)
                 if consumer is None:
@@ -533,6 +585,50 @@ class RemoteSource:
                 if not self._cluster.closed:
                     level = logging.DEBUG if self._broken else logging.WARNING
                     _log.log(level, "storage server %d: %s", server, error)
+
+
+def _settle(why: str, offers: list[_Offer]) -> _Terms:
+    """Return the terms for all ranks. On rank 0, which must not raise here."""
+    try:
+        check_same_options([one.shared for one in offers], why)
+    except ConfigError as error:
+        return _Terms([], offers[0].options, str(error))
+    by_key: dict[str, list[int]] = {}
+    for rank, offer in enumerate(offers):
+        by_key.setdefault(offer.key, []).append(rank)
+    sharing = [
+        _Sharing(
+            key, _runs(ranks), offers[ranks[0]].options,
+            [one for one in ranks if offers[one].digest != offers[ranks[0]].digest],
+        )
+        for key, ranks in by_key.items()
+        if len(ranks) > 1
+    ]  # fmt: skip
+    return _Terms(sharing, offers[0].options)
+
+
+def _runs(ranks: list[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as runs ``[first, end)``."""
+    found: list[tuple[int, int]] = []
+    for rank in ranks:
+        if found and found[-1][1] == rank:
+            found[-1] = (found[-1][0], rank + 1)
+        else:
+            found.append((rank, rank + 1))
+    return found
+
+
+def _sum_up(leaders: set[int], outcomes: list[_Outcome]) -> _Outcomes:
+    """Return what all ranks are to know. On rank 0."""
+    producers = {
+        rank: one.producers
+        for rank, one in enumerate(outcomes)
+        if rank in leaders and one.producers is not None
+    }
+    for rank, one in enumerate(outcomes):
+        if one.failure is not None:
+            return _Outcomes(producers, rank, one.failure)
+    return _Outcomes(producers)
 
 
 def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:

@@ -67,6 +67,8 @@ or have asked nothing for this many seconds."""
 _PEER_SHARE = 0.8
 """Of its own deadline, how long a worker waits for another partition: so that the error names the
 worker that does not answer, and not the one that waits for it."""
+_MANY_MESSAGES = 1 << 20
+"""More than are ever under way: a channel with room for them is not limited by its bytes."""
 
 
 class MessageMemory(Protocol):
@@ -430,11 +432,14 @@ class DistSamplingProducer:
         """Whether one more message of the largest size seen fits into the channel's bytes."""
         if self._look_ahead is not None:  # which decides what is filled; to be drawn takes no room
             return True
+        largest = self.channel.largest
+        if 0 < largest * _MANY_MESSAGES <= self.channel.size:
+            return True  # without a look at each stream: a server has one per compute process
         under_way = sum(stream.waiting for stream in self._queue.streams.values())
         under_way += sum(self._recovery.under_way.loads)
-        if self.channel.largest == 0:  # nothing is known of their size yet: one per worker
+        if largest == 0:  # nothing is known of their size yet: one per worker
             return under_way < self.num_workers
-        return under_way == 0 or (under_way + 1) * self.channel.largest <= self.channel.size
+        return under_way == 0 or (under_way + 1) * largest <= self.channel.size
 
     # -- messages -------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Which batch to start next, and which to hand out next. No processes, no memory, no clock."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from gigl_loader.message import BatchTicket
@@ -28,11 +28,15 @@ class Stream(Generic[T]):
         self._started = 0
         self._taken = 0
         self._arrived: dict[int, T] = {}  # by position in self._batches
+        self.on_start: Callable[[int], None] | None = None
+        """Told the stream's number when there is something to start."""
 
     def start(self, epoch: int, batches: Sequence[int]) -> int:
         """Begin an epoch over ``batches``, forget what the last one left; return the generation."""
         self.cancel()
         self.epoch, self._batches = epoch, batches
+        if self.on_start is not None:
+            self.on_start(self.number)
         return self.generation
 
     def cancel(self) -> None:
@@ -57,6 +61,11 @@ class Stream(Generic[T]):
         return self._taken == len(self._batches)
 
     @property
+    def all_started(self) -> bool:
+        """Whether there is nothing more to start."""
+        return self._started == len(self._batches)
+
+    @property
     def awaited(self) -> int | None:
         """The batch that `take` waits for; None out of order or at the end."""
         if not self.in_order or self.finished:
@@ -75,7 +84,7 @@ class Stream(Generic[T]):
 
     def next_ticket(self) -> tuple[BatchTicket, int] | None:
         """Return the next batch to start and its position; None: at the limit, or all started."""
-        if self._started == len(self._batches) or self.in_flight >= self.limit:
+        if self.all_started or self.in_flight >= self.limit:
             return None
         position = self._started
         self._started += 1
@@ -103,29 +112,45 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream[T]] = {}
+        # only those with something to start: of thousands of consumers, few are at work at a time
         self._turns: deque[int] = deque()
+        self._in_turns: set[int] = set()
 
     def add(self, stream: Stream[T]) -> None:
         """Add a consumer."""
         self.streams[stream.number] = stream
-        self._turns.append(stream.number)
+        stream.on_start = self._give_turn
+        if not stream.all_started:
+            self._give_turn(stream.number)
 
     def remove(self, number: int) -> None:
         """Cancel and forget a consumer; unknown numbers are ignored."""
         stream = self.streams.pop(number, None)
         if stream is not None:
             stream.cancel()
-            self._turns.remove(number)
+            stream.on_start = None
+            if number in self._in_turns:
+                self._in_turns.remove(number)
+                self._turns.remove(number)
 
     def next_ticket(self) -> tuple[BatchTicket, int] | None:
         """Return the next batch to start, over all consumers, or None."""
         for _ in range(len(self._turns)):
-            number = self._turns[0]
-            self._turns.rotate(-1)
-            found = self.streams[number].next_ticket()
+            number = self._turns.popleft()
+            stream = self.streams[number]
+            found = stream.next_ticket()
+            if stream.all_started:
+                self._in_turns.remove(number)
+            else:
+                self._turns.append(number)
             if found is not None:
                 return found
         return None
+
+    def _give_turn(self, number: int) -> None:
+        if number not in self._in_turns:
+            self._in_turns.add(number)
+            self._turns.append(number)
 
 
 def num_batches(num_seeds: int, batch_size: int, drop_last: bool) -> int:
