@@ -102,7 +102,7 @@ class ServerLink:
         self._error: ServerDiedError | UsageError | None = None
         self._refusal: Exception | None = None
         self._free: list[Caller] = []
-        self._callers: set[Caller] = set()
+        self._callers: dict[Caller, None] = {}
         self._watch = self._dial()
         self.news = News()
         """What the server said last."""
@@ -136,13 +136,13 @@ class ServerLink:
         with self._changed:
             if self._error is not None:
                 raise self._copy_of_error()
-            self._callers.add(fresh)
+            self._callers[fresh] = None
         return fresh
 
     def hang_up(self, caller: Caller) -> None:
         """Close a caller. Idempotent."""
         with self._changed:
-            self._callers.discard(caller)
+            self._callers.pop(caller, None)
         caller.close(End.JOB_OVER)
 
     @property
@@ -162,7 +162,7 @@ class ServerLink:
         with self._changed:
             if self._error is None:
                 self._error = error
-            callers, self._callers, self._free = self._callers, set(), []
+            callers, self._callers, self._free = self._callers, {}, []
             self._changed.notify_all()
         for caller in callers:
             caller.close(End.JOB_OVER)

@@ -21,22 +21,21 @@ class Stream(Generic[T]):
     """
 
     def __init__(self, number: int, limit: int, in_order: bool = True) -> None:
-        self.number, self.limit, self.in_order = number, limit, in_order
+        self.number, self._limit, self.in_order = number, limit, in_order
         self.generation = 0
         self.epoch = 0
         self._batches: Sequence[int] = ()
         self._started = 0
         self._taken = 0
         self._arrived: dict[int, T] = {}  # by position in self._batches
-        self.on_start: Callable[[int], None] | None = None
-        """Told the stream's number when there is something to start."""
+        self.on_room: Callable[[int], None] | None = None
+        """Told the stream's number when a batch of it may be started."""
 
     def start(self, epoch: int, batches: Sequence[int]) -> int:
         """Begin an epoch over ``batches``, forget what the last one left; return the generation."""
         self.cancel()
         self.epoch, self._batches = epoch, batches
-        if self.on_start is not None:
-            self.on_start(self.number)
+        self._tell_room()
         return self.generation
 
     def cancel(self) -> None:
@@ -44,6 +43,26 @@ class Stream(Generic[T]):
         self.generation += 1
         self._batches, self._started, self._taken = (), 0, 0
         self._arrived.clear()
+
+    @property
+    def limit(self) -> int:
+        """Batches that may be started and not taken."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._limit = limit
+        self._tell_room()
+
+    def _tell_room(self) -> None:
+        if self.on_room is not None and self.has_room:
+            self.on_room(self.number)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a batch may be started."""
+        started = self._started
+        return started < len(self._batches) and started - self._taken < self._limit
 
     @property
     def taken(self) -> int:
@@ -59,11 +78,6 @@ class Stream(Generic[T]):
     def finished(self) -> bool:
         """Whether every batch of the epoch was taken."""
         return self._taken == len(self._batches)
-
-    @property
-    def all_started(self) -> bool:
-        """Whether there is nothing more to start."""
-        return self._started == len(self._batches)
 
     @property
     def awaited(self) -> int | None:
@@ -84,7 +98,7 @@ class Stream(Generic[T]):
 
     def next_ticket(self) -> tuple[BatchTicket, int] | None:
         """Return the next batch to start and its position; None: at the limit, or all started."""
-        if self.all_started or self.in_flight >= self.limit:
+        if not self.has_room:
             return None
         position = self._started
         self._started += 1
@@ -104,6 +118,7 @@ class Stream(Generic[T]):
         item = self._arrived.pop(position, None)
         if item is not None:
             self._taken += 1
+            self._tell_room()
         return item
 
 
@@ -112,15 +127,15 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream[T]] = {}
-        # only those with something to start: of thousands of consumers, few are at work at a time
+        # only those with room: of thousands of consumers, few want a batch at a time
         self._turns: deque[int] = deque()
         self._in_turns: set[int] = set()
 
     def add(self, stream: Stream[T]) -> None:
         """Add a consumer."""
         self.streams[stream.number] = stream
-        stream.on_start = self._give_turn
-        if not stream.all_started:
+        stream.on_room = self._give_turn
+        if stream.has_room:
             self._give_turn(stream.number)
 
     def remove(self, number: int) -> None:
@@ -128,21 +143,21 @@ class FairQueue(Generic[T]):
         stream = self.streams.pop(number, None)
         if stream is not None:
             stream.cancel()
-            stream.on_start = None
+            stream.on_room = None
             if number in self._in_turns:
                 self._in_turns.remove(number)
                 self._turns.remove(number)
 
     def next_ticket(self) -> tuple[BatchTicket, int] | None:
         """Return the next batch to start, over all consumers, or None."""
-        for _ in range(len(self._turns)):
+        while self._turns:
             number = self._turns.popleft()
             stream = self.streams[number]
             found = stream.next_ticket()
-            if stream.all_started:
-                self._in_turns.remove(number)
-            else:
+            if stream.has_room:
                 self._turns.append(number)
+            else:
+                self._in_turns.remove(number)
             if found is not None:
                 return found
         return None

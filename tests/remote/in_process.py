@@ -106,7 +106,7 @@ def channel_of(cluster: Cluster, **how: Any) -> Iterator[RemoteReceivingChannel]
 
 def start(channel: RemoteReceivingChannel, epoch: int) -> None:
     """Begin an epoch of 30 batches, the servers in turn."""
-    servers = len(channel._servers)
+    servers = len(channel._producers)
     channel.start_epoch(epoch, [(batch % servers, batch) for batch in range(30)])
 
 

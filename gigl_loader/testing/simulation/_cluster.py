@@ -9,10 +9,13 @@ process group's collectives, workers (their time; a batch is its seeds), the mod
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+import resource
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
@@ -73,8 +76,25 @@ class Size:
     batch_bytes: int = 2_000_000
     costs: WorkCosts = field(default_factory=WorkCosts)
     timeout_s: float = 120.0
+    start_spread_s: float = 2.0
+    """Processes come up within that time, in an order that is drawn."""
     save_every: int = 0
     """Steps after which ranks save their states; 0: never."""
+    in_step: bool = False
+    """Whether ranks wait for each other after each step, as they do where gradients are summed."""
+
+
+class Fault(Protocol):
+    """Something that goes wrong."""
+
+    @property
+    def at_s(self) -> float:
+        """When, in seconds of simulated time."""
+        ...
+
+    def happen(self, job: "SimulatedJob") -> None:
+        """Let it happen."""
+        ...
 
 
 class _Partition(DistDataset):
@@ -161,15 +181,20 @@ class SimulatedJob:
         self._whole_digest = hashlib.blake2b(seeds.numpy().data).hexdigest()
         graph = TinyGraph.homogeneous(4, [(0, 1), (1, 2), (2, 3), (3, 0)]).dataset()
         self._view, self._config = graph.view(), _config(graph, size)
-        self.saved: dict[str, Any] | None = None
-        """The state that rank 0 saved last."""
+        self.memory_before, self.memory_at_start = _resident_bytes(), 0
+        """Bytes of this process, and when the last rank had its loader."""
+        self._state: dict[str, Any] | None = None
+        self._of_attempt: list[Rank] = []
+        self._num_running = self._num_started = 0
+        self._trace = hashlib.sha256()
 
     # -- running --------------------------------------------------------------------------------
 
-    def run(self, limit_s: float = 36_000.0) -> "SimulatedJob":
-        """Let all of it happen.
+    def run(self, faults: Sequence["Fault"] = (), limit_s: float = 36_000.0) -> "SimulatedJob":
+        """Let all of it happen. Where a rank is lost, the others go on from the last state.
 
         Args:
+            faults: What goes wrong.
             limit_s: Of simulated time.
 
         Raises:
@@ -179,13 +204,62 @@ class SimulatedJob:
         with self._installed():
             for server in range(self.size.servers):
                 self.start_server(server)
-            for number in range(self.size.ranks):
-                self._start_rank(number)
+            self._start_ranks(self.size.ranks)
+            for fault in faults:
+                self.world.clock.call_later(fault.at_s, partial(fault.happen, self))
             try:
                 self.world.run(lambda: self._num_running == 0, limit_s)
+                while any(not rank.process.alive for rank in self._of_attempt):
+                    self._resume()
+                    self.world.run(lambda: self._num_running == 0, limit_s)
             finally:
                 self.world.close()
         return self
+
+    def lose_rank(self, number: int) -> None:
+        """Kill a rank. The others notice when they next wait for it."""
+        rank = self._of_attempt[number % len(self._of_attempt)]
+        if rank.process.alive and rank.ended is None and len(self._of_attempt) > 1:
+            self.world.kill(rank.process)
+            self._num_running -= 1
+            self.group.lose(f"{rank.process.name} was killed")
+
+    def slow_rank(self, number: int, factor: float) -> None:
+        """Let a rank take longer for its steps."""
+        self._of_attempt[number % len(self._of_attempt)].process.slowness = factor
+
+    def lose_server(self, number: int, down_s: float) -> None:
+        """Kill a storage server, if it is up; it is started again after ``down_s``."""
+        process, _ = self.servers[number]
+        if not process.alive:
+            return
+        self.world.kill(process)
+        self.world.clock.call_later(down_s, lambda: self.start_server(number))
+
+    def _resume(self) -> None:
+        """Go on without the ranks that are gone, from what the others saved last."""
+        left = [rank for rank in self._of_attempt if rank.process.alive]
+        states = [rank.state for rank in left if rank.state]
+        # each rank saves after the same steps; one that was quicker may be a save ahead
+        self._state = min(states, key=_progress_of, default=self._state)
+        epoch, yielded = _progress_of(self._state) if self._state else (0, 0)
+        for rank in self.ranks:  # what came after the state was saved is trained on again
+            kept = [n for n, place in enumerate(rank.places) if place < (epoch, yielded)]
+            rank.places = [rank.places[n] for n in kept]
+            rank.seeds = [rank.seeds[n] for n in kept]
+        self._start_ranks(len(left))
+
+    def _start_ranks(self, count: int) -> None:
+        self.group = SimulatedGroup(self.world, self.network, count)
+        self._of_attempt = [self._rank(number) for number in range(count)]
+        self._num_running = count
+        self.ranks += self._of_attempt
+        for rank in self._of_attempt:
+            self._soon(partial(self._train, rank, count), rank.process)
+
+    def _soon(self, main: Callable[[], None], process: Process) -> None:
+        delay_s = self.world.random.random() * self.size.start_spread_s
+        self.world.clock.call_later(delay_s, lambda: self.world.spawn(main, process, "main"))
 
     @contextmanager
     def _installed(self) -> Iterator[None]:
@@ -198,8 +272,8 @@ class SimulatedJob:
                     Caller=self.network.caller, Listener=self.network.listener, WorkerPool=pool,
                     ServerMemory=SimulatedMemory, reads_same_memory=lambda: False,
                     address_towards=lambda _: self.world.process.host,
-                    gather_from_ranks=self.group.gather_from_ranks,
-                    decide_with_ranks=self.group.decide_with_ranks,
+                    gather_from_ranks=lambda *args: self.group.gather_from_ranks(*args),
+                    decide_with_ranks=lambda *args: self.group.decide_with_ranks(*args),
                     current_cluster=lambda: self._clusters[self.world.process],
                     # what all ranks have is held once
                     concatenated=lambda _: self._whole, _digest=lambda *_: self._whole_digest,
@@ -216,7 +290,7 @@ class SimulatedJob:
         former = self.servers.get(number)
         if former is not None:
             process.slowness = former[0].slowness
-        self.world.spawn(lambda: self._serve(number, process), process, "main")
+        self._soon(partial(self._serve, number, process), process)
 
     def _serve(self, number: int, process: Process) -> None:
         view = replace(self._view, num_partitions=self.size.servers, partition_idx=number)
@@ -228,7 +302,7 @@ class SimulatedJob:
         if number > 0:
             chief = Leader(*master, self._security, process.name, 10.0)
         one = Endpoint(
-            server, process.host, _PORT if number == 0 else 0, self._security, 1, chief,
+            server, process.host, _PORT if number == 0 else 0, self._security, None, chief,
             rejoin_s=self.size.timeout_s,
         )  # fmt: skip
         self.servers[number] = (process, one)
@@ -240,18 +314,15 @@ class SimulatedJob:
 
     # -- ranks ----------------------------------------------------------------------------------
 
-    def _start_rank(self, number: int) -> None:
+    def _rank(self, number: int) -> Rank:
         machine = number // self.size.ranks_per_machine
         process = Process(f"rank {number}", f"10.2.{machine // 256}.{machine % 256}")
-        rank = Rank(number, process)
-        self.ranks.append(rank)
         self.group.ranks[process] = number
-        self._num_running = len(self.ranks)
-        self.world.spawn(lambda: self._train(rank), process, "main")
+        return Rank(number, process)
 
-    def _train(self, rank: Rank) -> None:
+    def _train(self, rank: Rank, world_size: int) -> None:
         try:
-            self._load(rank)
+            self._load(rank, world_size)
         except GiglLoaderError as error:
             rank.error = error
             self.group.lose(f"{rank.process.name} ended: {error}")
@@ -259,10 +330,10 @@ class SimulatedJob:
             rank.ended = self.world.clock.now
             self._num_running -= 1
 
-    def _load(self, rank: Rank) -> None:
+    def _load(self, rank: Rank, world_size: int) -> None:
         size = self.size
         joined = Cluster.join(
-            "10.1.0.0", _PORT, rank=rank.number, world_size=size.ranks, num_servers=size.servers,
+            "10.1.0.0", _PORT, rank=rank.number, world_size=world_size, num_servers=size.servers,
             security=self._security, timeout_s=_JOIN_S,
         )  # fmt: skip
         self._clusters[rank.process] = joined
@@ -272,30 +343,56 @@ class SimulatedJob:
                 EpochOptions(seed=size.seed, timeout_s=size.timeout_s), shard="world",
             )  # fmt: skip
             loaded.create(DistServer.create_sampling_producer, gap_s=None, max_concurrent=None)
-            rank.started = self.world.clock.now
-            rank.messages_at_start = rank.process.messages
-            rank.bytes_at_start = rank.process.bytes
-            share = WorldShare(
-                rank=rank.number, world_size=size.ranks, total=size.ranks * size.batches
-            )
-            for epoch in range(size.epochs):
-                self._epoch(rank, loaded, Progress(epoch, share=share))
+            self._note_start(rank)
+            total = size.ranks * size.batches
+            share = WorldShare(rank=rank.number, world_size=world_size, total=total)
+            progress = Progress(share=share)
+            if self._state is not None:
+                progress = Progress.from_dict(self._state, _identity(size), in_step=True)
+                progress.share = share
+            for epoch in range(progress.epoch, size.epochs):
+                if epoch != progress.epoch:
+                    progress = Progress(epoch, share=share)
+                self._epoch(rank, loaded, progress, world_size)
+            rank.links = len(joined.links.made)
             loaded.shutdown()
         finally:
             joined.close()
 
-    def _epoch(self, rank: Rank, loaded: RemoteSource, progress: Progress) -> None:
-        check_same_start(progress.epoch, progress.yielded, self.size.ranks)
+    def _note_start(self, rank: Rank) -> None:
+        rank.started = self.world.clock.now
+        rank.messages_at_start, rank.bytes_at_start = rank.process.messages, rank.process.bytes
+        self._num_started += 1
+        if self._num_started == self.size.ranks:
+            self.memory_at_start = _resident_bytes()
+
+    def _epoch(
+        self, rank: Rank, loaded: RemoteSource, progress: Progress, world_size: int
+    ) -> None:
+        check_same_start(progress.epoch, progress.yielded, world_size)
         places = progress.places_left(0)
+        left = self.size.ranks * self.size.batches - progress.yielded
+        common = left // world_size  # steps that all ranks make: the last may be one of a few
         loaded.start_epoch(progress.epoch, places)
         batches = iterator.EpochIterator(_Loader(loaded), places, progress)
         for step, message in enumerate(batches):
-            if self.keep:
-                rank.places.append((progress.epoch, places[step]))
-                rank.seeds.append(tuple(message[BATCH].tolist()))
+            self._note_batch(rank, (progress.epoch, places[step]), message[BATCH].tolist())
             self.world.sleep(self.size.costs.step_s * rank.process.slowness)
+            if self.size.in_step and step < common:
+                self.group.step()
             if self.size.save_every and (step + 1) % self.size.save_every == 0:
-                rank.state = progress.to_dict({"shard": "world", "world_size": self.size.ranks})
+                rank.state = progress.to_dict(_identity(self.size))
+
+    def _note_batch(self, rank: Rank, place: tuple[int, int], seeds: list[int]) -> None:
+        self._trace.update(f"{self.world.clock.now:.9f} {rank.number} {place} {seeds}".encode())
+        if self.keep:
+            rank.places.append(place)
+            rank.seeds.append(tuple(seeds))
+
+    @property
+    def trace(self) -> str:
+        """The sha256 of what was handed out, to whom and when."""
+        return self._trace.hexdigest()
 
     def _options(self) -> Any:
         size = self.size
@@ -314,6 +411,21 @@ def _config(graph: DistDataset, size: Size) -> SamplingConfig:
         [10, 5], graph.schema, batch_size=1, shuffle=True, drop_last=False, with_weight=False,
         with_edge=False, seed=size.seed,
     )  # fmt: skip
+
+
+def _identity(size: Size) -> dict[str, Any]:
+    """Return what a state has to have in common with the loader that goes on with it."""
+    return {"shard": "world", "num_seeds": size.ranks * size.batches, "seed": size.seed}
+
+
+def _progress_of(state: dict[str, Any]) -> tuple[int, int]:
+    return state["epoch"], state["yielded"]
+
+
+def _resident_bytes() -> int:
+    """Return what this process has in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def digest(job: SimulatedJob) -> str:

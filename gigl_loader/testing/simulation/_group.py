@@ -45,6 +45,10 @@ class SimulatedGroup:
         for one in self._rounds.values():
             one.done.set()
 
+    def step(self) -> None:
+        """Wait for all ranks, as the sum of gradients does after each step of training."""
+        self._meet(b"", lambda _: b"")
+
     def gather_from_ranks(self, value: Any, world_size: int, kind: Any) -> list[Any]:
         """Stand in for `gigl_loader.ranks.gather_from_ranks`."""
         if world_size == 1:
@@ -99,5 +103,5 @@ class SimulatedGroup:
         process = self._world.process
         process.messages += messages
         process.bytes += messages * size
-        seconds = steps * (self._network.latency_s + size / self._network.link(process.host).bytes_per_s)
-        self._world.sleep(seconds)
+        through_s = size / self._network.link(process.host).bytes_per_s
+        self._world.sleep(steps * (self._network.latency_s + through_s))
