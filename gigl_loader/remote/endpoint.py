@@ -174,13 +174,13 @@ class Endpoint:
             _log.warning("%s cannot join: %s", name, error)
             raise
         self._attendance.came(member)
+        was_away = join.role is Role.SERVER and self._away.pop(join.rank, None) is not None
         if join.role is Role.SERVER:
-            self._away.pop(join.rank, None)
             _log.info("storage server %d joined from %s", join.rank, join.address)
         is_back = join.role is Role.CLIENT and self._book.running
         self._begin_if_complete()
         self._tell_where([member] if is_back and self._book.running else None)
-        if join.role is Role.SERVER or not self._book.present:
+        if was_away:
             self._tell_all()
         else:
             self._tell([member])

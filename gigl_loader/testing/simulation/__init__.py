@@ -1,1 +1,39 @@
-"""The coordination of a job at any size, in one process and with a clock of its own."""
+"""The coordination of a job at any size: the package's own code, in one process, with its own clock.
+
+::
+
+    SimulatedJob(Size(ranks=64, servers=4)).run()        all batches of an epoch
+    run_job(size, draw_faults(7, size))                  the same, with what seed 7 lets go wrong
+
+See `gigl_loader.testing.simulation._cluster` for what is real and what is modelled. Needs greenlet:
+``pip install gigl_loader[simulation]``.
+"""
+
+from gigl_loader.testing.simulation._cluster import Rank, SimulatedJob, Size, digest
+from gigl_loader.testing.simulation._faults import (
+    LostRank,
+    LostServers,
+    Outcome,
+    SlowRank,
+    SlowServers,
+    draw_faults,
+    run_job,
+)
+from gigl_loader.testing.simulation._workers import WorkCosts
+from gigl_loader.testing.simulation._world import Deadlock
+
+__all__ = [
+    "Deadlock",
+    "LostRank",
+    "LostServers",
+    "Outcome",
+    "Rank",
+    "SimulatedJob",
+    "Size",
+    "SlowRank",
+    "SlowServers",
+    "WorkCosts",
+    "digest",
+    "draw_faults",
+    "run_job",
+]

@@ -52,7 +52,7 @@ _MODULES = (
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 _JOIN_S = 600.0
 _PORT = 5000
-_FAR_S = 1e6
+_MOST_RESTARTS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,12 +186,17 @@ class SimulatedJob:
         self._state: dict[str, Any] | None = None
         self._of_attempt: list[Rank] = []
         self._num_running = self._num_started = 0
+        self.restarts = 0
+        """How often the ranks were started again."""
         self._trace = hashlib.sha256()
 
     # -- running --------------------------------------------------------------------------------
 
     def run(self, faults: Sequence["Fault"] = (), limit_s: float = 36_000.0) -> "SimulatedJob":
-        """Let all of it happen. Where a rank is lost, the others go on from the last state.
+        """Let all of it happen.
+
+        Where ranks are lost or raise, those that live are started again from the last state, as
+        torchrun does it.
 
         Args:
             faults: What goes wrong.
@@ -209,12 +214,16 @@ class SimulatedJob:
                 self.world.clock.call_later(fault.at_s, partial(fault.happen, self))
             try:
                 self.world.run(lambda: self._num_running == 0, limit_s)
-                while any(not rank.process.alive for rank in self._of_attempt):
+                while self._has_failed and self.restarts < _MOST_RESTARTS:
                     self._resume()
                     self.world.run(lambda: self._num_running == 0, limit_s)
             finally:
                 self.world.close()
         return self
+
+    @property
+    def _has_failed(self) -> bool:
+        return any(one.error is not None or not one.process.alive for one in self._of_attempt)
 
     def lose_rank(self, number: int) -> None:
         """Kill a rank. The others notice when they next wait for it."""
@@ -238,6 +247,7 @@ class SimulatedJob:
 
     def _resume(self) -> None:
         """Go on without the ranks that are gone, from what the others saved last."""
+        self.restarts += 1
         left = [rank for rank in self._of_attempt if rank.process.alive]
         states = [rank.state for rank in left if rank.state]
         # each rank saves after the same steps; one that was quicker may be a save ahead

@@ -95,6 +95,8 @@ class Outcome:
     """Of all batches: epoch, place in the job's sequence, seeds."""
     trace: str
     """Of the same, to whom and when."""
+    restarts: int
+    """How often the ranks were started again: one was lost, or a server while loaders were built."""
     wrong: str
     """What did not hold; nothing where all did."""
 
@@ -106,7 +108,7 @@ def run_job(size: Size, faults: Faults) -> Outcome:
         Deadlock: Somebody waited for ever.
     """
     job = SimulatedJob(size).run(faults)
-    return Outcome(job.world.clock.now, digest(job), job.trace, _wrong(job))
+    return Outcome(job.world.clock.now, digest(job), job.trace, job.restarts, _wrong(job))
 
 
 def _wrong(job: SimulatedJob) -> str:

@@ -1,0 +1,113 @@
+"""The coordination of a graph store's job at 16 to 4,096 ranks, and 200 drawn schedules of faults.
+
+    python examples/benchmarks/at_size/simulate.py [--most 4096] [--faults 200]
+
+Each size runs in a process of its own, so that its memory can be told. See README.md here for what
+is real and what is modelled.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import resource
+import subprocess
+import sys
+import time
+
+from gigl_loader.testing.simulation import SimulatedJob, Size, draw_faults, run_job
+
+RANKS = (16, 64, 256, 1024, 4096)
+RANKS_PER_SERVER = 16
+FAULTY = Size(ranks=16, servers=8, batches=20, epochs=2, in_step=True, save_every=5)
+
+
+def measure(ranks: int, batches: int) -> dict[str, float]:
+    """Run one size; return what it took."""
+    gc.disable()  # what a run makes lives until its end
+    started, cpu = time.perf_counter(), time.process_time()
+    job = SimulatedJob(Size(ranks=ranks, servers=ranks // RANKS_PER_SERVER, batches=batches)).run()
+    seconds = time.perf_counter() - started
+    assert not any(rank.error for rank in job.ranks)
+    assert len({place for rank in job.ranks for place in rank.places}) == ranks * batches
+    followers = [rank for rank in job.ranks if rank.number > 0]
+    return {
+        "ranks": ranks,
+        "servers": job.size.servers,
+        "messages": sum(rank.messages_at_start for rank in job.ranks) / ranks,
+        "most_messages": max(rank.messages_at_start for rank in followers),
+        "leader_messages": job.ranks[0].messages_at_start,
+        "kb": sum(rank.bytes_at_start for rank in followers) / len(followers) / 1e3,
+        "memory_kb": (job.memory_at_start - job.memory_before) / ranks / 1e3,
+        "links": max(rank.links for rank in followers),
+        "simulated_start_s": max(rank.started or 0.0 for rank in job.ranks),
+        "simulated_s": job.world.clock.now,
+        "wall_s": seconds,
+        "cpu_s": time.process_time() - cpu,
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
+    }
+
+
+COLUMNS = {
+    "ranks": "ranks", "servers": "servers", "messages": "messages per rank", "kb": "KB per rank",
+    "memory_kb": "memory per rank, KB", "links": "servers per rank",
+    "leader_messages": "messages of rank 0", "simulated_start_s": "loaders there after, s",
+    "wall_s": "run, s", "cpu_s": "CPU, s", "peak_gb": "peak, GB",
+}  # fmt: skip
+
+
+def table(rows: list[dict[str, float]]) -> str:
+    """Return the rows as a table of Markdown."""
+    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "| --: " * len(COLUMNS) + "|"]
+    for row in rows:
+        cells = (
+            f"{row[name]:,.0f}" if float(row[name]).is_integer() else f"{row[name]:,.1f}"
+            for name in COLUMNS
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def faults(count: int) -> int:
+    """Run drawn schedules; return how many went wrong, naming their seeds."""
+    undisturbed, wrong, lost_s, restarts = run_job(FAULTY, []), 0, [], 0
+    for seed in range(count):
+        found = run_job(FAULTY, draw_faults(seed, FAULTY))
+        if found.wrong or found.digest != undisturbed.digest:
+            wrong += 1
+            print(f"schedule {seed}: {found.wrong or 'other batches'}", flush=True)
+        lost_s.append(found.seconds - undisturbed.seconds)
+        restarts += found.restarts
+    lost_s.sort()
+    print(
+        f"{count} schedules of faults, {FAULTY.ranks} ranks and {FAULTY.servers} servers: {wrong} "
+        f"wrong; time lost, of {undisturbed.seconds:.1f} s: median {lost_s[count // 2]:.1f} s, most "
+        f"{lost_s[-1]:.1f} s; ranks started again {restarts} times",
+        flush=True,
+    )
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--most", type=int, default=4096, help="ranks of the largest size")
+    parser.add_argument("--batches", type=int, default=100, help="per rank")
+    parser.add_argument("--faults", type=int, default=200, help="schedules; 0: none")
+    parser.add_argument("--one", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # what is lost and comes back is said by each rank
+    if args.one:
+        print(json.dumps(measure(args.one, args.batches)))
+        return 0
+    rows = []
+    for ranks in (one for one in RANKS if one <= args.most):
+        command = [sys.executable, __file__, "--one", str(ranks), "--batches", str(args.batches)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        rows.append(json.loads(done.stdout))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    print(table(rows))
+    return 1 if args.faults and faults(args.faults) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

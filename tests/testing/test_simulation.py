@@ -1,0 +1,108 @@
+"""The coordination code at a small size, with a clock of its own: the same each time, and right."""
+
+import random
+
+import pytest
+
+from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.shared import OwnBatches, share_of_batches
+from gigl_loader.options import EpochOptions
+from gigl_loader.testing.simulation import (
+    Deadlock,
+    LostRank,
+    LostServers,
+    SimulatedJob,
+    Size,
+    SlowRank,
+    SlowServers,
+    draw_faults,
+    run_job,
+)
+from gigl_loader.workers.producer import epoch_order
+
+SMALL = Size(ranks=6, servers=4, batches=12, epochs=2, in_step=True, save_every=4, seed=5)
+
+
+def test_batches_are_those_of_the_epochs_order() -> None:
+    job = SimulatedJob(SMALL).run()
+    found = {
+        place: seeds
+        for rank in job.ranks
+        for place, seeds in zip(rank.places, rank.seeds, strict=True)
+    }
+    for epoch in range(2):
+        order = epoch_order(72, 5, epoch).tolist()
+        assert [found[epoch, place] for place in range(72)] == [(seed,) for seed in order]
+    assert [rank.places[0] for rank in job.ranks] == [(0, place) for place in range(6)]
+
+
+def test_one_seed_is_one_trace() -> None:
+    faults = [LostServers(3.7, (0, 2), 1.5), SlowServers(3.6, (1,)), LostRank(3.9, 4)]
+    first, again = run_job(SMALL, faults), run_job(SMALL, faults)
+    assert first == again
+    assert first.trace != run_job(SMALL, []).trace
+
+
+def test_a_server_that_stays_away_is_an_error_and_no_deadlock() -> None:
+    job = SimulatedJob(SMALL).run([LostServers(3.7, (2,), 1e5)])
+    assert job.restarts > 0
+    assert any("storage server" in str(rank.error) for rank in job.ranks)
+
+
+def test_who_waits_for_ever_is_seen() -> None:
+    job = SimulatedJob(SMALL)
+    job.world.spawn(lambda: job.world.wait(job.world.waiter()), name="waits")
+    with pytest.raises(Deadlock, match="nothing can happen any more"):
+        job.world.run(lambda: False, 10.0)
+    job.world.close()
+
+
+@pytest.mark.parametrize("first", range(0, 24, 6))
+def test_drawn_faults_lose_no_batch(first: int) -> None:
+    undisturbed = run_job(SMALL, [])
+    assert undisturbed.wrong == ""
+    for seed in range(first, first + 6):
+        found = run_job(SMALL, draw_faults(seed, SMALL))
+        assert (found.wrong, found.digest) == ("", undisturbed.digest), f"schedule {seed}"
+
+
+def test_a_slow_rank_costs_time_alone() -> None:
+    undisturbed, slow = run_job(SMALL, []), run_job(SMALL, [SlowRank(3.6, 2)])
+    assert slow.digest == undisturbed.digest
+    assert slow.seconds > undisturbed.seconds + 1.0
+
+
+def test_start_up_does_not_grow_with_ranks_and_servers() -> None:
+    """Four times the ranks and servers; the leader, which asks each server, apart."""
+    means = []
+    for ranks in (16, 64):
+        size = Size(ranks=ranks, servers=ranks // 16, batches=2, start_spread_s=0.5)
+        job = SimulatedJob(size).run()
+        followers = job.ranks[1:]
+        means.append(sum(rank.messages_at_start for rank in followers) / len(followers))
+        assert max(rank.links for rank in followers) <= 2
+    assert means[1] <= 1.5 * means[0]
+
+
+def test_batches_of_a_consumer_by_formula() -> None:
+    drawn = random.Random(3)
+    for _ in range(200):
+        total, shards = drawn.randrange(60), drawn.randrange(1, 6)
+        consumers = drawn.randrange(1, 5)
+        consumer = drawn.randrange(consumers)
+        wanted = sorted(
+            (batch, shard)
+            for shard in range(shards)
+            for batch in share_of_batches(
+                total,
+                ProducerRequest(
+                    epoch_options=EpochOptions(seed=1), shard=shard, num_shards=shards,
+                    client_ranks=tuple(range(consumers)),
+                ),
+                consumer,
+            )
+        )  # fmt: skip
+        own = OwnBatches(total, shards, consumers, consumer)
+        assert [(batch, shard) for shard, batch in own] == wanted
+        assert len(own) == len(wanted)
+        assert [own.index_of(batch) for _, batch in own] == list(range(len(own)))
