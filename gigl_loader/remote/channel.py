@@ -234,7 +234,10 @@ class RemoteReceivingChannel(ChannelBase):
     def cancel(self) -> None:
         """Break the epoch off; the servers stop sampling for it."""
         with self._changed:
-            generation, running = self._generation, [s for s in self._servers.values() if not s.ended]
+            generation, running = (
+                self._generation,
+                [s for s in self._servers.values() if not s.ended],
+            )
             self._reset()
             self._changed.notify_all()
         for server in running:
@@ -362,8 +365,8 @@ class RemoteReceivingChannel(ChannelBase):
     def _check_complete(self, server: _Server, has_batch: bool) -> None:
         if (server.ended and server.left) or (not has_batch and not server.ended):
             self._error = ProtocolError(
-                f"storage server {server.rank} ended epoch {self._epoch} with {server.left} batches "
-                "to come"
+                f"storage server {server.rank} ended epoch {self._epoch} with {server.left} "
+                "batches to come"
             )
 
     def _failed(self, generation: int, error: Exception) -> None:

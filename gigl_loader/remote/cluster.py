@@ -358,9 +358,7 @@ class Links(Sequence[ServerLink]):
         count: Number of servers.
     """
 
-    def __init__(
-        self, first: ServerLink, make: Callable[[int], ServerLink], count: int
-    ) -> None:
+    def __init__(self, first: ServerLink, make: Callable[[int], ServerLink], count: int) -> None:
         self.made: dict[int, ServerLink] = {0: first}
         """Those that were looked at."""
         self._make, self._count = make, count
@@ -528,7 +526,9 @@ class Cluster:
         fresh = former.again(news.addresses[rank] if known else former.address)
         progress = Progress(f"compute process {self.rank}", now + _RENEW_S)
         try:
-            fresh.enter(self._join, now + _RENEW_S / 5, progress)  # its address may be another by then
+            fresh.enter(
+                self._join, now + _RENEW_S / 5, progress
+            )  # its address may be another by then
             fresh.wait_until_in(
                 lambda news: bool(news.addresses) if rank == 0 else news.number > 0,
                 now + _RENEW_S, _RENEW_S, progress,

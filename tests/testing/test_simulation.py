@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from gigl_loader.options import EpochOptions
 from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.remote.shared import OwnBatches, share_of_batches
-from gigl_loader.options import EpochOptions
 from gigl_loader.testing.simulation import (
     Deadlock,
     LostRank,

@@ -81,8 +81,8 @@ def faults(count: int) -> int:
     lost_s.sort()
     print(
         f"{count} schedules of faults, {FAULTY.ranks} ranks and {FAULTY.servers} servers: {wrong} "
-        f"wrong; time lost, of {undisturbed.seconds:.1f} s: median {lost_s[count // 2]:.1f} s, most "
-        f"{lost_s[-1]:.1f} s; ranks started again {restarts} times",
+        f"wrong; time lost, of {undisturbed.seconds:.1f} s: median {lost_s[count // 2]:.1f} s, "
+        f"most {lost_s[-1]:.1f} s; ranks started again {restarts} times",
         flush=True,
     )
     return wrong

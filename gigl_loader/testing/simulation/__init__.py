@@ -1,4 +1,4 @@
-"""The coordination of a job at any size: the package's own code, in one process, with its own clock.
+"""The coordination of a job at any size: the package's own code, in one process.
 
 ::
 

@@ -24,13 +24,23 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.loader import config as loader_config
-from gigl_loader.loader import iterator, world as loader_world
+from gigl_loader.loader import iterator
+from gigl_loader.loader import world as loader_world
 from gigl_loader.loader.epoch import LoaderStats, Progress
 from gigl_loader.loader.world import WorldShare, check_same_start
 from gigl_loader.message import BATCH
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import (
-    channel, client, cluster, endpoint, leader, patience, rendezvous, service, shared, source,
+    channel,
+    client,
+    cluster,
+    endpoint,
+    leader,
+    patience,
+    rendezvous,
+    service,
+    shared,
+    source,
 )  # fmt: skip
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.endpoint import Endpoint
@@ -376,9 +386,7 @@ class SimulatedJob:
         if self._num_started == self.size.ranks:
             self.memory_at_start = _resident_bytes()
 
-    def _epoch(
-        self, rank: Rank, loaded: RemoteSource, progress: Progress, world_size: int
-    ) -> None:
+    def _epoch(self, rank: Rank, loaded: RemoteSource, progress: Progress, world_size: int) -> None:
         check_same_start(progress.epoch, progress.yielded, world_size)
         places = progress.places_left(0)
         left = self.size.ranks * self.size.batches - progress.yielded

@@ -96,7 +96,7 @@ class Outcome:
     trace: str
     """Of the same, to whom and when."""
     restarts: int
-    """How often the ranks were started again: one was lost, or a server while loaders were built."""
+    """How often ranks were started again: one was lost, or a server while loaders were built."""
     wrong: str
     """What did not hold; nothing where all did."""
 

@@ -1,4 +1,4 @@
-"""The network of a simulated cluster: `MemoryNetwork`, with threads, and a link for each machine."""
+"""The network of a simulated cluster: `MemoryNetwork` with threads, and links of machines."""
 
 import math
 from collections import Counter
@@ -180,9 +180,7 @@ class SimulatedCaller(MemoryCaller):
             arrival = max(
                 arrival, self.network.link(host).take(clock.now, size) + self.network.latency_s
             )
-        clock.call_later(
-            arrival - clock.now, lambda: then() if self._round == this_round else None
-        )
+        clock.call_later(arrival - clock.now, lambda: then() if self._round == this_round else None)
 
     def _arrive(self) -> None:
         """Let a thread of the listener's process answer: a handler may wait."""

@@ -8,8 +8,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-
-
 from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.slots import Layout, Written
 from gigl_loader.message import BATCH, SampleMessage
@@ -79,7 +77,9 @@ class SimulatedPool:
             lane = min(range(len(lanes)), key=lanes.__getitem__)
             now, world = self.world.clock.now, self.world
             drawn = 1.0 + self.costs.spread * (2.0 * world.random.random() - 1.0)
-            lanes[lane] = max(now, lanes[lane]) + self.costs.batch_s * drawn * self._process.slowness
+            lanes[lane] = (
+                max(now, lanes[lane]) + self.costs.batch_s * drawn * self._process.slowness
+            )
             world.clock.call_later(lanes[lane] - now, lambda: self._done(number, ticket, position))
 
     def _done(self, number: int, ticket: Any, position: int) -> None:
@@ -161,5 +161,3 @@ class SimulatedMemory(ServerMemory):
     def largest(self) -> int:
         """Bytes of a batch: small, so that the number of batches is what limits a consumer."""
         return 1
-
-

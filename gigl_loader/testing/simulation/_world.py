@@ -51,7 +51,9 @@ class Process:
 
 
 class _Task:
-    def __init__(self, world: "World", run: Callable[[], None], process: Process, name: str) -> None:
+    def __init__(
+        self, world: "World", run: Callable[[], None], process: Process, name: str
+    ) -> None:
         self._world, self.process, self.name = world, process, name
         self.over = False
         self.ended: list[Callable[[], None]] = []
