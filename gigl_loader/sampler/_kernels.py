@@ -150,13 +150,14 @@ def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, cou
 @_jit
 def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
     """Return the first place from ``start`` on whose time is above ``time``; ``stop`` if none."""
-    while start < stop:
-        middle = (start + stop) // 2
-        if times[middle] <= time:
-            start = middle + 1
-        else:
-            stop = middle
-    return start
+    if start >= stop or times[stop - 1] <= time:  # seeds tend to be later than a whole row
+        return stop
+    size = stop - start
+    while size > 1:  # without a branch that nobody could predict
+        half = size >> 1
+        start += half * np.int64(times[start + half - 1] <= time)
+        size -= half
+    return start + np.int64(times[start] <= time)
 
 
 @_jit
