@@ -282,7 +282,7 @@ def test_what_cannot_work_is_said_before_anything_starts(how, match) -> None:
 def test_links_and_anchors_refuse_too() -> None:
     dataset = GRAPH.dataset()
     index = torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(ConfigError, match="needs edge_label_time"):
+    with pytest.raises(ConfigError, match="'edge_label_time' is not set"):
         DistLinkNeighborLoader(dataset, FANOUT, index, time_attr="node_time")
     with pytest.raises(ConfigError, match="without time_attr"):
         DistLinkNeighborLoader(dataset, FANOUT, index, edge_label_time=torch.arange(3))
