@@ -13,6 +13,7 @@ import numpy as np
 from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, TimeOrder
 from gigl_loader.errors import ProtocolError
+from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler.later import Later, LaterRows
@@ -79,6 +80,7 @@ class LocalStore:
         adjacency = self._view.adjacency[draw.edge_type]
         positions, counts = self._draw_positions(draw, adjacency, nodes, asked)
         neighbors = np.empty(len(positions), np.int64)
+        read_ahead.want(adjacency.indices, positions)
         kernels.gather(adjacency.indices, positions, neighbors)
         edge_ids = None
         if draw.with_edge:
@@ -98,7 +100,9 @@ class LocalStore:
         self, draw: Draw, adjacency: Adjacency[Array], ids: Array, asked: Asked | None
     ) -> tuple[Array, Array]:
         get, size = self._scratch.get, len(ids)
-        at = adjacency.locate(ids)  # keys are made of ids: a draw does not depend on the partition
+        at = adjacency.locate(ids)
+        read_ahead.want(adjacency.indptr, at)
+        # keys are made of ids: a draw does not depend on the partition
         rows = get("starts", size), get("degrees", size), get("counts", size)
         key = np.uint64(draw.key)
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all neighbours, once each
@@ -444,6 +448,7 @@ def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) 
             raise ProtocolError(
                 f"row {rows[wrong]} of a matrix with {values.shape[0]} rows was asked for"
             )
+        read_ahead.want(values, rows)
     word = kernels.WORDS.get(word_bytes, np.int8)
     kernels.copy_rows(addresses, out.reshape(out.shape[0], -1).view(word))
 
