@@ -213,6 +213,14 @@ class FetchOne(Request):
 
 
 @dataclass(frozen=True)
+class SampleSeeds(Request):
+    """Arguments of `DistServer.sample_seeds`."""
+
+    producer_id: int
+    index: TensorMessage
+
+
+@dataclass(frozen=True)
 class OfProducer(Request):
     """Arguments of methods about one producer."""
 
@@ -336,6 +344,13 @@ class Sampled(Answer):
 
 
 @dataclass(frozen=True)
+class Batch(Answer):
+    """A batch that belongs to no epoch."""
+
+    value: dict[str, TensorMessage]
+
+
+@dataclass(frozen=True)
 class Schema(Answer):
     """What the graph holds."""
 
@@ -421,6 +436,7 @@ CALLS: dict[str, Call] = {
     "start_new_epoch_sampling": Call(StartEpoch, Nothing),
     "cancel_epoch_sampling": Call(CancelEpoch, Nothing),
     "fetch_one_sampled_message": Call(FetchOne, Sampled),
+    "sample_seeds": Call(SampleSeeds, Batch),
     "describe_workers": Call(OfProducer, Text),
     "memory_mark": Call(NoArguments, Mark),
     "ping": Call(NoArguments, Number),
