@@ -41,7 +41,7 @@ MISSING = -1
 
 @_jit
 def _enqueue(state, slot, never, until, queue, queued):  # type: ignore[no-untyped-def]
-    """Append a slot whose next use is not known; where the queue is full, drop what is left over."""
+    """Append a slot whose next use is not known; of a full queue, drop what is left over."""
     until[slot] = never
     if state[LAST] == queue.shape[0]:
         end = 0

@@ -310,6 +310,19 @@ class RowCache:
                 kernels.store_rows(_as_bytes(values[matrix]), at, slots, _as_bytes(rows))
             kernels.publish(slots, ids, arrays.stored)
 
+    def overwrite(
+        self, owner: Owner, slots: Array, ids: Array, values: Mapping[Matrix, Array], at: Array
+    ) -> None:
+        """Store rows in these slots, whose they are by now or not; as `store` otherwise.
+
+        For one user alone, who reads and stores batch after batch in the order of their plans: a
+        slot may be planned for a later row already, and is this one's until then.
+        """
+        arrays = self.tables[owner]
+        for matrix, rows in arrays.rows.items():
+            kernels.store_rows(_as_bytes(values[matrix]), at, slots, _as_bytes(rows))
+        kernels.publish(slots, ids, arrays.stored)
+
     def is_held(self, owner: Owner, slots: Array, ids: Array) -> bool:
         """Return whether a slot of ``slots`` is still for its id: a row may come."""
         return bool((self.tables[owner].holder[slots] == ids).any())
@@ -359,14 +372,32 @@ def make_tables(
             if not rows.whole and remote.get(owner, 0) > 0 and 0 not in shape:
                 matrices.setdefault(owner, {})[kind, name] = (rows.dtype, shape)
 
+    books: dict[Any, Book[Any]] = {**view.node_books, **view.edge_books}
+    num_ids = {owner: books[owner[1]].num_ids for owner in matrices}
+    return tables_of(matrices, num_ids, remote, size)
+
+
+def tables_of(
+    matrices: Mapping[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]],
+    num_ids: Mapping[Owner, int],
+    remote: Mapping[Owner, int],
+    size: int | float,
+) -> dict[Owner, Table]:
+    """Return the tables for a cache of rows.
+
+    Args:
+        matrices: By owner and matrix, dtype and shape of one row.
+        num_ids: By owner, how many ids there are.
+        remote: By owner, how many rows are on other machines.
+        size: As for `make_tables`.
+    """
+
     def tables(share: float) -> dict[Owner, Table]:
         found = {}
         for owner, some in matrices.items():
-            books: dict[Any, Book[Any]] = dict(view.node_books)
-            books.update(view.edge_books)
             capacity = min(remote[owner], max(1, round(share * remote[owner])))
             found[owner] = Table(
-                num_ids=books[owner[1]].num_ids, capacity=capacity, matrices=some,
+                num_ids=num_ids[owner], capacity=capacity, matrices=some,
                 references=2 * WINDOW * capacity + _RING_SPARE,
             )  # fmt: skip
         return found
