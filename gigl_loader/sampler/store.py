@@ -13,6 +13,7 @@ import numpy as np
 from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, TimeOrder
 from gigl_loader.errors import ProtocolError
+from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler.later import Later, LaterRows
@@ -78,6 +79,7 @@ class LocalStore:
         adjacency = self._view.adjacency[draw.edge_type]
         positions, counts = self._draw_positions(draw, adjacency, nodes, asked)
         neighbors = np.empty(len(positions), np.int64)
+        read_ahead.want(adjacency.indices, positions)
         kernels.gather(adjacency.indices, positions, neighbors)
         edge_ids = None
         if draw.with_edge:
@@ -97,7 +99,9 @@ class LocalStore:
         self, draw: Draw, adjacency: Adjacency[Array], ids: Array, asked: Asked | None
     ) -> tuple[Array, Array]:
         get, size = self._scratch.get, len(ids)
-        at = adjacency.locate(ids)  # keys are made of ids: a draw does not depend on the partition
+        at = adjacency.locate(ids)
+        read_ahead.want(adjacency.indptr, at)
+        # keys are made of ids: a draw does not depend on the partition
         rows = get("starts", size), get("degrees", size), get("counts", size)
         key = np.uint64(draw.key)
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all neighbours, once each
@@ -434,6 +438,7 @@ def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) 
     word_bytes = math.gcd(row_bytes, out.ctypes.data, 8)
     for values, rows, places in parts:
         _check_rows(values, rows, out)
+        read_ahead.want(values, rows)
         start = values.ctypes.data
         word_bytes = math.gcd(word_bytes, start)
         addresses[slice(None) if places is None else places] = rows * row_bytes + start
