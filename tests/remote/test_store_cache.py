@@ -13,9 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset, partition_graph, testing
+from gigl_loader import (
+    DistDataset,
+    DistNeighborLoader,
+    RemoteDistDataset,
+    partition_graph,
+    replay,
+    testing,
+)
 from gigl_loader.dataset.quantised import quantise, widened
-from gigl_loader.errors import PeerError
+from gigl_loader.errors import PeerError, UsageError
 from gigl_loader.message import NODE, BatchTicket, Field, Received
 from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions
 from gigl_loader.remote.row_cache import RowKeeper
@@ -50,7 +57,7 @@ def _client(info, rank: int) -> None:
     dataset = RemoteDistDataset(info, rank)
     nodes = ("user", dataset.fetch_node_ids(node_type="user"))
     features = widened(*quantise(_features(), "int8", "x"))
-    for more in ({"with_edge": True}, {"disjoint": True, "prefetch_size": 1}):
+    for more in ({"with_edge": True}, {"disjoint": True, "shard": "world"}):
         with DistNeighborLoader(dataset, [3, 2], nodes, **HOW, **more) as loader:
             for batch in loader:
                 assert torch.equal(batch["user"].x, features[batch["user"].n_id])
@@ -63,6 +70,9 @@ def _client(info, rank: int) -> None:
                 next(iter(loader))
                 assert _digests(loader) == expected, "after an epoch that was broken off"
                 stats = loader.stats()
+                assert batch_digest(replay(loader, 1, 2)) == expected[len(loader) + 2]
+                with pytest.raises(UsageError, match="cannot sample a batch out of turn"):
+                    loader([0, 1])
             assert stats["hit_rate"] > 0
             assert set(stats["rows_by_partition"]) == {0, 1}
             assert stats["network_bytes"]["rows"] > 0
@@ -166,7 +176,9 @@ def _traces(draw: st.DrawFn) -> tuple[int, list[np.ndarray]]:
     trace=_traces(), share=st.sampled_from([0.1, 0.4, 1.0]), ahead=st.sampled_from([None, 0, 3]),
     breaks=st.integers(0, 30),
 )  # fmt: skip
-def test_rows_are_those_of_the_ids(trace: tuple, share: float, ahead: int | None, breaks: int) -> None:
+def test_rows_are_those_of_the_ids(
+    trace: tuple, share: float, ahead: int | None, breaks: int
+) -> None:
     """Epoch after epoch, one of which ends early, where a server is lost."""
     num_ids, batches = trace
     servers = _Servers(num_ids)
@@ -187,9 +199,7 @@ def test_rows_are_those_of_the_ids(trace: tuple, share: float, ahead: int | None
             assert len(found) == len(batches)
             for ids, message in zip(batches, found, strict=True):
                 assert np.array_equal(message["node_labels"].numpy(), ids)
-                assert np.array_equal(
-                    message["node_features"].numpy(), _rows(ids, "float32", (3,))
-                )
+                assert np.array_equal(message["node_features"].numpy(), _rows(ids, "float32", (3,)))
     finally:
         keeper.close()
     if share == 1.0:

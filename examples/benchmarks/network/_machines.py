@@ -1,4 +1,4 @@
-"""Machines on one machine: a network namespace each, on a switch whose links `tc tbf` slows down."""
+"""Machines on one machine: network namespaces on a switch, whose links `tc tbf` slows down."""
 
 import contextlib
 import os

@@ -162,7 +162,8 @@ def _store(role: str, number: int, case: Case, addresses: list[str]) -> dict[str
     init_compute_process(0, info, "gloo")
     remote = RemoteDistDataset(info, 0)
     nodes = remote.fetch_node_ids(number, case.parts)
-    seeds = {one: _some(ids, case, len(nodes)) for one, ids in nodes.items()}
+    share = sum(len(ids) > 0 for ids in nodes.values())  # a rank may be given one server's alone
+    seeds = {one: _some(ids, case, share) if len(ids) else ids for one, ids in nodes.items()}
     with DistNeighborLoader(remote, FANOUTS, seeds, **_keywords(case)) as loader:
         result = _measure(loader, case, dist.barrier)
         dist.barrier()
@@ -212,7 +213,7 @@ def measure(case: Case) -> list[dict[str, Any]]:
         try:
             for place, machine in enumerate(there):
                 is_server = case.deployment != "colocated" and place < case.parts
-                number = place if is_server or case.deployment == "colocated" else place - case.parts
+                number = place % case.parts
                 out = Path(folder, f"{place}.json")
                 started.append(_start(machine, is_server, number, case, addresses, out))
                 if not is_server:
