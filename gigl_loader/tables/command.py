@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset.partition import FORMATS
+from gigl_loader.dataset._target import FORMATS
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.tables.partition import ENGINES, partition_tables
 from gigl_loader.tables.spec import METHODS, EdgeTable, NodeTable

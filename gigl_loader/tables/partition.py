@@ -19,8 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset._disk import read_partition
-from gigl_loader.dataset.partition import check_format, check_target, write_glt
+from gigl_loader.dataset._target import check_format, check_target
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.tables._report import Report
@@ -165,6 +164,9 @@ def _check_fits(report: Report, limit: int) -> None:
 
 def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
     """Write the partitions of a directory in graphlearn-torch's format beside it."""
+    from gigl_loader.dataset._disk import read_partition  # with torch, which nothing else needs
+    from gigl_loader.dataset.partition import write_glt
+
     plain = mapped.with_suffix(".glt")
     shutil.rmtree(plain, ignore_errors=True)
     plain.mkdir()

@@ -1,4 +1,6 @@
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -56,6 +58,22 @@ def test_flags_describe_a_graph_of_one_type(tmp_path: Path) -> None:
                                .indices).tolist() == ["u2"]  # fmt: skip
     table = pq.read_table(next((tmp_path / "parts" / "ids").glob("*.parquet")))
     assert table.to_pydict() == {"id": ["u1", "u2", "u3"], "node": [0, 1, 2]}
+
+
+def test_it_runs_without_torch(tmp_path: Path) -> None:
+    """torch and PyG would take 400 MB of the memory that it may use, and seconds of each start."""
+    GRAPH.write(tmp_path / "tables", 1)
+    flags = ["--nodes", f"{tmp_path}/tables/user", "--id", "name", "--edges",
+             f"{tmp_path}/tables/knows", "--src", "from", "--dst", "to", "--quiet", "--method",
+             "random", "--out", f"{tmp_path}/parts", "--partitions", "2"]  # fmt: skip
+    script = (
+        "import sys; from gigl_loader.cli import main\n"
+        "print('status', main(['partition', *sys.argv[1:]]), *sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", script, *flags], capture_output=True, text=True)
+    words = found.stdout[found.stdout.rindex("status") :].split()
+    assert words[:2] == ["status", "0"], found.stderr
+    assert not {"torch", "torch_geometric"} & set(words)
 
 
 @pytest.mark.parametrize(
