@@ -410,6 +410,27 @@ class FeatureInfos(Answer):
 
 
 @dataclass(frozen=True)
+class RowBook:
+    """Who owns the rows of one type."""
+
+    group: str
+    """``"node"`` or ``"edge"``."""
+    name: NodeType | EdgeType
+    num_ids: int
+    bounds: np.ndarray | None = None
+    """``[num_partitions]`` int64, where each partition's range of ids ends."""
+    table: np.ndarray | None = None
+    """``[num_ids]``, the owner of each id; neither: one partition has all."""
+
+
+@dataclass(frozen=True)
+class RowBooks(Answer):
+    """Who owns which rows."""
+
+    value: list[RowBook]
+
+
+@dataclass(frozen=True)
 class BookAnswer(Answer):
     """A partition book."""
 
@@ -450,6 +471,8 @@ CALLS: dict[str, Call] = {
     "get_node_types": Call(NoArguments, NodeTypes),
     "get_node_partition_book": Call(OfNodeType, BookAnswer),
     "get_edge_partition_book": Call(OfEdgeType, BookAnswer),
+    "get_partition_index": Call(NoArguments, Number),
+    "get_row_books": Call(NoArguments, RowBooks),
     "get_node_ids": Call(GetNodeIds, Ids),
     "get_ablp_input": Call(GetABLPInput, ABLPInput),
     "get_free_ports": Call(GetFreePorts, Numbers),

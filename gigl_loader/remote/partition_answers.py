@@ -19,7 +19,8 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.messages import ABLPRequest, NodeIdsRequest
+from gigl_loader.remote.messages import ABLPRequest, NodeIdsRequest, RowBook
+from gigl_loader.remote.row_answers import RowAnswers
 
 
 class PartitionAnswers:
@@ -31,6 +32,16 @@ class PartitionAnswers:
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = DistDataset.wrap(dataset)
+        self.row_answers = RowAnswers(self.dataset.view())
+        """Answers for single rows; see `gigl_loader.remote.row_cache`."""
+
+    def get_partition_index(self) -> int:
+        """Return which partition this server has."""
+        return int(self.dataset.view().partition_idx)
+
+    def get_row_books(self) -> list[RowBook]:
+        """Return who owns the rows of each node and edge type that has features or labels."""
+        return self.row_answers.books()
 
     def get_schema(self) -> DatasetSchema:
         """Return types, feature widths and direction."""

@@ -310,6 +310,7 @@ class DistSamplingProducer:
             ),
             replaceable=self._max_restarts > 0,
             plugins=self._plugins,
+            rows_apart=self.epoch_options.cache is not None,
             main_path=self._main_path,
         )
 
