@@ -53,7 +53,7 @@ from gigl_loader.workers.ahead import LookAhead, make_cache, remote_bytes
 from gigl_loader.workers.peers import Access, worker_name
 from gigl_loader.workers.plugins import main_path_of, pickled
 from gigl_loader.workers.pool import Event, WorkerPool
-from gigl_loader.workers.recovery import Attendant, Recovery
+from gigl_loader.workers.recovery import LOOK_EVERY_S, Attendant, Recovery
 from gigl_loader.workers.rendezvous import Rendezvous
 from gigl_loader.workers.restarts import Task
 from gigl_loader.workers.schedule import FairQueue, Stream, num_batches
@@ -67,6 +67,9 @@ or have asked nothing for this many seconds."""
 _PEER_SHARE = 0.8
 """Of its own deadline, how long a worker waits for another partition: so that the error names the
 worker that does not answer, and not the one that waits for it."""
+_STOPPED_SHARE = 0.5
+"""Of the deadline, how long a worker that others ask may be stopped before it is replaced: well
+before they give up."""
 
 
 class MessageMemory(Protocol):
@@ -564,6 +567,9 @@ class DistSamplingProducer:
 
     def _attend(self) -> None:
         """Replace workers that are gone, in place of a training loop that is busy elsewhere."""
+        with self._lock:
+            longest_s = _STOPPED_SHARE * self.epoch_options.timeout_s
+            self._recovery.end_stopped(max(1, int(longest_s / LOOK_EVERY_S)))
         unfiled = any(event.message[0] == messages.DIED for event in self._unfiled)
         if not (unfiled or self._recovery.is_pending or self._pool.has_news()):
             return
