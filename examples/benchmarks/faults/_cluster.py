@@ -121,11 +121,12 @@ class Job:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._on, self._options = folder, on, options
         self.processes: list[subprocess.Popen[bytes]] = []
+        self._before: set[str] = set()
         self.start(world)
 
     def start(self, world: int) -> None:
         """Start the ranks; they go on where the job was."""
-        port = free_port()
+        port, self._before = free_port(), {file.name for file in self._files()}
         self.processes = [self._start(rank, world, port) for rank in range(world)]
 
     def _start(self, rank: int, world: int, port: int) -> "subprocess.Popen[bytes]":
@@ -136,21 +137,30 @@ class Job:
         with (self.folder / f"rank{rank}.log").open("ab") as log:
             return subprocess.Popen(self._on(rank, command), stdout=log, stderr=log)
 
+    def _files(self) -> list[Path]:
+        return list(self.folder.glob("*.jsonl"))
+
+    def has_begun(self) -> bool:
+        """Return whether each rank has taken a batch since `start`."""
+        own = [file for file in self._files() if file.name not in self._before]
+        return len([file for file in own if file.stat().st_size]) == len(self.processes)
+
     def notes(self) -> list[dict[str, Any]]:
         """Return a line of each batch that was taken, by time."""
         found = []
-        for file in self.folder.glob("*.jsonl"):
+        for file in self._files():
             whole = [line for line in file.read_text().splitlines(True) if line.endswith("\n")]
             found += [json.loads(line) for line in whole]
         return sorted(found, key=lambda line: float(line["at"]))
 
     def wait_for(self, batches: int, limit_s: float = 120.0) -> None:
         """Wait until this many batches were taken, over all ranks."""
-        wait_until(lambda: self._is_over() or len(self.notes()) >= batches, "batches", limit_s)
-        if self._is_over():
+        wait_until(lambda: self.is_over() or len(self.notes()) >= batches, "batches", limit_s)
+        if self.is_over():
             raise RuntimeError(f"the job ended early: {self.error()}")
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Return whether a rank has ended."""
         return any(process.poll() is not None for process in self.processes)
 
     def join(self, limit_s: float = 600.0) -> bool:
@@ -171,11 +181,12 @@ class Job:
         return any(process.poll() for process in self.processes)
 
     def error(self) -> str:
-        """Return the last line of each rank's log that names an error."""
+        """Return how each rank ended, and the last line of its log that names an error."""
         found = []
-        for log in sorted(self.folder.glob("rank*.log")):
-            lines = [one for one in log.read_text().splitlines() if "Error" in one.split(":")[0]]
-            found += [f"{log.stem}: {line}" for line in lines[-1:]]
+        for rank, process in enumerate(self.processes):
+            text = (self.folder / f"rank{rank}.log").read_text()
+            lines = [one for one in text.splitlines() if "Error" in one.split(":")[0]]
+            found.append(f"rank {rank} ended with {process.poll()}: {''.join(lines[-1:])}")
         return "; ".join(found)
 
     def digest(self) -> str:

@@ -41,7 +41,7 @@ def dataset_of(args: argparse.Namespace) -> Iterator[Any]:
         args.servers, args.world, 1, host, host, args.host, 0, 0, args.group_port, int(port), 0
     )
     os.environ["RANK"] = str(args.rank)
-    init_compute_process(0, info, "gloo", timeout_s=120.0)
+    init_compute_process(0, info, "gloo", timeout_s=300.0)
     try:
         yield RemoteDistDataset(info, 0)
     finally:
@@ -65,7 +65,7 @@ class Notes:
     def __init__(self, args: argparse.Namespace, loader: DistNeighborLoader) -> None:
         self._args, self._loader = args, loader
         self._state = Path(args.folder, "state.pt")
-        self._file = Path(args.folder, f"{os.getpid()}.jsonl").open("w")  # noqa: SIM115
+        self._file = Path(args.folder, f"{os.getpid()}.jsonl").open("a")  # noqa: SIM115
         self.total = -(-args.nodes // 32)
         self.taken = 0
         if self._state.exists():
