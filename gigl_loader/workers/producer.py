@@ -67,7 +67,7 @@ or have asked nothing for this many seconds."""
 _PEER_SHARE = 0.8
 """Of its own deadline, how long a worker waits for another partition: so that the error names the
 worker that does not answer, and not the one that waits for it."""
-_STOPPED_SHARE = 0.5
+_STOPPED_SHARE = 0.25
 """Of the deadline, how long a worker that others ask may be stopped before it is replaced: well
 before they give up."""
 
@@ -163,8 +163,7 @@ class DistSamplingProducer:
         self._view = view
         self._pool = WorkerPool(self.num_workers)
         self._queue: FairQueue[Received] = FairQueue()
-        # a worker that dies in the middle of the cache's plan leaves it half written
-        self._max_restarts = 0 if cache is not None else self.epoch_options.max_restarts
+        self._max_restarts = self.epoch_options.max_restarts
         self._recovery = Recovery(
             self._pool, worker_options.worker_concurrency, self._max_restarts,
             self._seeds_of,
@@ -402,8 +401,7 @@ class DistSamplingProducer:
             state, largest = self._queue.streams[0], self.channel.largest
             room = self.channel.size // largest if largest else self.num_workers
             room = max(1, min(self.channel.capacity, room))
-            recovering = self._recovery.under_way.is_recovering
-            state.limit = self._look_ahead.limit(state.taken, room, recovering=recovering)
+            state.limit = self._look_ahead.limit(state.taken, room)
         under_way = self._recovery.under_way
         while (worker := self._recovery.free_worker()) is not None:
             # what was lost comes first, and had its room before
@@ -610,6 +608,8 @@ class DistSamplingProducer:
             self._recovery.under_way.done(event.worker, rest[0])
         elif kind == messages.DIED:
             self.channel.forget(event.worker)
+            if self._look_ahead is not None:
+                self._look_ahead.give_up()
             self._fatal = self._recovery.died(event.worker, *rest) or self._fatal
         elif kind == messages.READY:
             self._welcome(event.worker)

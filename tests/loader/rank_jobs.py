@@ -319,6 +319,22 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
         assert loader.stats()["restarts"] == 1 + rank
         start = time.monotonic()
     assert time.monotonic() - start < LINGER_S * 1.5
+    _check_same_tensors(found, expected)
+    with _big_loader(rank, size, num_workers=2, remote_cache="30%") as loader:
+        found = []
+        for number, batch in enumerate(itertools.islice(loader, 300)):
+            found.append(batch_tensors(batch))
+            if number in (30, 90):  # one of the two, then the other
+                os.kill(loader._mp_producer.pids[number == 90], signal.SIGKILL)
+        assert loader.stats()["restarts"] == 2
+        _check_same_tensors(found, expected[:300])
+        loader.set_epoch(1)
+        before = loader._stats.cached_rows
+        list(itertools.islice(loader, 300))
+        assert loader._stats.cached_rows > before, "the next epoch has the cache again"
+
+
+def _check_same_tensors(found: list, expected: list) -> None:
     for one, other in zip(found, expected, strict=True):
         assert all(torch.equal(value, other[name]) for name, value in one.items()
                    if isinstance(value, torch.Tensor))  # fmt: skip

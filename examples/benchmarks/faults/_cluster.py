@@ -20,7 +20,7 @@ from gigl_loader.transport import free_port
 
 HOST = "127.0.0.1"
 TRAINER = Path(__file__).with_name("_train.py")
-AWAY_S = 120.0
+AWAY_S = 600.0
 """How long a server may be away: its start on a machine whose cores are all busy."""
 
 
@@ -153,7 +153,7 @@ class Job:
             found += [json.loads(line) for line in whole]
         return sorted(found, key=lambda line: float(line["at"]))
 
-    def wait_for(self, batches: int, limit_s: float = 120.0) -> None:
+    def wait_for(self, batches: int, limit_s: float = 400.0) -> None:
         """Wait until this many batches were taken, over all ranks."""
         wait_until(lambda: self.is_over() or len(self.notes()) >= batches, "batches", limit_s)
         if self.is_over():

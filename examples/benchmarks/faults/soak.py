@@ -118,7 +118,10 @@ def soak(store: Store, folder: Path, args: argparse.Namespace) -> dict[str, Any]
         runs += 1
         same += good and job.digest() == expected
         errors += [] if good else [job.error()]
-        print(f"{time.strftime('%X')} {same} of {runs} runs of 3 epochs are the same", flush=True)
+        print(
+            f"{time.strftime('%X')} {same} of {runs} runs of 3 epochs are the same",
+            *errors[-1:], flush=True,
+        )  # fmt: skip
     killer.over.set()
     killer.join(90)
     batches = 3 * -(-args.nodes // 32)
