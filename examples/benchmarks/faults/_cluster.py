@@ -44,13 +44,16 @@ class Store:
         root: The partitions. The servers' logs go beside it.
         hosts: The address of each server.
         on: Makes the command that runs another one on a server's machine.
+        options: Further ones of `gigl-loader serve`, for each server.
     """
 
     def __init__(
         self, root: Path, hosts: list[str],
         on: Callable[[int, list[str]], list[str]] = here,
+        options: list[list[str]] | None = None,
     ) -> None:  # fmt: skip
         self.port, self._hosts, self._on, self._root = free_port(), hosts, on, root
+        self._options = options or [[]] * len(hosts)
         self.log = root.parent / "servers.log"
         self._log = self.log.open("w")
         self.processes = [self._start(rank) for rank in range(len(hosts))]
@@ -65,7 +68,7 @@ class Store:
             sys.executable, "-m", "gigl_loader", "serve", "--root", str(self._root),
             "--num-servers", str(len(self._hosts)), "--master-addr", self._hosts[0],
             "--port", str(self.port), "--own-addr", self._hosts[rank], "--jobs", "0",
-            "--rejoin-timeout", str(AWAY_S), "--rank", str(rank),
+            "--rejoin-timeout", str(AWAY_S), "--rank", str(rank), *self._options[rank],
         ]  # fmt: skip
         return subprocess.Popen(self._on(rank, command), stdout=self._log, stderr=self._log)
 
