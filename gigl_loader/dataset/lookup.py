@@ -28,7 +28,16 @@ class RowLookup:
 
     def __init__(self, view: PartitionView, exchange: RankExchange) -> None:
         self._view, self._exchange = view, exchange
-        held = exchange.gather(view.partition_idx, int)
+        whole = [
+            f"{kind} {name}"
+            for kind in get_args(Kind)
+            for name, rows in getattr(view, kind).items()
+            if rows.whole
+        ]
+        everyone = exchange.gather((view.partition_idx, whole), tuple[int, list[str]])
+        held = [part for part, _ in everyone]
+        # all ranks answer, or none: one that has all rows of a small type must not stay away
+        self._whole = set.intersection(*(set(names) for _, names in everyone))
         # ranks that hold one partition share the questions to it
         holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
         missing = [part for part, ranks in enumerate(holders) if not ranks]
@@ -56,8 +65,9 @@ class RowLookup:
             raise ConfigError(f"the dataset has no {kind.replace('_', ' ')} of {name!r}")
         books: Any = self._view.edge_books if kind == "edge_features" else self._view.node_books
         book = books.get(name)
-        check_ids(ids, name, self._view.num_nodes.get(name) if book is None else book.num_ids)
-        if book is None or rows.whole or self._exchange.size == 1:
+        counts: Any = self._view.num_nodes
+        check_ids(ids, name, counts.get(name) if book is None else book.num_ids)
+        if book is None or f"{kind} {name}" in self._whole or self._exchange.size == 1:
             return _take(rows, ids)
         owner = self._rank_of[book.owner(ids)]
         order = torch.argsort(owner, stable=True)

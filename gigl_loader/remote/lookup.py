@@ -75,7 +75,7 @@ class StoreLookup:
         return self._only(given, known)
 
     @staticmethod
-    def _only(given: Any, known: list[Any]) -> Any:
+    def _only(given: R | None, known: list[R]) -> R:
         if given is None and len(known) != 1:
             raise ConfigError(f"name the type of the ids: one of {known}")
         return known[0] if given is None else given
@@ -234,9 +234,7 @@ def _in_order(count: int, places: list[Tensor], parts: list[dict[str, Tensor]]) 
         columns[name] = parts[0][name].new_empty(total)
         for at, part in zip(places, parts, strict=True):
             columns[name][_positions(ends[at], part["counts"])] = part[name]
-    return StoredEdges(
-        counts, columns["indices"], columns.get("weights"), columns.get("edge_ids")
-    )
+    return StoredEdges(counts, columns["indices"], columns.get("weights"), columns.get("edge_ids"))
 
 
 def _positions(ends: Tensor, counts: Tensor) -> Tensor:
