@@ -122,7 +122,7 @@ def _gathered_on_0(data: bytes, world_size: int) -> list[bytes] | None:
     whole: Any = dist.group.WORLD
     own_size = torch.tensor([len(data)], device=_device())
     most = own_size.clone()
-    options = AllreduceOptions()
+    options: Any = AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
     _finish(whole.allreduce, [most], options)
     # the size goes before the data: what is gathered is as long on all ranks

@@ -9,7 +9,9 @@ import pytest
 from gigl_loader.plan.command import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "how_many_machines.md"
-BLOCKS = re.findall(r"^```console\n\$ gigl-loader plan ([^\n]+)\n([^$]+?)^```$", PAGE.read_text(), re.M)
+BLOCKS = re.findall(
+    r"^```console\n\$ gigl-loader plan ([^\n]+)\n([^$]+?)^```$", PAGE.read_text(), re.M
+)
 
 
 def test_the_three_graphs_are_there() -> None:

@@ -22,6 +22,7 @@ import torch
 from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.view import PartitionView
+from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.loader import config as loader_config
 from gigl_loader.loader import iterator
@@ -125,7 +126,7 @@ class _Partition(DistDataset):
 class _Loader:
     """What an `EpochIterator` needs of its loader."""
 
-    _engine = None
+    _engine: CopyEngine | None = None
     _device_prefetch = 0
     _num_recv = 0
 

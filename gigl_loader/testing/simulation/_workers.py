@@ -114,6 +114,10 @@ class SimulatedPool:
         """Return whether a worker has ended: none does."""
         return False
 
+    def is_stopped(self, number: int) -> bool:
+        """Return whether a worker is stopped: none is."""
+        return False
+
     def describe(self, numbers: list[int]) -> str:
         """Say what they do."""
         return f"workers {numbers}"
