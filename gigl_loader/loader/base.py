@@ -594,8 +594,8 @@ class BaseDistLoader(DistLoader):
         ``queue_depth`` (mean, batches ready at each hand-over), ``partitions_over_tcp`` (how many a
         worker asks for, as they are not in memory that it can read), ``restarts`` (workers that
         were replaced), ``network_bytes`` (that crossed machines, ``"rows"`` and ``"structure"``:
-        ids, edges), ``network_share`` (of workers' time, waiting for other machines), ``link_share``
-        (of what this machine's network carries, as far as its system says: else None),
+        ids, edges), ``network_share`` (of workers' time, waiting for other machines),
+        ``link_share`` (of what this machine's network carries; None: its system does not say),
         ``rows_by_partition`` (how many rows were fetched), ``hit_rate`` (share of the rows of other
         machines that ``remote_cache`` had; None without), ``verdict`` (one line: what to change
         first).

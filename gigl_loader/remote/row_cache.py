@@ -98,7 +98,7 @@ class RowKeeper:
         self, cluster: Cluster, options: CacheOptions, room: int, timeout_s: float, pin_memory: bool
     ) -> None:
         self._options, self._room, self._timeout_s = options, room, timeout_s
-        self._pool = BufferPool(pin_memory)
+        self._pin, self._pool = pin_memory, BufferPool(pin_memory)
         self._questions = RowQuestions(cluster, self._pool.take_leased, timeout_s)
         self._cache: RowCache | None = None
         self._look_ahead: LookAhead | None = None
@@ -256,8 +256,8 @@ class RowKeeper:
         """Note what a batch is going to need."""
         message = dict(received.message)
         order, specs = read_rows_apart(message.pop(ROWS).numpy())
-        # where the server's memory was mapped it is needed there: a window of batches is kept here
-        message = {key: tensor.clone() for key, tensor in message.items()}
+        if not self._pin:  # it may lie in the server's memory, which a window of batches would fill
+            message = {key: tensor.clone() for key, tensor in message.items()}
         ids = {(owner_of_rows(one), one.ids): message[one.ids].numpy() for one in specs}
         batch = _Batch(replace(received, message=message), order, specs, ids)
         if self._cache is None:
@@ -301,7 +301,8 @@ class RowKeeper:
         specs = [one for one in batch.specs if (owner_of_rows(one), one.ids) == (owner, key)]
         plan = plans.pop(owner, None)
         kept = self._cache.matrices(owner) if self._cache is not None else ()
-        if plan is None or {(one.kind, one.name) for one in specs} != set(kept):
+        wide = {(one.kind, one.name) for one in specs if 0 not in one.shape}
+        if plan is None or wide != set(kept):
             plan = np.full(ids.size, MISSING, np.int32)
         source = _Source(owner, ids, specs, plan, np.flatnonzero(plan < 0), {}, {})
         self._fetch(source)
