@@ -26,7 +26,13 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.message import Received
+from gigl_loader.message import (
+    AT_ONCE_EPOCH,
+    AT_ONCE_STREAM,
+    BatchTicket,
+    Received,
+    SampleMessage,
+)
 from gigl_loader.options import EpochOptions, sampler_text
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
@@ -479,15 +485,34 @@ class RemoteSource:
         return self._receiver.ready()
 
     def sample(self, index: Tensor) -> Received:
-        """Refuse: servers sample whole epochs.
+        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
+
+        One question to one server, whose answer is copied whole: it takes longer than a batch of an
+        epoch, which is asked for ahead and read where it lies.
 
         Raises:
-            UsageError: Always.
+            PeerError: A server is gone, or a worker failed.
         """
-        raise UsageError(
-            "a loader of a graph store cannot sample a batch out of turn: build a second loader "
-            "with these seeds as its input_nodes"
+        ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
+        with self._noting_failures():
+            try:
+                return Received(ticket, self._ask_at_once(index), {})
+            except GiglLoaderError as error:
+                self._recover(error)
+                return Received(ticket, self._ask_at_once(index), {})
+
+    def _ask_at_once(self, index: Tensor) -> SampleMessage:
+        if self._renewed:
+            raise ServerDiedError("a storage server was started again")
+        servers = self._active or self._servers
+        server = servers[self._consumer % len(servers)]  # each has the whole input
+        limit = self.epoch_options.timeout_s + CALL_TIMEOUT_S  # the server's own, and the way
+        answer = self._made_on[server].call(
+            "sample_seeds", limit, producer_id=self._producers[server], index=index
         )
+        what = f"a batch of {index.numel()} seeds of storage server {server}"
+        found: SampleMessage = result_of(answer, limit, what, limit)
+        return found
 
     @property
     def _channel(self) -> RemoteReceivingChannel:

@@ -40,11 +40,12 @@ _RING_SPARE = 1 << 18
 _LOCK_S = 60.0
 _SLOTS = ("until", "held", "top", "below", "queue", "queued")
 _FULL = 0.9
-_SEQUENCE, _BROKEN, _BEGUN, _TOTAL, _ALLOWED, _AHEAD, _ASKED, _KEPT, _ADDED = range(9)
-_HEADER_SIZE = 9
+_SEQUENCE, _BROKEN, _BEGUN, _TOTAL, _ALLOWED, _AHEAD, _ASKED, _KEPT, _ADDED, _GIVEN_UP = range(10)
+_HEADER_SIZE = 10
 """Places of the header: sequence of the batches that were added, and of those that are no longer
 planned + 1; what the owner said: sequence, its batches, end of those that may be filled, batches to
-know ahead; bytes of the rows that batches ask for, bytes kept of them, and how many there were."""
+know ahead; bytes of the rows that batches ask for, bytes kept of them, and how many there were; the
+sequence that the owner gave up + 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +197,10 @@ class RowCache:
             header[[_ASKED, _KEPT, _ADDED]] = 0
             for arrays in self.tables.values():
                 arrays.forget_future()
-        return bool(sequence == header[_SEQUENCE] != header[_BROKEN] - 1)
+        return bool(sequence == header[_SEQUENCE]) and not self._is_broken(sequence)
+
+    def _is_broken(self, sequence: int) -> bool:
+        return sequence + 1 in (self._header[_BROKEN], self._header[_GIVEN_UP])
 
     # -- the owner: how far to go --------------------------------------------------------------
 
@@ -210,6 +214,10 @@ class RowCache:
         """Let batches before ``stop`` be filled, each once the next ``ahead`` are known."""
         self._header[_AHEAD] = ahead
         self._header[_ALLOWED] = stop
+
+    def give_up(self, sequence: int) -> None:
+        """Plan no more of this sequence: all its rows are fetched from here on."""
+        self._header[_GIVEN_UP] = sequence + 1
 
     def demand(self, sequence: int) -> tuple[int, int, int]:
         """Return (bytes of rows asked for, bytes kept, batches) of what was added of a sequence."""
@@ -243,7 +251,7 @@ class RowCache:
         header = self._header
         if header[_BEGUN] != sequence or batch >= header[_ALLOWED]:
             return False
-        if header[_BROKEN] == sequence + 1:
+        if self._is_broken(sequence):
             return True
         linked = min(int(arrays.state[kernels.LINKED]) for arrays in self.tables.values())
         return linked >= min(int(header[_TOTAL]), batch + 1 + int(header[_AHEAD]))

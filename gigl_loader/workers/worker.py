@@ -115,6 +115,7 @@ class Worker:
             self._answering = Answering(
                 self._setup.access, self._setup.view, name, self._listens_on,
                 awaits_s=_COMES_BACK_S if self._replaces else None,
+                patience_s=self._setup.patience_s,
             )  # fmt: skip
         self._plugins = pickle.loads(self._setup.plugins)
         if self._plugins.init_fn is not None:
@@ -205,7 +206,7 @@ class Worker:
         self._num_asked = len(asked)
         if asked:
             lanes = min(_LANES, self._setup.concurrency)
-            self._asking = Asking(asked, access, name, timeout_s, lanes)
+            self._asking = Asking(asked, access, name, timeout_s, lanes, self._setup.patience_s)
             self._aside(self._asking.connect)
         if spared:
             others = Asking(spared, access, name, timeout_s, 1)

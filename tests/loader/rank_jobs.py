@@ -37,7 +37,7 @@ from gigl_loader.testing import (
     wait_until,
 )
 from gigl_loader.transport import Security
-from gigl_loader.workers import agreement
+from gigl_loader.workers import agreement, producer
 from gigl_loader.workers.agreement import Agreement, Plan
 from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
@@ -323,11 +323,13 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
     """Rank 1's worker is killed while its trainer is busy, then rank 0's: the same batches.
 
     Rank 0 needs answers of the new worker to go on, and rank 1 waits for rank 0: the worker is
-    replaced all the same, and rank 0's questions find it.
+    replaced all the same, and rank 0's questions find it. So it is where the worker is stopped:
+    rank 1 notices it well before rank 0 gives it up.
     """
     with _big_loader(rank, size, max_restarts=0) as loader:
         expected = [batch_tensors(batch) for batch in itertools.islice(loader, 600)]
     dist.barrier()
+    producer._STOPPED_SHARE = 0.01  # so that the test is short: 1.2 s, and rank 0 waits for 96
     with _big_loader(rank, size) as loader:
         iterator = iter(loader)
         found = [batch_tensors(next(iterator)) for _ in range(10)]
@@ -335,13 +337,34 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
         if rank == 1:
             os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
         else:
-            found += [batch_tensors(next(iterator)) for _ in range(290)]
+            found += [batch_tensors(next(iterator)) for _ in range(190)]
             os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
         dist.barrier()  # rank 1 has not asked for a batch since its worker died
+        if rank == 1:
+            os.kill(loader._mp_producer.pids[0], signal.SIGSTOP)
+        else:
+            found += [batch_tensors(next(iterator)) for _ in range(100)]
+        dist.barrier()  # nor here
         found += [batch_tensors(next(iterator)) for _ in range(600 - len(found))]
-        assert loader.stats()["restarts"] == 1
+        assert loader.stats()["restarts"] == 1 + rank
         start = time.monotonic()
     assert time.monotonic() - start < LINGER_S * 1.5
+    _check_same_tensors(found, expected)
+    with _big_loader(rank, size, num_workers=2, remote_cache="30%") as loader:
+        found = []
+        for number, batch in enumerate(itertools.islice(loader, 300)):
+            found.append(batch_tensors(batch))
+            if number in (30, 90):  # one of the two, then the other
+                os.kill(loader._mp_producer.pids[number == 90], signal.SIGKILL)
+        assert loader.stats()["restarts"] == 2
+        _check_same_tensors(found, expected[:300])
+        loader.set_epoch(1)
+        before = loader._stats.cached_rows
+        list(itertools.islice(loader, 300))
+        assert loader._stats.cached_rows > before, "the next epoch has the cache again"
+
+
+def _check_same_tensors(found: list, expected: list) -> None:
     for one, other in zip(found, expected, strict=True):
         assert all(torch.equal(value, other[name]) for name, value in one.items()
                    if isinstance(value, torch.Tensor))  # fmt: skip
