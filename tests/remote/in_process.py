@@ -22,9 +22,11 @@ SECURITY = Security.local("a token")
 
 @contextmanager
 def storage(
-    num_servers: int = 1, security: Security = SECURITY, patience_s: float = 10.0, **how: Any
-) -> Iterator[list[Endpoint]]:
-    """Give the endpoints of a storage cluster."""
+    num_servers: int = 1, security: Security = SECURITY, patience_s: float = 10.0,
+    num_partitions: int | None = None, **how: Any,
+) -> Iterator[list[Endpoint]]:  # fmt: skip
+    """Give the endpoints of a storage cluster; of one partition each, or fewer partitions."""
+    count = num_partitions or num_servers
     with ExitStack() as stack:
         endpoints: list[Endpoint] = []
         for rank in range(num_servers):
@@ -32,7 +34,7 @@ def storage(
             if rank > 0:
                 leader = Leader(*endpoints[0].address, security, f"server {rank}", patience_s)
             server = DistServer(
-                tiny_graph().partitions(num_servers)[rank], rank, num_servers,
+                tiny_graph().partitions(count)[rank % count], rank, num_servers,
                 security=security, allow_samplers=SAMPLERS,
             )  # fmt: skip
             how = {"num_jobs": None, **how}
