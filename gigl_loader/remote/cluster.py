@@ -160,6 +160,15 @@ class Cluster:
         same = [one for one in servers if (one - server) % partitions == 0]
         return same[server // partitions % len(same)] if same else None
 
+    def stand_in(self, server: int) -> int:
+        """Return who answers for a server: itself, or a twin of it where it is lost."""
+        lost = self.lost
+        if server not in lost:
+            return server
+        live = [link.rank for link in self.links if link.rank not in lost]
+        twin = self.twin_of(server, live)
+        return server if twin is None else twin
+
     # -- going on without them, or until they are back ------------------------------------------
 
     def await_servers(self, deadline: float, wanted: Sequence[int] = ()) -> list[int]:
@@ -273,12 +282,9 @@ class Cluster:
         found: dict[int, Any],
     ) -> GiglLoaderError | None:  # fmt: skip
         """Put answers into ``found``; return why some are missing, if their servers are lost."""
-        lost = self.lost
-        live = [link.rank for link in self.links if link.rank not in lost]
         asked: dict[int, tuple[ServerLink, Future[Any]]] = {}
         for server, arguments in requests.items():
-            twin = self.twin_of(server, live) if server in lost else server
-            link = self.link(server if twin is None else twin)
+            link = self.link(self.stand_in(server))
             asked[server] = link, link.call(name, timeout_s, **arguments)
         deadline = time.monotonic() + timeout_s  # of all servers together
         missing: GiglLoaderError | None = None

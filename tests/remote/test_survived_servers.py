@@ -55,17 +55,20 @@ TWINS: list[Event] = [
 """Where servers 0 and 2, 1 and 3 have the same partition."""
 
 
-def _digest(loader: DistNeighborLoader, after=lambda when: None) -> str:
-    digest = hashlib.sha256()
+def _digests(*loaders: DistNeighborLoader, after=lambda when: None) -> set[str]:
+    """Take a batch of each loader in turn, for three epochs."""
+    digests = [hashlib.sha256() for _ in loaders]
     for epoch in range(3):
-        loader.set_epoch(epoch)
-        for number, batch in enumerate(loader):
-            for name, value in sorted(batch_tensors(batch).items()):
-                digest.update(name.encode())
-                if hasattr(value, "numpy"):
-                    digest.update(value.numpy().tobytes())
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        for number, batches in enumerate(zip(*loaders, strict=True)):
+            for digest, batch in zip(digests, batches, strict=True):
+                for name, value in sorted(batch_tensors(batch).items()):
+                    digest.update(name.encode())
+                    if hasattr(value, "numpy"):
+                        digest.update(value.numpy().tobytes())
             after((epoch, number))
-    return digest.hexdigest()
+    return {digest.hexdigest() for digest in digests}
 
 
 class _Script:
@@ -117,7 +120,7 @@ def _train(info, rank: int, folder: str, events: list[Event]) -> None:
         )  # fmt: skip
 
     with make() as loader:
-        expected = _digest(loader)
+        expected = _digests(loader)
     servers = info.num_storage_nodes
     sampled = [request_server(s, DistServer.status)["totals"]["batches"] for s in range(servers)]
     assert sampled == [3 * len(range(server, 30, servers)) for server in range(servers)], "spread"
@@ -128,9 +131,11 @@ def _train(info, rank: int, folder: str, events: list[Event]) -> None:
         s: ids.tolist() for s, ids in nodes.items()
     }
     loader = script.during(BUILD, "create_sampling_producer", make)
-    with loader, make() as other:
-        assert _digest(loader, script.after) == expected
-        assert _digest(other) == expected, "a loader that was idle meanwhile goes on, too"
+    with loader, make(remote_cache="30%") as keeping, make() as other:
+        assert len(other) == 30
+        assert _digests(loader, keeping, after=script.after) == expected
+        assert keeping.stats()["hit_rate"] > 0
+        assert _digests(other) == expected, "a loader that was idle meanwhile goes on, too"
 
 
 def _partition(rank: int, servers: int) -> DistDataset:

@@ -7,6 +7,7 @@ import torch
 from in_process import SECURITY, joined, storage
 from store_cluster import HOST, tiny_graph
 
+from gigl_loader import DistDataset
 from gigl_loader.errors import ConfigError, ServerDiedError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.remote.cluster import Cluster
@@ -18,6 +19,10 @@ from gigl_loader.testing import wait_until
 pytestmark = pytest.mark.multiprocess
 
 
+def _whole(rank: int, servers: int) -> DistDataset:
+    return tiny_graph().partitions(1)[0]
+
+
 def _ids(cluster: Cluster, reconnect_s: float = 60.0) -> dict[int, list[int]]:
     """Return the ids of each server, whoever answers for it."""
     requests = {link.rank: {"request": NodeIdsRequest(server=link.rank)} for link in cluster.links}
@@ -26,7 +31,7 @@ def _ids(cluster: Cluster, reconnect_s: float = 60.0) -> dict[int, list[int]]:
 
 
 def test_a_job_begins_and_goes_on_without_a_server_that_has_a_twin() -> None:
-    with storage(3, num_partitions=1, rejoin_s=60.0) as (zero, one, two):
+    with storage(3, partition=_whole, rejoin_s=60.0) as (zero, one, two):
         with joined(zero.address, 3) as cluster:
             whole = _ids(cluster)
         assert whole == {0: [*range(20)], 1: [*range(20, 40)], 2: [*range(40, 60)]}
@@ -49,7 +54,7 @@ def test_a_job_begins_and_goes_on_without_a_server_that_has_a_twin() -> None:
 
 def test_a_server_that_comes_back_answers_for_itself() -> None:
     with (
-        storage(2, num_partitions=1, rejoin_s=60.0) as (zero, one),
+        storage(2, partition=_whole, rejoin_s=60.0) as (zero, one),
         joined(zero.address, 2) as cluster,
     ):
         one.close()
