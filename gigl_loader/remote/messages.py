@@ -29,6 +29,7 @@ from gigl_loader.remote.values import (
     WorkerOptionsMessage,
 )
 from gigl_loader.sampler.packing import PackedRuns
+from gigl_loader.sampler.questions import RowsRequest
 
 R = TypeVar("R", bound="Request")
 A = TypeVar("A", bound="Answer")
@@ -213,6 +214,14 @@ class FetchOne(Request):
 
 
 @dataclass(frozen=True)
+class SampleSeeds(Request):
+    """Arguments of `DistServer.sample_seeds`."""
+
+    producer_id: int
+    index: TensorMessage
+
+
+@dataclass(frozen=True)
 class OfProducer(Request):
     """Arguments of methods about one producer."""
 
@@ -241,6 +250,17 @@ class ABLPRequest:
     anchor_node_type: NodeType | None = None
     supervision_edge_type: EdgeType | None = None
     share: Share = WHOLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgesRequest:
+    """All edges that a server expands nodes by, of one type."""
+
+    edge_type: EdgeType
+    ids: np.ndarray
+    """``[n]`` int64, global ids of nodes that the server owns."""
+    weights: bool = False
+    edge_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -274,6 +294,20 @@ class GetABLPInput(Request):
     """Arguments of `DistServer.get_ablp_input`."""
 
     request: ABLPRequest
+
+
+@dataclass(frozen=True)
+class GetRows(Request):
+    """Arguments of `DistServer.get_rows`."""
+
+    request: RowsRequest
+
+
+@dataclass(frozen=True)
+class GetEdges(Request):
+    """Arguments of `DistServer.get_edges`."""
+
+    request: EdgesRequest
 
 
 @dataclass(frozen=True)
@@ -336,6 +370,13 @@ class Sampled(Answer):
 
 
 @dataclass(frozen=True)
+class Batch(Answer):
+    """A batch that belongs to no epoch."""
+
+    value: dict[str, TensorMessage]
+
+
+@dataclass(frozen=True)
 class Schema(Answer):
     """What the graph holds."""
 
@@ -371,6 +412,13 @@ class Ids(Answer):
 
 
 @dataclass(frozen=True)
+class Tensors(Answer):
+    """Tensors by name."""
+
+    value: dict[str, TensorMessage]
+
+
+@dataclass(frozen=True)
 class ABLPInput(Answer):
     """Type of the anchors, anchors, and positives and negatives by label edge type."""
 
@@ -392,6 +440,27 @@ class FeatureInfos(Answer):
     def of(cls, result: Any) -> "FeatureInfos":
         """Return the message for a ``FeatureInfo``, a dict of them by type, or None."""
         return cls(FeatureInfosMessage.of(result))
+
+
+@dataclass(frozen=True)
+class RowBook:
+    """Who owns the rows of one type."""
+
+    group: str
+    """``"node"`` or ``"edge"``."""
+    name: NodeType | EdgeType
+    num_ids: int
+    bounds: np.ndarray | None = None
+    """``[num_partitions]`` int64, where each partition's range of ids ends."""
+    table: np.ndarray | None = None
+    """``[num_ids]``, the owner of each id; neither: one partition has all."""
+
+
+@dataclass(frozen=True)
+class RowBooks(Answer):
+    """Who owns which rows."""
+
+    value: list[RowBook]
 
 
 @dataclass(frozen=True)
@@ -421,6 +490,7 @@ CALLS: dict[str, Call] = {
     "start_new_epoch_sampling": Call(StartEpoch, Nothing),
     "cancel_epoch_sampling": Call(CancelEpoch, Nothing),
     "fetch_one_sampled_message": Call(FetchOne, Sampled),
+    "sample_seeds": Call(SampleSeeds, Batch),
     "describe_workers": Call(OfProducer, Text),
     "memory_mark": Call(NoArguments, Mark),
     "ping": Call(NoArguments, Number),
@@ -434,8 +504,12 @@ CALLS: dict[str, Call] = {
     "get_node_types": Call(NoArguments, NodeTypes),
     "get_node_partition_book": Call(OfNodeType, BookAnswer),
     "get_edge_partition_book": Call(OfEdgeType, BookAnswer),
+    "get_partition_index": Call(NoArguments, Number),
+    "get_row_books": Call(NoArguments, RowBooks),
     "get_node_ids": Call(GetNodeIds, Ids),
     "get_ablp_input": Call(GetABLPInput, ABLPInput),
+    "get_rows": Call(GetRows, Tensors),
+    "get_edges": Call(GetEdges, Tensors),
     "get_free_ports": Call(GetFreePorts, Numbers),
 }
 """Every method of `DistServer` that may be asked over the network."""

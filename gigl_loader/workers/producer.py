@@ -312,6 +312,7 @@ class DistSamplingProducer:
             ),
             replaceable=self._max_restarts > 0,
             plugins=self._plugins,
+            rows_apart=self.epoch_options.cache is not None,
             main_path=self._main_path,
         )
 
@@ -328,6 +329,11 @@ class DistSamplingProducer:
         """Batches of an epoch over the whole input."""
         config = self.sampling_config
         return num_batches(len(self._seed_input), config.batch_size, config.drop_last)
+
+    @property
+    def input_len(self) -> int:
+        """Seeds of the whole input."""
+        return len(self._seed_input)
 
     def add_stream(self, number: int, limit: int) -> None:
         """Add a consumer that may have ``limit`` batches started and not taken."""
@@ -472,6 +478,14 @@ class DistSamplingProducer:
             PeerTimeoutError: No worker sent anything for the option's time.
             WorkerDiedError, SamplingError: A worker ended, or raised.
         """
+        return self._wait_for(self.start_at_once(index))
+
+    def start_at_once(self, index: Tensor) -> Stream[Received]:
+        """Let a worker sample the batch of the seeds at ``index``; it comes as `sample` says.
+
+        Returns:
+            The stream `AT_ONCE_STREAM`, which has one such batch at a time.
+        """
         with self._lock:
             self._check_usable()
             if AT_ONCE_STREAM not in self._queue.streams:
@@ -485,7 +499,7 @@ class DistSamplingProducer:
                 self._send(worker, message, shared)
             self._last_progress = time.monotonic()
             self._dispatch()
-        return self._wait_for(state)
+        return state
 
     def _wait_for(self, state: Stream[Received]) -> Received:
         """Return the one batch of ``state``; what fails of others is told to who takes those."""

@@ -22,6 +22,7 @@ from gigl_loader import (
     SamplingError,
     WorkerDiedError,
     ranks,
+    replay,
 )
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
@@ -29,6 +30,7 @@ from gigl_loader.ranks import gather_from_ranks, tell_ranks
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
+    batch_digest,
     batch_tensors,
     check_batch,
     check_same_batches,
@@ -47,6 +49,7 @@ CASES = {
     "plain": (GRAPH, "in", torch.arange(60), {"num_neighbors": [3, -1]}),
     "typed": (TYPED, "out", ("user", torch.arange(39, -1, -1)), {"num_neighbors": [2, 2]}),
 }
+AT_ONCE = [3, 0, 3]
 COMMON = {"batch_size": 4, "seed": 5, "with_edge": True, "shuffle": True, "with_weight": True}
 
 
@@ -57,8 +60,13 @@ def share(given, rank: int, size: int):
     return (given[0], block) if isinstance(given, tuple) else block
 
 
-def _with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return batches that were drawn ahead, of epochs broken off and gone on with."""
+def _with_a_cache(
+    dataset: Any, given: Any, how: dict[str, Any], at_once: str
+) -> list[dict[str, Any]]:
+    """Return batches that were drawn ahead, of epochs broken off and gone on with.
+
+    ``at_once`` is the digest of `AT_ONCE` without a cache.
+    """
     with DistNeighborLoader(
         dataset, input_nodes=given, num_workers=2, worker_concurrency=2, remote_cache="30%",
         **COMMON, **how,
@@ -67,8 +75,15 @@ def _with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> list[dict[st
         for epoch in (0, 3):
             loader.set_epoch(epoch)
             found += [batch_tensors(batch) for _, batch in zip(range(2), loader, strict=False)]
+            assert batch_digest(loader(AT_ONCE)) == at_once, "beside an epoch that is under way"
             loader.load_state_dict(loader.state_dict())
             found += [batch_tensors(batch) for batch in loader]
+        again = batch_tensors(replay(loader, 3, 2))
+        assert again.keys() == found[-len(loader) + 2].keys()
+        for name, value in again.items():
+            assert not isinstance(value, torch.Tensor) or torch.equal(
+                value, found[-len(loader) + 2][name]
+            )
         stats = loader.stats()
         if stats["partitions_over_tcp"]:
             assert 0 < stats["hit_rate"] < 1
@@ -76,6 +91,18 @@ def _with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> list[dict[st
         else:
             assert stats["hit_rate"] is None, "what is read in memory needs no cache"
         return found
+
+
+def _whole_job_with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> None:
+    """Compare the batches of ``shard="world"`` with and without a cache."""
+    digests = []
+    for cache in (None, "30%"):
+        with DistNeighborLoader(
+            dataset, input_nodes=given, num_workers=1, shard="world", remote_cache=cache, **COMMON,
+            **how,
+        ) as loader:  # fmt: skip
+            digests.append([batch_digest(batch) for batch in loader])
+    assert digests[0] == digests[1]
 
 
 def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memory: str) -> None:
@@ -99,7 +126,10 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
                     check(graph, edge_dir, how, batch)
             assert loader.stats()["partitions_over_tcp"] == asked
             torch.save(found, folder / f"{name}{rank}{same_memory}.pt")
-            found = _with_a_cache(dataset, given, how)
+            at_once = batch_digest(loader(AT_ONCE))
+            found = _with_a_cache(dataset, given, how, at_once)
+            if same_memory == "0" and name == "plain":
+                _whole_job_with_a_cache(dataset, given, how)
             torch.save(found, folder / f"{name}{rank}{same_memory} cached.pt")
             if rank == 0:
                 continue  # leaves at once; its workers still answer the other rank's
