@@ -309,7 +309,7 @@ def sampler_text(options: SamplerOptions | None) -> str:
     return options.class_path if isinstance(options, CustomSamplerOptions) else repr(options)
 
 
-_NOT_OF_BATCHES = ("in_order", "timeout_s", "max_restarts", "reconnect_timeout_s")
+_NOT_OF_BATCHES = ("in_order", "timeout_s", "max_restarts", "reconnect_timeout_s", "cache")
 """Fields of `EpochOptions` that may differ between ranks which share batches."""
 
 
@@ -336,6 +336,8 @@ class EpochOptions:
     error."""
     reconnect_timeout_s: float = DEFAULT_RECONNECT_S
     """Seconds that a storage server may be away before that is an error; 0: it is one at once."""
+    cache: "CacheOptions | None" = None
+    """Of a graph store: rows that the compute process keeps; batches then travel without rows."""
 
     def of_batches(self) -> dict[str, str]:
         """Return what the content of a batch depends on, as texts by name."""

@@ -1,6 +1,6 @@
 """Rows by global id over all partitions, asked for by ``all_to_all``."""
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,16 @@ class RowLookup:
 
     def __init__(self, view: PartitionView, exchange: RankExchange) -> None:
         self._view, self._exchange = view, exchange
-        held = exchange.gather(view.partition_idx, int)
+        whole = [
+            f"{kind} {name}"
+            for kind in get_args(Kind)
+            for name, rows in getattr(view, kind).items()
+            if rows.whole
+        ]
+        everyone = exchange.gather((view.partition_idx, whole), tuple[int, list[str]])
+        held = [part for part, _ in everyone]
+        # all ranks answer, or none: one that has all rows of a small type must not stay away
+        self._whole = set.intersection(*(set(names) for _, names in everyone))
         # ranks that hold one partition share the questions to it
         holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
         missing = [part for part, ranks in enumerate(holders) if not ranks]
@@ -56,8 +65,9 @@ class RowLookup:
             raise ConfigError(f"the dataset has no {kind.replace('_', ' ')} of {name!r}")
         books: Any = self._view.edge_books if kind == "edge_features" else self._view.node_books
         book = books.get(name)
-        self._check(ids, name, book)
-        if book is None or rows.whole or self._exchange.size == 1:
+        counts: Any = self._view.num_nodes
+        check_ids(ids, name, counts.get(name) if book is None else book.num_ids)
+        if book is None or f"{kind} {name}" in self._whole or self._exchange.size == 1:
             return _take(rows, ids)
         owner = self._rank_of[book.owner(ids)]
         order = torch.argsort(owner, stable=True)
@@ -69,14 +79,23 @@ class RowLookup:
         out[order] = found
         return out
 
-    def _check(self, ids: Tensor, name: Any, book: Any) -> None:
-        count = self._view.num_nodes.get(name) if book is None else book.num_ids
-        if ids.dim() != 1 or ids.dtype != torch.int64:
-            raise ConfigError(f"ids must be 1-D int64, got {tuple(ids.shape)} {ids.dtype}")
-        if count is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
-            raise ConfigError(
-                f"ids of {name!r} must be in [0, {count}), got {int(ids.min())} to {int(ids.max())}"
-            )
+
+def check_ids(ids: Tensor, name: NodeType | EdgeType, count: int | None) -> None:
+    """Raise `ConfigError` unless ``ids`` are ``[n]`` int64, of nodes or edges that there are.
+
+    Args:
+        ids: Global ids.
+        name: Their type, for the error.
+        count: How many ids there are; None: unknown.
+    """
+    if ids.dim() != 1 or ids.dtype != torch.int64:
+        raise ConfigError(f"ids must be 1-D int64, got {tuple(ids.shape)} {ids.dtype}")
+    if not ids.numel():
+        return
+    least, most = int(ids.min()), int(ids.max())
+    if least < 0 or (count is not None and most >= count):
+        end = "the number of ids" if count is None else count
+        raise ConfigError(f"ids of {name!r} must be in [0, {end}), got {least} to {most}")
 
 
 def _take(rows: Any, ids: Tensor) -> Tensor:
@@ -87,26 +106,32 @@ def _take(rows: Any, ids: Tensor) -> Tensor:
 class DistFeature:
     """Features, or another matrix, of all partitions; GLT's name for it.
 
-    Every look-up is collective: all ranks make it, each with ids of its own, or with none.
+    Over a ``DistDataset`` every look-up is collective: all ranks make it, each with ids of its own,
+    or with none. Over a ``RemoteDistDataset`` the storage servers are asked, by each process when
+    it wants.
 
     Args:
-        dataset: A ``DistDataset`` of ours.
+        dataset: A ``DistDataset`` of ours, or a ``RemoteDistDataset``.
         kind: ``"node_features"``, ``"node_labels"`` or ``"edge_features"``.
-        group: Process group of the ranks; None: the default one, or a single process.
+        group: Process group of the ranks; None: the default one, or a single process. Not for a
+            ``RemoteDistDataset``.
     """
 
     def __init__(
-        self, dataset: "DistDataset", kind: Kind = "node_features",
+        self, dataset: "DistDataset | Any", kind: Kind = "node_features",
         group: dist.ProcessGroup | None = None,
     ) -> None:  # fmt: skip
         if kind not in get_args(Kind):
             raise ConfigError(f"kind must be one of {get_args(Kind)}, got {kind!r}")
         self._kind: Kind = kind
-        self._view: PartitionView = dataset.view()
-        self._lookup = RowLookup(self._view, RankExchange(group, f"{kind} were looked up"))
+        self._source: Any = getattr(dataset, "lookup", None)  # of a graph store
+        self._is_stored = self._source is not None
+        if not self._is_stored:
+            self._view: PartitionView = dataset.view()
+            self._source = RowLookup(self._view, RankExchange(group, f"{kind} were looked up"))
 
     def get(self, ids: Tensor, input_type: NodeType | EdgeType | None = None) -> Tensor:
-        """Return the rows of ``ids``, in their order. Collective.
+        """Return the rows of ``ids``, in their order. Collective, but for a graph store.
 
         Args:
             ids: ``[n]`` int64, global; repeats allowed.
@@ -115,15 +140,23 @@ class DistFeature:
         Raises:
             ConfigError: There is no such matrix or id, or the type is missing. All ranks have to
                 be given what can work: the others wait for one that was not.
-            PeerError: A rank ended.
+            PeerError: A rank ended, or a storage server.
         """
+        name = self._type_of(input_type)
+        rows: Tensor = self._source.rows(self._kind, name, ids)
+        if self._is_stored:
+            return rows
+        return widened(rows, getattr(self._view, self._kind)[name].scales)
+
+    def _type_of(self, given: NodeType | EdgeType | None) -> Any:
+        if self._is_stored and self._kind == "edge_features":
+            return self._source.edge_type(given)
+        if self._is_stored:
+            return self._source.node_type(given, self._kind)
         known = getattr(self._view, self._kind)
-        if input_type is None and len(known) == 1:
-            input_type = next(iter(known))
-        if input_type is None:
+        if given is None and len(known) != 1:
             raise ConfigError(f"name the type of the ids: one of {sorted(known)}")
-        rows = self._lookup.rows(self._kind, input_type, ids)
-        return widened(rows, known[input_type].scales)
+        return next(iter(known)) if given is None else given
 
     def __getitem__(self, ids: Tensor | tuple[NodeType | EdgeType, Tensor]) -> Tensor:
         return self.get(ids[1], ids[0]) if isinstance(ids, tuple) else self.get(ids)
@@ -133,9 +166,14 @@ class DistFeature:
     ) -> "torch.futures.Future[Tensor]":
         """Return what `get` does, as GLT does: a future.
 
-        It is done when this returns: ranks take part in a collective at the same time, and no
-        earlier.
+        Of a graph store the answer comes while the caller goes on. Over a ``DistDataset`` it is
+        there when this returns: ranks take part in a collective at the same time, and no earlier.
         """
         found: torch.futures.Future[Tensor] = torch.futures.Future()
+        if self._is_stored:
+            return cast(
+                "torch.futures.Future[Tensor]",
+                self._source.rows_later(self._kind, self._type_of(input_type), ids),
+            )
         found.set_result(self.get(ids, input_type))
         return found

@@ -4,87 +4,124 @@ Ranks go in step: in each, a rank asks for what the chunk of its own needs, and 
 one that has no chunk left, or has done it before, only answers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset.schema import NodeType
-from gigl_loader.dataset.view import Adjacency
+from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.exchange import RankExchange
-from gigl_loader.inference.plan import edges_into, place_of
-from gigl_loader.inference.shares import NodeShares
+from gigl_loader.inference.norms import Norm
+from gigl_loader.inference.rows import OwnedRows, RowFetcher, RowSource
+from gigl_loader.inference.sources import GraphSource
 from gigl_loader.sampler.nodes import NodeLabels
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Rows ``start`` to ``stop`` of a rank's own, ready to be computed."""
+class ChunkEdges:
+    """The edges of one type into a chunk's destinations."""
 
-    index: int
-    start: int
-    stop: int
-    x: Tensor
-    """``[num_src, width]``: the destinations, then their other in-neighbours."""
     edge_index: Tensor
     """``[2, num_edges]`` int64, in local numbers; destinations ascend."""
     indptr: Tensor
     """``[num_dst + 1]`` int64, where the edges of each destination start."""
-    extra: list[Tensor]
-    """``[num_src]`` each: further values of the nodes."""
+    weight: Tensor | None = None
+    """``[num_edges]`` float32."""
+    attr: Tensor | None = None
+    """``[num_edges, ...]``."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows ``start`` to ``stop`` of a rank's own nodes of a type, ready to be computed."""
+
+    index: int
+    start: int
+    stop: int
+    node_type: NodeType
+    """Of the destinations."""
+    x: dict[NodeType, Tensor]
+    """``[num_src, width]`` by type; of ``node_type`` the destinations come first."""
+    edges: dict[EdgeType, ChunkEdges]
+    """Those into ``node_type``, from types that have rows."""
+    n_id: dict[NodeType, Tensor]
+    """``[num_src]`` int64, global ids by type."""
+    degrees: dict[Norm, Tensor]
+    """``[num_src]`` float32, what a norm divides by."""
 
     @property
     def num_dst(self) -> int:
         """Rows to compute."""
         return self.stop - self.start
 
+    def map(self, change: Any) -> "Chunk":
+        """Return it with ``change`` done to each tensor."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return change(value)
+            if isinstance(value, dict):
+                return {key: changed(one) for key, one in value.items()}
+            if isinstance(value, ChunkEdges):
+                return ChunkEdges(*(changed(one) for one in vars(value).values()))
+            return value
+
+        return replace(
+            self, x=changed(self.x), edges=changed(self.edges), n_id=changed(self.n_id),
+            degrees=changed(self.degrees),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
-class Matrix:
-    """Rows of a rank's own nodes, in memory or in a mapped file."""
+class Reads:
+    """What a layer reads.
 
-    values: Tensor
-    """``[num_rows, ...]``."""
-    rows: Tensor | None = None
-    """``[num_own]`` int64, the row of each own node; None: in order."""
+    Attributes:
+        rows: By node type.
+        weight: Whether the layer takes edge weights.
+        attr: Whether it takes edge features.
+        degrees: By norm, those of own nodes.
+    """
 
-    def take(self, places: Tensor) -> Tensor:
-        """Return the rows of own nodes."""
-        return self.values[places if self.rows is None else self.rows[places]]
+    rows: Mapping[NodeType, RowSource]
+    weight: bool = False
+    attr: bool = False
+    degrees: Mapping[Norm, OwnedRows] | None = None
 
 
 class ChunkReader:
-    """Cuts a rank's own nodes into chunks and fetches what each reads.
+    """Cuts a rank's own nodes of a type into chunks and fetches what each reads.
 
     Args:
-        adjacency: The edges into them.
-        node_type: Their type.
-        shares: Who owns which.
+        graph: Structure.
+        node_type: Type of the destinations.
         exchange: The ranks.
         batch_size: Destination rows of a chunk.
     """
 
     def __init__(
-        self, adjacency: Adjacency, node_type: NodeType, shares: NodeShares,
-        exchange: RankExchange, batch_size: int,
-    ) -> None:  # fmt: skip
-        self._adjacency, self._node_type = adjacency, node_type
-        self._shares, self._exchange, self._batch_size = shares, exchange, batch_size
-        self.own = shares.own[node_type]
-        """``[num_own]`` int64, global ids, ascending."""
-        first = int(self.own[0]) if self.own.numel() else 0
-        dense = self.own.numel() and int(self.own[-1]) - first + 1 == self.own.numel()
-        self._first = first if dense else None
-        self.num_chunks = -(-self.own.numel() // batch_size)
+        self, graph: GraphSource, node_type: NodeType, exchange: RankExchange, batch_size: int
+    ) -> None:
+        self._graph, self._node_type, self._exchange = graph, node_type, exchange
+        self._batch_size = batch_size
+        self._fetcher = RowFetcher(graph.owners, exchange)
+        self.own: Tensor = graph.owners.own[node_type]
+        self._edge_types = [name for name in graph.edge_types if name[2] == node_type]
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of this rank."""
+        return -(-self.own.numel() // self._batch_size)
 
     def bounds(self, index: int) -> tuple[int, int]:
         """Return the first row of a chunk, and the one after its last."""
-        start = index * self._batch_size
+        start = min(index * self._batch_size, self.own.numel())
         return start, min(start + self._batch_size, self.own.numel())
 
-    def read(self, matrices: Sequence[Matrix], done: set[int]) -> Iterator[Chunk]:
+    def read(self, reads: Reads, done: set[int]) -> Iterator[Chunk]:
         """Yield the chunks that are not ``done``, each read while the one before is computed.
 
         All ranks read together, whatever each has done.
@@ -102,52 +139,42 @@ class ChunkReader:
                 due, ahead = ahead, None
                 chunk = None if due is None else due.result()
                 if step is not None:
-                    ahead = pool.submit(self._read, step, matrices, step in done)
+                    ahead = pool.submit(self._read, step, reads, step in done)
                 if chunk is not None:
                     yield chunk
 
-    def _read(self, index: int, matrices: Sequence[Matrix], done: bool) -> Chunk | None:
+    def _read(self, index: int, reads: Reads, done: bool) -> Chunk | None:
         start, stop = self.bounds(index)
-        if done or start >= stop:
-            self._fetch(torch.empty(0, dtype=torch.int64), matrices)
-            return None
-        edge_index, indptr, nodes = self.structure(start, stop)
-        x, *extra = self._fetch(nodes, matrices)
-        return Chunk(index, start, stop, x, edge_index, indptr, extra)
+        nothing_to_do = done or start >= stop
+        if nothing_to_do:  # but the others may ask for rows
+            stop = start
+        found = self.structure(index, start, stop, reads)
+        degrees = reads.degrees or {}
+        x: dict[NodeType, Tensor] = {}
+        scales: dict[Norm, Tensor] = {}
+        for name, nodes in found.n_id.items():
+            norms = [norm for norm in degrees if norm.edge_type[2] == self._node_type == name]
+            sources = [reads.rows[name]] if name in reads.rows else []
+            rows = self._fetcher.get(name, nodes, [*sources, *(degrees[norm] for norm in norms)])
+            if sources:
+                x[name] = rows.pop(0)
+            scales.update(zip(norms, rows, strict=True))
+        return None if nothing_to_do else replace(found, x=x, degrees=scales)
 
-    def structure(self, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (edges in local numbers, where each destination's start, global ids by number)."""
+    def structure(self, index: int, start: int, stop: int, reads: Reads) -> Chunk:
+        """Return a chunk without rows: own nodes ``start`` to ``stop`` and the edges into them."""
         targets = self.own[start:stop]
-        edges = edges_into(self._adjacency, targets)
-        labels = NodeLabels()
-        labels.append(targets.numpy())
-        sources = torch.from_numpy(labels.label(edges.sources.numpy()))
-        indptr = torch.zeros(targets.numel() + 1, dtype=torch.int64)
-        torch.cumsum(torch.bincount(edges.targets, minlength=targets.numel()), 0, out=indptr[1:])
-        nodes = torch.from_numpy(labels.nodes.copy())
-        return torch.stack([sources, edges.targets]), indptr, nodes
-
-    def _fetch(self, nodes: Tensor, matrices: Sequence[Matrix]) -> list[Tensor]:
-        """Return the rows of ``nodes`` of each matrix, wherever they are. Collective."""
-        if self._exchange.size == 1:
-            return [matrix.take(self._places(nodes)) for matrix in matrices]
-        owner = self._shares.owner(self._node_type, nodes)
-        order = torch.argsort(owner, stable=True)
-        ask = torch.bincount(owner, minlength=self._exchange.size)
-        here = slice(int(ask[: self._exchange.rank].sum()), None)
-        here = slice(here.start, here.start + int(ask[self._exchange.rank]))
-        mine, others = order[here], torch.cat([order[: here.start], order[here.stop :]])
-        ask[self._exchange.rank] = 0  # what is here needs no exchange
-        send = ask.tolist()
-        receive = self._exchange.swap_counts(send)
-        theirs = self._places(self._exchange.swap_values(nodes[others], send, receive))
-        found = []
-        for matrix in matrices:
-            out = matrix.values.new_empty((nodes.numel(), *matrix.values.shape[1:]))
-            out[others] = self._exchange.swap_values(matrix.take(theirs), receive, send)
-            out[mine] = matrix.take(self._places(nodes[mine]))
-            found.append(out)
-        return found
-
-    def _places(self, ids: Tensor) -> Tensor:
-        return place_of(ids, self.own) if self._first is None else ids - self._first
+        names = [name for name in self._edge_types if name[0] in reads.rows]
+        labels = {name: NodeLabels() for name in sorted({self._node_type, *(t[0] for t in names)})}
+        labels[self._node_type].append(targets.numpy())
+        edges = {}
+        for name in names:
+            found = self._graph.edges(name, targets, weight=reads.weight, attr=reads.attr)
+            sources = torch.from_numpy(labels[name[0]].label(found.sources.numpy()))
+            indptr = torch.zeros(targets.numel() + 1, dtype=torch.int64)
+            counts = torch.bincount(found.targets, minlength=targets.numel())
+            torch.cumsum(counts, 0, out=indptr[1:])
+            index_ = torch.stack([sources, found.targets])
+            edges[name] = ChunkEdges(index_, indptr, found.weight, found.attr)
+        n_id = {name: torch.from_numpy(one.nodes.copy()) for name, one in labels.items()}
+        return Chunk(index, start, stop, self._node_type, {}, edges, n_id, {})

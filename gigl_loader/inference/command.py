@@ -50,6 +50,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--checkpoint", help="its state_dict, as torch.save wrote it")
     parser.add_argument("--batch-size", type=int, default=8192, help="rows of a chunk")
     parser.add_argument("--format", choices=("npy", "parquet"), default="npy")
+    parser.add_argument(
+        "--edge-weight", action=argparse.BooleanOptionalAction,
+        help="give the layers the edges' weights",
+    )  # fmt: skip
+    parser.add_argument(
+        "--edge-attr", action="store_true", help="give the layers the edges' features"
+    )
     parser.add_argument("--device", default="cpu", help='"cuda": the GPU of the local rank')
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     return parser.parse_args(argv)
@@ -124,9 +131,12 @@ def _infer(args: argparse.Namespace, num_partitions: int) -> None:
     found = full_graph_inference(
         model, DistDataset.load(args.root, rank % num_partitions), out=args.out,
         batch_size=args.batch_size, device=device, format=args.format,
-        progress=False if args.quiet else None,
+        progress=False if args.quiet else None, edge_weight=args.edge_weight,
+        edge_attr=args.edge_attr,
     )  # fmt: skip
-    print(f"rank {rank}: {tuple(found.values.shape)} embeddings in {found.path}", flush=True)
+    for name, one in (found if isinstance(found, dict) else {"": found}).items():
+        what = f"embeddings of {name!r}" if name else "embeddings"
+        print(f"rank {rank}: {tuple(one.values.shape)} {what} in {one.path}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,30 @@
 """A model as a list of layers, each computed for some destination rows at a time."""
 
+import inspect
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import HeteroConv, MessagePassing
+from torch_geometric.nn.conv.hetero_conv import group
 from torch_geometric.nn.models.basic_gnn import BasicGNN
-from torch_geometric.utils import add_remaining_self_loops, scatter
 
+from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.inference.chunks import Chunk
-from gigl_loader.inference.rules import adds_self_loops, check_model, is_normalized
+from gigl_loader.inference.chunks import Chunk, ChunkEdges
+from gigl_loader.inference.norms import Norm
+from gigl_loader.inference.rules import check_model, is_normalized
+from gigl_loader.inference.sources import GraphSource
 
-LayerFunction = Callable[[Tensor, Tensor, int], Tensor]
-"""``(x_src, edge_index, num_dst) -> x_dst``; the destinations come first in ``x_src``."""
+LayerFunction = Callable[..., Any]
+"""``(x_src, edge_index, num_dst) -> x_dst``; the destinations come first in ``x_src``. On a
+heterogeneous graph all four are dicts by type. Parameters named ``edge_weight``, ``edge_attr`` and
+``n_id`` are given too."""
 
 _PAIRS = ("EdgeConv", "GATConv", "GATv2Conv", "GINConv", "GraphConv", "SAGEConv")
 """Layers that take (sources, destinations) and so do nothing for sources that they need not."""
@@ -23,105 +32,297 @@ _PAIRS = ("EdgeConv", "GATConv", "GATv2Conv", "GINConv", "GraphConv", "SAGEConv"
 _SUMS = {"SAGEConv": ("mean", "sum", "add"), "GINConv": ("sum", "add")}
 """Layers, and aggregations of them, that a product with a sparse matrix computes."""
 
+_EXTRAS = ("edge_weight", "edge_attr", "n_id")
+
 
 class Layer:
-    """A function of a chunk. ``with_degrees`` says whether its edges are weighed by degrees."""
+    """Computes the destinations of a chunk.
 
-    with_degrees: bool = False
-    self_loops: bool = False
-    """Whether degrees count self-loops that the layer adds."""
+    Attributes:
+        name: For errors.
+        weight: Whether it reads edge weights.
+        attr: Whether it reads edge features.
+        ids: Whether it reads global ids.
+        norms: By module that weighs edges by degrees.
+    """
 
-    def __init__(self, function: LayerFunction) -> None:
-        self._function = function
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.weight = self.attr = self.ids = False
+        self.norms: dict[Any, Norm] = {}
 
-    def __call__(self, chunk: Chunk) -> Tensor:
-        """Return ``[num_dst, width]``."""
-        return self._function(chunk.x, chunk.edge_index, chunk.num_dst)
+    def __call__(self, chunk: Chunk) -> Any:
+        """Return ``[num_dst, width]``; None where the layer computes nothing for the type."""
+        with self._weighed(chunk):
+            return self._compute(chunk)
+
+    def _compute(self, chunk: Chunk) -> Any:
+        raise NotImplementedError
+
+    def _find_norms(self, module: torch.nn.Module, edge_type: EdgeType) -> None:
+        for one in module.modules():
+            if is_normalized(one) and one not in self.norms:
+                self.norms[one] = Norm.of(one, edge_type, weighted=self.weight)
+
+    @contextmanager
+    def _weighed(self, chunk: Chunk) -> Iterator[None]:
+        """Give the modules of ``norms`` the weights of the whole graph while they run."""
+        with ExitStack() as stack:
+            for module, norm in self.norms.items():
+                if norm.edge_type in chunk.edges:
+                    weigh = partial(_weigh, norm, chunk)
+                    stack.callback(module.register_propagate_forward_pre_hook(weigh).remove)
+            yield
+
+
+def _weigh(norm: Norm, chunk: Chunk, module: Any, inputs: Any) -> Any:
+    _, size, values = inputs
+    edges = chunk.edges[norm.edge_type]
+    edge_index, weights = norm.weigh(
+        edges.edge_index, edges.weight, chunk.degrees[norm], values["x"].dtype
+    )
+    return edge_index, size, {**values, "edge_weight": weights}
+
+
+class _Convolutions(Layer):
+    """Layers of PyG by edge type, and how their outputs are put together."""
+
+    def __init__(
+        self, name: str, convs: dict[EdgeType, Any], options: tuple[bool, bool], combine: Any = None
+    ) -> None:
+        super().__init__(name)
+        self._convs, self._combine = convs, combine
+        self.weight, self.attr = options
+        for edge_type, conv in convs.items():
+            check_conv(conv, edge_type, attr=self.attr)
+            self._find_norms(conv, edge_type)
+
+    def _compute(self, chunk: Chunk) -> Any:
+        found = [
+            self._convolve(conv, chunk, edge_type)
+            for edge_type, conv in self._convs.items()
+            if edge_type in chunk.edges
+        ]
+        return self._combine(found) if found else None
+
+    def _convolve(self, conv: Any, chunk: Chunk, edge_type: EdgeType) -> Tensor:
+        extra = extra_of(conv, chunk.edges[edge_type])
+        x, edges = convolution_input(conv, chunk, edge_type, sparse=not extra)
+        out: Tensor = conv(x, edges, **extra)
+        return out[: chunk.num_dst]
 
 
 class _BasicLayer(Layer):
     """A layer of PyG's `BasicGNN`, with what follows it: norm, activation, the last linear."""
 
-    def __init__(self, model: Any, index: int) -> None:
-        self._model, self._index = model, index
+    def __init__(
+        self, model: Any, index: int, edge_type: EdgeType, options: tuple[bool, bool]
+    ) -> None:
+        super().__init__(f"layer {index}")
+        self._model, self._index, self._edge_type = model, index, edge_type
         self._conv: Any = model.convs[index]
-        self._name = type(self._conv).__name__
-        self.with_degrees = is_normalized(self._conv)
-        self.self_loops = self.with_degrees and adds_self_loops(self._conv)
-        self._sums = getattr(self._conv, "aggr", None) in _SUMS.get(self._name, ())
+        self.weight, self.attr = options
+        check_conv(self._conv, edge_type, attr=self.attr)
+        self._find_norms(self._conv, edge_type)
 
-    def __call__(self, chunk: Chunk) -> Tensor:
-        x: Any = chunk.x
-        edges: Any = chunk.edge_index
-        if self._name in _PAIRS:
-            x = (chunk.x, chunk.x[: chunk.num_dst])
-        if self._sums:
-            edges = _sparse(chunk)
-        hook = self._conv.register_propagate_forward_pre_hook(
-            lambda module, inputs: self._weigh(chunk, inputs) if self.with_degrees else None
+    def _compute(self, chunk: Chunk) -> Any:
+        extra = extra_of(self._conv, chunk.edges[self._edge_type])
+        x, edges = convolution_input(self._conv, chunk, self._edge_type, sparse=not extra)
+        hook = self._conv.register_forward_pre_hook(  # `inference_per_layer` passes no more on
+            lambda module, args, kwargs: (args, {**kwargs, **extra}), with_kwargs=True
         )
         try:
-            out: Tensor = self._model.inference_per_layer(self._index, x, edges, chunk.num_dst)
+            return self._model.inference_per_layer(self._index, x, edges, chunk.num_dst)
         finally:
             hook.remove()
-        return out
-
-    def _weigh(self, chunk: Chunk, inputs: Any) -> Any:
-        _, size, values = inputs
-        edge_index, ones = with_loops(chunk.edge_index, len(chunk.x), loops=self.self_loops)
-        scale = chunk.extra[0].pow(-0.5)
-        scale = scale.masked_fill(scale == float("inf"), 0.0)
-        weights = scale[edge_index[0]] * ones * scale[edge_index[1]]
-        return edge_index, size, {**values, "edge_weight": weights}
 
 
-def with_loops(edge_index: Tensor, num_nodes: int, *, loops: bool) -> tuple[Tensor, Tensor]:
-    """Return edges and their weights, all 1, as ``gcn_norm`` of PyG makes them."""
-    if loops:
-        edge_index, _ = add_remaining_self_loops(edge_index, None, 1.0, num_nodes)
-    return edge_index, torch.ones(edge_index.size(1), device=edge_index.device)
+class _FunctionLayer(Layer):
+    """A function of the user's, or a module that is one."""
+
+    def __init__(self, function: Any, index: int, graph: GraphSource) -> None:
+        super().__init__(f"layer {index}")
+        self._function, self._is_typed = function, graph.is_heterogeneous
+        is_module = isinstance(function, torch.nn.Module)
+        taken = _parameters(function.forward if is_module else function)
+        self._names = [name for name in _EXTRAS if name in taken]
+        self.weight, self.attr, self.ids = (name in taken for name in _EXTRAS)
+        _check_held(self.name, taken, graph)
+        if is_module:
+            check_model(function)
+            self._find_all_norms(function, graph)
+
+    def _find_all_norms(self, module: torch.nn.Module, graph: GraphSource) -> None:
+        for one in module.modules():
+            if isinstance(one, HeteroConv):
+                for edge_type, conv in one.convs.items():
+                    self._find_norms(conv, edge_type)
+        if not graph.is_heterogeneous:
+            self._find_norms(module, graph.edge_types[0])
+
+    def _compute(self, chunk: Chunk) -> Any:
+        x, edges, num_dst, extra = self._typed(chunk) if self._is_typed else _plain(chunk)
+        with _no_local_norms(self.norms):
+            out = self._function(x, edges, num_dst, **{name: extra[name] for name in self._names})
+        if not self._is_typed:
+            return out
+        rows = out.get(chunk.node_type)
+        sources = chunk.x.get(chunk.node_type)
+        if rows is not None and sources is not None and len(rows) == len(sources):
+            rows = rows[: chunk.num_dst]  # the destinations come first
+        return rows
+
+    @staticmethod
+    def _typed(chunk: Chunk) -> tuple[Any, Any, Any, dict[str, Any]]:
+        extra = {
+            "edge_weight": {t: e.weight for t, e in chunk.edges.items() if e.weight is not None},
+            "edge_attr": {t: e.attr for t, e in chunk.edges.items() if e.attr is not None},
+            "n_id": chunk.n_id,
+        }
+        edges = {name: one.edge_index for name, one in chunk.edges.items()}
+        return dict(chunk.x), edges, {chunk.node_type: chunk.num_dst}, extra
 
 
-def degrees(edge_index: Tensor, num_nodes: int, num_dst: int, *, loops: bool) -> Tensor:
-    """Return ``[num_dst]`` float32, the in-degrees that ``gcn_norm`` divides by."""
-    edge_index, ones = with_loops(edge_index, num_nodes, loops=loops)
-    found: Tensor = scatter(ones, edge_index[1], dim=0, dim_size=num_nodes, reduce="sum")
-    return found[:num_dst]
+def _plain(chunk: Chunk) -> tuple[Any, Any, Any, dict[str, Any]]:
+    (edges,), (x,) = chunk.edges.values(), chunk.x.values()
+    ids = chunk.n_id.get(chunk.node_type)
+    extra = {"edge_weight": edges.weight, "edge_attr": edges.attr, "n_id": ids}
+    return x, edges.edge_index, chunk.num_dst, extra
+
+
+@contextmanager
+def _no_local_norms(known: Any) -> Iterator[None]:
+    """Refuse layers whose degrees would be those of a chunk: inside a function they are not seen.
+
+    Raises:
+        ConfigError: In the ``with`` block, from a module that is not ``known``.
+    """
+    thread = threading.get_ident()
+
+    def check(module: torch.nn.Module, args: Any) -> None:
+        if is_normalized(module) and module not in known and threading.get_ident() == thread:
+            raise ConfigError(
+                f"a function runs {type(module).__name__}, which divides by the degrees of the "
+                "whole graph, of which a chunk has a part: give the module itself in the list, or "
+                "a torch.nn.Module around it"
+            )
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def convolution_input(
+    conv: Any, chunk: Chunk, edge_type: EdgeType, *, sparse: bool
+) -> tuple[Any, Any]:
+    """Return what a layer of PyG takes: rows, or (sources, destinations), and edges."""
+    src, _, dst = edge_type
+    name, edges = type(conv).__name__, chunk.edges[edge_type]
+    x: Any = chunk.x[src]
+    if src != dst or name in _PAIRS:
+        x_dst = chunk.x.get(dst)
+        x = (x, None if x_dst is None else x_dst[: chunk.num_dst])
+    if sparse and getattr(conv, "aggr", None) in _SUMS.get(name, ()):
+        return x, _sparse(edges, chunk.x[src], chunk.num_dst)
+    return x, edges.edge_index
+
+
+def extra_of(conv: Any, edges: ChunkEdges) -> dict[str, Tensor]:
+    """Return weights and features of edges, where they were read and a layer takes them."""
+    given = {"edge_weight": edges.weight, "edge_attr": edges.attr}
+    taken = inspect.signature(conv.forward).parameters
+    return {k: value for k, value in given.items() if value is not None and k in taken}
+
+
+def check_conv(conv: Any, edge_type: EdgeType, *, attr: bool) -> None:
+    """Refuse a layer that would give other values in chunks, or wants what it is not given."""
+    name = type(conv).__name__
+    if getattr(conv, "edge_dim", None) is not None and not attr:
+        raise ConfigError(f"{name} was built with edge_dim={conv.edge_dim}: give edge_attr=True")
+    if is_normalized(conv) and edge_type[0] != edge_type[2]:
+        raise ConfigError(f"{name} has no degrees for {edge_type}, whose ends are of two types")
 
 
 _warned = threading.Lock()
 
 
-def _sparse(chunk: Chunk) -> Tensor:
+def _sparse(edges: ChunkEdges, x: Tensor, num_dst: int) -> Tensor:
     """Return the chunk's edges as a matrix, destinations by sources."""
-    ones = torch.ones(chunk.edge_index.size(1), dtype=chunk.x.dtype, device=chunk.x.device)
-    shape = (chunk.num_dst, len(chunk.x))
+    ones = torch.ones(edges.edge_index.size(1), dtype=x.dtype, device=x.device)
     with _warned, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # torch's, once
         return torch.sparse_csr_tensor(
-            chunk.indptr, chunk.edge_index[0], ones, shape, check_invariants=False
+            edges.indptr, edges.edge_index[0], ones, (num_dst, len(x)), check_invariants=False
         )
 
 
-def layers_of(model: torch.nn.Module | Sequence[LayerFunction]) -> list[Layer]:
+def _parameters(function: Any) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of a builtin it is not known
+        return {}
+
+
+def _check_held(name: str, taken: dict[str, inspect.Parameter], graph: GraphSource) -> None:
+    for key, there in (("edge_weight", graph.weighted), ("edge_attr", graph.with_attr)):
+        wanted = key in taken and taken[key].default is inspect.Parameter.empty
+        if wanted and not there:
+            raise ConfigError(f"{name} takes {key}, and the graph's edges have none")
+
+
+def layers_of(
+    model: torch.nn.Module | Sequence[LayerFunction],
+    graph: GraphSource,
+    options: tuple[bool, bool],
+) -> list[Layer]:
     """Return the layers of a `BasicGNN`, or those of a list.
+
+    Args:
+        model: See `full_graph_inference`.
+        graph: What it computes.
+        options: Whether edge weights and edge features are given to layers of PyG.
 
     Raises:
         ConfigError: The model cannot be computed layer by layer; says why.
         UsageError: The model is in training mode.
     """
-    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.nn.ModuleList):
-        functions: list[Any] = list(model)
-        if not functions or not all(callable(function) for function in functions):
-            raise ConfigError(
-                "give a BasicGNN of PyG, or a list of callables (x_src, edge_index, num_dst) -> "
-                f"x_dst, got {model!r}"
-            )
-        return [Layer(function) for function in functions]
+    if isinstance(model, torch.nn.Module) and not isinstance(model, torch.nn.ModuleList):
+        return _layers_of_model(model, graph, options)
+    functions: list[Any] = list(model)
+    if not functions or not all(callable(function) for function in functions):
+        raise ConfigError(
+            "give a BasicGNN of PyG, or a list of callables (x_src, edge_index, num_dst) -> "
+            f"x_dst, got {model!r}"
+        )
+    return [_layer(function, index, graph, options) for index, function in enumerate(functions)]
+
+
+def _layer(function: Any, index: int, graph: GraphSource, options: tuple[bool, bool]) -> Layer:
+    if isinstance(function, torch.nn.Module) and function.training:
+        raise UsageError(f"layer {index} is in training mode, where it may drop rows: call eval()")
+    if type(function) is HeteroConv:
+        check_model(function)
+        combine = partial(group, aggr=function.aggr)
+        return _Convolutions(f"layer {index}", dict(function.convs.items()), options, combine)
+    if isinstance(function, MessagePassing) and not graph.is_heterogeneous:
+        check_model(function)
+        convs = {graph.edge_types[0]: function}
+        return _Convolutions(f"layer {index}", convs, options, lambda found: found[0])
+    return _FunctionLayer(function, index, graph)
+
+
+def _layers_of_model(model: Any, graph: GraphSource, options: tuple[bool, bool]) -> list[Layer]:
     if not isinstance(model, BasicGNN):
         raise ConfigError(
             f"{type(model).__name__} is no BasicGNN of PyG, so its layers are not known: give a "
             "list of callables (x_src, edge_index, num_dst) -> x_dst, or use full_graph()"
+        )
+    if graph.is_heterogeneous:
+        raise ConfigError(
+            f"{type(model).__name__} computes homogeneous graphs, and this one has types: give a "
+            "list of HeteroConv layers or of callables, or use full_graph()"
         )
     if model.jk_mode not in (None, "last"):
         raise ConfigError(
@@ -130,4 +331,8 @@ def layers_of(model: torch.nn.Module | Sequence[LayerFunction]) -> list[Layer]:
     if model.training:
         raise UsageError("the model is in training mode, where it drops rows: call model.eval()")
     check_model(model)
-    return [_BasicLayer(model, index) for index in range(model.num_layers)]
+    for wanted, name in zip(options, ("edge_weight", "edge_attr"), strict=True):
+        if wanted and not getattr(model, f"supports_{name}"):
+            raise ConfigError(f"{type(model).__name__} takes no {name}")
+    (edge_type,) = graph.edge_types
+    return [_BasicLayer(model, index, edge_type, options) for index in range(model.num_layers)]

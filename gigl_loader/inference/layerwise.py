@@ -1,33 +1,31 @@
 """`full_graph_inference`: every embedding once, layer by layer, in memory that a chunk needs."""
 
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.quantised import widened
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
-from gigl_loader.dataset.view import PartitionView
-from gigl_loader.device.prefetch import DevicePrefetcher
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
-from gigl_loader.inference.chunks import Chunk, ChunkReader, Matrix
-from gigl_loader.inference.graph import message_types
-from gigl_loader.inference.layers import Layer, LayerFunction, degrees, layers_of
-from gigl_loader.inference.parquet import check_parquet, write_parquet
+from gigl_loader.inference.layers import LayerFunction, layers_of
+from gigl_loader.inference.parquet import ParquetRows, check_parquet
 from gigl_loader.inference.progress import ProgressLine
 from gigl_loader.inference.results import Results, model_digest
-from gigl_loader.inference.shares import NodeShares
-from gigl_loader.memory.tensors import dtype_name, dtype_named
+from gigl_loader.inference.run import KEPT_DTYPES, LayerRun
+from gigl_loader.inference.sources import GraphSource, PartitionGraph, StoredGraph
+from gigl_loader.remote.dataset import RemoteDistDataset
 
-_SAMPLE_ROWS = 4096
-_DTYPES = (torch.float16, torch.float32, torch.float64)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,89 +42,104 @@ class NodeEmbeddings:
 
 def full_graph_inference(
     model_or_layers: torch.nn.Module | Sequence[LayerFunction],
-    dataset: DistDataset,
+    dataset: DistDataset | RemoteDistDataset,
     *,
     out: str | Path | None = None,
     batch_size: int = 8192,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     format: Literal["npy", "parquet"] = "npy",
+    edge_weight: bool | None = None,
+    edge_attr: bool = False,
     progress: bool | None = None,
     group: dist.ProcessGroup | None = None,
-) -> NodeEmbeddings:
+) -> NodeEmbeddings | dict[NodeType, NodeEmbeddings]:
     """Compute the embedding of every node from all of its neighbours, layer by layer.
 
     For graphs and widths that `full_graph` has no memory for: a layer is computed in chunks of
     destination rows, and what it gives is written to a file before the next one reads it. All ranks
-    call this together; rows of neighbours that other ranks own come by ``all_to_all``, chunk by
-    chunk. The graph is homogeneous, and its edges go without weights and features.
+    call this together; rows of neighbours that other ranks computed come by ``all_to_all``, chunk
+    by chunk. Of a graph store, the servers send edges and features, and each compute process
+    computes a range of the nodes.
 
     With ``out``, a run that was killed goes on where it was when it is started again in the same
     way: finished chunks are kept, if a digest says that they are whole.
 
     Args:
         model_or_layers: A `BasicGNN` of PyG in evaluation mode, with ``jk=None`` or ``"last"``. Or
-            a list of callables ``(x_src, edge_index, num_dst) -> x_dst``, one for each layer: in
-            ``x_src`` the ``num_dst`` destinations come first, ``edge_index`` counts its rows.
-        dataset: This rank's partition. Ranks that hold the same one share its nodes.
+            a list, with an item for each layer: layers of PyG (``HeteroConv`` on a heterogeneous
+            graph), or callables ``(x_src, edge_index, num_dst) -> x_dst``: in ``x_src`` the
+            ``num_dst`` destinations come first, ``edge_index`` counts its rows. On a heterogeneous
+            graph all of these are dicts by type, with the destinations of one type at a time. A
+            callable that has parameters named ``edge_weight``, ``edge_attr`` or ``n_id`` (global
+            ids of the rows of ``x_src``) is given these, too.
+        dataset: This rank's partition; ranks that hold the same one share its nodes. Or a graph
+            store.
         out: A folder; each rank writes ``part-RANK.npy`` and ``part-RANK.ids.npy``, or
-            ``part-RANK.parquet``. Meanwhile it holds the layer before too. None: all stays in
-            memory.
+            ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type.
+            Meanwhile it holds the layer before too. None: all stays in memory.
         batch_size: Destination rows of a chunk. Its in-neighbours have to fit in memory.
         device: Where layers compute; None: where the model's parameters are.
         dtype: Of what is kept of every layer: float16, float32 or float64; None: as computed.
-        format: ``"parquet"``: columns ``id`` and ``embedding``, written when all is computed.
+        format: ``"parquet"``: columns ``id`` and ``embedding``, written as they are computed.
+        edge_weight: Give layers of PyG that take them the graph's edge weights; None: no, with a
+            warning where there are some and a layer takes them.
+        edge_attr: Give layers of PyG that take them the graph's edge features.
         progress: Write a line with rows per second to stderr, on rank 0; None: on a terminal.
         group: Process group of the ranks; None: the default one, or a single process.
+
+    Returns:
+        This rank's embeddings; on a heterogeneous graph by node type, of those that the last layer
+        computes.
 
     Raises:
         ConfigError: The model or graph does not fit, or ``out`` holds what another run computed.
         UsageError: The model is in training mode.
-        PeerError: A rank ended.
+        PeerError: A rank ended, or a storage server.
     """
-    layers = layers_of(model_or_layers)
-    dataset = DistDataset.wrap(dataset)
-    _check(dataset.view(), out, batch_size, dtype, format)
+    _check(out, batch_size, dtype, format)
+    exchange = RankExchange(group, "layers were computed")
+    graph = _graph(dataset, exchange)
+    _check_graph(graph, edge_weight, edge_attr)
+    layers = layers_of(model_or_layers, graph, (bool(edge_weight), edge_attr))
+    if edge_weight is None and exchange.rank == 0:
+        _warn_of_weights(model_or_layers, graph)
     first = next(iter(_parameters(model_or_layers)), torch.empty(0))
-    run = _Run(
-        dataset,
-        RankExchange(group, "layers were computed"),
-        batch_size,
-        torch.device(device or first.device),
-        first.dtype,
+    run = LayerRun(
+        graph, exchange, layers, batch_size, torch.device(device or first.device), first.dtype,
         dtype,
-    )
+    )  # fmt: skip
     identity = {
-        "model": model_digest(model_or_layers), "data": run.data_digest(), "batch_size": batch_size,
-        "ranks": run.exchange.size, "layers": len(layers), "dtype": str(dtype),
+        "model": model_digest(model_or_layers), "data": graph.digest(), "batch_size": batch_size,
+        "ranks": exchange.size, "layers": len(layers), "dtype": str(dtype),
+        "edges": [bool(edge_weight), edge_attr],
     }  # fmt: skip
-    folder = None if out is None else Path(out)
-    results = Results(folder, run.exchange.rank, run.reader.own, identity)
-    shown = run.exchange.rank == 0 and (sys.stderr.isatty() if progress is None else progress)
-    try:
-        values = run.compute(layers, results, shown=shown)
-    finally:
-        results.close()
-    path = results.path()
-    if format == "parquet":
-        path = results.path(".parquet")
-        assert path is not None
-        write_parquet(path, run.reader.own, values, batch_size)
-    return NodeEmbeddings(run.reader.own, values, path)
-
-
-def _check(view: PartitionView, out: Any, batch_size: int, dtype: Any, format: str) -> None:
-    if view.is_heterogeneous:
-        raise ConfigError(
-            "full_graph_inference computes homogeneous graphs; full_graph() computes heterogeneous "
-            "ones"
+    shown = exchange.rank == 0 and (sys.stderr.isatty() if progress is None else progress)
+    line = ProgressLine(len(layers) * run.num_rows, shown=shown)
+    with ExitStack() as stack:
+        results = _results(graph, exchange.rank, out, identity, stack)
+        files = _parquet_files(results, graph, batch_size, stack) if format == "parquet" else {}
+        values = run.compute(results, files, line)
+    found = {
+        name: NodeEmbeddings(
+            graph.owners.own[name], rows, results[name].path(".parquet" if files else ".npy")
         )
-    if DEFAULT_HOMOGENEOUS_NODE_TYPE not in view.node_features:
-        raise ConfigError("the dataset has no node features to start from")
+        for name, rows in values.items()
+    }
+    return found if graph.is_heterogeneous else found[DEFAULT_HOMOGENEOUS_NODE_TYPE]
+
+
+def _graph(dataset: Any, exchange: RankExchange) -> GraphSource:
+    if isinstance(dataset, RemoteDistDataset):
+        return StoredGraph(dataset, exchange)
+    return PartitionGraph(DistDataset.wrap(dataset), exchange)
+
+
+def _check(out: Any, batch_size: int, dtype: Any, format: str) -> None:
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError(f"batch_size must be an integer above 0, got {batch_size!r}")
-    if dtype is not None and dtype not in _DTYPES:
-        raise ConfigError(f"dtype must be one of {_DTYPES} or None, got {dtype}")
+    if dtype is not None and dtype not in KEPT_DTYPES:
+        raise ConfigError(f"dtype must be one of {KEPT_DTYPES} or None, got {dtype}")
     if format not in ("npy", "parquet"):
         raise ConfigError(f'format must be "npy" or "parquet", got {format!r}')
     if format == "parquet":
@@ -135,142 +148,50 @@ def _check(view: PartitionView, out: Any, batch_size: int, dtype: Any, format: s
             raise ConfigError('format="parquet" needs out=, the folder to write to')
 
 
+def _check_graph(graph: GraphSource, edge_weight: bool | None, edge_attr: bool) -> None:
+    if not graph.is_heterogeneous and not graph.features():
+        raise ConfigError("the dataset has no node features to start from")
+    for name, wanted, there in (
+        ("edge_weight", edge_weight, graph.weighted), ("edge_attr", edge_attr, graph.with_attr)
+    ):  # fmt: skip
+        if wanted and not there:
+            raise ConfigError(f"{name}=True, and the graph's edges have none")
+
+
+def _warn_of_weights(model: Any, graph: GraphSource) -> None:
+    if graph.weighted and getattr(model, "supports_edge_weight", False):
+        logger.warning(
+            "the graph's edges have weights and %s takes them, but they are not read: give "
+            "full_graph_inference edge_weight=True, or False to say so", type(model).__name__,
+        )  # fmt: skip
+
+
 def _parameters(model: Any) -> list[Tensor]:
     modules = [model] if isinstance(model, torch.nn.Module) else model
     return [p for m in modules if isinstance(m, torch.nn.Module) for p in m.parameters()]
 
 
-class _Run:
-    """One call of `full_graph_inference`."""
-
-    def __init__(
-        self, dataset: DistDataset, exchange: RankExchange, batch_size: int, device: torch.device,
-        compute_dtype: torch.dtype, kept_dtype: torch.dtype | None,
-    ) -> None:  # fmt: skip
-        self.exchange = exchange
-        self._view = dataset.view()
-        self._device, self._compute_dtype, self._kept_dtype = device, compute_dtype, kept_dtype
-        shares = NodeShares(self._view, exchange)
-        (name,) = message_types(self._view).values()
-        self.reader = ChunkReader(
-            self._view.adjacency[name], DEFAULT_HOMOGENEOUS_NODE_TYPE, shares, exchange, batch_size
-        )
-        features = self._view.node_features[DEFAULT_HOMOGENEOUS_NODE_TYPE]
-        values = widened(features.values, features.scales)
-        self._features = Matrix(values, features.locate(self.reader.own))
-        self._degrees: dict[bool, Tensor] = {}
-
-    def data_digest(self) -> str:
-        """Return what tells this graph from another, without reading all of it."""
-        step = max(self.reader.own.numel() // _SAMPLE_ROWS, 1)
-        places = torch.arange(0, self.reader.own.numel(), step)
-        (adjacency,) = (self._view.adjacency[n] for n in message_types(self._view).values())
-        edges = adjacency.indices
-        sums = f"{edges.numel()} {int(edges.sum())} {int(edges[::997].sum())}"
-        return f"{model_digest([_Holder(self._features.take(places))])} {sums}"
-
-    def compute(self, layers: list[Layer], results: Results, *, shown: bool) -> Tensor:
-        """Return the rows of the last layer."""
-        last = len(layers) - 1
-        first, rows = self._resume(results, last)
-        line = ProgressLine(len(layers) * self.reader.own.numel(), shown=shown)
-        line.skip(first * self.reader.own.numel())
-        source = self._features if rows is None else Matrix(rows)
-        for index in range(first, len(layers)):
-            rows = self._layer(layers[index], index, last, source, results, line)
-            if index > 0:  # read for the last time: all ranks have ended this layer
-                results.forget(index - 1)
-            source = Matrix(rows)
-        line.end()
-        assert rows is not None
-        return rows
-
-    def _resume(self, results: Results, last: int) -> tuple[int, Tensor | None]:
-        """Return (the first layer to compute, the rows of the one before). Collective."""
-        for layer in range(last, -1, -1):
-            rows = results.existing(layer, last=layer == last)
-            done = self._done(results, layer, rows)
-            width = None if rows is None else rows.shape[1]
-            whole = len(done) == self.reader.num_chunks
-            known = self.exchange.gather((whole, width), tuple[bool, int | None])
-            widths = [width for _, width in known if width is not None]
-            if widths and all(whole for whole, _ in known):
-                return layer + 1, torch.empty((0, widths[0])) if rows is None else rows
-        return 0, None
-
-    def _layer(
-        self, layer: Layer, index: int, last: int, source: Matrix, results: Results,
-        line: ProgressLine,
-    ) -> Tensor:  # fmt: skip
-        rows = results.existing(index, last=index == last)
-        done = self._done(results, index, rows)
-        for number in done:
-            start, stop = self.reader.bounds(number)
-            line.skip(stop - start)
-        matrices = [source]
-        if layer.with_degrees:
-            matrices.append(Matrix(self._degrees_with(layer.self_loops)))
-        for chunk in self._on_device(matrices, done):
-            found = self._checked(layer(chunk), chunk, index)
-            found = found.detach().to("cpu", self._kept_dtype or found.dtype)
-            if rows is None:
-                rows = results.create(index, found.shape[1], found.dtype, last=index == last)
-            rows[chunk.start : chunk.stop] = found
-            results.note(index, chunk.index, rows[chunk.start : chunk.stop])
-            line.add(chunk.num_dst, f"layer {index + 1} of {last + 1}")
-        # also the point at which every rank has finished reading the layer before
-        shape = None if rows is None else (rows.shape[1], dtype_name(rows.dtype))
-        known = self.exchange.gather(shape, tuple[int, str] | None)
-        if rows is None:  # this rank has no node
-            width, name = next((k for k in known if k is not None), (0, "float32"))
-            rows = results.create(index, width, dtype_named(name), last=index == last)
-        return rows
-
-    def _done(self, results: Results, layer: int, rows: Tensor | None) -> set[int]:
-        return set() if rows is None else results.finished(layer, rows, self.reader.bounds)
-
-    def _on_device(self, matrices: list[Matrix], done: set[int]) -> Any:
-        def parts() -> Any:
-            for chunk in self.reader.read(matrices, done):
-                x = chunk.x.to(self._compute_dtype)
-                yield (
-                    (chunk.index, chunk.start, chunk.stop),
-                    [
-                        t.pin_memory() if self._device.type == "cuda" else t
-                        for t in (x, chunk.edge_index, chunk.indptr, *chunk.extra)
-                    ],
-                )
-
-        with torch.no_grad():
-            for (index, start, stop), tensors in DevicePrefetcher(parts(), self._device):
-                x, edge_index, indptr, *extra = tensors
-                yield Chunk(index, start, stop, x, edge_index, indptr, extra)
-
-    def _checked(self, found: Any, chunk: Chunk, index: int) -> Tensor:
-        if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != chunk.num_dst:
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ConfigError(
-                f"layer {index} returned {shape} for {chunk.num_dst} destinations: it has to "
-                "return [num_dst, width]"
-            )
-        if (self._kept_dtype or found.dtype) not in _DTYPES:
-            raise ConfigError(f"layer {index} returned {found.dtype}: choose dtype=torch.float32")
-        return found
-
-    def _degrees_with(self, loops: bool) -> Tensor:
-        if loops not in self._degrees:
-            parts = [torch.empty(0)]
-            for index in range(self.reader.num_chunks):
-                start, stop = self.reader.bounds(index)
-                edge_index, _, nodes = self.reader.structure(start, stop)
-                parts.append(degrees(edge_index, nodes.numel(), stop - start, loops=loops))
-            self._degrees[loops] = torch.cat(parts)
-        return self._degrees[loops]
+def _results(
+    graph: GraphSource, rank: int, out: Any, identity: dict[str, Any], stack: ExitStack
+) -> dict[NodeType, Results]:
+    """Return where rows of each type go; a folder for each where there are types."""
+    found = {}
+    for name, own in sorted(graph.owners.own.items()):
+        folder = None if out is None else Path(out)
+        if folder is not None and graph.is_heterogeneous:
+            folder = folder / quote(name, safe="")
+        found[name] = Results(folder, rank, own, identity)
+        stack.callback(found[name].close)
+    return found
 
 
-class _Holder(torch.nn.Module):
-    """A tensor as a module, to take its digest."""
-
-    def __init__(self, values: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("values", values)
+def _parquet_files(
+    results: Mapping[NodeType, Results], graph: GraphSource, batch_size: int, stack: ExitStack
+) -> dict[NodeType, ParquetRows]:
+    found = {}
+    for name, result in results.items():
+        path = result.path(".parquet")
+        assert path is not None
+        found[name] = ParquetRows(path, graph.owners.own[name], batch_size)
+        stack.callback(found[name].close)
+    return found

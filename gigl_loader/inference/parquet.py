@@ -19,22 +19,55 @@ def check_parquet() -> None:
         ) from error
 
 
-def write_parquet(path: Path, ids: Tensor, rows: Tensor, batch_size: int) -> None:
-    """Write ``rows`` (``[n, width]``) under ``ids``, ``batch_size`` rows at a time.
+class ParquetRows:
+    """Writes rows as they are computed; the file has its name when it is complete.
 
-    The file appears under its name when it is complete.
+    Rows go in order. A run that goes on after a kill writes those that were computed before again,
+    from the mapped file that keeps them: a Parquet file that was not closed cannot be read.
+
+    Args:
+        path: The file.
+        ids: ``[n]`` int64.
+        batch_size: Rows of a row group, at most.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    half = path.with_suffix(".parquet.half")
-    values: Any = pa.from_numpy_dtype(rows.numpy().dtype)
-    schema = pa.schema({"id": pa.int64(), "embedding": pa.list_(values, rows.shape[1])})
-    with pq.ParquetWriter(half, schema) as writer:
-        for start in range(0, len(ids), batch_size):
-            part = slice(start, start + batch_size)
+    def __init__(self, path: Path, ids: Tensor, batch_size: int) -> None:
+        self._path, self._ids, self._batch_size = path, ids, batch_size
+        self._half = path.with_suffix(".parquet.half")
+        self._writer: Any = None
+        self._schema: Any = None
+        self._written = 0
+
+    def advance(self, rows: Tensor, stop: int) -> None:
+        """Write the rows up to ``stop`` that were not yet written; ``rows`` is ``[n, width]``."""
+        import pyarrow as pa
+
+        self._open(rows)
+        for start in range(self._written, stop, self._batch_size):
+            part = slice(start, min(start + self._batch_size, stop))
             flat = pa.array(rows[part].reshape(-1).numpy())
             lists = pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])
-            columns = [pa.array(ids[part].numpy()), lists]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-    os.replace(half, path)
+            columns = [pa.array(self._ids[part].numpy()), lists]
+            self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+            self._written = part.stop
+
+    def finish(self, rows: Tensor) -> None:
+        """Write what is left and give the file its name."""
+        self.advance(rows, len(self._ids))
+        self._writer.close()
+        os.replace(self._half, self._path)
+
+    def close(self) -> None:
+        """Leave an unfinished file behind, under another name than it was to have."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self, rows: Tensor) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if self._writer is None:
+            values: Any = pa.from_numpy_dtype(rows.numpy().dtype)
+            columns = {"id": pa.int64(), "embedding": pa.list_(values, rows.shape[1])}
+            self._schema = pa.schema(columns)
+            self._writer = pq.ParquetWriter(self._half, self._schema)

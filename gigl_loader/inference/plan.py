@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset.neighbours import all_edges
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.dataset.view import Adjacency
 from gigl_loader.exchange import RankExchange
@@ -83,31 +84,6 @@ class Level:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class LocalEdges:
-    """The edges into a rank's own nodes, in canonical order."""
-
-    sources: Tensor
-    """``[num_edges]`` int64, global ids."""
-    targets: Tensor
-    """``[num_edges]`` int64, places among the own destinations, ascending."""
-    positions: Tensor
-    """``[num_edges]`` int64, where each stands in the partition's adjacency."""
-
-
-def edges_into(adjacency: Adjacency, ids: Tensor) -> LocalEdges:
-    """Return all edges of the nodes ``ids`` (``[n]`` int64, own): sources in canonical order."""
-    limit, rows = adjacency.indptr.numel() - 1, adjacency.locate(ids)
-    known = rows.clamp(max=max(limit - 1, 0))
-    starts = adjacency.indptr[known] if limit else torch.zeros_like(ids)
-    ends = adjacency.indptr[known + 1] if limit else starts
-    counts = torch.where(rows < limit, ends - starts, 0)
-    targets = torch.repeat_interleave(torch.arange(ids.numel()), counts)
-    first = counts.cumsum(0) - counts
-    positions = torch.arange(targets.numel()) + (starts - first)[targets]
-    return LocalEdges(adjacency.indices[positions].long(), targets, positions)
-
-
 def place_of(ids: Tensor, among: Tensor) -> Tensor:
     """Return the place of each of ``ids`` in ``among`` (ascending), -1 where it is not there."""
     if among.numel() == 0:
@@ -123,7 +99,7 @@ class EdgePlan:
     Attributes:
         edge_type: As messages go.
         whole: All own rows.
-        positions: See `LocalEdges`.
+        positions: See `AllEdges`.
         halo: ``[num_halo]`` int64, global ids of the halo, by owner.
         narrow: By hops that are still to come: the rows that are needed, where ``nodes`` were
             named.
@@ -146,7 +122,7 @@ def plan_edges(
     """Number the edges into this rank's nodes and agree on the halo. Collective."""
     src, _, dst = edge_type
     own = shares.own[src]
-    edges = edges_into(adjacency, shares.own[dst])
+    edges = all_edges(adjacency, shares.own[dst])
     rows = place_of(edges.sources, own)
     outside = rows < 0
     halo = torch.unique(edges.sources[outside])

@@ -1,12 +1,13 @@
 """What a layer computed, in memory or in mapped files that outlive a killed process.
 
-A folder holds, for each rank (``part``)::
+A folder (one for each node type on a heterogeneous graph) holds, for each rank (``part``)::
 
     part-00000.ids.npy     global ids, ascending
     part-00000.layer0.npy  rows of the first layer, while they are needed
     part-00000.npy         rows of the last layer
     part-00000.json        what was computed: a run that differs does not go on from here
-    part-00000.log         a line for each finished chunk: layer, chunk, digest of its rows
+    part-00000.log         a line for each finished chunk: layer, chunk, digest of its rows; or
+                           ``LAYER - none ok`` where a layer computes nothing for the type
 """
 
 import hashlib
@@ -42,6 +43,7 @@ class Results:
         self._folder, self._part = folder, part
         self._num_rows = ids.numel()
         self._done: dict[int, dict[int, str]] = {}
+        self._nothing: set[int] = set()
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +73,11 @@ class Results:
         path = self._path(".log")
         for line in path.read_text().splitlines() if path.exists() else ():
             words = line.split()
-            if len(words) == 4 and words[3] == "ok":  # the last line may be cut off
+            if len(words) != 4 or words[3] != "ok":  # the last line may be cut off
+                continue
+            if words[1] == "-":
+                self._nothing.add(int(words[0]))
+            else:
                 self._done.setdefault(int(words[0]), {})[int(words[1])] = words[2]
 
     def existing(self, layer: int, *, last: bool) -> Tensor | None:
@@ -109,7 +115,7 @@ class Results:
         kept = set()
         for chunk, digest in self._done.get(layer, {}).items():
             start, stop = bounds(chunk)
-            if _digest(rows[start:stop]) == digest:
+            if tensor_digest(rows[start:stop]) == digest:
                 kept.add(chunk)
             else:
                 logger.warning("chunk %d of layer %d was damaged: computing it again", chunk, layer)
@@ -118,8 +124,19 @@ class Results:
     def note(self, layer: int, chunk: int, rows: Tensor) -> None:
         """A chunk's rows have been written."""
         if self._folder is not None:
-            self._log.write(f"{layer} {chunk} {_digest(rows)} ok\n")
+            self._log.write(f"{layer} {chunk} {tensor_digest(rows)} ok\n")
             self._log.flush()
+
+    def note_nothing(self, layer: int) -> None:
+        """The layer computes nothing for this node type."""
+        self._nothing.add(layer)
+        if self._folder is not None:
+            self._log.write(f"{layer} - none ok\n")
+            self._log.flush()
+
+    def has_nothing(self, layer: int) -> bool:
+        """Return whether it was noted that a layer computes nothing."""
+        return layer in self._nothing
 
     def forget(self, layer: int) -> None:
         """Remove the file of a layer that nothing reads any more."""
@@ -136,8 +153,10 @@ class Results:
         return None if self._folder is None else self._path(ending)
 
 
-def _digest(rows: Tensor) -> str:
-    return hashlib.blake2b(rows.contiguous().numpy().data, digest_size=16).hexdigest()
+def tensor_digest(rows: Tensor) -> str:
+    """Return a digest of the bytes of a tensor on the CPU."""
+    data = rows.contiguous().view(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(data.data, digest_size=16).hexdigest()
 
 
 def model_digest(model: Any) -> str:

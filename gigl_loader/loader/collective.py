@@ -120,6 +120,8 @@ class CollectivePeers:
             )
         holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
         self._rank_of = [ranks[self.rank % len(ranks)] for ranks in holders]
+        self.rounds = 0
+        """Rounds that all ranks took part in: as long as it grows, they live."""
         self._parts: list[list[bytes]] = []
         self._calls: list[list[CollectiveCall[Any]]] = []
         self._forget()
@@ -175,6 +177,7 @@ class CollectivePeers:
         self._forget()
         total = sum(map(len, asked))
         sizes = self._swap_words([[len(data), state, total] for data in asked], 3)
+        self.rounds += 1
         states = [state for _, state, _ in sizes]
         if state == FAILED:
             return states

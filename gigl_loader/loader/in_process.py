@@ -152,8 +152,7 @@ class InProcessSource:
         if self._shut_down:
             raise UsageError("this loader was shut down: build a new one")
         self.cancel_epoch()
-        if self._thread is not None:  # it answers the others until they end that epoch too
-            self._thread.join()
+        self._wait_for_former()
         order = None
         if self.sampling_config.shuffle:
             order = epoch_order(len(self._seeds), self.epoch_options.seed, epoch).numpy()
@@ -165,6 +164,29 @@ class InProcessSource:
                 name=f"gigl_loader samples epoch {epoch}", daemon=True,
             )  # fmt: skip
             self._thread.start()
+
+    def _wait_for_former(self) -> None:
+        """Wait for the thread of the epoch before: it answers the others until they end it, too.
+
+        They may take long, but not between two rounds: then one has stopped.
+
+        Raises:
+            PeerTimeoutError: The ranks had no round for the loader's timeout.
+        """
+        if self._thread is None or self._peers is None:
+            return
+        limit, rounds = self.epoch_options.timeout_s, self._peers.rounds
+        deadline = time.monotonic() + limit
+        while self._thread.is_alive():
+            self._thread.join(min(_WAKE_S, limit))
+            if self._peers.rounds != rounds:
+                rounds, deadline = self._peers.rounds, time.monotonic() + limit
+            elif self._thread.is_alive() and time.monotonic() >= deadline:
+                raise PeerTimeoutError(
+                    f"the epoch before cannot end: the {self._peers.size} ranks that sample "
+                    f"together exchanged nothing for {limit:g} s. One has stopped, or computes for "
+                    "longer than that between batches: then raise `timeout`"
+                )
 
     def cancel_epoch(self) -> None:
         """Break the epoch off: no further batch of it is sampled here."""

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -27,6 +27,9 @@ from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.options import DEFAULT_TIMEOUT_S
 from gigl_loader.ranks import tell_ranks
 from gigl_loader.transport.failures import Failure, describe, rebuild
+
+if TYPE_CHECKING:  # it imports the client, which imports this module
+    from gigl_loader.remote.lookup import StoreLookup
 
 _SHARING_TIMEOUT_S = 600.0
 
@@ -164,6 +167,7 @@ class RemoteDistDataset:
         self._barrier: Any = mp_barrier
         self._schema: DatasetSchema | None = None
         self._timeout_s = timeout_s
+        self._lookup: StoreLookup | None = None
 
     @property
     def cluster_info(self) -> GraphStoreInfo:
@@ -348,6 +352,37 @@ class RemoteDistDataset:
         if isinstance(ports, Failure):
             raise rebuild(ports, "rank 0")
         return cast("list[int]", ports)
+
+    # -- rows of all servers --------------------------------------------------------------------
+
+    def get_features(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
+        """Return the features of nodes of any server; each process asks for itself.
+
+        Args:
+            ids: ``[n]`` int64, global; repeats allowed.
+            node_type: None where one type has features.
+
+        Raises:
+            ConfigError: There is no such id or feature.
+            PeerTimeoutError: A server did not answer in time.
+            ServerDiedError: A server is gone.
+        """
+        name = self.lookup.node_type(node_type, "node_features")
+        return self.lookup.rows("node_features", name, ids)
+
+    def get_labels(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
+        """Return the labels of nodes of any server, as `get_features` does features."""
+        name = self.lookup.node_type(node_type, "node_labels")
+        return self.lookup.rows("node_labels", name, ids)
+
+    @property
+    def lookup(self) -> "StoreLookup":
+        """Asks the servers for rows and edges."""
+        if self._lookup is None:
+            from gigl_loader.remote.lookup import StoreLookup
+
+            self._lookup = StoreLookup(self, self._timeout_s)
+        return self._lookup
 
     # -- how ------------------------------------------------------------------------------------
 

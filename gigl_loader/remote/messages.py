@@ -29,6 +29,7 @@ from gigl_loader.remote.values import (
     WorkerOptionsMessage,
 )
 from gigl_loader.sampler.packing import PackedRuns
+from gigl_loader.sampler.questions import RowsRequest
 
 R = TypeVar("R", bound="Request")
 A = TypeVar("A", bound="Answer")
@@ -251,6 +252,17 @@ class ABLPRequest:
     share: Share = WHOLE
 
 
+@dataclass(frozen=True, kw_only=True)
+class EdgesRequest:
+    """All edges that a server expands nodes by, of one type."""
+
+    edge_type: EdgeType
+    ids: np.ndarray
+    """``[n]`` int64, global ids of nodes that the server owns."""
+    weights: bool = False
+    edge_ids: bool = False
+
+
 @dataclass(frozen=True)
 class NoArguments(Request):
     """Arguments of the methods without any."""
@@ -282,6 +294,20 @@ class GetABLPInput(Request):
     """Arguments of `DistServer.get_ablp_input`."""
 
     request: ABLPRequest
+
+
+@dataclass(frozen=True)
+class GetRows(Request):
+    """Arguments of `DistServer.get_rows`."""
+
+    request: RowsRequest
+
+
+@dataclass(frozen=True)
+class GetEdges(Request):
+    """Arguments of `DistServer.get_edges`."""
+
+    request: EdgesRequest
 
 
 @dataclass(frozen=True)
@@ -386,6 +412,13 @@ class Ids(Answer):
 
 
 @dataclass(frozen=True)
+class Tensors(Answer):
+    """Tensors by name."""
+
+    value: dict[str, TensorMessage]
+
+
+@dataclass(frozen=True)
 class ABLPInput(Answer):
     """Type of the anchors, anchors, and positives and negatives by label edge type."""
 
@@ -407,6 +440,27 @@ class FeatureInfos(Answer):
     def of(cls, result: Any) -> "FeatureInfos":
         """Return the message for a ``FeatureInfo``, a dict of them by type, or None."""
         return cls(FeatureInfosMessage.of(result))
+
+
+@dataclass(frozen=True)
+class RowBook:
+    """Who owns the rows of one type."""
+
+    group: str
+    """``"node"`` or ``"edge"``."""
+    name: NodeType | EdgeType
+    num_ids: int
+    bounds: np.ndarray | None = None
+    """``[num_partitions]`` int64, where each partition's range of ids ends."""
+    table: np.ndarray | None = None
+    """``[num_ids]``, the owner of each id; neither: one partition has all."""
+
+
+@dataclass(frozen=True)
+class RowBooks(Answer):
+    """Who owns which rows."""
+
+    value: list[RowBook]
 
 
 @dataclass(frozen=True)
@@ -450,8 +504,12 @@ CALLS: dict[str, Call] = {
     "get_node_types": Call(NoArguments, NodeTypes),
     "get_node_partition_book": Call(OfNodeType, BookAnswer),
     "get_edge_partition_book": Call(OfEdgeType, BookAnswer),
+    "get_partition_index": Call(NoArguments, Number),
+    "get_row_books": Call(NoArguments, RowBooks),
     "get_node_ids": Call(GetNodeIds, Ids),
     "get_ablp_input": Call(GetABLPInput, ABLPInput),
+    "get_rows": Call(GetRows, Tensors),
+    "get_edges": Call(GetEdges, Tensors),
     "get_free_ports": Call(GetFreePorts, Numbers),
 }
 """Every method of `DistServer` that may be asked over the network."""

@@ -1,11 +1,13 @@
 """What a storage server knows about its partition, for who asks."""
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.lookup import Kind, check_ids
+from gigl_loader.dataset.neighbours import all_edges
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -18,8 +20,12 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.messages import ABLPRequest, NodeIdsRequest
+from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
+from gigl_loader.remote.row_answers import RowAnswers
+from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.store import row_type
 
 
 class PartitionAnswers:
@@ -31,6 +37,16 @@ class PartitionAnswers:
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = DistDataset.wrap(dataset)
+        self.row_answers = RowAnswers(self.dataset.view())
+        """Answers for single rows; see `gigl_loader.remote.row_cache`."""
+
+    def get_partition_index(self) -> int:
+        """Return which partition this server has."""
+        return int(self.dataset.view().partition_idx)
+
+    def get_row_books(self) -> list[RowBook]:
+        """Return who owns the rows of each node and edge type that has features or labels."""
+        return self.row_answers.books()
 
     def get_schema(self) -> DatasetSchema:
         """Return types, feature widths and direction."""
@@ -122,6 +138,65 @@ class PartitionAnswers:
                   if name in adjacency}  # fmt: skip
         negatives = {negative: labels[negative]} if negative in labels else None
         return anchor_type, anchors, {positive: labels[positive]}, negatives
+
+    def get_rows(self, request: RowsRequest) -> dict[str, Tensor]:
+        """Return ``values`` (``[n, ...]``), in the order of the ids, as they are stored.
+
+        ``scales`` are with them where features are stored in fewer bytes; see `Rows.scales`.
+
+        Raises:
+            ConfigError: There is no such matrix, or an id is not this server's.
+        """
+        view = self.dataset.view()
+        known = request.kind in get_args(Kind)
+        rows = getattr(view, request.kind).get(request.name) if known else None
+        if rows is None:
+            raise ConfigError(
+                f"the graph has no {request.kind.replace('_', ' ')} of {request.name!r}"
+            )
+        books: Any = view.edge_books if request.kind == "edge_features" else view.node_books
+        ids = torch.from_numpy(request.ids)
+        if not rows.whole:
+            self._check_owned(ids, request.name, books.get(request.name))
+        found = {"values": rows.values[rows.locate(ids)]}
+        if rows.scales is not None:
+            found["scales"] = rows.scales
+        return found
+
+    def get_edges(self, request: EdgesRequest) -> dict[str, Tensor]:
+        """Return the edges of some nodes, one node after the other, each in canonical order.
+
+        Returns:
+            ``counts``: ``[n]`` int64, edges of each node. ``indices``: ``[num_edges]`` int64,
+            global ids of the neighbours. Where they were asked for and are known: ``weights``,
+            ``[num_edges]`` float32, and ``edge_ids``, ``[num_edges]`` int64.
+
+        Raises:
+            ConfigError: There is no such edge type, or a node is not this server's.
+        """
+        view = self.dataset.view()
+        adjacency = view.adjacency.get(request.edge_type)
+        if adjacency is None:
+            raise ConfigError(f"the graph has no edges {request.edge_type}")
+        expanded = row_type(request.edge_type, view.edge_dir)
+        ids = torch.from_numpy(request.ids)
+        self._check_owned(ids, expanded, view.node_books.get(expanded))
+        edges = all_edges(adjacency, ids)
+        found = {
+            "counts": torch.bincount(edges.targets, minlength=ids.numel()),
+            "indices": edges.sources,
+        }
+        if request.weights and adjacency.weights is not None:
+            found["weights"] = adjacency.weights[edges.positions]
+        if request.edge_ids and adjacency.has_edge_ids:
+            found["edge_ids"] = adjacency.edge_ids_at(edges.positions)
+        return found
+
+    def _check_owned(self, ids: Tensor, name: Any, book: Book | None) -> None:
+        view = self.dataset.view()
+        check_ids(ids, name, view.num_nodes.get(name) if book is None else book.num_ids)
+        if book is not None and bool((book.owner(ids) != view.partition_idx).any()):
+            raise ConfigError(f"some ids of {name!r} are not of partition {view.partition_idx}")
 
     def _only_supervision_type(self) -> EdgeType:
         if self.dataset.schema.is_homogeneous_with_labeled_edge_type:

@@ -135,12 +135,6 @@ def test_training_mode_is_refused() -> None:
         full_graph_inference(make("SAGE").train(), DATASET)
 
 
-def test_a_heterogeneous_graph_is_refused() -> None:
-    typed = full_jobs.partition(full_jobs.typed_graph(), 0, 1)
-    with pytest.raises(ConfigError, match="full_graph"):
-        full_graph_inference(make("SAGE"), typed)
-
-
 def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match=r"gigl_loader\[tables\]"):

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import rank_jobs
 import torch
 import torch.distributed as dist
 from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
 
 from gigl_loader import (
     ConfigError,
@@ -17,7 +20,9 @@ from gigl_loader import (
     DistDataset,
     DistNeighborLoader,
     PeerError,
+    PeerTimeoutError,
     SamplingError,
+    full_graph,
 )
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
@@ -112,6 +117,40 @@ def a_rank_dies(rank: int, size: int) -> None:
     with pytest.raises(PeerError, match="a rank has ended"):
         list(batches)
     os._exit(0)  # the group is broken
+
+
+def a_rank_stops(rank: int, size: int) -> None:
+    """Rank 1 is stopped: an error on rank 0 at the timeout, of a loader and of the full graph."""
+    pids: list[Any] = [None] * size
+    dist.all_gather_object(pids, os.getpid())
+    group = dist.new_group(timeout=timedelta(seconds=10))
+    model = GraphSAGE(2, 2, 1).eval()
+    batches = iter(_loader(rank, size, timeout=10))
+    with full_graph(model, GRAPH.partitions(size)[rank], group=group) as data, torch.no_grad():
+        model(data.x, data.edge_index)
+        next(batches)
+        dist.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        found: list[BaseException] = []  # both wait at the same time
+        thread = threading.Thread(target=lambda: found.append(_error_of(lambda: list(batches))))
+        thread.start()
+        error = _error_of(lambda: [model(data.x, data.edge_index) for _ in iter(int, 1)])
+        thread.join(60)
+    os.kill(pids[1], signal.SIGKILL)
+    assert isinstance(error, PeerTimeoutError), error
+    assert "did not come within the process group's timeout" in str(error)
+    assert isinstance(found[0], PeerTimeoutError), found
+    assert "for 10 s" in str(found[0])
+    os._exit(0)  # the groups are broken
+
+
+def _error_of(job: Any) -> BaseException:
+    try:
+        job()
+    except Exception as error:
+        return error
+    raise AssertionError("there was no error")
 
 
 class Raising(NeighborSampler):

@@ -1,5 +1,7 @@
 """Sampling in the training process: alone, and with other ranks by collectives."""
 
+import contextlib
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +16,7 @@ from gigl_loader import (
     CustomSamplerOptions,
     DistABLPLoader,
     DistNeighborLoader,
+    PeerTimeoutError,
     SamplingError,
     UsageError,
 )
@@ -31,6 +34,7 @@ from gigl_loader.testing import check_same_batches, run_ranks
         ("ranks_that_have_fewer_batches", 3, []),
         ("all_break_off", 2, []),
         ("a_rank_dies", 2, [1]),
+        ("a_rank_stops", 2, [1]),
         ("a_sampler_raises", 2, []),
         ("different_epochs", 2, []),
         ("beside_other_collectives", 2, []),
@@ -120,3 +124,39 @@ def test_after_shutdown_it_says_so() -> None:
 def test_another_partition_needs_collectives_or_workers() -> None:
     with pytest.raises(ConfigError, match=r'partition 1 of 2: add exchange="collective"'):
         DistNeighborLoader(GRAPH.partitions(2)[1], [2], num_workers=0)
+
+
+class _Rounds:
+    """Other ranks that have some rounds, each time that they are asked, and then end the epoch."""
+
+    size = 2
+
+    def __init__(self, count: int, ended: threading.Event) -> None:
+        self._count, self._ended, self._seen = count, ended, 0
+
+    @property
+    def rounds(self) -> int:
+        if self._seen == self._count:
+            self._ended.set()
+        self._seen = min(self._seen + 1, self._count)
+        return self._seen
+
+
+@pytest.mark.parametrize(("rounds", "error"), [(10, None), (3, "exchanged nothing for 0.01 s")])
+def test_an_epoch_waits_for_the_one_before_while_ranks_live(rounds: int, error: Any) -> None:
+    ended, never = threading.Event(), threading.Event()
+    loader = _watched()
+    source = loader._source
+    source.epoch_options = dataclasses.replace(source.epoch_options, timeout_s=0.01)
+    source._peers = _Rounds(rounds, never if error else ended)
+    source._thread = threading.Thread(target=ended.wait)
+    source._thread.start()
+    with contextlib.ExitStack() as stack:
+        if error:
+            stack.enter_context(pytest.raises(PeerTimeoutError, match=error))
+        source._wait_for_former()
+        assert not source._thread.is_alive()
+    ended.set()
+    source._thread.join()
+    source._thread = source._peers = None
+    loader.shutdown()

@@ -1,11 +1,11 @@
 """Storage servers in threads of this process: real sockets and workers, no process of their own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from store_cluster import HOST, SAMPLERS, tiny_graph
+from store_cluster import HOST, SAMPLERS, tiny_partition
 
 from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 from gigl_loader.graph_store import DistServer, RemoteReceivingChannel
@@ -22,9 +22,10 @@ SECURITY = Security.local("a token")
 
 @contextmanager
 def storage(
-    num_servers: int = 1, security: Security = SECURITY, patience_s: float = 10.0, **how: Any
-) -> Iterator[list[Endpoint]]:
-    """Give the endpoints of a storage cluster."""
+    num_servers: int = 1, security: Security = SECURITY, patience_s: float = 10.0,
+    partition: Callable[[int, int], Any] = tiny_partition, **how: Any,
+) -> Iterator[list[Endpoint]]:  # fmt: skip
+    """Give the endpoints of a storage cluster; ``partition(rank, servers)`` is what each holds."""
     with ExitStack() as stack:
         endpoints: list[Endpoint] = []
         for rank in range(num_servers):
@@ -32,7 +33,7 @@ def storage(
             if rank > 0:
                 leader = Leader(*endpoints[0].address, security, f"server {rank}", patience_s)
             server = DistServer(
-                tiny_graph().partitions(num_servers)[rank], rank, num_servers,
+                partition(rank, num_servers), rank, num_servers,
                 security=security, allow_samplers=SAMPLERS,
             )  # fmt: skip
             how = {"num_jobs": None, **how}

@@ -1,0 +1,33 @@
+"""All edges of given nodes, for what does not sample: inference, and servers that are asked."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.view import Adjacency
+
+
+@dataclass(frozen=True)
+class AllEdges:
+    """All edges of some nodes, one node after the other, each in canonical order."""
+
+    sources: Tensor
+    """``[num_edges]`` int64, global ids of the neighbours."""
+    targets: Tensor
+    """``[num_edges]`` int64, places of the expanded nodes among those asked for, ascending."""
+    positions: Tensor
+    """``[num_edges]`` int64, where each stands in the partition's adjacency."""
+
+
+def all_edges(adjacency: Adjacency, ids: Tensor) -> AllEdges:
+    """Return all edges of ``ids`` (``[n]`` int64, nodes that this partition owns)."""
+    limit, rows = adjacency.indptr.numel() - 1, adjacency.locate(ids)
+    known = rows.clamp(max=max(limit - 1, 0))
+    starts = adjacency.indptr[known] if limit else torch.zeros_like(ids)
+    ends = adjacency.indptr[known + 1] if limit else starts
+    counts = torch.where(rows < limit, ends - starts, 0)
+    targets = torch.repeat_interleave(torch.arange(ids.numel()), counts)
+    first = counts.cumsum(0) - counts
+    positions = torch.arange(targets.numel()) + (starts - first)[targets]
+    return AllEdges(adjacency.indices[positions].long(), targets, positions)

@@ -1,0 +1,213 @@
+"""Where `full_graph_inference` has its graph from: this rank's partition, or a graph store."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.lookup import RowLookup
+from gigl_loader.dataset.neighbours import all_edges
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    EdgeType,
+    NodeType,
+    is_label_edge_type,
+    reverse_edge_type,
+)
+from gigl_loader.errors import ConfigError
+from gigl_loader.exchange import RankExchange
+from gigl_loader.inference.graph import message_types
+from gigl_loader.inference.results import tensor_digest
+from gigl_loader.inference.rows import OwnedRows, Owners, RowSource, StoredRows
+from gigl_loader.inference.shares import NodeShares
+from gigl_loader.remote.dataset import RemoteDistDataset
+
+_SAMPLE_ROWS = 4096
+"""Rows that tell one graph from another."""
+
+
+@dataclass(frozen=True)
+class Edges:
+    """All edges into some nodes, in canonical order."""
+
+    sources: Tensor
+    """``[num_edges]`` int64, global ids."""
+    targets: Tensor
+    """``[num_edges]`` int64, places of the nodes among those asked for, ascending."""
+    weight: Tensor | None
+    """``[num_edges]`` float32."""
+    attr: Tensor | None
+    """``[num_edges, ...]``."""
+
+
+class GraphSource(Protocol):
+    """Structure and features. Edge types are named as messages go: from source to destination."""
+
+    is_heterogeneous: bool
+    owners: Owners
+    edge_types: list[EdgeType]
+    """Those that carry messages, ascending."""
+    weighted: set[EdgeType]
+    """Those whose edges have weights."""
+    with_attr: set[EdgeType]
+    """Those whose edges have features."""
+
+    def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> Edges:
+        """Return the edges into own nodes; collective where ``attr``."""
+        ...
+
+    def features(self) -> dict[NodeType, RowSource]:
+        """Return the features by type, of those that have some."""
+        ...
+
+    def digest(self) -> str:
+        """Return what tells this graph from another, without reading all of it."""
+        ...
+
+
+class PartitionGraph:
+    """The partitions that the ranks hold.
+
+    Args:
+        dataset: This rank's.
+        exchange: The ranks.
+    """
+
+    def __init__(self, dataset: DistDataset, exchange: RankExchange) -> None:
+        self._view = dataset.view()
+        self.is_heterogeneous = self._view.is_heterogeneous
+        self._names = message_types(self._view)
+        self.edge_types = sorted(self._names)
+        known = self._view.adjacency
+        self.weighted = {t for t, n in self._names.items() if known[n].weights is not None}
+        self.with_attr = {t for t, n in self._names.items() if n in self._view.edge_features}
+        shares = NodeShares(self._view, exchange)
+        self.owners: Owners = shares
+        self._lookup = RowLookup(self._view, exchange) if self.with_attr else None
+
+    def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> Edges:
+        """See `GraphSource`."""
+        name = self._names[edge_type]
+        adjacency = self._view.adjacency[name]
+        found = all_edges(adjacency, ids)
+        weights = adjacency.weights[found.positions] if weight and adjacency.weights is not None \
+            else None  # fmt: skip
+        rows = None
+        if attr and self._lookup is not None and edge_type in self.with_attr:
+            edge_ids = adjacency.edge_ids_at(found.positions)
+            rows = self._lookup.rows("edge_features", name, edge_ids)
+        return Edges(found.sources, found.targets, weights, rows)
+
+    def features(self) -> dict[NodeType, RowSource]:
+        """See `GraphSource`."""
+        return {
+            name: OwnedRows(rows.values, rows.locate(self.owners.own[name]), rows.scales)
+            for name, rows in self._view.node_features.items()
+        }
+
+    def digest(self) -> str:
+        """See `GraphSource`."""
+        parts: list[Any] = []
+        for name, source in sorted(self.features().items()):
+            assert isinstance(source, OwnedRows)
+            own = self.owners.own[name]
+            step = max(own.numel() // _SAMPLE_ROWS, 1)
+            parts.append(tensor_digest(source.take(torch.arange(0, own.numel(), step))))
+        for edge_type in self.edge_types:
+            adjacency = self._view.adjacency[self._names[edge_type]]
+            edges, weights = adjacency.indices, adjacency.weights
+            parts += [edges.numel(), int(edges.sum()), int(edges[::997].sum())]
+            parts += [] if weights is None else [float(weights[::97].sum())]
+        return " ".join(str(part) for part in parts)
+
+
+class RangeShares:
+    """Nodes of a graph store by rank: a range of ids for each.
+
+    Args:
+        num_nodes: By type.
+        exchange: The ranks.
+    """
+
+    def __init__(self, num_nodes: dict[NodeType, int], exchange: RankExchange) -> None:
+        self.own: dict[NodeType, Tensor] = {}
+        self._ends: dict[NodeType, Tensor] = {}
+        for name, count in sorted(num_nodes.items()):
+            ends = [(rank + 1) * count // exchange.size for rank in range(exchange.size)]
+            self._ends[name] = torch.tensor(ends)
+            self.own[name] = torch.arange([0, *ends][exchange.rank], ends[exchange.rank])
+
+    def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
+        """Return the rank that computes each of ``ids``: ``[n]`` int64."""
+        return torch.searchsorted(self._ends[node_type], ids, right=True)
+
+
+class StoredGraph:
+    """The partitions of storage servers; each rank computes a range of the nodes.
+
+    Args:
+        dataset: The graph.
+        exchange: The compute processes.
+    """
+
+    def __init__(self, dataset: RemoteDistDataset, exchange: RankExchange) -> None:
+        self._dataset = dataset
+        schema = dataset.fetch_schema()
+        self.is_heterogeneous = dataset.fetch_node_types() is not None
+        self._names = self._message_types()
+        self.edge_types = sorted(self._names)
+        infos = schema.edge_feature_info
+        featured = infos if isinstance(infos, dict) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: infos}
+        self.with_attr = {t for t, n in self._names.items() if featured.get(n) is not None}
+        nothing = torch.empty(0, dtype=torch.int64)
+        self.weighted = {
+            edge_type
+            for edge_type, name in self._names.items()
+            if dataset.lookup.edges(name, nothing, weights=True).weights is not None
+        }
+        self.owners: Owners = RangeShares(dataset.fetch_num_nodes(), exchange)
+
+    def _message_types(self) -> dict[EdgeType, EdgeType]:
+        if not self.is_heterogeneous:
+            return {DEFAULT_HOMOGENEOUS_EDGE_TYPE: DEFAULT_HOMOGENEOUS_EDGE_TYPE}
+        names = [t for t in self._dataset.fetch_edge_types() or () if not is_label_edge_type(t)]
+        if self._dataset.fetch_edge_dir() == "in":
+            return {name: name for name in names}
+        return {reverse_edge_type(name): name for name in names}
+
+    def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> Edges:
+        """See `GraphSource`; not collective."""
+        name = self._names[edge_type]
+        attr = attr and edge_type in self.with_attr
+        found = self._dataset.lookup.edges(name, ids, weights=weight, edge_ids=attr)
+        rows = None
+        if attr:
+            if found.edge_ids is None:
+                raise ConfigError(f"the edges {name} have no ids to look their features up by")
+            rows = self._dataset.lookup.rows("edge_features", name, found.edge_ids)
+        targets = torch.repeat_interleave(torch.arange(ids.numel()), found.counts)
+        return Edges(found.sources, targets, found.weights, rows)
+
+    def features(self) -> dict[NodeType, RowSource]:
+        """See `GraphSource`."""
+        infos = self._dataset.fetch_node_feature_info()
+        by_type = infos if isinstance(infos, dict) else {DEFAULT_HOMOGENEOUS_NODE_TYPE: infos}
+        return {n: StoredRows(self._dataset, n) for n, info in by_type.items() if info is not None}
+
+    def digest(self) -> str:
+        """See `GraphSource`."""
+        parts: list[Any] = []
+        for name, source in sorted(self.features().items()):
+            assert isinstance(source, StoredRows)
+            parts.append(tensor_digest(source.get(self._sample(name))))
+        for edge_type in self.edge_types:
+            found = self.edges(edge_type, self._sample(edge_type[2]), weight=True, attr=False)
+            parts += [found.sources.numel(), int(found.sources.sum())]
+        return " ".join(str(part) for part in parts)
+
+    def _sample(self, node_type: NodeType) -> Tensor:
+        own = self.owners.own[node_type]
+        return own[:: max(own.numel() // _SAMPLE_ROWS, 1)].contiguous()

@@ -1,0 +1,104 @@
+"""Rows and edges by id, asked from storage servers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from in_process import joined, storage
+from store_cluster import HOST, info_of
+
+from gigl_loader import ConfigError, DistDataset, DistFeature, RemoteDistDataset
+from gigl_loader.remote import client, lookup
+from gigl_loader.testing import TinyGraph
+
+PLAIN = TinyGraph.random(60, 400, seed=5)
+TYPED = TinyGraph.random(40, 200, heterogeneous=True)
+BUYS = ("user", "buys", "item")
+
+
+def plain(rank: int, servers: int) -> DistDataset:
+    return PLAIN.partitions(servers)[rank]
+
+
+def typed(rank: int, servers: int) -> DistDataset:
+    return TYPED.partitions(servers)[rank]
+
+
+@contextmanager
+def remote(partition: Any, servers: int, patch: pytest.MonkeyPatch) -> Iterator[RemoteDistDataset]:
+    """Give the graph of servers in this process."""
+    with storage(servers, partition=partition) as endpoints:
+        address = (HOST, endpoints[0].address[1])
+        with joined(address, servers) as cluster:
+            patch.setattr(client, "_cluster", cluster)
+            yield RemoteDistDataset(info_of(servers, 1), 0, timeout_s=60.0)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_rows_are_those_of_the_graph(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "_MOST_IDS", 7)  # questions of several pieces
+    ids = torch.randint(40, (50,), generator=torch.Generator().manual_seed(1))
+    with remote(plain, servers, monkeypatch) as dataset:
+        features, labels = PLAIN.node_rows(next(iter(PLAIN.num_nodes)), ids.tolist())
+        assert dataset.get_features(ids).tolist() == features
+        assert dataset.get_labels(ids).tolist() == labels
+        none = dataset.get_features(ids[:0])
+        assert (none.shape, none.dtype) == ((0, 2), torch.float32)
+    with remote(typed, servers, monkeypatch) as dataset:
+        for name in ("user", "item"):
+            features, labels = TYPED.node_rows(name, ids.tolist())
+            assert dataset.get_features(ids, name).tolist() == features
+            assert dataset.get_labels(ids, name).tolist() == labels
+        edges = DistFeature(dataset, "edge_features")
+        wanted = TYPED.edge_rows(BUYS, ids.tolist())
+        assert edges[BUYS, ids].tolist() == wanted
+        assert edges.async_get(ids, BUYS).wait().tolist() == wanted
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_edges_are_those_of_the_graph(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "_MOST_IDS", 7)
+    whole = TYPED.dataset().view().adjacency[BUYS]
+    ids = torch.randint(40, (30,), generator=torch.Generator().manual_seed(1))
+    with remote(typed, servers, monkeypatch) as dataset:
+        found = dataset.lookup.edges(BUYS, ids, edge_ids=True)
+    at = 0
+    for node, count in zip(ids.tolist(), found.counts.tolist(), strict=True):
+        row = slice(int(whole.indptr[node]), int(whole.indptr[node + 1]))
+        assert found.sources[at : at + count].tolist() == whole.indices[row].tolist()
+        assert found.edge_ids is not None
+        positions = torch.arange(row.start, row.stop)
+        assert found.edge_ids[at : at + count].tolist() == whole.edge_ids_at(positions).tolist()
+        at += count
+    assert found.weights is None
+
+
+def test_what_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with remote(typed, 2, monkeypatch) as dataset:
+        for ids, name, text in (
+            (torch.tensor([40]), "user", r"\[0, 40\), got 40 to 40"),
+            (torch.tensor([-1]), "user", "got -1"),
+            (torch.tensor([1.0]), "user", "1-D int64"),
+            (torch.tensor([1]), None, "name the type"),
+            (torch.tensor([1]), "shop", "'shop'"),
+        ):
+            with pytest.raises(ConfigError, match=text):
+                dataset.get_features(ids, name)
+        with pytest.raises(ConfigError, match="no edges"):
+            dataset.lookup.edges(("user", "sells", "item"), torch.tensor([1]))
+
+
+def test_a_server_answers_for_its_own_rows_only() -> None:
+    from gigl_loader.graph_store import DistServer
+    from gigl_loader.sampler.questions import RowsRequest
+
+    server = DistServer(plain(1, 2), 1, 2)
+    name = next(iter(PLAIN.num_nodes))
+    others = plain(0, 2).node_ids
+    with pytest.raises(ConfigError, match="not of partition 1"):
+        server.get_rows(RowsRequest("node_features", name, others[:1].numpy()))
+    with pytest.raises(ConfigError, match="no dataset"):
+        server.get_rows(RowsRequest("dataset", name, others[:1].numpy()))
+    server.close()
