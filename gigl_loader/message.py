@@ -70,6 +70,11 @@ META = "#META."
 SCALES = "#SCALES."
 """Before the key of features that are stored in fewer bytes: what makes float32 of them; see
 `gigl_loader.dataset.quantised`."""
+ROWS = "#ROWS"
+"""``[n]`` uint8, of a batch that travels without rows: which they are; see
+`gigl_loader.sampler.apart`."""
+ROWS_OF = "#ROWS_OF."
+"""Before the key of rows whose ids no other tensor has: ``[num_rows]`` int64."""
 IS_HETERO = "#IS_HETERO"
 """uint8 scalar: whether the keys carry types."""
 

@@ -217,13 +217,14 @@ SamplerOptions = KHopNeighborSamplerOptions | CustomSamplerOptions | PPRSamplerO
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 TEMPORAL_STRATEGIES = ("uniform", "last")
 SAMPLERS = ("uniform", "labor")
+BY_TIME = "by_time"
 
 
 class ExpansionKeywords(TypedDict, total=False):
     """The keywords of all loaders that `ExpansionOptions` are made of, by PyG's names."""
 
     subgraph_type: str
-    disjoint: bool
+    disjoint: bool | str
     time_attr: str | None
     temporal_strategy: str
     time_window: float | None
@@ -241,8 +242,9 @@ class ExpansionOptions:
     subgraph_type: str = "directional"
     """``"directional"``: the sampled edges; ``"bidirectional"``: these in both directions, each
     once; ``"induced"``: all edges between the sampled nodes."""
-    disjoint: bool = False
-    """Every seed has a tree of its own; ``batch`` tells it of each node."""
+    disjoint: bool | str = False
+    """True: every seed has a tree of its own; ``batch`` tells it of each node. ``"by_time"``, with
+    ``time_attr``: the seeds of one time share a tree, and ``batch`` tells the first of them."""
     time_attr: str | None = None
     """An attribute of nodes or of edges: nothing later than its seed is sampled. Makes trees
     disjoint, as each has its own time."""
@@ -264,8 +266,8 @@ class ExpansionOptions:
             if value not in known:
                 raise ConfigError(f"{name} must be one of {known}, got {value!r}")
             object.__setattr__(self, name, value)
-        if not isinstance(self.disjoint, bool):
-            raise ConfigError(f"disjoint must be True or False, got {self.disjoint!r}")
+        if not isinstance(self.disjoint, bool) and self.disjoint != BY_TIME:
+            raise ConfigError(f"disjoint must be True, False or {BY_TIME!r}, got {self.disjoint!r}")
         self._check_time()
         if self.in_trees and self.subgraph_type == "induced":
             raise ConfigError(
@@ -280,8 +282,10 @@ class ExpansionOptions:
 
     def _check_time(self) -> None:
         if self.time_attr is None:
-            if self.time_window is not None or self.temporal_strategy != "uniform":
-                raise ConfigError("temporal_strategy and time_window need time_attr")
+            if self.time_window is not None or self.temporal_strategy != "uniform" or self.by_time:
+                raise ConfigError(
+                    f"temporal_strategy, time_window and disjoint={BY_TIME!r} need time_attr"
+                )
             return
         if not isinstance(self.time_attr, str):
             raise ConfigError(f"time_attr must name an attribute, got {self.time_attr!r}")
@@ -291,8 +295,13 @@ class ExpansionOptions:
 
     @property
     def in_trees(self) -> bool:
-        """Whether each seed has a tree of its own."""
-        return self.disjoint or self.time_attr is not None
+        """Whether there are trees that share no node."""
+        return bool(self.disjoint) or self.time_attr is not None
+
+    @property
+    def by_time(self) -> bool:
+        """Whether there is a tree per time of seeds instead of one per seed."""
+        return self.disjoint == BY_TIME
 
 
 def sampler_text(options: SamplerOptions | None) -> str:
@@ -300,7 +309,7 @@ def sampler_text(options: SamplerOptions | None) -> str:
     return options.class_path if isinstance(options, CustomSamplerOptions) else repr(options)
 
 
-_NOT_OF_BATCHES = ("in_order", "timeout_s", "max_restarts", "reconnect_timeout_s")
+_NOT_OF_BATCHES = ("in_order", "timeout_s", "max_restarts", "reconnect_timeout_s", "cache")
 """Fields of `EpochOptions` that may differ between ranks which share batches."""
 
 
@@ -327,6 +336,8 @@ class EpochOptions:
     error."""
     reconnect_timeout_s: float = DEFAULT_RECONNECT_S
     """Seconds that a storage server may be away before that is an error; 0: it is one at once."""
+    cache: "CacheOptions | None" = None
+    """Of a graph store: rows that the compute process keeps; batches then travel without rows."""
 
     def of_batches(self) -> dict[str, str]:
         """Return what the content of a batch depends on, as texts by name."""

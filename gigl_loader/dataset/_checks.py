@@ -2,15 +2,19 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.memory.segments import Array
 
 
 def check_tensor(value: Any, where: str) -> Tensor:
-    """Return ``value`` as a dense CPU tensor without gradient."""
+    """Return ``value`` as a dense CPU tensor without gradient; numpy arrays may be mapped files."""
+    if isinstance(value, np.ndarray):
+        value = _of_array(value, where)
     if not isinstance(value, Tensor):
         raise WrongTypeError(f"{where} must be a torch.Tensor, got {type(value).__name__}")
     if value.layout != torch.strided:
@@ -25,6 +29,15 @@ def check_tensor(value: Any, where: str) -> Tensor:
             f"{where} is on the meta device, which holds shapes and no data: load the data first"
         )
     return value.detach().cpu()
+
+
+def _of_array(value: Array, where: str) -> Tensor:
+    if not value.flags.writeable:  # of which torch warns: it is a file, or somebody else's
+        value = value.copy()
+    try:
+        return torch.from_numpy(value)
+    except (TypeError, ValueError) as error:
+        raise WrongTypeError(f"{where} is a numpy array of {value.dtype}: {error}") from error
 
 
 def check_ids(value: Any, num_ids: int | None, where: str) -> Tensor:

@@ -37,8 +37,8 @@ from gigl_loader.dataset._disk import (
 from gigl_loader.dataset._mapped import is_mapped_format
 from gigl_loader.dataset._pieces import SPLITS, Pieces
 from gigl_loader.dataset._pyg import read_pyg
+from gigl_loader.dataset._target import check_target
 from gigl_loader.dataset.partition import (
-    check_target,
     complete_or_nothing,
     write_books,
     write_extras,

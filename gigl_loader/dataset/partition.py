@@ -4,7 +4,6 @@ import importlib
 import json
 import logging
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -26,11 +25,11 @@ from gigl_loader.dataset._disk import (
     write_meta,
     write_partition,
 )
-from gigl_loader.dataset._mapped import PART_FILE, is_mapped_format
 from gigl_loader.dataset._mapped_io import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._progress import Progress, showing
 from gigl_loader.dataset._pyg import Cutter, Source, Supervision, keep_neighbor_times, read_pyg
+from gigl_loader.dataset._target import check_format, check_target
 from gigl_loader.dataset.quantised import FeatureDtype, check_feature_dtype, quantise
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
 METHODS = ("contiguous", "random", "metis")
-FORMATS = ("mapped", "glt")
 
 _log = logging.getLogger(__name__)
 
@@ -293,45 +291,6 @@ def _check_names(source: Source) -> None:
         name = type_str(key)
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise ConfigError(f"type {key!r} cannot be the name of a file: rename it")
-
-
-def check_format(format: Any) -> None:
-    """Check the name of a format of partition directories."""
-    if format not in FORMATS:
-        raise ConfigError(f'format must be "mapped" or "glt", got {format!r}')
-
-
-def check_target(target: Path, *, overwrite: bool) -> None:
-    """Check that a directory may be written at ``target``: it is new or empty, or may be replaced.
-
-    Raises:
-        ConfigError: It holds files of somebody else's, or partitions that are not to be replaced.
-    """
-    if not target.exists():
-        return
-    if not target.is_dir():
-        raise ConfigError(f"{target} is a file: give a directory to write to")
-    names = {path.name for path in target.iterdir()}
-    ours = {EXTRAS_FILE, "META"} <= names or is_mapped_format(target)
-    others = [path for path in target.rglob("*") if not (ours and _is_ours(path, target))]
-    if others:
-        found = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
-        raise ConfigError(
-            f"{target} holds other files ({found}...), which would be removed with it: give an "
-            "empty or a new directory"
-        )
-    if names and not overwrite:
-        raise ConfigError(f"{target} holds partitions: remove it, or give overwrite=True")
-
-
-def _is_ours(path: Path, target: Path) -> bool:
-    """Return whether a file or folder below ``target`` may be one that `partition_graph` wrote."""
-    first, *rest = path.relative_to(target).parts
-    if not rest and first in (EXTRAS_FILE, "META", "report.json", "report.svg"):
-        return path.is_file()
-    known = re.fullmatch(r"part\d+|books|ids|(node|edge)_pb(\.pt)?", first) is not None
-    suffixes = (".pt", ".pkl", ".bin", ".parquet")
-    return known and (path.is_dir() or path.suffix in suffixes or path.name == PART_FILE)
 
 
 @contextmanager

@@ -363,11 +363,6 @@ def remote_parts(
         )
     if args.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
-    if args.cache is not None:
-        raise ConfigError(
-            f"remote_cache={args.remote_cache!r} belongs to colocated mode: from a graph store, "
-            "batches come with their rows; leave it out"
-        )
     schema = dataset.fetch_schema()
     config = BaseDistLoader.create_sampling_config(
         args.num_neighbors, schema, args.batch_size, args.shuffle, args.drop_last,
@@ -393,7 +388,7 @@ def remote_parts(
         "device": args.device(runtime.local_rank),
         "runtime": runtime,
         "producer": DistServer.create_sampling_producer,
-        "epoch_options": args.epoch_options(),
+        "epoch_options": replace(args.epoch_options(), cache=args.cache),
         **common_parts(args),
     }
     if default_sampler is not None and not isinstance(args.sampler_options, CustomSamplerOptions):

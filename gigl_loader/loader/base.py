@@ -622,8 +622,8 @@ class BaseDistLoader(DistLoader):
 
         Raises:
             ConfigError: A position is out of range.
-            UsageError: This loader cannot sample out of turn: from a graph store, or with
-                ``exchange="collective"`` over several partitions.
+            UsageError: This loader cannot sample out of turn: with ``exchange="collective"`` over
+                several partitions.
             PeerError: A worker failed.
         """
         self._check_usable()

@@ -173,7 +173,9 @@ class DistLinkNeighborLoader(BaseDistLoader):
         args = LoaderArgs.collect(locals())
         check_time_given(edge_label_time, args.expansion, _TIMES)
         if edge_label_time is None and args.expansion.time_attr is not None:
-            raise ConfigError("time_attr needs edge_label_time, the time of each seed edge")
+            raise ConfigError(
+                "'edge_label_time' is not set: time_attr needs the time of each seed edge"
+            )
         self._negatives = negative_sampling(neg_sampling, neg_sampling_ratio, edge_label)
         runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:

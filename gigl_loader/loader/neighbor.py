@@ -104,11 +104,11 @@ class DistNeighborLoader(BaseDistLoader):
             over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what
             the job has taken, and goes on with any number of ranks.
         feature_store: A PyG ``FeatureStore`` of one's own, for features that the dataset has not.
-        remote_cache: Colocated, with workers: memory for rows of other machines, as bytes
-            (``"2GB"``, with what it takes to find them) or as a share of these rows (``"20%"``).
-            Batches are drawn ahead, so that those rows are kept that are needed again soonest.
-            Each rank has its own. With it, a lost worker is an error, as with ``max_restarts=0``.
-            None: nothing is kept.
+        remote_cache: With workers: memory for rows of other machines, of all with a graph store, as
+            bytes (``"2GB"``, with what it takes to find them) or as a share of these rows
+            (``"20%"``). Batches are drawn ahead, so that those rows are kept that are needed again
+            soonest. Each rank has its own. Where a colocated worker is lost, the rest of the epoch
+            does without. None: nothing is kept.
         lookahead: Batches to draw ahead. None: those that ask for 5 times what the cache holds,
             after which more would change nothing.
         weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies

@@ -96,7 +96,35 @@ def map_fd(fd: int, nbytes: int, *, populate: bool = True, file: bool = False) -
     address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise SharedMemoryError(nbytes, os.strerror(ctypes.get_errno()))
+    if file:
+        _mapped_files[int(address)] = MappedFile(int(address), nbytes, _tells_residency(fd))
     return int(address)
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """Where a file on disk is mapped."""
+
+    address: int
+    nbytes: int
+    tells_residency: bool
+    """The kernel says which of its pages are in memory: not to those who may not write to it."""
+
+
+_mapped_files: dict[int, MappedFile] = {}
+"""By address; a process maps a few dozen."""
+
+
+def _tells_residency(fd: int) -> bool:
+    return os.fstat(fd).st_uid == os.geteuid() or os.access(f"/proc/self/fd/{fd}", os.W_OK)
+
+
+def mapped_file_at(address: int) -> MappedFile | None:
+    """Return the file on disk that `map_fd` mapped over ``address``; None: there is none."""
+    for file in list(_mapped_files.values()):
+        if file.address <= address < file.address + file.nbytes:
+            return file
+    return None
 
 
 def open_fd_of(pid: int, fd: int) -> int:
@@ -140,6 +168,7 @@ def peek(pid: int, fd: int, nbytes: int, name: str) -> bytes | None:
 
 def unmap(address: int, nbytes: int) -> None:
     """Undo `map_fd`."""
+    _mapped_files.pop(address, None)
     _libc.munmap(address, nbytes)
 
 

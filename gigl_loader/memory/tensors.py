@@ -48,7 +48,8 @@ def as_array(tensor: Tensor) -> Array:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor as a view, not a copy."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
+    flat = tensor.as_strided((tensor.numel(),), (1,))  # of one element, any stride is contiguous
+    return flat.view(torch.uint8).numpy().data
 
 
 def tensor_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Tensor:

@@ -38,7 +38,9 @@ from gigl_loader.remote.payload import pack_batch
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.service import DistServer, caller
 from gigl_loader.remote.shared import Fetched
+from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.transport import End, Listener, Method, Peer, Security
+from gigl_loader.workers.wire import RowsQuestion
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +128,7 @@ class Endpoint:
         return {
             "watch": Method(Watch, News, self._watch),
             "fetch": Method(FetchRequest, FetchAnswer, self._fetch),
+            "rows": Method(RowsQuestion, RowsAnswer, self.server.row_answers.rows),
             "give_back": Method(GiveBack, Nothing, self._give_back),
             **(agree if self.server.server_rank == 0 else {}),
             **{

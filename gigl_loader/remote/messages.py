@@ -214,6 +214,14 @@ class FetchOne(Request):
 
 
 @dataclass(frozen=True)
+class SampleSeeds(Request):
+    """Arguments of `DistServer.sample_seeds`."""
+
+    producer_id: int
+    index: TensorMessage
+
+
+@dataclass(frozen=True)
 class OfProducer(Request):
     """Arguments of methods about one producer."""
 
@@ -362,6 +370,13 @@ class Sampled(Answer):
 
 
 @dataclass(frozen=True)
+class Batch(Answer):
+    """A batch that belongs to no epoch."""
+
+    value: dict[str, TensorMessage]
+
+
+@dataclass(frozen=True)
 class Schema(Answer):
     """What the graph holds."""
 
@@ -428,6 +443,27 @@ class FeatureInfos(Answer):
 
 
 @dataclass(frozen=True)
+class RowBook:
+    """Who owns the rows of one type."""
+
+    group: str
+    """``"node"`` or ``"edge"``."""
+    name: NodeType | EdgeType
+    num_ids: int
+    bounds: np.ndarray | None = None
+    """``[num_partitions]`` int64, where each partition's range of ids ends."""
+    table: np.ndarray | None = None
+    """``[num_ids]``, the owner of each id; neither: one partition has all."""
+
+
+@dataclass(frozen=True)
+class RowBooks(Answer):
+    """Who owns which rows."""
+
+    value: list[RowBook]
+
+
+@dataclass(frozen=True)
 class BookAnswer(Answer):
     """A partition book."""
 
@@ -454,6 +490,7 @@ CALLS: dict[str, Call] = {
     "start_new_epoch_sampling": Call(StartEpoch, Nothing),
     "cancel_epoch_sampling": Call(CancelEpoch, Nothing),
     "fetch_one_sampled_message": Call(FetchOne, Sampled),
+    "sample_seeds": Call(SampleSeeds, Batch),
     "describe_workers": Call(OfProducer, Text),
     "memory_mark": Call(NoArguments, Mark),
     "ping": Call(NoArguments, Number),
@@ -467,6 +504,8 @@ CALLS: dict[str, Call] = {
     "get_node_types": Call(NoArguments, NodeTypes),
     "get_node_partition_book": Call(OfNodeType, BookAnswer),
     "get_edge_partition_book": Call(OfEdgeType, BookAnswer),
+    "get_partition_index": Call(NoArguments, Number),
+    "get_row_books": Call(NoArguments, RowBooks),
     "get_node_ids": Call(GetNodeIds, Ids),
     "get_ablp_input": Call(GetABLPInput, ABLPInput),
     "get_rows": Call(GetRows, Tensors),

@@ -22,7 +22,8 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest
+from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
+from gigl_loader.remote.row_answers import RowAnswers
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.sampler.store import row_type
 
@@ -36,6 +37,16 @@ class PartitionAnswers:
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = DistDataset.wrap(dataset)
+        self.row_answers = RowAnswers(self.dataset.view())
+        """Answers for single rows; see `gigl_loader.remote.row_cache`."""
+
+    def get_partition_index(self) -> int:
+        """Return which partition this server has."""
+        return int(self.dataset.view().partition_idx)
+
+    def get_row_books(self) -> list[RowBook]:
+        """Return who owns the rows of each node and edge type that has features or labels."""
+        return self.row_answers.books()
 
     def get_schema(self) -> DatasetSchema:
         """Return types, feature widths and direction."""

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gigl_loader._glt import (
     Dataset,
     NodeSamplerInput,
@@ -20,7 +23,13 @@ from gigl_loader._glt import (
     SamplingConfig,
 )
 from gigl_loader.dataset.schema import is_label_edge_type
-from gigl_loader.errors import ConfigError, GiglLoaderError, PeerTimeoutError, UsageError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerTimeoutError,
+    ProtocolError,
+    UsageError,
+)
 from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
@@ -384,6 +393,27 @@ class DistServer(PartitionAnswers):
             return None, finished
         assert isinstance(received.message, Packed)
         return received.message.tensors(), finished
+
+    def sample_seeds(self, producer_id: int, index: Tensor) -> SampleMessage:
+        """Return the batch of the seeds at ``index`` of a producer's input, beside its epochs.
+
+        Args:
+            producer_id: From `create_sampling_producer`.
+            index: ``[n]`` int64, positions in the whole input.
+
+        Raises:
+            UsageError: There is no such producer.
+            PeerError: A worker died, stalled or raised.
+        """
+        shared = self._shared(producer_id)
+        if index.dtype != torch.int64 or index.dim() != 1 or not shared.has_seeds(index):
+            raise ProtocolError(
+                f"producer {producer_id} was asked for seeds at {index.dtype} "
+                f"{list(index.shape)}, of which some are not in its input"
+            )
+        message = shared.sample(index).message
+        assert isinstance(message, Packed)
+        return message.tensors()
 
     def memory_mark(self) -> Mark:
         """Return what a client needs to find out whether it can map this process's memory."""

@@ -9,9 +9,17 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
-from gigl_loader.errors import GiglLoaderError, ProtocolError, SamplingError, UsageError
+from torch import Tensor
+
+from gigl_loader.errors import (
+    GiglLoaderError,
+    PeerTimeoutError,
+    ProtocolError,
+    SamplingError,
+    UsageError,
+)
 from gigl_loader.memory.leases import ServerMemory
-from gigl_loader.message import Received
+from gigl_loader.message import AT_ONCE_STREAM, Received
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.workers.producer import DistSamplingProducer
 
@@ -95,6 +103,8 @@ class SharedProducer:
         self._limit, self._count = memory.capacity, count
         self._lock = threading.RLock()
         self._consumers = {number: _Consumer(client) for number, client in enumerate(clients)}
+        self._one_at_once = threading.Lock()
+        self._at_once: Future[Fetched] | None = None
         self._fatal: GiglLoaderError | None = None
         self._closing = False
         for number in range(1, len(clients)):
@@ -175,6 +185,47 @@ class SharedProducer:
             done = self._serve(request.consumer, consumer)
         _answer(done)
         return future
+
+    def sample(self, index: Tensor) -> Received:
+        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside all epochs.
+
+        Several that are asked for at once come one after another.
+
+        Raises:
+            PeerError: A worker died, stalled or raised.
+            UsageError: The producer was destroyed.
+        """
+        limit = self.producer.epoch_options.timeout_s
+        with self._one_at_once:
+            future: Future[Fetched] = Future()
+            with self._lock:
+                self._check()
+                self.producer.start_at_once(index)
+                self._at_once = future
+            try:
+                received, _ = future.result(limit)
+            except TimeoutError as error:
+                raise PeerTimeoutError(
+                    f"producer {self.key!r}: no batch of {index.numel()} seeds within "
+                    f"{limit:.0f} s: {self.describe_workers()}"
+                ) from error
+        assert received is not None, "only batches and errors end such a wait"
+        return received
+
+    def has_seeds(self, index: Tensor) -> bool:
+        """Return whether all of ``index`` are positions in the input."""
+        return bool(((index >= 0) & (index < self.producer.input_len)).all())
+
+    def _take_at_once(self) -> _Answers:
+        """Take the batch that `sample` waits for, if it has arrived."""
+        if self._at_once is None:
+            return []
+        received, _ = self.producer.take(AT_ONCE_STREAM)
+        return [] if received is None else self._end_at_once((received, True))
+
+    def _end_at_once(self, answer: Fetched | GiglLoaderError) -> _Answers:
+        future, self._at_once = self._at_once, None
+        return [] if future is None else [(future, answer)]
 
     def _go_to(self, number: int, consumer: _Consumer, position: int) -> None:
         """Let the stream stand at ``position``: it does, unless answers were lost."""
@@ -276,6 +327,8 @@ class SharedProducer:
                 with self._lock:
                     if number in self._consumers:
                         self._consumers[number].error = failure
+                    at_once = self._end_at_once(failure) if number == AT_ONCE_STREAM else []
+                _answer(at_once)
             self.producer.replace_stalled(_STALL_SHARE * self.producer.epoch_options.timeout_s)
             self._serve_all()
 
@@ -291,6 +344,7 @@ class SharedProducer:
                         done += self._serve(number, consumer)
                     except GiglLoaderError as error:
                         self._fail(error)
+            done += self._take_at_once()
         _answer(done)
 
     def _fail(self, error: GiglLoaderError) -> None:
@@ -300,8 +354,9 @@ class SharedProducer:
             self._fatal = error
             for consumer in self._consumers.values():
                 failed += self._take_waiting(consumer)
+            at_once = self._end_at_once(error)
         _log.error("producer %r failed: %s", self.key, error)
-        _answer([(future, error) for future in failed])
+        _answer([*((future, error) for future in failed), *at_once])
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -328,8 +383,9 @@ class SharedProducer:
         self.producer.shutdown(*(() if linger_s is None else (linger_s,)))
         with self._lock:
             waiting = [f for c in self._consumers.values() for f in self._take_waiting(c)]
-        destroyed = UsageError(f"producer {self.key!r} was destroyed")
-        _answer([(future, destroyed) for future in waiting])
+            destroyed = UsageError(f"producer {self.key!r} was destroyed")
+            at_once = self._end_at_once(destroyed)
+        _answer([*((future, destroyed) for future in waiting), *at_once])
 
 
 def _answer(answers: Sequence[tuple["Future[Fetched]", Fetched | GiglLoaderError]]) -> None:

@@ -26,13 +26,20 @@ from gigl_loader.errors import (
     ServerDiedError,
     UsageError,
 )
-from gigl_loader.message import Received
+from gigl_loader.message import (
+    AT_ONCE_EPOCH,
+    AT_ONCE_STREAM,
+    BatchTicket,
+    Received,
+    SampleMessage,
+)
 from gigl_loader.options import EpochOptions, sampler_text
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import call_server, current_cluster
 from gigl_loader.remote.cluster import CALL_TIMEOUT_S, ServerLink, result_of
 from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.shared import share_of_batches
 from gigl_loader.transport.failures import Failure, describe, rebuild
@@ -136,6 +143,8 @@ class RemoteSource:
         self._to_come: deque[int] = deque()
         """Batches of the epoch that were not handed out, as `start_epoch` got them."""
         self._own_index: dict[int, int] = {}
+        self._rows: RowKeeper | None = None
+        """Fills batches that come without rows; None: they come with them."""
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -313,6 +322,12 @@ class RemoteSource:
             pin_memory=self._pin_memory,
             cluster=self._cluster,
         )
+        options = self.epoch_options
+        if options.cache is not None and self._rows is None:
+            room = max(2, self._options.prefetch_size * max(1, len(self._active)))
+            self._rows = RowKeeper(
+                self._cluster, options.cache, room, options.timeout_s, self._pin_memory
+            )
 
     def _own_share(self, ranks: tuple[int, ...]) -> list[tuple[int, int]]:
         """Return ``(position among the active servers, batch)``, ascending by batch."""
@@ -348,10 +363,16 @@ class RemoteSource:
     def _begin(self) -> None:
         if self._renewed:
             raise ServerDiedError("a storage server was started again")  # for another loader
+        if self._rows is not None:
+            self._rows.stop()
         self._channel.start_epoch(self._epoch, [self._share[index] for index in self._to_come])
+        if self._rows is not None:
+            self._rows.begin(self._channel, len(self._to_come))
 
     def cancel_epoch(self) -> None:
         """Stop sampling for the epoch under way."""
+        if self._rows is not None:
+            self._rows.stop()
         if self.channel is not None:
             self.channel.cancel()
 
@@ -360,7 +381,7 @@ class RemoteSource:
         with self._noting_failures():
             while True:
                 try:
-                    received = self._channel.next(timeout_s)
+                    received = self._receiver.next(timeout_s)
                     break
                 except GiglLoaderError as error:
                     self._recover(error)
@@ -422,6 +443,8 @@ class RemoteSource:
         """Create the producers again on all servers; those of before are released."""
         assert self._create is not None, "they were created once"
         producers, self._producers = self._producers, {}
+        if self._rows is not None:
+            self._rows.stop()
         if self.channel is not None:
             self.channel.cancel()
             self.channel.close()
@@ -459,18 +482,37 @@ class RemoteSource:
 
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
-        return self._channel.ready()
+        return self._receiver.ready()
 
     def sample(self, index: Tensor) -> Received:
-        """Refuse: servers sample whole epochs.
+        """Return the batch of the seeds at ``index`` (``[n]`` int64), beside the epoch under way.
+
+        One question to one server, whose answer is copied whole: it takes longer than a batch of an
+        epoch, which is asked for ahead and read where it lies.
 
         Raises:
-            UsageError: Always.
+            PeerError: A server is gone, or a worker failed.
         """
-        raise UsageError(
-            "a loader of a graph store cannot sample a batch out of turn: build a second loader "
-            "with these seeds as its input_nodes"
+        ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
+        with self._noting_failures():
+            try:
+                return Received(ticket, self._ask_at_once(index), {})
+            except GiglLoaderError as error:
+                self._recover(error)
+                return Received(ticket, self._ask_at_once(index), {})
+
+    def _ask_at_once(self, index: Tensor) -> SampleMessage:
+        if self._renewed:
+            raise ServerDiedError("a storage server was started again")
+        servers = self._active or self._servers
+        server = servers[self._consumer % len(servers)]  # each has the whole input
+        limit = self.epoch_options.timeout_s + CALL_TIMEOUT_S  # the server's own, and the way
+        answer = self._made_on[server].call(
+            "sample_seeds", limit, producer_id=self._producers[server], index=index
         )
+        what = f"a batch of {index.numel()} seeds of storage server {server}"
+        found: SampleMessage = result_of(answer, limit, what, limit)
+        return found
 
     @property
     def _channel(self) -> RemoteReceivingChannel:
@@ -479,9 +521,13 @@ class RemoteSource:
         return self.channel
 
     @property
+    def _receiver(self) -> "RemoteReceivingChannel | RowKeeper":
+        return self._channel if self._rows is None else self._rows
+
+    @property
     def queue_depth(self) -> int:
         """Batches that have arrived and wait to be taken."""
-        return 0 if self.channel is None else self.channel.queue_depth
+        return 0 if self.channel is None else self._receiver.queue_depth
 
     # -- end ------------------------------------------------------------------------------------
 
@@ -493,6 +539,8 @@ class RemoteSource:
                 servers' default; 0 is taken after a failure in any case.
         """
         self._broken = self._broken or linger_s == 0.0
+        if self._rows is not None:
+            self._rows.close()
         if self.channel is not None:
             self.channel.cancel()
             self.channel.close()

@@ -2,16 +2,21 @@
 
 One table is a handful of arrays::
 
-    ring, uses, plan    a place per row asked for ("reference"): id, next use, what was decided
+    ring                a place per row asked for ("reference"): its id, and its next use
+    plan                of each reference, what was decided
     starts, counts      by batch, modulo their length: its references
-    seen, slot_of       by id: place of its last reference + 1, slot + 1; 0: none
+    known               by id: place of its last reference + 1, slot + 1; 0: none
     holder, until       by slot: id that it is for, next use
-    before, after       by slot, and first, last, held (length) by next use: lists of slots of the
-                        same next use; as ``lists``: until, before, after, first, last, held
+    held, top, below    by next use: number of slots that have it, and one of these; by slot: the
+                        next of them; -1: none
+    queue, queued       slots whose next use is not known, in the order of their last use, some of
+                        them left over; by slot: its place there + 1
 
-A next use is a batch modulo the length of ``starts``, or `never`, that length: not known. Within a
-list slots stand in the order in which they were last used, so that of those whose next use is not
-known the one goes first that has not been used for longest.
+A next use is a batch modulo the length of ``starts``, or `never`, that length: not known. Nothing
+is ever taken out of the middle: who has the next use of a batch has it until that batch, or goes
+from the top of that stack; who has none is only noted to be left over in the queue. So a row that
+stays costs a few reads and writes. Of those without a next use the one goes first that has not been
+used for longest. ``slots`` are until, held, top, below, queue, queued.
 
 Source:
     Belady, "A study of replacement algorithms for a virtual-storage computer" (1966): what is
@@ -20,62 +25,71 @@ Source:
 
 from gigl_loader.sampler._kernels import _jit
 
-LINKED, DECIDED, OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN = range(10)
-STATE_SIZE = 10
+LINKED, DECIDED, OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, FIRST, LAST = range(12)
+STATE_SIZE = 12
 """Places of ``state``: batches linked and decided, the oldest whose plan was not taken, and the end
 of those that were added; references added and freed; slots in use; references that were found and
-not found; rows that the last decision kept without knowing when they are needed."""
+not found; rows that the last decision kept without knowing when they are needed; where the queue
+begins and ends."""
 ABSENT, UNPLANNED = -1, -2
 """In ``counts``: nothing is known of the batch; there was no room for its references."""
-TWICE = -1
-"""In ``uses``: the batch has the same id before."""
+TWICE, DONE = -1, -2
+"""Next use of a reference: the batch has the same id before; the batch was decided."""
 MISSING = -1
 """In ``plan``: fetched, and not kept. Above it: the slot; below: fetched, and kept in -2 - slot."""
 
 
 @_jit
-def _detach(slot, lists):  # type: ignore[no-untyped-def]
-    until, before, after, first, last, held = lists
-    use, left, right = until[slot], before[slot], after[slot]
-    held[use] -= 1
-    if left >= 0:
-        after[left] = right
-    else:
-        first[use] = right
-    if right >= 0:
-        before[right] = left
-    else:
-        last[use] = left
+def _enqueue(state, slot, never, until, queue, queued):  # type: ignore[no-untyped-def]
+    """Append a slot whose next use is not known; of a full queue, drop what is left over."""
+    until[slot] = never
+    if state[LAST] == queue.shape[0]:
+        end = 0
+        for place in range(state[FIRST], state[LAST]):
+            one = queue[place]
+            if queued[one] == place + 1 and until[one] == never:
+                queue[end] = one
+                end += 1
+                queued[one] = end
+        state[FIRST], state[LAST] = 0, end
+    queue[state[LAST]] = slot
+    state[LAST] += 1
+    queued[slot] = state[LAST]
 
 
 @_jit
-def _attach(slot, use, lists):  # type: ignore[no-untyped-def]
-    until, before, after, first, last, held = lists
-    tail = last[use]
-    held[use] += 1
+def _dequeue(state, never, until, queue, queued):  # type: ignore[no-untyped-def]
+    """Return the slot without a next use that was not used for longest; there is one."""
+    while True:
+        place = state[FIRST]
+        slot = queue[place]
+        state[FIRST] += 1
+        if queued[slot] == place + 1 and until[slot] == never:
+            return slot
+
+
+@_jit
+def _push(slot, use, until, top, below):  # type: ignore[no-untyped-def]
+    """Note the next use, a batch, of a slot that is on no stack."""
     until[slot] = use
-    before[slot] = tail
-    after[slot] = -1
-    if tail >= 0:
-        after[tail] = slot
-    else:
-        first[use] = slot
-    last[use] = slot
+    below[slot] = top[use]
+    top[use] = slot
 
 
 @_jit
-def forget_future(state, ring, starts, counts, taken, lists):  # type: ignore[no-untyped-def]
+def forget_future(state, ring, starts, counts, taken, slots):  # type: ignore[no-untyped-def]
     """Begin another sequence of batches: keep the rows, and nothing of what was to come."""
+    until, held, top, _, queue, queued = slots
     never = starts.shape[0]
-    _, _, _, first, last, held = lists
-    ring[:] = -1
+    ring[:, 0] = -1
     counts[:] = ABSENT
     taken[:] = 0
-    first[:] = -1
-    last[:] = -1
     held[:] = 0
+    top[:] = -1
+    state[FIRST] = state[LAST] = 0
     for slot in range(state[USED]):
-        _attach(slot, never, lists)
+        _enqueue(state, slot, never, until, queue, queued)
+    held[never] = state[USED]
     state[LINKED] = state[DECIDED] = state[OLDEST] = state[NEWEST] = 0
     state[HEAD] = state[TAIL] = 0
 
@@ -96,7 +110,7 @@ def add(state, ring, starts, counts, batch, ids):  # type: ignore[no-untyped-def
     counts[place] = ids.shape[0]
     at = state[HEAD] % ring.shape[0]
     for i in range(ids.shape[0]):
-        ring[at] = ids[i]
+        ring[at, 0] = ids[i]
         at += 1
         if at == ring.shape[0]:
             at = 0
@@ -104,85 +118,124 @@ def add(state, ring, starts, counts, batch, ids):  # type: ignore[no-untyped-def
 
 
 @_jit
-def link(state, ring, uses, starts, counts, seen, slot_of, lists):  # type: ignore[no-untyped-def]
+def link(state, ring, starts, counts, known, slots):  # type: ignore[no-untyped-def]
     """Tell references, and slots, of their next use, as far as batches have come in order."""
-    size, never, until = ring.shape[0], starts.shape[0], lists[0]
+    size, never = ring.shape[0], starts.shape[0]
+    until, held, top, below, _, _ = slots
     while counts[state[LINKED] % never] != ABSENT and state[LINKED] - state[OLDEST] < never:
         batch = state[LINKED] % never
         begin = starts[batch] % size
+        at = begin
         for i in range(max(0, counts[batch])):
-            at = (begin + i) % size
-            uses[at] = never
-            known = ring[at]
-            previous = seen[known] - 1
-            if previous >= 0 and previous != at and ring[previous] == known:
-                if (previous - begin) % size < i:
-                    uses[at] = TWICE
-                    continue
-                uses[previous] = batch
-            seen[known] = at + 1
-            slot = slot_of[known] - 1
-            if slot >= 0 and until[slot] == never:
-                _detach(slot, lists)
-                _attach(slot, batch, lists)
+            ring[at, 1] = never
+            one = ring[at, 0]
+            previous = known[one, 0] - 1
+            is_awaited = False
+            if previous >= 0 and previous != at and ring[previous, 0] == one:
+                distance = previous - begin
+                if distance < 0:
+                    distance += size
+                if distance < i:
+                    ring[at, 1] = TWICE
+                elif ring[previous, 1] == never:
+                    ring[previous, 1] = batch
+                    is_awaited = True  # of a batch to come: its slot has an earlier next use
+            if ring[at, 1] != TWICE:
+                known[one, 0] = at + 1
+                slot = -1 if is_awaited else known[one, 1] - 1
+                if slot >= 0 and until[slot] == never:
+                    held[never] -= 1
+                    held[batch] += 1
+                    _push(slot, batch, until, top, below)
+            at += 1
+            if at == size:
+                at = 0
         state[LINKED] += 1
 
 
 @_jit
-def decide(state, ring, uses, plan, starts, counts, slot_of, holder, lists):  # type: ignore[no-untyped-def] # noqa: C901
+def decide(state, ring, plan, starts, counts, known, holder, slots):  # type: ignore[no-untyped-def] # noqa: C901
     """Plan the next batch: of what is kept and what it fetches, keep what is needed soonest."""
-    size, never, first, held = ring.shape[0], starts.shape[0], lists[3], lists[5]
+    # unpacked once: each time, Numba counts references to six arrays, which takes longer than all
+    until, held, top, below, queue, queued = slots
+    size, never = ring.shape[0], starts.shape[0]
     batch = state[DECIDED] % never
     begin, count = starts[batch] % size, max(0, counts[batch])
-    repeated = 0
-    for i in range(count):
-        at = (begin + i) % size
-        if uses[at] == TWICE:
+    repeated = missing = 0
+    top[batch] = -1  # all that are on this stack are used now
+    at = begin
+    for _ in range(count):
+        use = ring[at, 1]
+        if use == TWICE:
             repeated += 1
-            continue
-        slot = slot_of[ring[at]] - 1
-        plan[at] = MISSING
-        if slot >= 0:
-            plan[at] = slot
-            _detach(slot, lists)
-            _attach(slot, uses[at], lists)
-            state[HITS] += 1
-    ahead = state[LINKED] - state[DECIDED]
-    furthest, distance = (
-        never,
-        ahead,
-    )  # the list to take from, and how far ahead
-    for i in range(count):
-        at = (begin + i) % size
-        if uses[at] == TWICE or plan[at] != MISSING:
-            continue
-        state[MISSES] += 1
-        if state[USED] < holder.shape[0]:
-            slot = state[USED]
-            state[USED] += 1
         else:
-            while first[furthest] < 0 and distance > 1:
-                distance -= 1
-                furthest = (batch + distance) % never
-            own = ahead if uses[at] == never else (uses[at] - batch) % never
-            slot = first[furthest]
-            if slot < 0 or own >= distance:
-                continue
-            slot_of[holder[slot]] = 0
-            _detach(slot, lists)
-        holder[slot] = ring[at]
-        slot_of[ring[at]] = slot + 1
-        _attach(slot, uses[at], lists)
-        plan[at] = -2 - slot
-    if repeated:
-        for i in range(count):
-            at = (begin + i) % size
-            if uses[at] == TWICE:
-                plan[at] = slot_of[ring[at]] - 1
-                if plan[at] < 0:
-                    state[MISSES] += 1
+            slot = known[ring[at, 0], 1] - 1
+            if slot < 0:
+                plan[at] = MISSING
+                missing += 1
+            else:
+                plan[at] = slot
+                ring[at, 1] = DONE
+                held[until[slot]] -= 1
+                held[use] += 1
+                if use == never:
+                    _enqueue(state, slot, never, until, queue, queued)
                 else:
-                    state[HITS] += 1
+                    _push(slot, use, until, top, below)
+        at += 1
+        if at == size:
+            at = 0
+    state[MISSES] += missing
+    state[HITS] += count - repeated - missing
+    ahead = state[LINKED] - state[DECIDED]
+    furthest, last = ahead, never  # the next use to take from, how far ahead, and as it is noted
+    at = begin
+    for _ in range(count if missing else 0):
+        use = ring[at, 1]
+        if use != TWICE and use != DONE:
+            ring[at, 1] = DONE
+            slot = -1
+            if state[USED] < holder.shape[0]:
+                slot = state[USED]
+                state[USED] += 1
+            else:
+                while held[last] == 0 and furthest > 1:
+                    furthest -= 1
+                    last = (batch + furthest) % never
+                own = ahead if use == never else use - batch
+                if own < 0:
+                    own += never
+                if own < furthest:
+                    if last == never:
+                        slot = _dequeue(state, never, until, queue, queued)
+                    else:
+                        slot = top[last]
+                        top[last] = below[slot]
+                    held[last] -= 1
+                    known[holder[slot], 1] = 0
+            if slot >= 0:
+                holder[slot] = ring[at, 0]
+                known[ring[at, 0], 1] = slot + 1
+                plan[at] = -2 - slot
+                held[use] += 1
+                if use == never:
+                    _enqueue(state, slot, never, until, queue, queued)
+                else:
+                    _push(slot, use, until, top, below)
+        at += 1
+        if at == size:
+            at = 0
+    at = begin
+    for _ in range(count if repeated else 0):
+        if ring[at, 1] == TWICE:
+            plan[at] = known[ring[at, 0], 1] - 1
+            if plan[at] < 0:
+                state[MISSES] += 1
+            else:
+                state[HITS] += 1
+        at += 1
+        if at == size:
+            at = 0
     state[UNKNOWN] = held[never]
     state[DECIDED] += 1
 

@@ -150,13 +150,14 @@ def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, cou
 @_jit
 def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
     """Return the first place from ``start`` on whose time is above ``time``; ``stop`` if none."""
-    while start < stop:
-        middle = (start + stop) // 2
-        if times[middle] <= time:
-            start = middle + 1
-        else:
-            stop = middle
-    return start
+    if start >= stop or times[stop - 1] <= time:  # seeds tend to be later than a whole row
+        return stop
+    size = stop - start
+    while size > 1:  # without a branch that nobody could predict
+        half = size >> 1
+        start += half * np.int64(times[start + half - 1] <= time)
+        size -= half
+    return start + np.int64(times[start] <= time)
 
 
 @_jit
@@ -438,6 +439,25 @@ def _prefetch(context, pointer):  # type: ignore[no-untyped-def]
 
 
 @_jit
+def row_addresses(rows, row_bytes, start, num_rows, places, addresses):  # type: ignore[no-untyped-def]
+    """Write the address of each of ``rows`` to the same place of ``addresses``, or to ``places``.
+
+    ``start`` is the address of row 0; ``places`` is empty for all places in order.
+
+    Returns:
+        The first place of a row that is not in ``[0, num_rows)``; -1: all are.
+    """
+    in_order = places.shape[0] == 0
+    wrong = -1
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        if row < 0 or row >= num_rows:
+            wrong = i if wrong < 0 else wrong
+        addresses[i if in_order else places[i]] = row * row_bytes + start
+    return wrong
+
+
+@_jit
 def copy_rows(addresses, out):  # type: ignore[no-untyped-def]
     """Copy the row at ``addresses[i]`` to ``out[i]``, a matrix of one of `WORDS`.
 
@@ -476,5 +496,6 @@ def load() -> None:
     repeat_rows(none, 0, none)
     scatter_segments(none, none, none, none, none)
     group_by_owner(none, none, none)
+    row_addresses(none, 1, 0, 0, none, none)
     for word in WORDS.values():
         copy_rows(none, np.zeros((0, 1), word))

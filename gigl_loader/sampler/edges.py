@@ -82,9 +82,22 @@ class EdgeRoots:
             nodes.label(own, src),
             nodes.label(other, dst),
             nodes.label(own, neg_src, seeds[: neg_src.size]),
-            nodes.label(other, neg_dst, seeds),
+            self._label_negatives(nodes, neg_dst, seeds),
         )
         return Placed([*self._fields(request, *ends), *self._times(nodes.seed_times, seeds)])
+
+    def _label_negatives(self, nodes: BatchNodes, neg_dst: Array, seeds: Array) -> Array:
+        """Label the destinations of negatives.
+
+        Their trees lie as PyG's: one of each seed edge, then the next of each.
+        """
+        other = self._edge_type[2]
+        if not nodes.disjoint or self._kind != TRIPLET or seeds.size == 0:
+            return nodes.label(other, neg_dst, seeds)
+        by_turn = np.arange(seeds.size).reshape(int(seeds[-1]) + 1, -1).T.reshape(-1)
+        labels = np.empty_like(neg_dst)
+        labels[by_turn] = nodes.label(other, neg_dst[by_turn], seeds[by_turn])
+        return labels
 
     def _fields(
         self, request: SampleRequest, src: Array, dst: Array, neg_src: Array, neg_dst: Array

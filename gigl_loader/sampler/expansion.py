@@ -56,7 +56,8 @@ class Expansion:
         for edge_type, fanout in self._plan.fanouts.items():
             expanded = self._ends[edge_type][0]
             start, stop = frontier[expanded]
-            nodes = self._nodes.ids(expanded, start, stop).copy()
+            nodes = self._nodes.ids(expanded, start, stop)
+            nodes = nodes if self._nodes.disjoint else nodes.copy()  # a view of what may move
             draw = self._draw(ticket, hop, edge_type, fanout[hop])
             asked = None
             if self._nodes.disjoint:

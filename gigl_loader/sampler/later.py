@@ -23,11 +23,16 @@ class Later:
     """``peers`` for a sampler whose rows are read later.
 
     Args:
-        peers: Who answers questions.
+        peers: Who answers questions; None: nobody has to be asked.
     """
 
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
+    def __init__(self, peers: Peers | None) -> None:
+        self._to_ask = peers
+
+    @property
+    def _peers(self) -> Peers:
+        assert self._to_ask is not None, "what is not on this machine has peers to ask"
+        return self._to_ask
 
     def draw(self, partition: int, request: DrawRequest) -> Pending[Drawn]:
         """Ask a worker of ``partition`` for neighbours."""

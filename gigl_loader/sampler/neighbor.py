@@ -1,6 +1,7 @@
 """`NeighborSampler`: seeds to the fields of one message, composed of roots, draw and expansion."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -59,7 +60,8 @@ class NeighborSampler:
         self._view, self._plan = view, plan
         self._store = GraphStore(view, peers)
         self._roots: Roots = NodeRoots(self._store, plan) if roots is None else roots(self._store)
-        self._nodes = BatchNodes(view.num_nodes, disjoint=plan.expansion.in_trees)
+        how = plan.expansion
+        self._nodes = BatchNodes(view.num_nodes, disjoint=how.in_trees, by_time=how.by_time)
         self._times = SeedTimes(self._store, plan)
         self._expansion = Expansion(self._store, plan, self._nodes, self._times)
         self._elsewhere: FeatureRows | None = None
@@ -82,7 +84,7 @@ class NeighborSampler:
 
     def _node_fields(self, found: Sampled) -> list[Field]:
         fields = []
-        per_hop, seeds = found.nodes_per_hop, self._nodes.seeds
+        per_hop = found.nodes_per_hop
         for node_type in self._nodes.types:
             name = node_type if self._view.is_heterogeneous else None
             nodes = self._nodes.ids(node_type)
@@ -90,7 +92,8 @@ class NeighborSampler:
             if per_hop:
                 fields.append(Field.of(key(NODES_PER_HOP, name), np.array(per_hop[node_type])))
             if self._nodes.disjoint:
-                fields.append(Field.of(key(TREE, name), seeds[self._nodes.trees(node_type)]))
+                write = partial(self._nodes.write_seeds, node_type)
+                fields.append(Field(key(TREE, name), "int64", nodes.shape, write))
             split = self._store.split(self._view.node_books.get(node_type), nodes)
             if self._plan.collect_features and node_type in self._view.node_features:
                 rows = self._store.fetch("node_features", node_type, nodes, split)

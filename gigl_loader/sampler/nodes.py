@@ -1,12 +1,13 @@
 """The nodes of a batch, and the local labels that edges name them by."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.memory.segments import Array
 from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler import _tree_kernels as tree_kernels
 
 
 class NodeLabels:
@@ -65,25 +66,106 @@ class NodeLabels:
             kernels.insert_nodes(self._table, self._mask, self._nodes, 0, self.count)
 
 
+class TreeLabels:
+    """Local labels of the nodes of one type in disjoint trees, by keys; see `_tree_kernels`.
+
+    Args:
+        bits: Bits of an id; those above are the tree's.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.count = 0
+        self._keys = np.zeros(1024, np.int64)
+        self._table = np.zeros(4096, np.int64)
+        self._entered = 0
+        self._layout = tree_kernels.layout(4096, 1)
+
+    @property
+    def nodes(self) -> Array:
+        """``[count]`` int64, keys by label; a view that the next call may move."""
+        return self._keys[: self.count]
+
+    def reset(self) -> None:
+        """Forget all labels."""
+        self._table.fill(0)
+        self.count = self._entered = 0
+
+    def append(self, keys: Array) -> None:
+        """Give each of ``keys`` a label of its own, repeats too; a repeat is found by its first."""
+        start = self.count
+        self._make_room(keys.size)
+        self.count += keys.size
+        self._keys[start : self.count] = keys
+
+    def reach(self, ids: Array, origins: "TreeLabels", at: Array, num_trees: int) -> Array:
+        """Return the labels of ``ids`` in the trees of ``origins`` at the labels ``at``."""
+        return self._label(ids, num_trees, lambda: (origins.nodes, origins.bits, at))
+
+    def label(self, ids: Array, trees: Array, num_trees: int) -> Array:
+        """Return the labels of ``ids`` in ``trees``; those without one get the next free ones."""
+        return self._label(ids, num_trees, lambda: (trees, 0, np.arange(ids.size)))
+
+    def _label(
+        self, ids: Array, num_trees: int, reached_from: Callable[[], tuple[Array, int, Array]]
+    ) -> Array:
+        self._make_room(ids.size)  # before the keys are taken that it may move
+        self._enter(self.count + ids.size, num_trees)
+        labels = np.empty(ids.size, np.int64)
+        where = (self._table, np.uint64(self._table.size - 1), *self._layout, self.bits, self._keys)
+        self.count = int(tree_kernels.reach(*where, self.count, ids, *reached_from(), labels))
+        self._entered = self.count
+        return labels
+
+    def _enter(self, need: int, num_trees: int) -> None:
+        """Enter what was appended; where the table is too small or lies otherwise, all anew."""
+        size = self._table.size
+        if 2 * need > size:
+            size = 1 << (2 * need - 1).bit_length()
+            self._table, self._entered = np.zeros(size, np.int64), 0
+        layout = tree_kernels.layout(size, num_trees)
+        if layout != self._layout and self._entered:
+            self._table.fill(0)
+            self._entered = 0
+        self._layout = layout
+        where = (self._table, np.uint64(size - 1), *layout, self.bits, self._keys)
+        tree_kernels.enter(*where, self._entered, self.count)
+        self._entered = self.count
+
+    def _make_room(self, more: int) -> None:
+        need = self.count + more
+        if need > self._keys.size:
+            self._keys = np.resize(self._keys, need + need // 4)
+
+
 class BatchNodes:
     """The nodes of one batch by type: first the roots, then what was reached from them.
 
     Merged, a node has one label, however it was reached. Disjoint, every root starts a tree of its
-    own, and a node has one label per tree: labels are then those of numbers that hold the tree
-    above the bits of the id.
+    own, or all roots of one time share a tree, and a node has one label per tree.
 
     Args:
         num_nodes: Nodes of each type over all partitions.
         disjoint: Whether trees share no node.
+        by_time: Of disjoint trees: whether there is one per time instead of one per root.
     """
 
-    def __init__(self, num_nodes: Mapping[NodeType, int], *, disjoint: bool = False) -> None:
-        self.disjoint = disjoint
+    def __init__(
+        self, num_nodes: Mapping[NodeType, int], *, disjoint: bool = False, by_time: bool = False
+    ) -> None:
+        self.disjoint, self._by_time = disjoint, by_time
         self.types = sorted(num_nodes)
-        self._labels = {node_type: NodeLabels() for node_type in self.types}
-        self._bits = {name: count.bit_length() for name, count in num_nodes.items()}
+        self._merged: dict[NodeType, NodeLabels] = {}
+        self._apart: dict[NodeType, TreeLabels] = {}
+        if disjoint:
+            bits = {name: count.bit_length() for name, count in num_nodes.items()}
+            self._apart = {name: TreeLabels(bits[name]) for name in self.types}
+        else:
+            self._merged = {name: NodeLabels() for name in self.types}
+        self._labels: Mapping[NodeType, NodeLabels | TreeLabels] = self._apart or self._merged
         self._seeds: list[Array] = []
         self._num_trees = 0
+        self._tree_of_seed = np.empty(0, np.int64)
         self.seed_times: Array | None = None
         """``[batch_size]``, the time of each seed; None: no time counts."""
 
@@ -93,6 +175,10 @@ class BatchNodes:
             labels.reset()
         self.seed_times = seed_times
         self._seeds, self._num_trees = [], 0
+        if self._by_time and seed_times is not None:
+            _, first, trees = np.unique(seed_times, return_index=True, return_inverse=True)
+            self._seeds, self._num_trees = [first], first.size
+            self._tree_of_seed = trees.reshape(-1)
 
     def count(self, node_type: NodeType) -> int:
         """Return how many labels were given."""
@@ -101,7 +187,7 @@ class BatchNodes:
     def ids(self, node_type: NodeType, start: int = 0, stop: int | None = None) -> Array:
         """Return the global ids at labels ``start`` to ``stop``; a view that calls may move."""
         nodes = self._labels[node_type].nodes[start:stop]
-        return nodes & ((1 << self._bits[node_type]) - 1) if self.disjoint else nodes
+        return nodes & ((1 << self._apart[node_type].bits) - 1) if self.disjoint else nodes
 
     # -- roots ----------------------------------------------------------------------------------
 
@@ -115,43 +201,57 @@ class BatchNodes:
         """
         labels = self._labels[node_type]
         start = labels.count
-        labels.append(self._new_trees(node_type, ids, seeds) if self.disjoint else ids)
+        if self.disjoint:
+            ids = self._trees_of(ids, seeds) << self._apart[node_type].bits | ids
+        labels.append(ids)
         return np.arange(start, labels.count)
 
     def label(self, node_type: NodeType, ids: Array, seeds: Array | None = None) -> Array:
-        """Make each of ``ids`` a root, once where trees are merged; see `place`."""
-        if self.disjoint:
+        """Make each of ``ids`` a root, once where roots share a tree; see `place`."""
+        if not self.disjoint:
+            return self._merged[node_type].label(ids)
+        if not self._by_time:
             return self.place(node_type, ids, seeds)
-        return self._labels[node_type].label(ids)
+        trees = self._trees_of(ids, seeds)
+        return self._apart[node_type].label(ids, trees, self._num_trees)
 
     def find(self, node_type: NodeType, ids: Array) -> Array:
         """Return the label of each of ``ids``, -1 where it has none; of merged nodes only."""
-        return self._labels[node_type].find(ids)
+        return self._merged[node_type].find(ids)
 
-    def _new_trees(self, node_type: NodeType, ids: Array, seeds: Array | None) -> Array:
-        first = self._num_trees
+    def _trees_of(self, ids: Array, seeds: Array | None) -> Array:
+        """Return the tree of each of ``ids``, which are roots; new ones unless it goes by time."""
+        seeds = np.arange(ids.size) if seeds is None else seeds
+        if self._by_time:
+            found: Array = self._tree_of_seed[seeds]
+            return found
+        self._seeds.append(seeds)
         self._num_trees += ids.size
-        self._seeds.append(np.arange(ids.size) if seeds is None else seeds)
-        trees: Array = np.arange(first, self._num_trees) << self._bits[node_type]
-        return trees | ids
+        return np.arange(self._num_trees - ids.size, self._num_trees)
 
     # -- trees ----------------------------------------------------------------------------------
 
     @property
     def seeds(self) -> Array:
-        """``[num_trees]`` int64: the seed that each tree belongs to."""
+        """``[num_trees]`` int64: the seed that each tree belongs to; of several, the first."""
         return np.concatenate(self._seeds) if self._seeds else np.empty(0, np.int64)
 
     def trees(self, node_type: NodeType, start: int = 0, stop: int | None = None) -> Array:
         """Return the tree of each node at labels ``start`` to ``stop``."""
-        trees: Array = self._labels[node_type].nodes[start:stop] >> self._bits[node_type]
+        labels = self._apart[node_type]
+        trees: Array = labels.nodes[start:stop] >> labels.bits
         return trees
+
+    def write_seeds(self, node_type: NodeType, out: Array) -> None:
+        """Write the seed of each node's tree to ``out``, ``[count]`` int64."""
+        labels = self._apart[node_type]
+        tree_kernels.seeds_of(labels.nodes, labels.bits, self.seeds, out)
 
     def reach(
         self, node_type: NodeType, ids: Array, from_type: NodeType, from_labels: Array
     ) -> Array:
         """Label ``ids``, which were reached from nodes of the batch; return their labels."""
-        if self.disjoint:
-            origins = self._labels[from_type].nodes[from_labels] >> self._bits[from_type]
-            ids = (origins << self._bits[node_type]) | ids
-        return self._labels[node_type].label(ids)
+        if not self.disjoint:
+            return self._merged[node_type].label(ids)
+        origins = self._apart[from_type]
+        return self._apart[node_type].reach(ids, origins, from_labels, self._num_trees)

@@ -38,13 +38,14 @@ _MOST_BATCHES = 1 << 14
 _RING_SPARE = 1 << 18
 """References beyond those of the window: of the batches that are being filled."""
 _LOCK_S = 60.0
-_LISTS = ("until", "before", "after", "first", "last", "held")
+_SLOTS = ("until", "held", "top", "below", "queue", "queued")
 _FULL = 0.9
-_SEQUENCE, _BROKEN, _BEGUN, _TOTAL, _ALLOWED, _AHEAD, _ASKED, _KEPT, _ADDED = range(9)
-_HEADER_SIZE = 9
+_SEQUENCE, _BROKEN, _BEGUN, _TOTAL, _ALLOWED, _AHEAD, _ASKED, _KEPT, _ADDED, _GIVEN_UP = range(10)
+_HEADER_SIZE = 10
 """Places of the header: sequence of the batches that were added, and of those that are no longer
 planned + 1; what the owner said: sequence, its batches, end of those that may be filled, batches to
-know ahead; bytes of the rows that batches ask for, bytes kept of them, and how many there were."""
+know ahead; bytes of the rows that batches ask for, bytes kept of them, and how many there were; the
+sequence that the owner gave up + 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +68,16 @@ class Table:
     def arrays(self) -> dict[Any, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of each array, by name; of the rows, by matrix."""
         slots, places, batches = (self.capacity,), (self.references,), (_MOST_BATCHES,)
+        ids = "int32" if self.num_ids < 1 << 31 else "int64"  # these are read all over the place
         return {
             "state": ("int64", (kernels.STATE_SIZE,)),
-            "ring": ("int64", places), "uses": ("int32", places), "plan": ("int32", places),
+            "ring": (ids, (*places, 2)), "plan": ("int32", places),
             "starts": ("int64", batches), "counts": ("int64", batches), "taken": ("uint8", batches),
-            "seen": ("int32", (self.num_ids,)), "slot_of": ("int32", (self.num_ids,)),
+            "known": ("int32", (self.num_ids, 2)),
             "holder": ("int64", slots), "stored": ("int64", slots), "until": ("int32", slots),
-            "before": ("int32", slots), "after": ("int32", slots),
-            **dict.fromkeys(("first", "last", "held"), ("int32", (_MOST_BATCHES + 1,))),
+            "below": ("int32", slots), "queued": ("int32", slots),
+            "queue": ("int32", (2 * self.capacity + 1,)),
+            **dict.fromkeys(("held", "top"), ("int32", (_MOST_BATCHES + 1,))),
             **{
                 matrix: (dtype, (self.capacity, *shape))
                 for matrix, (dtype, shape) in self.matrices.items()
@@ -114,37 +117,31 @@ class _Arrays:
         for name, (dtype, shape) in table.arrays().items():
             found[name] = array_in(segment, dtype, shape, offset)
             offset += align(nbytes_of(dtype, shape))
-        self.state, self.ring, self.uses = found["state"], found["ring"], found["uses"]
-        self.decided_as = found["plan"]
+        self.state, self.ring, self.decided_as = found["state"], found["ring"], found["plan"]
         self.starts, self.counts, self.taken = found["starts"], found["counts"], found["taken"]
-        self.seen, self.slot_of = found["seen"], found["slot_of"]
-        self.holder, self.stored = found["holder"], found["stored"]
-        self.lists = tuple(found[name] for name in _LISTS)
+        self.known, self.holder, self.stored = found["known"], found["holder"], found["stored"]
+        self.slots = tuple(found[name] for name in _SLOTS)
         self.rows = {matrix: found[matrix] for matrix in table.matrices}
 
     def forget_rows(self) -> None:
         self.state[:] = 0
-        for array in (self.seen, self.slot_of):
-            array[:] = 0
+        self.known[:] = 0
         self.stored[:] = -1
 
     def forget_future(self) -> None:
         kernels.forget_future(
-            self.state, self.ring, self.starts, self.counts, self.taken, self.lists
+            self.state, self.ring, self.starts, self.counts, self.taken, self.slots
         )
 
     def add(self, batch: int, ids: Array) -> None:
         kernels.add(self.state, self.ring, self.starts, self.counts, batch, ids)
-        kernels.link(
-            self.state, self.ring, self.uses, self.starts, self.counts, self.seen, self.slot_of,
-            self.lists,
-        )  # fmt: skip
+        kernels.link(self.state, self.ring, self.starts, self.counts, self.known, self.slots)
 
     def plan(self, batch: int, count: int) -> Array | None:
         while self.state[kernels.DECIDED] <= batch < self.state[kernels.LINKED]:
             kernels.decide(
-                self.state, self.ring, self.uses, self.decided_as, self.starts, self.counts,
-                self.slot_of, self.holder, self.lists,
+                self.state, self.ring, self.decided_as, self.starts, self.counts, self.known,
+                self.holder, self.slots,
             )  # fmt: skip
         out = np.empty(count, np.int32)
         known = kernels.take_plan(
@@ -200,7 +197,10 @@ class RowCache:
             header[[_ASKED, _KEPT, _ADDED]] = 0
             for arrays in self.tables.values():
                 arrays.forget_future()
-        return bool(sequence == header[_SEQUENCE] != header[_BROKEN] - 1)
+        return bool(sequence == header[_SEQUENCE]) and not self._is_broken(sequence)
+
+    def _is_broken(self, sequence: int) -> bool:
+        return sequence + 1 in (self._header[_BROKEN], self._header[_GIVEN_UP])
 
     # -- the owner: how far to go --------------------------------------------------------------
 
@@ -214,6 +214,10 @@ class RowCache:
         """Let batches before ``stop`` be filled, each once the next ``ahead`` are known."""
         self._header[_AHEAD] = ahead
         self._header[_ALLOWED] = stop
+
+    def give_up(self, sequence: int) -> None:
+        """Plan no more of this sequence: all its rows are fetched from here on."""
+        self._header[_GIVEN_UP] = sequence + 1
 
     def demand(self, sequence: int) -> tuple[int, int, int]:
         """Return (bytes of rows asked for, bytes kept, batches) of what was added of a sequence."""
@@ -247,7 +251,7 @@ class RowCache:
         header = self._header
         if header[_BEGUN] != sequence or batch >= header[_ALLOWED]:
             return False
-        if header[_BROKEN] == sequence + 1:
+        if self._is_broken(sequence):
             return True
         linked = min(int(arrays.state[kernels.LINKED]) for arrays in self.tables.values())
         return linked >= min(int(header[_TOTAL]), batch + 1 + int(header[_AHEAD]))
@@ -314,6 +318,19 @@ class RowCache:
                 kernels.store_rows(_as_bytes(values[matrix]), at, slots, _as_bytes(rows))
             kernels.publish(slots, ids, arrays.stored)
 
+    def overwrite(
+        self, owner: Owner, slots: Array, ids: Array, values: Mapping[Matrix, Array], at: Array
+    ) -> None:
+        """Store rows in these slots, whose they are by now or not; as `store` otherwise.
+
+        For one user alone, who reads and stores batch after batch in the order of their plans: a
+        slot may be planned for a later row already, and is this one's until then.
+        """
+        arrays = self.tables[owner]
+        for matrix, rows in arrays.rows.items():
+            kernels.store_rows(_as_bytes(values[matrix]), at, slots, _as_bytes(rows))
+        kernels.publish(slots, ids, arrays.stored)
+
     def is_held(self, owner: Owner, slots: Array, ids: Array) -> bool:
         """Return whether a slot of ``slots`` is still for its id: a row may come."""
         return bool((self.tables[owner].holder[slots] == ids).any())
@@ -363,14 +380,32 @@ def make_tables(
             if not rows.whole and remote.get(owner, 0) > 0 and 0 not in shape:
                 matrices.setdefault(owner, {})[kind, name] = (rows.dtype, shape)
 
+    books: dict[Any, Book[Any]] = {**view.node_books, **view.edge_books}
+    num_ids = {owner: books[owner[1]].num_ids for owner in matrices}
+    return tables_of(matrices, num_ids, remote, size)
+
+
+def tables_of(
+    matrices: Mapping[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]],
+    num_ids: Mapping[Owner, int],
+    remote: Mapping[Owner, int],
+    size: int | float,
+) -> dict[Owner, Table]:
+    """Return the tables for a cache of rows.
+
+    Args:
+        matrices: By owner and matrix, dtype and shape of one row.
+        num_ids: By owner, how many ids there are.
+        remote: By owner, how many rows are on other machines.
+        size: As for `make_tables`.
+    """
+
     def tables(share: float) -> dict[Owner, Table]:
         found = {}
         for owner, some in matrices.items():
-            books: dict[Any, Book[Any]] = dict(view.node_books)
-            books.update(view.edge_books)
             capacity = min(remote[owner], max(1, round(share * remote[owner])))
             found[owner] = Table(
-                num_ids=books[owner[1]].num_ids, capacity=capacity, matrices=some,
+                num_ids=num_ids[owner], capacity=capacity, matrices=some,
                 references=2 * WINDOW * capacity + _RING_SPARE,
             )  # fmt: skip
         return found

@@ -13,6 +13,7 @@ import numpy as np
 from gigl_loader.dataset.schema import EdgeType, NodeType, is_label_edge_type
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, TimeOrder
 from gigl_loader.errors import ProtocolError
+from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler.later import Later, LaterRows
@@ -34,6 +35,7 @@ _KINDS = (
 DEGREES = "degrees"
 """Kind of a request for ``[n]`` int64, how many edges of a type each node has."""
 _NO_WEIGHTS, _NO_TIMES = np.empty(0, np.float32), np.empty(0, np.int64)
+_NO_PLACES = np.empty(0, np.int64)
 _Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
 """Of a matrix: its type; of an attribute, type and name."""
 
@@ -78,6 +80,7 @@ class LocalStore:
         adjacency = self._view.adjacency[draw.edge_type]
         positions, counts = self._draw_positions(draw, adjacency, nodes, asked)
         neighbors = np.empty(len(positions), np.int64)
+        read_ahead.want(adjacency.indices, positions)
         kernels.gather(adjacency.indices, positions, neighbors)
         edge_ids = None
         if draw.with_edge:
@@ -97,7 +100,9 @@ class LocalStore:
         self, draw: Draw, adjacency: Adjacency[Array], ids: Array, asked: Asked | None
     ) -> tuple[Array, Array]:
         get, size = self._scratch.get, len(ids)
-        at = adjacency.locate(ids)  # keys are made of ids: a draw does not depend on the partition
+        at = adjacency.locate(ids)
+        read_ahead.want(adjacency.indptr, at)
+        # keys are made of ids: a draw does not depend on the partition
         rows = get("starts", size), get("degrees", size), get("counts", size)
         key = np.uint64(draw.key)
         replace = draw.replace and draw.fanout >= 0  # all neighbours are all neighbours, once each
@@ -433,24 +438,26 @@ def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) 
     addresses = np.empty(out.shape[0], np.int64)
     word_bytes = math.gcd(row_bytes, out.ctypes.data, 8)
     for values, rows, places in parts:
-        _check_rows(values, rows, out)
+        _check_alike(values, out)
         start = values.ctypes.data
         word_bytes = math.gcd(word_bytes, start)
-        addresses[slice(None) if places is None else places] = rows * row_bytes + start
+        to = _NO_PLACES if places is None else places
+        rows = np.ascontiguousarray(rows)
+        wrong = kernels.row_addresses(rows, row_bytes, start, values.shape[0], to, addresses)
+        if wrong >= 0:
+            raise ProtocolError(
+                f"row {rows[wrong]} of a matrix with {values.shape[0]} rows was asked for"
+            )
+        read_ahead.want(values, rows)
     word = kernels.WORDS.get(word_bytes, np.int8)
     kernels.copy_rows(addresses, out.reshape(out.shape[0], -1).view(word))
 
 
-def _check_rows(values: Array, rows: Array, like: Array) -> None:
-    """Make sure that reading the rows by address reads nothing else."""
+def _check_alike(values: Array, like: Array) -> None:
+    """Make sure that rows can be read by address."""
     alike = values.dtype == like.dtype and values.shape[1:] == like.shape[1:]
     if not alike or not values.flags.c_contiguous:
         raise ProtocolError(
             f"rows of a {values.dtype} matrix {values.shape} were given for {like.dtype} "
             f"{like.shape}"
-        )
-    if rows.size and (rows.min() < 0 or rows.max() >= values.shape[0]):
-        raise ProtocolError(
-            f"rows {rows.min()} to {rows.max()} of a matrix with {values.shape[0]} rows were "
-            "asked for"
         )

@@ -80,6 +80,16 @@ class NodeRows:
         if spec.split is not None:
             table.type_of(spec.split)
 
+    @property
+    def attributes(self) -> dict[str, int]:
+        """Numbers that a node has of each attribute, by its name."""
+        where = f"node_attributes/{self._node_type}/"
+        return {
+            name.removeprefix(where): width
+            for name, (_, width) in self._types.items()
+            if name.startswith(where)
+        }
+
     def _open_beside(self, path: str) -> None:
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)

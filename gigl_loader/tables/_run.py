@@ -47,6 +47,7 @@ from gigl_loader.tables._nodes import (
 from gigl_loader.tables._report import Report, describe_part
 from gigl_loader.tables._rows import NodeRows
 from gigl_loader.tables._source import BATCH_ROWS, Table, id_kind
+from gigl_loader.tables._times import check_time_attr, write_neighbor_times
 from gigl_loader.tables.spec import Graph
 
 
@@ -55,11 +56,11 @@ class Run:
 
     def __init__(
         self, job: Job, graph: Graph, num_partitions: int, method: str, edge_dir: EdgeDir,
-        seed: int, memory: int, drop_dangling: bool, out: Path,
+        seed: int, memory: int, drop_dangling: bool, out: Path, time_attr: str | None = None,
     ) -> None:  # fmt: skip
         self._job, self._graph, self._count, self._out = job, graph, num_partitions, out
         self._method, self._edge_dir, self._seed = method, edge_dir, seed
-        self._memory, self._drop = memory, drop_dangling
+        self._memory, self._drop, self._time_attr = memory, drop_dangling, time_attr
         self._shared, self._parts = Part(), [Part() for _ in range(num_partitions)]
         self._nodes = {
             t: Table(job, f"nodes-{t}", one.source, f"nodes of {t!r}")
@@ -94,6 +95,11 @@ class Run:
         for node_type, writer in rows.items():
             classes = writer.write(out, self._numbering[node_type], self._parts)
             self._classes |= {} if classes is None else {node_type: classes}
+        if self._time_attr is not None:
+            ends = {t: numbering.ends for t, numbering in self._numbering.items()}
+            write_neighbor_times(
+                job, out, self._parts, self._graph, ends, self._edge_dir, self._time_attr
+            )
         dangling = {edge_type_str(t): m.dangling for t, m in {**mapped, **before}.items()}
         run = job.step("seal", lambda: seal(out, self._header(counts), self._shared, self._parts))
         report = Report(run, self._describe(), dangling, time.monotonic() - began)
@@ -112,6 +118,8 @@ class Run:
                 id_column = graph.nodes[node_type].id
                 check_ends(table, self._nodes[node_type], column, id_column)
             extras[edge_type] = read_extras(table, spec)
+        if self._time_attr is not None:
+            check_time_attr(graph, rows, self._time_attr)
         if self._method == "metis" and self._count > 1:
             edges = sum(self._edges[t].num_rows for t in graph.walked)
             check_metis(edges, self._memory)

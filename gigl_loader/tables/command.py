@@ -8,6 +8,7 @@ The tables are described in a YAML file, or for a graph of one type by flags::
     edges:
       - {type: [user, buys, item], source: buys/, src: user, dst: item, weight: amount}
       - {type: [user, buys, item], source: held_out.parquet, supervision: positive}
+    time_attr: joined  # an attribute of nodes that loaders are to sample by
 """
 
 import argparse
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset.partition import FORMATS
+from gigl_loader.dataset._target import FORMATS
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.tables.partition import ENGINES, partition_tables
 from gigl_loader.tables.spec import METHODS, EdgeTable, NodeTable
@@ -28,12 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        nodes, edges = _tables(args)
+        nodes, edges, time_attr = _tables(args)
         report = partition_tables(
             nodes, edges, args.partitions, args.out, method=args.method, edge_dir=args.edge_dir,
             seed=args.seed, memory=args.memory, scratch=args.scratch, threads=args.threads,
             drop_dangling=args.drop_dangling, overwrite=args.overwrite, progress=not args.quiet,
-            format=args.format, engine=args.engine,
+            format=args.format, engine=args.engine, time_attr=args.time_attr or time_attr,
         )  # fmt: skip
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
@@ -67,21 +68,24 @@ def _parser() -> argparse.ArgumentParser:
                         help="glt: what graphlearn-torch's own classes read")  # fmt: skip
     parser.add_argument("--engine", choices=ENGINES, default="duckdb",
                         help="ray: joins and sorts as tasks of a Ray cluster")  # fmt: skip
+    parser.add_argument("--time-attr", help="attribute of nodes to sample by: edges keep the "
+                        "times of neighbours (in YAML: time_attr)")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress")
     one = parser.add_argument_group("a graph of one type, without a YAML file")
     one.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
     one.add_argument("--edges", help="files of edges")
-    for name in ("id", "split", "partition-column"):
+    for name in ("id", "split", "time", "partition-column"):
         one.add_argument(f"--{name}", help=f"column of nodes: {name.replace('-column', '')}")
     one.add_argument("--features", nargs="+", help="columns of nodes, or a .npy file")
     one.add_argument("--label", nargs="+", help="columns of nodes")
     for name in ("src", "dst", "weight"):
         one.add_argument(f"--{name}", help=f"column of edges: {name}")
+    one.add_argument("--edge-time", help="column of edges: time")
     one.add_argument("--edge-features", nargs="+", help="columns of edges")
     return parser
 
 
-def _tables(args: argparse.Namespace) -> tuple[Any, Any]:
+def _tables(args: argparse.Namespace) -> tuple[Any, Any, str | None]:
     if args.tables is not None:
         if args.nodes or args.edges:
             raise ConfigError("give a YAML file, or --nodes and --edges, not both")
@@ -90,21 +94,22 @@ def _tables(args: argparse.Namespace) -> tuple[Any, Any]:
         raise ConfigError("give a YAML file that describes the tables, or --nodes and --edges")
     nodes = {
         "source": args.nodes, "id": args.id, "features": _one(args.features),
-        "label": _one(args.label), "split": args.split, "partition": args.partition_column,
+        "label": _one(args.label), "split": args.split, "time": args.time,
+        "partition": args.partition_column,
     }  # fmt: skip
     edges = {
         "source": args.edges, "src": args.src, "dst": args.dst, "weight": args.weight,
-        "features": _one(args.edge_features),
+        "features": _one(args.edge_features), "time": args.edge_time,
     }  # fmt: skip
-    return _make(NodeTable, nodes, "--nodes"), _make(EdgeTable, edges, "--edges")
+    return _make(NodeTable, nodes, "--nodes"), _make(EdgeTable, edges, "--edges"), None
 
 
 def _one(columns: list[str] | None) -> Any:
     return columns[0] if columns and len(columns) == 1 else columns
 
 
-def read_yaml(path: Path) -> tuple[Any, Any]:
-    """Return the nodes and edges that a file describes, as `partition_tables` takes them.
+def read_yaml(path: Path) -> tuple[Any, Any, str | None]:
+    """Return nodes, edges and ``time_attr`` of a file, as `partition_tables` takes them.
 
     Raises:
         ConfigError: The file is missing or describes something else; the message says what.
@@ -119,18 +124,20 @@ def read_yaml(path: Path) -> tuple[Any, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no YAML: {error}") from error
-    if not isinstance(content, dict) or set(content) != {"nodes", "edges"}:
-        raise ConfigError(f"{path} must have the keys nodes and edges, and no others")
-    nodes, edges = content["nodes"], content["edges"]
+    if not isinstance(content, dict) or set(content) - {"time_attr"} != {"nodes", "edges"}:
+        raise ConfigError(
+            f"{path} must have the keys nodes and edges, may have time_attr, and no others"
+        )
+    nodes, edges, time_attr = content["nodes"], content["edges"], content.get("time_attr")
     if not isinstance(nodes, dict):
         raise ConfigError(f"{path}, nodes: give columns by name, or those by node type")
     if "source" in nodes:
-        return _make(NodeTable, nodes, f"{path}, nodes"), _edges(path, edges)
+        return _make(NodeTable, nodes, f"{path}, nodes"), _edges(path, edges), time_attr
     by_type = {
         str(node_type): _make(NodeTable, table, f"{path}, nodes, {node_type}")
         for node_type, table in nodes.items()
     }
-    return by_type, _edges_by_type(path, edges)
+    return by_type, _edges_by_type(path, edges), time_attr
 
 
 def _edges(path: Path, edges: Any) -> list[EdgeTable]:

@@ -19,8 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset._disk import read_partition
-from gigl_loader.dataset.partition import check_format, check_target, write_glt
+from gigl_loader.dataset._target import check_format, check_target
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.tables._report import Report
@@ -53,6 +52,7 @@ def partition_tables(
     progress: bool = True,
     format: str = "mapped",
     engine: str = "duckdb",
+    time_attr: str | None = None,
 ) -> Report:
     """Write the graph in some tables as partitions below ``root``; tables may exceed memory.
 
@@ -83,6 +83,9 @@ def partition_tables(
         engine: ``"duckdb"``: in this process; ``"ray"``: joins and sorts are the same functions as
             tasks of a Ray cluster, each with ``threads`` and ``memory``, several at a time. Files
             of tables, ``root`` and ``scratch`` must then be on a file system that all nodes share.
+        time_attr: An attribute of nodes that loaders are to sample by, as in `partition_graph`:
+            ``"time"`` for the column that `NodeTable.time` names. Edges then keep the times of
+            neighbours of other partitions.
 
     Returns:
         Sizes and the edge cut; also written as ``report.json`` and ``report.svg``.
@@ -97,6 +100,8 @@ def partition_tables(
     limit = parse_bytes(memory)
     _check(num_partitions, method, edge_dir, seed, limit)
     check_format(format)
+    if time_attr is not None and not isinstance(time_attr, str):
+        raise WrongTypeError(f"time_attr must name an attribute, got {time_attr!r}")
     if engine not in ENGINES:
         raise ConfigError(f'engine must be "duckdb" or "ray", got {engine!r}')
     target = Path(root).absolute()
@@ -104,7 +109,7 @@ def partition_tables(
     settings = {
         "graph": _fingerprint(graph), "num_partitions": num_partitions, "method": method,
         "edge_dir": edge_dir, "seed": seed, "drop_dangling": drop_dangling, "root": str(target),
-        "format": format,
+        "format": format, "time_attr": time_attr,
     }  # fmt: skip
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
     if not (folder / "job.json").exists():
@@ -124,7 +129,16 @@ def partition_tables(
         )
         try:
             report = Run(
-                job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building
+                job,
+                graph,
+                num_partitions,
+                method,
+                edge_dir,
+                seed,
+                limit,
+                drop_dangling,
+                building,
+                time_attr,
             ).make(began)
         except ConfigError:  # what was done is of no use once tables or arguments are changed
             for path in (building, folder):
@@ -165,6 +179,9 @@ def _check_fits(report: Report, limit: int) -> None:
 
 def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
     """Write the partitions of a directory in graphlearn-torch's format beside it."""
+    from gigl_loader.dataset._disk import read_partition  # with torch, which nothing else needs
+    from gigl_loader.dataset.partition import write_glt
+
     plain = mapped.with_suffix(".glt")
     shutil.rmtree(plain, ignore_errors=True)
     plain.mkdir()

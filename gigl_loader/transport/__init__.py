@@ -16,8 +16,10 @@ from gigl_loader.transport.ends import End
 from gigl_loader.transport.listener import Lent, Listener, Method, Peer
 from gigl_loader.transport.reply import Reply
 from gigl_loader.transport.security import Mode, Security
+from gigl_loader.transport.stream import SILENCE_S
 
 __all__ = [
+    "SILENCE_S",
     "ArraySpec",
     "Caller",
     "End",

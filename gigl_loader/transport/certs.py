@@ -113,6 +113,7 @@ def _issue(
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(_usage(signs_others=issuer is None), critical=True)
     )
     if hosts:
         names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
@@ -121,6 +122,18 @@ def _issue(
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = builder.add_extension(identifier, critical=False)
     return builder.sign(signer, hashes.SHA256()), key
+
+
+def _usage(signs_others: bool) -> "x509.KeyUsage":
+    """Return what the key is for: clients of Python 3.13 and newer refuse an authority without."""
+    from cryptography import x509
+
+    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs_others, crl_sign=signs_others,
+        encipher_only=False, decipher_only=False, **dict.fromkeys(never, False),
+    )  # fmt: skip
 
 
 def _general_name(host: str) -> "x509.GeneralName":

@@ -128,24 +128,35 @@ class LookAhead:
         self._ahead = _FIRST_AHEAD if options.lookahead is None else options.lookahead
         self._sequence = -1
         self._growth = 1.0
+        self._given_up = False
 
     def begin(self, sequence: int, total: int) -> None:
         """Begin an epoch of ``total`` batches; ``sequence`` counts epochs."""
-        self._sequence = sequence
+        self._sequence, self._given_up = sequence, False
         self._cache.begin(sequence, total)
 
-    def limit(self, taken: int, room: int, *, recovering: bool = False) -> int:
+    def give_up(self) -> None:
+        """Do without the cache for the rest of the epoch: a worker that knew of it is lost.
+
+        Batches that it had drawn are drawn again, so that none may wait for those after it.
+        """
+        self._given_up = True
+        self._cache.give_up(self._sequence)
+
+    def limit(self, taken: int, room: int) -> int:
         """Return how many batches may be started and not taken.
 
         Args:
             taken: Batches of the epoch that were taken.
             room: Batches with their rows that there is room for, those that wait included.
-            recovering: Batches of a lost worker are sampled one by one: none waits for later ones.
         """
+        if self._given_up:
+            self._cache.allow(taken + room, 0)
+            return room + 1
         asked, kept, added = self._cache.demand(self._sequence)
         if added and self._fixed is None:
             self._ahead = self._window(asked / added, kept / added)
-        self._cache.allow(taken + room if added else 0, 0 if recovering else self._ahead)
+        self._cache.allow(taken + room if added else 0, self._ahead)
         return room + self._ahead + 1
 
     def _window(self, asked: float, kept: float) -> int:

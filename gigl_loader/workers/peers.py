@@ -32,7 +32,17 @@ from gigl_loader.errors import (
 from gigl_loader.memory.segments import Array
 from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.store import LocalStore
-from gigl_loader.transport import ArraySpec, Caller, End, Listener, Method, Peer, Reply, Security
+from gigl_loader.transport import (
+    SILENCE_S,
+    ArraySpec,
+    Caller,
+    End,
+    Listener,
+    Method,
+    Peer,
+    Reply,
+    Security,
+)
 from gigl_loader.workers.wire import DrawAnswer, DrawQuestion, RowsQuestion
 
 _log = logging.getLogger(__name__)
@@ -41,7 +51,7 @@ T = TypeVar("T")
 _MAX_ASK_BYTES = 1 << 32
 """Ids in one question: 512 million; a batch that asks for more does not fit into memory either."""
 _RETURN_S = 10.0
-"""How long a caller that was cut off may take to come back: the transport's own patience."""
+"""How long a caller whose connection was lost may take to come back."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,7 @@ class Answering:
         name: This worker, for logs.
         listener: Descriptor of the socket that the worker before it listened on; None: a fresh one.
         awaits_s: How long to expect those who asked the worker before it; None: there was none.
+        patience_s: How long one that was cut off may take to come back, in seconds.
 
     Raises:
         ConfigError: It cannot listen there, or would be open to strangers.
@@ -125,14 +136,14 @@ class Answering:
 
     def __init__(
         self, access: Access, view: PartitionView[Array], name: str, listener: int | None = None,
-        awaits_s: float | None = None,
+        awaits_s: float | None = None, patience_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
-        self._view, self._awaits_s = view, awaits_s
+        self._view, self._awaits_s, self._patience_s = view, awaits_s, patience_s
         self._per_thread = threading.local()  # a store owns scratch memory
         self._changed = threading.Condition()  # guards the three below
         self._open: Counter[str] = Counter()
         self._done: set[str] = set()
-        self._lost: dict[str, float] = {}
+        self._lost: dict[str, tuple[float, End]] = {}
         self.last_asked = time.monotonic()
         """When the last question came (`time.monotonic`)."""
         self._born = self.last_asked
@@ -173,10 +184,13 @@ class Answering:
     def _is_done(self, name: str) -> bool:
         if self._open[name]:
             return False
-        lost, now = self._lost.get(name), time.monotonic()
-        if lost is None and self._awaits_s is not None and now - self._born > self._awaits_s:
-            return True
-        return name in self._done or (lost is not None and now - lost > _RETURN_S)
+        now = time.monotonic()
+        if name in self._lost:
+            lost, end = self._lost[name]
+            returns_s = max(_RETURN_S, self._patience_s) if end is End.SILENT else _RETURN_S
+            return name in self._done or now - lost > returns_s
+        awaited = self._awaits_s is None or now - self._born <= self._awaits_s
+        return name in self._done or not awaited
 
     def _came(self, peer: Peer) -> None:
         with self._changed:
@@ -189,7 +203,7 @@ class Answering:
             if end in (End.SHUTDOWN, End.JOB_OVER):
                 self._done.add(peer.name)
             elif end is not End.REPLACED:
-                self._lost[peer.name] = time.monotonic()
+                self._lost[peer.name] = (time.monotonic(), end)
             self._changed.notify_all()
 
     def _draw(self, question: DrawQuestion, peer: Peer) -> DrawAnswer:
@@ -287,17 +301,24 @@ class Asking:
         name: This worker, as it introduces itself.
         timeout_s: Longest wait for one answer.
         lanes: Connections to each. Sampling threads are spread over them.
+        patience_s: How long one of them may be silent, in seconds: cut off, or stopped until its
+            rank has replaced it.
     """
 
     def __init__(
         self, asked: Mapping[int, WorkerAddress], access: Access, name: str, timeout_s: float,
-        lanes: int,
+        lanes: int, patience_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
         self._name, self._job, self._timeout_s, self._lanes = name, access.job, timeout_s, lanes
         self._whom = {p: f"{worker.name} (partition {p})" for p, worker in asked.items()}
         self._callers = {
             (partition, lane): Caller(
-                worker.host, worker.port, access.security, name, what=self._whom[partition]
+                worker.host,
+                worker.port,
+                access.security,
+                name,
+                what=self._whom[partition],
+                patience_s=patience_s,
             )
             for partition, worker in asked.items()
             for lane in range(lanes)

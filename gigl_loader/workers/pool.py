@@ -297,6 +297,11 @@ class WorkerPool:
         for worker in self._workers:
             worker.exited = True
 
+    def is_stopped(self, number: int) -> bool:
+        """Return whether the system says that a worker is stopped by a signal."""
+        stat = read_stat(self._workers[number].pid)
+        return stat is not None and stat[0] == "T"
+
     def describe(self, numbers: list[int]) -> str:
         """Say who workers are and what the system says they are doing."""
 

@@ -53,7 +53,7 @@ from gigl_loader.workers.ahead import LookAhead, make_cache, remote_bytes
 from gigl_loader.workers.peers import Access, worker_name
 from gigl_loader.workers.plugins import main_path_of, pickled
 from gigl_loader.workers.pool import Event, WorkerPool
-from gigl_loader.workers.recovery import Attendant, Recovery
+from gigl_loader.workers.recovery import LOOK_EVERY_S, Attendant, Recovery
 from gigl_loader.workers.rendezvous import Rendezvous
 from gigl_loader.workers.restarts import Task
 from gigl_loader.workers.schedule import FairQueue, Stream, num_batches
@@ -67,6 +67,9 @@ or have asked nothing for this many seconds."""
 _PEER_SHARE = 0.8
 """Of its own deadline, how long a worker waits for another partition: so that the error names the
 worker that does not answer, and not the one that waits for it."""
+_STOPPED_SHARE = 0.25
+"""Of the deadline, how long a worker that others ask may be stopped before it is replaced: well
+before they give up."""
 
 
 class MessageMemory(Protocol):
@@ -160,8 +163,7 @@ class DistSamplingProducer:
         self._view = view
         self._pool = WorkerPool(self.num_workers)
         self._queue: FairQueue[Received] = FairQueue()
-        # a worker that dies in the middle of the cache's plan leaves it half written
-        self._max_restarts = 0 if cache is not None else self.epoch_options.max_restarts
+        self._max_restarts = self.epoch_options.max_restarts
         self._recovery = Recovery(
             self._pool, worker_options.worker_concurrency, self._max_restarts,
             self._seeds_of,
@@ -310,6 +312,7 @@ class DistSamplingProducer:
             ),
             replaceable=self._max_restarts > 0,
             plugins=self._plugins,
+            rows_apart=self.epoch_options.cache is not None,
             main_path=self._main_path,
         )
 
@@ -326,6 +329,11 @@ class DistSamplingProducer:
         """Batches of an epoch over the whole input."""
         config = self.sampling_config
         return num_batches(len(self._seed_input), config.batch_size, config.drop_last)
+
+    @property
+    def input_len(self) -> int:
+        """Seeds of the whole input."""
+        return len(self._seed_input)
 
     def add_stream(self, number: int, limit: int) -> None:
         """Add a consumer that may have ``limit`` batches started and not taken."""
@@ -399,8 +407,7 @@ class DistSamplingProducer:
             state, largest = self._queue.streams[0], self.channel.largest
             room = self.channel.size // largest if largest else self.num_workers
             room = max(1, min(self.channel.capacity, room))
-            recovering = self._recovery.under_way.is_recovering
-            state.limit = self._look_ahead.limit(state.taken, room, recovering=recovering)
+            state.limit = self._look_ahead.limit(state.taken, room)
         under_way = self._recovery.under_way
         while (worker := self._recovery.free_worker()) is not None:
             # what was lost comes first, and had its room before
@@ -471,6 +478,14 @@ class DistSamplingProducer:
             PeerTimeoutError: No worker sent anything for the option's time.
             WorkerDiedError, SamplingError: A worker ended, or raised.
         """
+        return self._wait_for(self.start_at_once(index))
+
+    def start_at_once(self, index: Tensor) -> Stream[Received]:
+        """Let a worker sample the batch of the seeds at ``index``; it comes as `sample` says.
+
+        Returns:
+            The stream `AT_ONCE_STREAM`, which has one such batch at a time.
+        """
         with self._lock:
             self._check_usable()
             if AT_ONCE_STREAM not in self._queue.streams:
@@ -484,7 +499,7 @@ class DistSamplingProducer:
                 self._send(worker, message, shared)
             self._last_progress = time.monotonic()
             self._dispatch()
-        return self._wait_for(state)
+        return state
 
     def _wait_for(self, state: Stream[Received]) -> Received:
         """Return the one batch of ``state``; what fails of others is told to who takes those."""
@@ -564,6 +579,9 @@ class DistSamplingProducer:
 
     def _attend(self) -> None:
         """Replace workers that are gone, in place of a training loop that is busy elsewhere."""
+        with self._lock:
+            longest_s = _STOPPED_SHARE * self.epoch_options.timeout_s
+            self._recovery.end_stopped(max(1, int(longest_s / LOOK_EVERY_S)))
         unfiled = any(event.message[0] == messages.DIED for event in self._unfiled)
         if not (unfiled or self._recovery.is_pending or self._pool.has_news()):
             return
@@ -604,6 +622,8 @@ class DistSamplingProducer:
             self._recovery.under_way.done(event.worker, rest[0])
         elif kind == messages.DIED:
             self.channel.forget(event.worker)
+            if self._look_ahead is not None:
+                self._look_ahead.give_up()
             self._fatal = self._recovery.died(event.worker, *rest) or self._fatal
         elif kind == messages.READY:
             self._welcome(event.worker)

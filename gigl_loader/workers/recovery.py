@@ -21,7 +21,7 @@ from gigl_loader.workers.restarts import Restarts, Task, UnderWay
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 0.25
+LOOK_EVERY_S = 0.25
 """How often `Attendant` looks whether the supervisor has reported a death: one poll of a socket."""
 _SHOWN_SEEDS = 8
 
@@ -49,6 +49,8 @@ class Recovery:
         """When a lost worker is to be replaced (`time.monotonic`)."""
         self._hung: dict[int, str] = {}
         """Workers that were killed because they made no progress, and what they were doing."""
+        self._stopped: dict[int, int] = {}
+        """How many times in a row `end_stopped` has found a worker stopped."""
 
     def free_worker(self) -> int | None:
         """Return the worker that the next batch goes to; None: none can take one."""
@@ -108,6 +110,17 @@ class Recovery:
         stalled = [w for w in range(self.pool.num_workers) if loads[w] or w not in self.at_work]
         return self.kill([worker for worker in stalled if worker not in self._due])
 
+    def end_stopped(self, most: int) -> None:
+        """End the workers that the last ``most`` calls have all found stopped (`SIGSTOP`).
+
+        Calls are counted, not seconds: where this process was stopped as well, with its terminal or
+        its container, all of them go on together.
+        """
+        stopped = [worker for worker in self.at_work if self.pool.is_stopped(worker)]
+        self._stopped = {worker: self._stopped.get(worker, 0) + 1 for worker in stopped}
+        late = [worker for worker, times in self._stopped.items() if times >= most]
+        self.kill([worker for worker in late if worker not in self._hung])
+
     def kill(self, workers: list[int]) -> bool:
         """End workers that hang, to be replaced.
 
@@ -164,7 +177,7 @@ class Attendant:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._ended.wait(_LOOK_EVERY_S):
+        while not self._ended.wait(LOOK_EVERY_S):
             with contextlib.suppress(GiglLoaderError):  # it stays, for whoever takes batches
                 self._attend()
 

@@ -5,13 +5,13 @@
     give() --> under way at a worker --done()--> gone from here
                   |  lose(): the worker is lost
                   v
-               to be sampled again: first those that it may have died of, each alone on a worker, so
-               that a second death names one batch; then the others
+               to be sampled again, the earliest first; those that it may have died of each alone on
+               a worker, so that a second death names one batch
 
 No processes, no memory, no clock.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -44,8 +44,7 @@ class UnderWay:
     def __init__(self, num_workers: int, concurrency: int) -> None:
         self._concurrency = concurrency
         self._of: list[list[Task]] = [[] for _ in range(num_workers)]
-        self._suspects: deque[Task] = deque()
-        self._others: deque[Task] = deque()
+        self._lost: list[Task] = []
         self._alone: set[int] = set()
         self._suspected: set[tuple[int, int]] = set()
         self._deaths: Counter[tuple[int, int]] = Counter()
@@ -79,8 +78,7 @@ class UnderWay:
         tasks, self._of[worker] = self._of[worker], []
         self._alone.discard(worker)
         suspects = tasks[: self._concurrency]
-        self._suspects.extend(suspects)
-        self._others.extend(tasks[self._concurrency :])
+        self._lost = sorted([*self._lost, *tasks], key=lambda task: task.position)
         self._suspected.update(task.content for task in suspects)
         if len(suspects) == 1:
             self._deaths[suspects[0].content] += 1
@@ -99,26 +97,23 @@ class UnderWay:
     @property
     def has_lost(self) -> bool:
         """Whether batches of lost workers are to be sampled again: before any further one."""
-        return bool(self._suspects or self._others)
-
-    @property
-    def is_recovering(self) -> bool:
-        """Whether batches of lost workers wait, or are sampled by workers that have no other."""
-        return self.has_lost or bool(self._alone)
+        return bool(self._lost)
 
     def next_lost(self, is_wanted: Callable[[BatchTicket], bool], *, idle: bool) -> Task | None:
-        """Return a batch of a lost worker for another one.
+        """Return a batch of a lost worker for another one: the earliest, or none.
+
+        None is passed over: what comes after it may have to wait for it, on the one worker that
+        could sample it.
 
         Args:
             is_wanted: Tells whether the epoch of a batch still goes on.
             idle: Whether the worker has nothing to do: only then may it have a suspected batch.
         """
-        for some in (self._suspects, self._others):
-            while some and not is_wanted(some[0].ticket):
-                self._acquit(some.popleft())
-        if self._suspects and idle:
-            return self._suspects.popleft()
-        return self._others.popleft() if self._others else None
+        while self._lost and not is_wanted(self._lost[0].ticket):
+            self._acquit(self._lost.pop(0))
+        if not self._lost or (self._lost[0].content in self._suspected and not idle):
+            return None
+        return self._lost.pop(0)
 
 
 class Restarts:

@@ -6,6 +6,7 @@ from typing import Any, Generic
 
 from gigl_loader.dataset.view import A, PartitionView
 from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.transport import SILENCE_S
 from gigl_loader.workers.peers import Access
 
 
@@ -53,5 +54,16 @@ class WorkerSetup(Generic[A]):
     """Whether another worker takes the place of one that dies."""
     plugins: bytes
     """`Plugins`, pickled by themselves: they may hold tensors, for which the worker needs torch."""
+    rows_apart: bool = False
+    """Whether batches are handed over without rows, which who takes them reads."""
     main_path: str | None = None
     """The user's script, where something above is defined in it."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long a worker of another partition may be silent, in seconds.
+
+        Where workers are replaced, one that is stopped comes back as another one, and a link that
+        is cut may heal: as long as an answer may take.
+        """
+        return max(SILENCE_S, self.rpc_timeout_s) if self.replaceable else SILENCE_S

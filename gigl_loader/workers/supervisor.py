@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 
-from gigl_loader.sampler import _cache_kernels, _kernels, _packing_kernels
+from gigl_loader.sampler import _cache_kernels, _kernels, _packing_kernels, _tree_kernels
 from gigl_loader.workers import messages, pipe, worker
 
 _PR_SET_PDEATHSIG = 1
@@ -30,6 +30,7 @@ def main() -> None:
     _kernels.load()
     _packing_kernels.load()
     _cache_kernels.load()
+    _tree_kernels.load()
     gc.collect()
     gc.freeze()  # what is there now is never written again: forked pages stay shared
     signal.set_wakeup_fd(wake_write)

@@ -33,6 +33,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
 from gigl_loader.message import AT_ONCE_STREAM, BatchTicket
 from gigl_loader.sampler.ahead import Filler, keep_structure
+from gigl_loader.sampler.apart import rows_apart
 from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
@@ -114,6 +115,7 @@ class Worker:
             self._answering = Answering(
                 self._setup.access, self._setup.view, name, self._listens_on,
                 awaits_s=_COMES_BACK_S if self._replaces else None,
+                patience_s=self._setup.patience_s,
             )  # fmt: skip
         self._plugins = pickle.loads(self._setup.plugins)
         if self._plugins.init_fn is not None:
@@ -204,7 +206,7 @@ class Worker:
         self._num_asked = len(asked)
         if asked:
             lanes = min(_LANES, self._setup.concurrency)
-            self._asking = Asking(asked, access, name, timeout_s, lanes)
+            self._asking = Asking(asked, access, name, timeout_s, lanes, self._setup.patience_s)
             self._aside(self._asking.connect)
         if spared:
             others = Asking(spared, access, name, timeout_s, 1)
@@ -256,7 +258,9 @@ class Worker:
                     self._send((messages.STALE, ticket))
                     continue
                 if sampler is None:
-                    sampler = load_sampler(self._setup, self._plugins, self._asking)
+                    apart = self._setup.rows_apart
+                    peers = Later(self._asking) if apart else self._asking
+                    sampler = load_sampler(self._setup, self._plugins, peers)
                 self._sample(sampler, request, position, idle_s)
             except OSError as error:
                 if not self._report(ticket, error):
@@ -348,6 +352,8 @@ class Worker:
     ) -> None:
         started = time.perf_counter()
         fields = _all_fields(sampler, request, self._setup.view)
+        if self._setup.rows_apart:
+            fields = rows_apart(fields)
         sampled = time.perf_counter()
         written = self._slots.write(fields)
         stats = {

@@ -22,6 +22,7 @@ from gigl_loader import (
     SamplingError,
     WorkerDiedError,
     ranks,
+    replay,
 )
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
@@ -29,13 +30,14 @@ from gigl_loader.ranks import gather_from_ranks, tell_ranks
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
+    batch_digest,
     batch_tensors,
     check_batch,
     check_same_batches,
     wait_until,
 )
 from gigl_loader.transport import Security
-from gigl_loader.workers import agreement
+from gigl_loader.workers import agreement, producer
 from gigl_loader.workers.agreement import Agreement, Plan
 from gigl_loader.workers.pool import process_state
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
@@ -47,6 +49,7 @@ CASES = {
     "plain": (GRAPH, "in", torch.arange(60), {"num_neighbors": [3, -1]}),
     "typed": (TYPED, "out", ("user", torch.arange(39, -1, -1)), {"num_neighbors": [2, 2]}),
 }
+AT_ONCE = [3, 0, 3]
 COMMON = {"batch_size": 4, "seed": 5, "with_edge": True, "shuffle": True, "with_weight": True}
 
 
@@ -57,8 +60,13 @@ def share(given, rank: int, size: int):
     return (given[0], block) if isinstance(given, tuple) else block
 
 
-def _with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return batches that were drawn ahead, of epochs broken off and gone on with."""
+def _with_a_cache(
+    dataset: Any, given: Any, how: dict[str, Any], at_once: str
+) -> list[dict[str, Any]]:
+    """Return batches that were drawn ahead, of epochs broken off and gone on with.
+
+    ``at_once`` is the digest of `AT_ONCE` without a cache.
+    """
     with DistNeighborLoader(
         dataset, input_nodes=given, num_workers=2, worker_concurrency=2, remote_cache="30%",
         **COMMON, **how,
@@ -67,8 +75,15 @@ def _with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> list[dict[st
         for epoch in (0, 3):
             loader.set_epoch(epoch)
             found += [batch_tensors(batch) for _, batch in zip(range(2), loader, strict=False)]
+            assert batch_digest(loader(AT_ONCE)) == at_once, "beside an epoch that is under way"
             loader.load_state_dict(loader.state_dict())
             found += [batch_tensors(batch) for batch in loader]
+        again = batch_tensors(replay(loader, 3, 2))
+        assert again.keys() == found[-len(loader) + 2].keys()
+        for name, value in again.items():
+            assert not isinstance(value, torch.Tensor) or torch.equal(
+                value, found[-len(loader) + 2][name]
+            )
         stats = loader.stats()
         if stats["partitions_over_tcp"]:
             assert 0 < stats["hit_rate"] < 1
@@ -76,6 +91,18 @@ def _with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> list[dict[st
         else:
             assert stats["hit_rate"] is None, "what is read in memory needs no cache"
         return found
+
+
+def _whole_job_with_a_cache(dataset: Any, given: Any, how: dict[str, Any]) -> None:
+    """Compare the batches of ``shard="world"`` with and without a cache."""
+    digests = []
+    for cache in (None, "30%"):
+        with DistNeighborLoader(
+            dataset, input_nodes=given, num_workers=1, shard="world", remote_cache=cache, **COMMON,
+            **how,
+        ) as loader:  # fmt: skip
+            digests.append([batch_digest(batch) for batch in loader])
+    assert digests[0] == digests[1]
 
 
 def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memory: str) -> None:
@@ -99,7 +126,10 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
                     check(graph, edge_dir, how, batch)
             assert loader.stats()["partitions_over_tcp"] == asked
             torch.save(found, folder / f"{name}{rank}{same_memory}.pt")
-            found = _with_a_cache(dataset, given, how)
+            at_once = batch_digest(loader(AT_ONCE))
+            found = _with_a_cache(dataset, given, how, at_once)
+            if same_memory == "0" and name == "plain":
+                _whole_job_with_a_cache(dataset, given, how)
             torch.save(found, folder / f"{name}{rank}{same_memory} cached.pt")
             if rank == 0:
                 continue  # leaves at once; its workers still answer the other rank's
@@ -293,11 +323,13 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
     """Rank 1's worker is killed while its trainer is busy, then rank 0's: the same batches.
 
     Rank 0 needs answers of the new worker to go on, and rank 1 waits for rank 0: the worker is
-    replaced all the same, and rank 0's questions find it.
+    replaced all the same, and rank 0's questions find it. So it is where the worker is stopped:
+    rank 1 notices it well before rank 0 gives it up.
     """
     with _big_loader(rank, size, max_restarts=0) as loader:
         expected = [batch_tensors(batch) for batch in itertools.islice(loader, 600)]
     dist.barrier()
+    producer._STOPPED_SHARE = 0.01  # so that the test is short: 1.2 s, and rank 0 waits for 96
     with _big_loader(rank, size) as loader:
         iterator = iter(loader)
         found = [batch_tensors(next(iterator)) for _ in range(10)]
@@ -305,13 +337,34 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
         if rank == 1:
             os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
         else:
-            found += [batch_tensors(next(iterator)) for _ in range(290)]
+            found += [batch_tensors(next(iterator)) for _ in range(190)]
             os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
         dist.barrier()  # rank 1 has not asked for a batch since its worker died
+        if rank == 1:
+            os.kill(loader._mp_producer.pids[0], signal.SIGSTOP)
+        else:
+            found += [batch_tensors(next(iterator)) for _ in range(100)]
+        dist.barrier()  # nor here
         found += [batch_tensors(next(iterator)) for _ in range(600 - len(found))]
-        assert loader.stats()["restarts"] == 1
+        assert loader.stats()["restarts"] == 1 + rank
         start = time.monotonic()
     assert time.monotonic() - start < LINGER_S * 1.5
+    _check_same_tensors(found, expected)
+    with _big_loader(rank, size, num_workers=2, remote_cache="30%") as loader:
+        found = []
+        for number, batch in enumerate(itertools.islice(loader, 300)):
+            found.append(batch_tensors(batch))
+            if number in (30, 90):  # one of the two, then the other
+                os.kill(loader._mp_producer.pids[number == 90], signal.SIGKILL)
+        assert loader.stats()["restarts"] == 2
+        _check_same_tensors(found, expected[:300])
+        loader.set_epoch(1)
+        before = loader._stats.cached_rows
+        list(itertools.islice(loader, 300))
+        assert loader._stats.cached_rows > before, "the next epoch has the cache again"
+
+
+def _check_same_tensors(found: list, expected: list) -> None:
     for one, other in zip(found, expected, strict=True):
         assert all(torch.equal(value, other[name]) for name, value in one.items()
                    if isinstance(value, torch.Tensor))  # fmt: skip

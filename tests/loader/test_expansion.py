@@ -7,18 +7,21 @@ import torch
 
 from gigl_loader import (
     ConfigError,
+    CustomSamplerOptions,
     DistABLPLoader,
     DistDataset,
     DistLinkNeighborLoader,
     DistNeighborLoader,
     DistSubGraphLoader,
+    PPRSamplerOptions,
     RemoteDistDataset,
+    SamplingError,
     partition_graph,
 )
 from gigl_loader.collate.edges import add_edge_labels
 from gigl_loader.collate.pyg import to_data
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
-from gigl_loader.message import EDGE_TARGETS, SEED_TIME, BatchTicket
+from gigl_loader.message import AT_ONCE_EPOCH, EDGE_TARGETS, SEED_TIME, BatchTicket
 from gigl_loader.options import SAME_MEMORY_VARIABLE, ExpansionOptions
 from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler, subgraph_sampler
@@ -26,6 +29,7 @@ from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import (
     TinyGraph,
     as_worker_gets,
+    batch_digest,
     check_same_batches,
     run_cluster,
     sample_message,
@@ -39,7 +43,10 @@ HOW = (
     {"subgraph_type": "bidirectional", "disjoint": True},
     {"time_attr": "node_time", "temporal_strategy": "last", "time_window": 60},
     {"sampler": "labor"},
+    {"time_attr": "node_time", "disjoint": "by_time"},
 )
+AT_ONCE = [3, 1, 3, 39]
+"""Positions of a batch that is asked for beside the epoch."""
 
 
 def _dataset(rank: int, count: int, **more) -> DistDataset:
@@ -50,7 +57,7 @@ def _dataset(rank: int, count: int, **more) -> DistDataset:
     )  # fmt: skip
 
 
-def _expected(seeds, number, how, *, make=NeighborSampler, **extra):
+def _expected(seeds, number, how, *, make=NeighborSampler, epoch=0, **extra):
     """Return the batch that the sampler gives by itself, over one partition."""
     plan = SamplingPlan(
         input_type=N, fanouts={E: tuple(FANOUT)}, seed=2, with_edge=True,
@@ -59,7 +66,7 @@ def _expected(seeds, number, how, *, make=NeighborSampler, **extra):
     dataset, time_attr = GRAPH.dataset(), how.get("time_attr")
     view = dataset.view() if time_attr is None else dataset.view_by_time(time_attr)
     places = torch.arange(seeds.numel())
-    request = SampleRequest(BatchTicket(0, 1, 0, number), seeds, places, extra)
+    request = SampleRequest(BatchTicket(0, 1, epoch, number), seeds, places, extra)
     return sample_message(make(as_worker_gets(view), plan, None), request)
 
 
@@ -88,11 +95,62 @@ def _check_nodes(dataset, nodes, how, times=None, **more) -> None:
             seeds = batch.n_id[: batch.batch_size]
             extra = {} if times is None else {SEED_TIME: seeds % 7 * 9}
             _same(batch, _expected(seeds, number, how, **extra))
+            if number == 1:
+                asked = torch.tensor(AT_ONCE)  # here positions are ids
+                extra = {} if times is None else {SEED_TIME: asked % 7 * 9}
+                _same(loader(asked), _expected(asked, 0, how, epoch=AT_ONCE_EPOCH, **extra))
+        assert number == 6
 
 
-def _use_store(info, rank: int) -> None:
+def _every_other_edge(output):
+    output.row, output.col, output.edge = output.row[::2], output.col[::2], output.edge[::2]
+    output.num_sampled_edges = None
+    return output
+
+
+class Fails(NeighborSampler):
+    """Raises where a batch has the seed 5 alone."""
+
+    def sample(self, request):
+        if request.seeds.tolist() == [5]:
+            raise ZeroDivisionError("on purpose")
+        return super().sample(request)
+
+
+OTHERS = (
+    {"sampler_options": PPRSamplerOptions(alpha=0.3, eps=1e-6, max_ppr_nodes=9)},
+    {"transform_sampler_output": _every_other_edge},
+)
+
+
+def _digests(dataset, nodes, **more) -> list[list[str]]:
+    """Return what tells the batches of each of `OTHERS`: of an epoch, and at once."""
+    found = []
+    for other in OTHERS:
+        with DistNeighborLoader(
+            dataset, FANOUT, nodes, batch_size=6, seed=2, with_edge=True, **other, **more
+        ) as loader:
+            batches = (*loader, loader(AT_ONCE), loader([]))
+            found.append([batch_digest(batch) for batch in batches])
+    return found
+
+
+def _check_failure_out_of_turn(remote, nodes) -> None:
+    options = CustomSamplerOptions(f"{__name__}.Fails")
+    with DistNeighborLoader(remote, FANOUT, nodes, batch_size=8, sampler_options=options) as loader:
+        epoch = iter(loader)
+        first = next(epoch)
+        with pytest.raises(SamplingError, match="on purpose"):
+            loader([5])
+        assert loader([4]).batch.tolist() == [4]
+        assert torch.cat([b.batch for b in (first, *epoch)]).tolist() == list(range(40))
+
+
+def _use_store(info, rank: int, digests: list[list[str]]) -> None:
     remote = RemoteDistDataset(info, rank)
     nodes = remote.fetch_node_ids()
+    assert _digests(remote, nodes) == digests
+    _check_failure_out_of_turn(remote, nodes)
     for how in HOW:
         _check_nodes(remote, nodes, how)
     times = {server: ids % 7 * 9 for server, ids in nodes.items()}
@@ -138,7 +196,11 @@ def test_a_graph_store_gives_the_batches_of_one_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")  # so that questions by time go over the wire
-    run_cluster(_use_store, dataset=_dataset, tmp_path=tmp_path, servers=2, clients=1)
+    digests = _digests(GRAPH.dataset(), torch.arange(40), num_workers=0)
+    run_cluster(
+        _use_store, digests, dataset=_dataset, tmp_path=tmp_path, servers=2, clients=2,
+        allow_samplers=(__name__,),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
@@ -220,7 +282,7 @@ def test_what_cannot_work_is_said_before_anything_starts(how, match) -> None:
 def test_links_and_anchors_refuse_too() -> None:
     dataset = GRAPH.dataset()
     index = torch.zeros(2, 3, dtype=torch.int64)
-    with pytest.raises(ConfigError, match="needs edge_label_time"):
+    with pytest.raises(ConfigError, match="'edge_label_time' is not set"):
         DistLinkNeighborLoader(dataset, FANOUT, index, time_attr="node_time")
     with pytest.raises(ConfigError, match="without time_attr"):
         DistLinkNeighborLoader(dataset, FANOUT, index, edge_label_time=torch.arange(3))

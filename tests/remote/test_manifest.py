@@ -125,7 +125,8 @@ def test_the_storage_cluster_fits_the_code(parts: Any) -> None:
     assert service["spec"]["clusterIP"] == "None"  # headless: all ports, and a name for each pod
     assert storage["spec"]["serviceName"] == service["metadata"]["name"]
     ports = [one["port"] for one in service["spec"]["ports"]]
-    assert ports == [one["containerPort"] for one in container["ports"]] == [serve.port]
+    assert ports == [one["containerPort"] for one in container["ports"]]
+    assert ports == [serve.port, serve.metrics_port]
 
 
 def test_the_training_job_fits_the_code(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +179,37 @@ def test_what_selects_pods_finds_them(parts: Any) -> None:
         if kind != "Job":  # a Job makes its own
             assert (selector.get("matchLabels") or selector) == labels[owner], (kind, name)
     reached = [
-        (peer["podSelector"]["matchLabels"]["app"], [one["port"] for one in rule.get("ports", [])])
+        (kind, *selector["matchLabels"].values(), [one["port"] for one in rule.get("ports", [])])
         for rule in parts["NetworkPolicy", "storage"]["spec"]["ingress"]
         for peer in rule["from"]
+        for kind, selector in peer.items()
     ]
-    port = parts["Service", "graph-store"]["spec"]["ports"][0]["port"]
-    assert reached == [("storage", []), ("train", [port])]
+    rpc, metrics = (one["port"] for one in parts["Service", "graph-store"]["spec"]["ports"])
+    assert reached == [
+        ("podSelector", "storage", []),
+        ("podSelector", "train", [rpc]),
+        ("namespaceSelector", "monitoring", [metrics]),
+    ]
+
+
+def test_prometheus_finds_what_the_servers_export(parts: Any) -> None:
+    """By the annotations that its usual configuration for pods reads, and the guide shows."""
+    storage = parts["StatefulSet", "storage"]
+    (container,) = _pod(storage)["containers"]
+    serve = parse_serve(_arguments(container))
+    found = storage["spec"]["template"]["metadata"]["annotations"]
+    assert serve.tls, "strangers could read the figures"
+    assert serve.metrics_host == "10.0.0.7", "Prometheus asks the pod's address"
+    assert found == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/scheme": "https",
+        "prometheus.io/port": str(serve.metrics_port),
+        "prometheus.io/path": "/metrics",
+    }
+    page = (ROOT / "docs" / "guide" / "kubernetes.md").read_text()
+    (job,) = yaml.safe_load(page.split("```yaml\nscrape_configs:")[1].split("```")[0])
+    rules = [rule.get("source_labels", [""])[0] for rule in job["relabel_configs"]]
+    read = {name for name in rules if name.startswith("__meta_kubernetes_pod_annotation_")}
+    named = {re.sub(r"\W", "_", name) for name in found}
+    assert {f"__meta_kubernetes_pod_annotation_{name}" for name in named} == read
+    assert job["tls_config"].keys() >= {"ca_file", "cert_file", "key_file", "server_name"}

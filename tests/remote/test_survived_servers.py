@@ -25,17 +25,20 @@ EVENTS = {
 """After (epoch, batch): which server is ended, and how."""
 
 
-def _digest(loader: DistNeighborLoader, after=lambda epoch, batch: None) -> str:
-    digest = hashlib.sha256()
+def _digests(*loaders: DistNeighborLoader, after=lambda epoch, batch: None) -> set[str]:
+    """Take a batch of each loader in turn, for three epochs."""
+    digests = [hashlib.sha256() for _ in loaders]
     for epoch in range(3):
-        loader.set_epoch(epoch)
-        for number, batch in enumerate(loader):
-            for name, value in sorted(batch_tensors(batch).items()):
-                digest.update(name.encode())
-                if hasattr(value, "numpy"):
-                    digest.update(value.numpy().tobytes())
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        for number, batches in enumerate(zip(*loaders, strict=True)):
+            for digest, batch in zip(digests, batches, strict=True):
+                for name, value in sorted(batch_tensors(batch).items()):
+                    digest.update(name.encode())
+                    if hasattr(value, "numpy"):
+                        digest.update(value.numpy().tobytes())
             after(epoch, number)
-    return digest.hexdigest()
+    return {digest.hexdigest() for digest in digests}
 
 
 def _train(info, rank: int, folder: str) -> None:
@@ -49,7 +52,7 @@ def _train(info, rank: int, folder: str) -> None:
         )  # fmt: skip
 
     with make() as loader:
-        expected = _digest(loader)
+        expected = _digests(loader)
     number = iter(range(len(EVENTS)))
 
     def after(epoch: int, batch: int) -> None:
@@ -58,10 +61,11 @@ def _train(info, rank: int, folder: str) -> None:
             Path(folder, f"wanted {event}").touch()
             wait_until(lambda: Path(folder, f"done {event}").exists(), "the server has ended", 60)
 
-    with make() as loader, make() as other:
+    with make() as loader, make(remote_cache="30%") as keeping, make() as other:
         assert len(other) == 30
-        assert _digest(loader, after) == expected
-        assert _digest(other) == expected, "a loader that was idle meanwhile goes on, too"
+        assert _digests(loader, keeping, after=after) == expected
+        assert keeping.stats()["hit_rate"] > 0
+        assert _digests(other) == expected, "a loader that was idle meanwhile goes on, too"
 
 
 def _serve(info, rank: int) -> None:

@@ -239,6 +239,7 @@ def test_labor_finds_fewer_nodes_for_the_same_fan_out() -> None:
         ({"temporal_strategy": "first", "time_attr": "t"}, "temporal_strategy must be one of"),
         ({"sampler": "ppr"}, "sampler must be one of"),
         ({"disjoint": 1}, "disjoint must be"),
+        ({"disjoint": "by_time"}, "need time_attr"),
         ({"disjoint": True, "subgraph_type": "induced"}, "one graph of all seeds"),
         ({"time_attr": "t", "subgraph_type": "induced"}, "one graph of all seeds"),
         ({"time_attr": "t", "sampler": "labor"}, "lets seeds share neighbours"),

@@ -76,6 +76,7 @@ def cases(draw):
     how = {
         "temporal_strategy": draw(st.sampled_from(["uniform", "last"])),
         "time_window": draw(st.sampled_from([None, 0, 1, 2])),
+        "disjoint": draw(st.sampled_from([False, True, "by_time"])),
     }
     replace = draw(st.booleans())
     return graph, times, fanouts, draw(st.sampled_from(["in", "out"])), how, replace
@@ -88,6 +89,12 @@ def _plan(case, input_type: str) -> SamplingPlan:
         input_type=input_type, fanouts=fanouts, seed=3, with_edge=True, replace=replace,
         expansion=expansion,
     )  # fmt: skip
+
+
+def _trees(case, times) -> list[int]:
+    """Return which seed tells the tree of each seed: itself, or the first of its time."""
+    shared = case[4]["disjoint"] == "by_time"
+    return [list(times).index(time) if shared else place for place, time in enumerate(times)]
 
 
 def _walked(edge_type, edge_dir):
@@ -194,7 +201,12 @@ def test_nothing_is_later_than_its_seed(case, count: int, cut: int, data) -> Non
     store = _store(found[0], graph, input_type)
     assert store.batch_size == len(seeds)
     assert store.n_id[: len(seeds)].tolist() == seeds
-    assert store.batch[: len(seeds)].tolist() == list(range(len(seeds)))
+    assert store.batch[: len(seeds)].tolist() == _trees(case, seed_times)
+    for name in graph.num_nodes:
+        reached = _store(found[0], graph, name)
+        first = int(reached.num_sampled_nodes[0])
+        keys = torch.stack([reached.batch, reached.n_id])[:, first:]
+        assert keys.unique(dim=1).size(1) == keys.size(1), "a node twice in a tree"
     assert store.seed_time.tolist() == seed_times
     _check_times(found[0], case, seed_times)
 
@@ -228,6 +240,10 @@ def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
         roots = [(own, own.src_index, when), (other, other.dst_pos_index, when)]
         late = [(times.get(edge_type[2]), other, other.dst_neg_index.reshape(len(src), -1))]
         assert own.seed_time.tolist() == list(when)
+        if case[4]["disjoint"] != "by_time":  # one of each seed edge, then the next of each
+            in_turn = late[0][2].t().reshape(-1)
+            assert in_turn.tolist() == list(range(int(in_turn[0]), int(in_turn[-1]) + 1))
+            assert in_turn.numel() == 2 * len(src)
     else:
         index = links.edge_label_index
         repeated = [when[i % len(when)] for i in range(index.size(1))]
@@ -238,7 +254,7 @@ def test_links_and_their_negatives_respect_time(case, kind, data) -> None:
             for row, name, store in ((0, edge_type[0], own), (1, edge_type[2], other))
         ]
     for store, labels, root_times in roots:
-        trees = [i % len(src) for i in range(len(root_times))]
+        trees = [_trees(case, when)[i % len(src)] for i in range(len(root_times))]
         assert store.batch[labels].tolist() == trees
     for node_times, store, labels in late:
         if node_times is not None:

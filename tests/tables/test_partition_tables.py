@@ -48,12 +48,17 @@ def test_partitions_unite_to_the_tables(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "tables"]
 
 
+def _time_of(node: int) -> int:
+    return 7 * node % 5
+
+
 def _as_tables(graph: Graph, folder: Path) -> dict:
     """Write a homogeneous graph as tables whose ids are those of the graph."""
     count, pairs = graph.num_nodes[N], graph.edges[E]
     ids = list(range(count))
     nodes = pa.table(
-        {"id": pa.array(ids, pa.int64()), "y": pa.array([[i, 100 + i] for i in ids], INTS),
+        {"id": pa.array(ids, pa.int64()), "t": pa.array([_time_of(i) for i in ids], pa.int64()),
+         "y": pa.array([[i, 100 + i] for i in ids], INTS),
          "x": pa.array([[i, -i, 7] for i in ids], pa.list_(pa.float32(), 3)),
          "s": pa.array([("train", "val", "test")[i % 3] for i in ids], pa.string())}
     )  # fmt: skip
@@ -70,7 +75,8 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
         pq.write_table(pa.table(columns), folder / f"{name}.parquet")
         how = {"weight": "w"} if name == "edges" else {"supervision": name}
         edges.append(EdgeTable(folder / f"{name}.parquet", **how))
-    return {"nodes": NodeTable(folder / "nodes.parquet", features="x", label="y", split="s"),
+    return {"nodes": NodeTable(folder / "nodes.parquet", features="x", label="y", split="s",
+                               time="t"),
             "edges": edges}  # fmt: skip
 
 
@@ -84,11 +90,13 @@ def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
     tables = _as_tables(graph, tmp_path / "tables")
     partition_tables(
         **tables, num_partitions=count, root=tmp_path / "a", edge_dir=edge_dir, progress=False,
-        overwrite=True, threads=1,
+        overwrite=True, threads=1, time_attr="time",
     )  # fmt: skip
+    data = graph.to_pyg()
+    data.time = torch.tensor([_time_of(i) for i in range(graph.num_nodes[N])], dtype=torch.int64)
     partition_graph(
-        graph.to_pyg(), count, tmp_path / "b", edge_dir=edge_dir, progress=False,
-        supervision=graph.supervision(), overwrite=True,
+        data, count, tmp_path / "b", edge_dir=edge_dir, progress=False,
+        supervision=graph.supervision(), overwrite=True, time_attr="time",
     )  # fmt: skip
     for k in range(count):
         ours, theirs = (DistDataset.load(tmp_path / name, k) for name in ("a", "b"))
@@ -102,6 +110,9 @@ def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
             assert torch.equal(found.indices, wanted.indices)
             if edge_type == E:
                 assert torch.equal(found.weights, wanted.weights)
+                orders = [one.view_by_time("time").times[E] for one in (ours, theirs)]
+                assert torch.equal(orders[0].times, orders[1].times)
+                assert torch.equal(orders[0].order, orders[1].order)
         for kind in ("node_features", "node_labels"):
             found, wanted = getattr(ours.view(), kind)[N], getattr(theirs.view(), kind)[N]
             found, wanted = (rows.values[rows.locate(owned)] for rows in (found, wanted))

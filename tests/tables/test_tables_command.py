@@ -1,4 +1,6 @@
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -6,7 +8,8 @@ import pytest
 import yaml
 from table_graphs import BUYS, KNOWS, Tables, check
 
-from gigl_loader import DistDataset, partition_tables
+from gigl_loader import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DistDataset, partition_tables
+from gigl_loader.dataset.schema import NEIGHBOR_TIME
 from gigl_loader.tables.command import main
 
 GRAPH = Tables(
@@ -23,6 +26,7 @@ def _yaml(folder: Path) -> Path:
             {"type": list(t), **{k: v for k, v in vars(one).items() if v}}
             for t, several in edges.items() for one in several
         ],
+        "time_attr": "time",
     }  # fmt: skip
     path = folder / "graph.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -33,7 +37,13 @@ def test_a_file_describes_the_tables(tmp_path: Path, capsys) -> None:
     out = tmp_path / "parts"
     arguments = [str(_yaml(tmp_path)), "--out", str(out), "--partitions", "2", "--method", "random"]
     assert main([*arguments, "--threads", "1"]) == 0
-    check(GRAPH, [DistDataset.load(out, k) for k in range(2)], "in")
+    loaded = [DistDataset.load(out, k) for k in range(2)]
+    check(GRAPH, loaded, "in")
+    for dataset in loaded:  # the node of row i of the table has the time i
+        view = dataset.view()
+        kept = view.edge_attributes[BUYS, NEIGHBOR_TIME + "time"]
+        users = dataset.to_original(view.adjacency[BUYS].indices.long(), "user")
+        assert [f"u{time + 1}" for time in kept.values.tolist()] == users.tolist()
     shown = capsys.readouterr()
     assert "partition 1: " in shown.out
     assert "edge cut" in shown.out
@@ -48,14 +58,33 @@ def test_flags_describe_a_graph_of_one_type(tmp_path: Path) -> None:
     GRAPH.write(tmp_path / "tables", 1)
     flags = ["--nodes", f"{tmp_path}/tables/user/*.parquet", "--id", "name", "--features", "x",
              "--label", "y", "z", "--split", "part", "--edges", f"{tmp_path}/tables/knows",
-             "--src", "from", "--dst", "to", "--weight", "w", "--quiet"]  # fmt: skip
+             "--src", "from", "--dst", "to", "--weight", "w", "--quiet", "--time", "y",
+             "--time-attr", "time"]  # fmt: skip
     assert main([*flags, "--out", str(tmp_path / "parts"), "--partitions", "1"]) == 0
     dataset = DistDataset.load(tmp_path / "parts", 0, memory="mapped")
+    order = dataset.view_by_time("time").times[DEFAULT_HOMOGENEOUS_EDGE_TYPE]
+    assert order.times.tolist() == [1]  # of u2, the only neighbour
     assert dataset.to_original(dataset.train_node_ids).tolist() == ["u1"]
     assert dataset.to_original(dataset.view().adjacency[next(iter(dataset.view().adjacency))]
                                .indices).tolist() == ["u2"]  # fmt: skip
     table = pq.read_table(next((tmp_path / "parts" / "ids").glob("*.parquet")))
     assert table.to_pydict() == {"id": ["u1", "u2", "u3"], "node": [0, 1, 2]}
+
+
+def test_it_runs_without_torch(tmp_path: Path) -> None:
+    """torch and PyG would take 400 MB of the memory that it may use, and seconds of each start."""
+    GRAPH.write(tmp_path / "tables", 1)
+    flags = ["--nodes", f"{tmp_path}/tables/user", "--id", "name", "--edges",
+             f"{tmp_path}/tables/knows", "--src", "from", "--dst", "to", "--quiet", "--method",
+             "random", "--out", f"{tmp_path}/parts", "--partitions", "2"]  # fmt: skip
+    script = (
+        "import sys; from gigl_loader.cli import main\n"
+        "print('status', main(['partition', *sys.argv[1:]]), *sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", script, *flags], capture_output=True, text=True)
+    words = found.stdout[found.stdout.rindex("status") :].split()
+    assert words[:2] == ["status", "0"], found.stderr
+    assert not {"torch", "torch_geometric"} & set(words)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ def test_refusals_are_logged_once_a_minute(
                 sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 while sock.recv(1000):
                     pass
+    wait_until(lambda: caplog.messages, "the first is logged")
     assert service.listener.stats()["refused"] == {End.REFUSED_SERVICE.value: 50}
     assert len(caplog.messages) == 1
     assert "b'GET / '" in caplog.messages[0]

@@ -26,5 +26,13 @@ def test_the_look_ahead_follows_from_the_size_and_gives_way_to_lost_batches() ->
     assert [cache.may_fill(3, batch) for batch in range(3)] == [True, True, False]
     ahead.limit(2, 2)
     assert not cache.may_fill(3, 2), "batch 12 is not known"
-    ahead.limit(2, 2, recovering=True)
-    assert cache.may_fill(3, 2), "where a lost worker had it, nobody waits for it"
+    ahead.give_up()
+    assert ahead.limit(2, 2) == 3, "none is drawn ahead"
+    assert [cache.may_fill(3, batch) for batch in (2, 3, 4)] == [True, True, False]
+    cache.add(3, 12, {OWNER: np.arange(10)})
+    assert cache.plan(3, 2, {OWNER: np.arange(10)}) == {}, "all rows are fetched"
+    ahead.begin(4, 50)
+    assert ahead.limit(0, 2) > 3, "the next epoch has it again"
+    assert not cache.may_fill(4, 0)
+    cache.add(4, 0, {OWNER: np.arange(10)})
+    assert cache.plan(4, 0, {OWNER: np.arange(10)}).keys() == {OWNER}

@@ -2,11 +2,13 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from relay import Relay
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
@@ -20,9 +22,10 @@ from gigl_loader.errors import (
 from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
 from gigl_loader.sampler.store import LocalStore
 from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
-from gigl_loader.transport import Security
+from gigl_loader.transport import SILENCE_S, Security
 from gigl_loader.workers import peers
 from gigl_loader.workers.peers import Access, Answering, Asking, WorkerAddress, assignments
+from gigl_loader.workers.setup import WorkerSetup
 
 GRAPH = TinyGraph.random(60, 500)
 VIEW = as_worker_gets(GRAPH.partitions(2)[1].view())
@@ -167,6 +170,36 @@ def test_a_lost_answer_is_asked_for_again(answering: Answering) -> None:
             drawn.wait().neighbors, LocalStore(VIEW).answer_draw(request).neighbors
         )
     asking.close()
+
+
+def test_a_link_that_is_cut(answering: Answering) -> None:
+    """An outage that ends one asker costs another, with more patience, its length alone."""
+    request = DrawRequest(Draw(EDGE, 2, 5), OWN)
+    with Relay(answering.address) as relay:
+        whom = {1: WorkerAddress(*relay.address, "rank 1 worker 0")}
+        hasty = Asking(whom, ACCESS, "hasty", 60.0, 1, patience_s=1.5)
+        patient = Asking(whom, ACCESS, "patient", 60.0, 1, patience_s=60.0)
+        for one in (hasty, patient):
+            one.draw(1, request).wait()
+        relay.cut.set()
+        late = patient.draw(1, request)
+        with pytest.raises(PeerTimeoutError, match=r"rank 1 worker 0 .*is cut off"):
+            hasty.draw(1, request).wait()
+        relay.cut.clear()
+        expected = LocalStore(VIEW).answer_draw(request).neighbors
+        assert np.array_equal(late.wait().neighbors, expected)
+        assert np.array_equal(hasty.draw(1, request).wait().neighbors, expected), "and again"
+        hasty.close()
+        patient.close()
+
+
+def test_a_worker_that_may_be_replaced_is_waited_for() -> None:
+    """As long as an answer may take; one that will not come back only as long as the transport."""
+    for replaceable, rpc_timeout_s, expected in (
+        (True, 96.0, 96.0), (True, 2.0, SILENCE_S), (False, 96.0, SILENCE_S),
+    ):  # fmt: skip
+        setup = SimpleNamespace(replaceable=replaceable, rpc_timeout_s=rpc_timeout_s)
+        assert WorkerSetup.patience_s.fget(setup) == expected
 
 
 def test_a_worker_that_is_gone_and_one_that_is_busy(answering: Answering, monkeypatch) -> None:

@@ -1,147 +1,144 @@
-"""Kill workers and storage servers at random under a training loop; at the end compare all bits.
+"""Kill workers, storage servers and trainers at random under a job; at the end compare all bits.
 
-Starts a storage cluster on this machine, takes epochs undisturbed, then the same ones again while a
-process is killed every few seconds: a sampling worker, or a server, which is started again with the
-same arguments. The sha256 of each epoch has to be the same.
+Takes three shuffled epochs undisturbed, then the same ones again and again while something is
+killed every few seconds: a sampling worker, a server, which is started again with the same
+arguments, or a trainer, after which the job goes on from its state on another number of ranks. The
+sha256 over the three epochs has to be the same each time.
 
-    python examples/benchmarks/faults/soak.py --minutes 10 --every 5
+    python examples/benchmarks/faults/soak.py --minutes 10 --every 5 --out results.json
 """
 
 import argparse
-import hashlib
+import datetime
+import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch_geometric.data import Data
+from _cluster import AWAY_S, HOST, Job, Store, end, machine_name, write_graph
 
-from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset, partition_graph
-from gigl_loader.graph_store import (
-    DistServer,
-    init_compute_process,
-    request_server,
-    shutdown_compute_process,
-)
-from gigl_loader.testing import batch_tensors
-from gigl_loader.transport import free_port
-
-HOST = "127.0.0.1"
-AWAY_S = 120.0
-"""How long a server may be away: its start on a machine whose cores are all busy."""
-
-
-class Store:
-    """Storage servers as processes of their own; any may be killed, and is started again."""
-
-    def __init__(self, root: Path, num_servers: int) -> None:
-        self.port = free_port()
-        self._command = [
-            sys.executable, "-m", "gigl_loader", "serve", "--root", str(root), "--num-servers",
-            str(num_servers), "--master-addr", HOST, "--port", str(self.port), "--rejoin-timeout",
-            str(AWAY_S),
-        ]  # fmt: skip
-        self._log = (root.parent / "servers.log").open("w")
-        self.processes = [self._start(rank) for rank in range(num_servers)]
-
-    def _start(self, rank: int) -> "subprocess.Popen[bytes]":
-        command = [*self._command, "--rank", str(rank)]
-        return subprocess.Popen(command, stdout=self._log, stderr=self._log)
-
-    def restart(self, rank: int, how: signal.Signals) -> None:
-        """End a server, and start it again at once."""
-        self.processes[rank].send_signal(how)
-        self.processes[rank].wait(60)
-        self.processes[rank] = self._start(rank)
-
-    def close(self) -> None:
-        """End all."""
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait()
-        self._log.close()
+RANKS = (1, 2, 3)
+WEIGHTS = {"worker": 5, "server": 3, "trainer": 2}
+"""How often each is killed: a job that only starts again shows nothing."""
 
 
 class Killer(threading.Thread):
-    """Kills something every few seconds."""
+    """Kills something every few seconds while all ranks take batches."""
 
     def __init__(self, store: Store, every_s: float, seed: int) -> None:
         super().__init__(daemon=True)
         self._store, self._every_s, self._lot = store, every_s, random.Random(seed)
+        self.lock = threading.RLock()
+        self._job: Job | None = None
         self.over = threading.Event()
-        self.killed: dict[str, int] = {}
+        self.killed: Counter[str] = Counter()
+
+    def follow(self, job: Job | None) -> None:
+        """Let this job be disturbed; None: leave it alone from here on."""
+        with self.lock:
+            self._job = job
 
     def run(self) -> None:
-        """Kill, until `over` is set; one server at a time is away."""
+        """Kill, until `over` is set."""
         while not self.over.wait(self._every_s * self._lot.uniform(0.5, 1.5)):
-            try:
-                what = self._lot.choice([self._kill_worker, self._kill_server])()
-            except Exception as error:  # that server is away already
-                what = f"nothing ({type(error).__name__})"
-            self.killed[what] = self.killed.get(what, 0) + 1
+            with self.lock:
+                if self._job is None or not self._all_are_at_work(self._job):
+                    continue
+                (kind,) = self._lot.choices(list(WEIGHTS), list(WEIGHTS.values()))
+                what = getattr(self, f"_kill_{kind}")(self._job)
+            self.killed[what] += 1
             print(f"{time.strftime('%X')} killed: {what}", flush=True)
 
-    def _kill_worker(self) -> str:
-        rank = self._lot.randrange(len(self._store.processes))
-        producers = request_server(rank, DistServer.status)["producers"].values()
-        pids = [pid for producer in producers for pid in producer["worker_pids"]]
-        os.kill(self._lot.choice(pids), signal.SIGKILL)
-        return f"a worker of server {rank}"
+    def _all_are_at_work(self, job: Job) -> bool:
+        """Whether a batch is taken in the next moments, so that what was lost before is back."""
+        before = len(job.notes())
+        if not before:
+            return False
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            if job.is_over():
+                return False
+            if len(job.notes()) > before:
+                return job.has_begun()
+            time.sleep(0.05)
+        return False
 
-    def _kill_server(self) -> str:
+    def _kill_worker(self, job: Job) -> str:
         rank = self._lot.randrange(len(self._store.processes))
-        for one in range(len(self._store.processes)):
-            request_server(one, DistServer.ping)  # raises where one is away
+        pids = self._store.worker_pids(rank)
+        if not pids:
+            return "nothing"
+        try:
+            os.kill(self._lot.choice(pids), signal.SIGKILL)
+        except ProcessLookupError:
+            return "nothing"
+        return "a worker of a server"
+
+    def _kill_server(self, job: Job) -> str:
         how = self._lot.choice([signal.SIGKILL, signal.SIGTERM])
-        self._store.restart(rank, how)
-        return f"server {rank} by {how.name}"
+        self._store.restart(self._lot.randrange(len(self._store.processes)), how)
+        return f"a server by {how.name}"
+
+    def _kill_trainer(self, job: Job) -> str:
+        """Kill a rank, then end the others, as torchrun does; other ranks go on."""
+        former = len(job.processes)
+        self._lot.choice(job.processes).send_signal(signal.SIGKILL)
+        end(job.processes)
+        ranks = self._lot.choice([number for number in RANKS if number != former])
+        job.start(ranks)
+        return f"a trainer; {former} ranks became {ranks}"
 
 
-def make_graph(num_nodes: int) -> Data:
-    """Return a random graph."""
-    generator = torch.Generator().manual_seed(1)
-    edges = torch.randint(num_nodes, (2, 10 * num_nodes), generator=generator)
-    return Data(x=torch.rand(num_nodes, 16, generator=generator), edge_index=edges)
+def soak(store: Store, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what was killed, and how many runs of three epochs had the same bits."""
+    options = {
+        "store": store.address, "servers": args.servers, "nodes": args.nodes,
+        "reconnect": AWAY_S, "pace": args.pace, "save": True,
+    }  # fmt: skip
+    quiet = Job(folder / "expected", 1, **options)
+    assert quiet.join(), quiet.error()
+    expected = quiet.digest()
+    killer, runs, same, errors = Killer(store, args.every, args.seed), 0, 0, []
+    until = time.monotonic() + 60.0 * args.minutes
+    killer.start()
+    while time.monotonic() < until:
+        job = Job(folder / f"run {runs}", 1 + runs % len(RANKS), **options)
+        try:
+            killer.follow(job)
+            good = joined(job, killer)
+        finally:
+            job.kill()
+        runs += 1
+        same += good and job.digest() == expected
+        errors += [] if good else [job.error()]
+        print(
+            f"{time.strftime('%X')} {same} of {runs} runs of 3 epochs are the same",
+            *errors[-1:], flush=True,
+        )  # fmt: skip
+    killer.over.set()
+    killer.join(90)
+    batches = 3 * -(-args.nodes // 32)
+    return {
+        "killed": dict(sorted(killer.killed.items())), "runs": runs, "same_bits": same,
+        "batches_of_a_run": batches, "errors": errors,
+    }  # fmt: skip
 
 
-def digest_of_epoch(loader: DistNeighborLoader, epoch: int) -> str:
-    """Return the sha256 of all tensors of an epoch."""
-    digest = hashlib.sha256()
-    loader.set_epoch(epoch)
-    for batch in loader:
-        for name, value in sorted(batch_tensors(batch).items()):
-            digest.update(name.encode())
-            if isinstance(value, torch.Tensor):
-                digest.update(value.contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def soak(store: Store, info: GraphStoreInfo, args: argparse.Namespace) -> bool:
-    """Return whether all epochs had the same bits."""
-    dataset = RemoteDistDataset(info, 0)
-    nodes = dataset.fetch_node_ids()
-    how = {"batch_size": 32, "shuffle": True, "seed": 5, "reconnect_timeout": AWAY_S}
-    with DistNeighborLoader(dataset, [5, 5], nodes, max_restarts=1000, **how) as loader:
-        expected = [digest_of_epoch(loader, epoch) for epoch in range(3)]
-        killer, until, epochs, same = Killer(store, args.every, args.seed), time.monotonic(), 0, 0
-        until += 60.0 * args.minutes
-        killer.start()
-        while time.monotonic() < until:
-            same += digest_of_epoch(loader, epochs % 3) == expected[epochs % 3]
-            epochs += 1
-        killer.over.set()
-        killer.join(90)
-        restarts = loader.stats()["restarts"]
-    kills = ", ".join(f"{count} x {what}" for what, count in sorted(killer.killed.items()))
-    print(f"{kills}; {restarts} restarts of workers; {same} of {epochs} epochs have the same bits")
-    return same == epochs > 0
+def joined(job: Job, killer: Killer) -> bool:
+    """Wait for the end of a job whose ranks are replaced meanwhile; return whether it is good."""
+    while True:
+        with killer.lock:  # not between the end of one number of ranks and the start of another
+            if job.is_over():
+                killer.follow(None)
+                return job.join()
+        time.sleep(0.2)
 
 
 def main() -> int:
@@ -151,22 +148,24 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills")
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=20_000)
+    parser.add_argument("--pace", type=float, default=0.01, help="seconds of a training step")
     parser.add_argument("--seed", type=int, default=0, help="of what is killed when")
+    parser.add_argument("--out", type=Path, help="write the outcome to this file, as JSON")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "graph"
-        partition_graph(make_graph(args.nodes), args.servers, root)
-        store = Store(root, args.servers)
-        info = GraphStoreInfo(
-            args.servers, 1, 1, HOST, HOST, HOST, 0, 0, free_port(), store.port, 0
-        )
-        os.environ["RANK"] = "0"
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name, "graph")
+        write_graph(root, args.nodes, args.servers)
+        store = Store(root, [HOST] * args.servers)
         try:
-            init_compute_process(0, info, "gloo")
-            return 0 if soak(store, info, args) else 1
+            found = soak(store, Path(name), args)
         finally:
-            shutdown_compute_process()
             store.close()
+    found |= {"minutes": args.minutes, "every_s": args.every, "machine": machine_name()}
+    found |= {"date": datetime.date.today().isoformat(), "load_average": os.getloadavg()}
+    print(json.dumps(found, indent=1))
+    if args.out is not None:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0 if found["same_bits"] == found["runs"] > 0 else 1
 
 
 if __name__ == "__main__":

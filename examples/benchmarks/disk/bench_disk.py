@@ -1,0 +1,217 @@
+"""An epoch from disk, of a graph three times as large as the memory that is left.
+
+A ballast of locked memory takes what the graph is not to have. Rounds alternate: the graph in
+shared memory (without the ballast), from disk with pages read ahead, and from disk with pages that
+come when they are touched. Beside them what the disk itself gives: random reads of a page, one at a
+time and many at once (by fio where it is installed)::
+
+    python examples/benchmarks/disk/bench_disk.py [--nodes 4000000] [--rounds 3] [--out results.md]
+
+Needs a right to lock memory (root, or ``ulimit -l unlimited``), and an otherwise idle machine.
+"""
+
+import argparse
+import ctypes
+import datetime
+import json
+import mmap
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from torch_geometric.data import Data
+
+from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader.memory import read_ahead
+
+FANOUTS, BATCH, DEGREE, WIDTH, BATCHES = [15, 10], 1024, 15, 160, 40
+NEAR = 0.9
+"""Share of the edges of the local graph that stay within `BLOCK` nodes, as partitioners aim for."""
+BLOCK = 8192
+RESIDENT, AHEAD, TOUCHED = "in memory", "from disk, read ahead", "from disk, when touched"
+
+
+def make(root: Path, kind: str, num_nodes: int) -> None:
+    """Write a graph: neighbours anywhere (``uniform``), or mostly in the same block (``local``)."""
+    random = np.random.default_rng(0)
+    target = np.repeat(np.arange(num_nodes), DEGREE)
+    source = random.integers(0, num_nodes, target.size)
+    if kind == "local":
+        near = random.random(target.size) < NEAR
+        source[near] = (target[near] // BLOCK * BLOCK + source[near] % BLOCK) % num_nodes
+    x = torch.arange(num_nodes, dtype=torch.float32)[:, None].expand(-1, WIDTH).contiguous()
+    data = Data(x=x, edge_index=torch.from_numpy(np.stack([source, target])), num_nodes=num_nodes)
+    partition_graph(data, 1, root, progress=False)
+
+
+@contextmanager
+def ballast(leave: int) -> Iterator[None]:
+    """Lock memory, so that ``leave`` bytes are there for the page cache."""
+    size = psutil.virtual_memory().available - leave
+    if size <= 0:
+        yield
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    memory = mmap.mmap(-1, size)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    if libc.mlock(address, size):
+        reason = os.strerror(ctypes.get_errno())
+        raise SystemExit(f"cannot lock {size >> 20} MiB: {reason}; run as root, or ulimit -l")
+    yield  # the mapping ends with its last reference
+
+
+def wait_for_pages(worker: int) -> None:
+    """Switch reading ahead off, in a worker."""
+    read_ahead._refused = True
+
+
+def epoch(root: Path, how: str, seeds: torch.Tensor) -> dict[str, float]:
+    """Return seconds of an epoch after a warm-up, and megabytes read from disk per batch."""
+    memory = "resident" if how == RESIDENT else "mapped"
+    hook = wait_for_pages if how == TOUCHED else None
+    dataset = DistDataset.load(root, 0, memory=memory, verify="off")
+    with DistNeighborLoader(
+        dataset, FANOUTS, seeds, batch_size=BATCH, shuffle=True, seed=1, worker_init_fn=hook
+    ) as loader:
+        for _ in loader:
+            pass
+        read, started = psutil.disk_io_counters().read_bytes, time.perf_counter()
+        for batch in loader:
+            assert torch.equal(batch.x[:, 0].long(), batch.node)
+        seconds = time.perf_counter() - started
+        read = psutil.disk_io_counters().read_bytes - read
+    return {"seconds": seconds, "mb": read / BATCHES / 1e6}
+
+
+def in_process(root: Path, how: str, num_nodes: int, leave: int) -> dict[str, float]:
+    """Measure in a process of its own, so that no memory of the last one is there."""
+    given = json.dumps([str(root), how, num_nodes, leave])
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", given], stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def one(root: str, how: str, num_nodes: int, leave: int) -> None:
+    """Measure what `in_process` asks for, and print it."""
+    seeds = torch.from_numpy(np.random.default_rng(3).permutation(num_nodes)[: BATCH * BATCHES])
+    if how == RESIDENT:
+        print(json.dumps(epoch(Path(root), how, seeds)))
+        return
+    drop_from_cache(Path(root))
+    with ballast(leave):
+        print(json.dumps(epoch(Path(root), how, seeds)))
+
+
+def drop_from_cache(root: Path) -> None:
+    """Let the page cache forget the files."""
+    for path in root.rglob("*.bin"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def disk_alone(root: Path, at_once: int, seconds: float = 5.0) -> float:
+    """Return random reads of a page per second, ``at_once`` of them under way."""
+    path = max(root.rglob("*.bin"), key=lambda path: path.stat().st_size)
+    drop_from_cache(root)
+    if fio := shutil.which("fio"):
+        command = [
+            fio, "--name=read", f"--filename={path}", "--readonly", "--rw=randread", "--bs=4k",
+            "--direct=1", "--ioengine=libaio", f"--iodepth={at_once}", "--time_based",
+            f"--runtime={seconds}", "--output-format=json",
+        ]  # fmt: skip
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        return float(json.loads(done.stdout)["jobs"][0]["read"]["iops"])
+    pages, fd = path.stat().st_size // mmap.PAGESIZE, os.open(path, os.O_RDONLY | os.O_DIRECT)
+    end = time.monotonic() + seconds
+
+    def read(number: int) -> int:
+        random, count, page = np.random.default_rng(number), 0, mmap.mmap(-1, mmap.PAGESIZE)
+        while time.monotonic() < end:
+            os.preadv(fd, [page], int(random.integers(pages)) * mmap.PAGESIZE)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(at_once) as pool:
+        done_reads = sum(pool.map(read, range(at_once)))
+    os.close(fd)
+    return done_reads / seconds
+
+
+def measure(kind: str, args: argparse.Namespace, folder: Path) -> list[str]:
+    """Return the lines of one graph's table."""
+    root = folder / kind
+    make(root, kind, args.nodes)
+    nbytes = sum(path.stat().st_size for path in root.rglob("*.bin"))
+    leave = nbytes // 3
+    found: dict[str, list[dict[str, float]]] = {RESIDENT: [], AHEAD: [], TOUCHED: []}
+    for number in range(args.rounds):
+        for how, results in found.items():
+            results.append(in_process(root, how, args.nodes, leave))
+            print(f"{kind}, round {number}, {how}: {results[-1]}", flush=True)
+    base = [result["seconds"] for result in found[RESIDENT]]
+    lines = [
+        f"## {kind}: {nbytes / 1e9:.2f} GB, {leave / 1e9:.2f} GB of memory left for them", "",
+        "| | seconds an epoch, median (spread) | times in memory | MB read a batch |",
+        "| --- | --- | --- | --- |",
+    ]  # fmt: skip
+    for how, results in found.items():
+        seconds = [result["seconds"] for result in results]
+        ratio = statistics.median(a / b for a, b in zip(seconds, base, strict=True))
+        spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
+        read = statistics.median(result["mb"] for result in results)
+        median = statistics.median(seconds)
+        lines.append(f"| {how} | {median:.2f} ({spread}) | {ratio:.2f} | {read:.1f} |")
+    alone = [disk_alone(root, at_once) for at_once in (1, 32)]
+    by = "fio" if shutil.which("fio") else "threads of this script"
+    lines += ["", f"The disk alone ({by}): {alone[0]:,.0f} random pages/s one at a time, "
+                  f"{alone[1]:,.0f} with 32 under way.", ""]  # fmt: skip
+    shutil.rmtree(root)
+    return lines
+
+
+def main() -> None:
+    """Measure, and print or write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=4_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="on the disk to be measured (default: temp)")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        one(*json.loads(args.one))
+        return
+    lines = [
+        "# An epoch from disk", "",
+        f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} "
+        f"cores, {psutil.virtual_memory().total / 2**30:.0f} GiB; torch {torch.__version__}, "
+        f"gigl_loader {version('gigl-loader')}; {args.nodes:,} nodes, {DEGREE} edges each, "
+        f"{WIDTH} float32; fanouts {FANOUTS}, {BATCHES} batches of {BATCH} seeds, one worker.", "",
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        for kind in ("uniform", "local"):
+            lines += measure(kind, args, Path(folder))
+    print("\n".join(lines))
+    if args.out:
+        args.out.write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Cut the link between two machines under a training job; at the end compare all bits.
+
+Two network namespaces stand for the machines, a veth pair for the link; it is taken down in the
+middle of the first of three shuffled epochs, for some seconds. The sha256 over all batches has to
+be that of an undisturbed run. Needs root and `ip`.
+
+    python examples/benchmarks/faults/outages.py
+"""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from _cluster import Job, Store, write_graph
+
+from gigl_loader.transport.certs import token
+
+ADDRESSES = ["198.18.79.1", "198.18.79.2"]
+FAR = 1  # the machine whose end of the cable is pulled
+
+
+class Machines:
+    """Two namespaces and the link between them."""
+
+    def __init__(self) -> None:
+        self._names = [f"fault{os.getpid()}{end}" for end in "ab"]
+
+    def __enter__(self) -> "Machines":
+        for name in self._names:
+            _ip("netns", "add", name)
+        one, other = self._names
+        _ip("link", "add", one, "netns", one, "type", "veth", "peer", "name", other, "netns", other)
+        for name, address in zip(self._names, ADDRESSES, strict=True):
+            _ip("-n", name, "addr", "add", f"{address}/30", "dev", name)
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "link", "set", name, "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+    def on(self, machine: int, command: list[str]) -> list[str]:
+        """Return the command that runs ``command`` on a machine."""
+        name = self._names[machine]
+        return ["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={name}", *command]
+
+    def cut(self, seconds: float) -> None:
+        """Cut the link, for that long."""
+        name = self._names[FAR]
+        _ip("-n", name, "link", "set", name, "down")
+        time.sleep(seconds)
+        _ip("-n", name, "link", "set", name, "up")
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who is on which machine."""
+
+    name: str
+    servers: tuple[int, ...]
+    """Machine of each storage server; none: colocated ranks, one on each machine."""
+
+
+LAYOUTS = {
+    "store": Layout("graph store: the trainer here, both servers there", (1, 1)),
+    "split": Layout("graph store: trainer and server 0 here, server 1 there", (0, 1)),
+    "ranks": Layout("colocated: a rank and its partition on each", ()),
+}
+
+
+@contextlib.contextmanager
+def job_of(
+    layout: Layout, machines: Machines, folder: Path, root: Path, args: argparse.Namespace
+) -> Iterator[Job]:
+    """Give a running job; nothing of it is left after the ``with`` block."""
+    options = {"nodes": args.nodes, "host": ADDRESSES[0], "pace": args.pace}
+    with contextlib.ExitStack() as stack:
+        if layout.servers:
+            hosts = [ADDRESSES[machine] for machine in layout.servers]
+
+            def on(server: int, command: list[str]) -> list[str]:
+                return machines.on(layout.servers[server], command)
+
+            store = Store(root, hosts, on)
+            stack.callback(store.close)
+            job = Job(folder, 1, machines.on, store=store.address, **options)
+        else:
+            job = Job(folder, 2, machines.on, root=root, **options)
+        stack.callback(job.kill)
+        yield job
+
+
+def run(
+    layout: Layout, machines: Machines, root: Path, seconds: float, args: argparse.Namespace
+) -> tuple[str, float, str]:
+    """Return the sha256, the longest pause and the error, of one run with a cut."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        job_of(layout, machines, Path(name, "job"), root, args) as job,
+    ):
+        if seconds:
+            job.wait_for(20)
+            machines.cut(seconds)
+        good = job.join()
+        return (job.digest() if good else "", job.longest_pause(), "" if good else job.error())
+
+
+def main() -> int:
+    """Run; return 0 if all that should be survived was, with the same bits."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    parser.add_argument("--cuts", nargs="+", type=float, default=[5.0, 20.0], help="seconds")
+    parser.add_argument("--nodes", type=int, default=2_000)
+    parser.add_argument("--pace", type=float, default=0.02, help="seconds of a training step")
+    args = parser.parse_args()
+    os.environ["GIGL_LOADER_CLUSTER_TOKEN"] = token()
+    failed = 0
+    print("| job | cut, s | outcome | longest pause, s |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name, Machines() as machines:
+        root = Path(name, "graph")
+        write_graph(root, args.nodes, 2)
+        for layout in [LAYOUTS[one] for one in args.layouts]:
+            expected, _, error = run(layout, machines, root, 0.0, args)
+            assert expected, error
+            for seconds in args.cuts:
+                digest, pause_s, error = run(layout, machines, root, seconds, args)
+                outcome = error or ("same bits" if digest == expected else "OTHER BITS")
+                failed += not error and digest != expected
+                failed += bool(error) and bool(layout.servers)
+                print(f"| {layout.name} | {seconds:g} | {outcome} | {pause_s:.1f} |", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""What a storage server answers for single rows, which compute processes keep or ask for."""
+
+import dataclasses
+import threading
+from typing import Any
+
+from gigl_loader.dataset.view import Book, PartitionView, Rows
+from gigl_loader.memory.segments import Array
+from gigl_loader.memory.tensors import as_array
+from gigl_loader.remote.messages import RowBook
+from gigl_loader.sampler.questions import RowsAnswer
+from gigl_loader.transport import Peer
+from gigl_loader.workers.wire import RowsQuestion
+
+_KINDS = (
+    "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
+)  # fmt: skip
+
+
+class RowAnswers:
+    """Answers for the rows of one partition, each connection in a thread of its own.
+
+    Args:
+        view: The partition.
+    """
+
+    def __init__(self, view: PartitionView[Any]) -> None:
+        self._view = view
+        self._per_thread = threading.local()  # a store owns scratch memory
+
+    def rows(self, question: RowsQuestion, peer: Peer) -> RowsAnswer:
+        """Return rows of a matrix, in scratch memory of this thread, which sends them next."""
+        store = getattr(self._per_thread, "store", None)
+        if store is None:
+            from gigl_loader.sampler.store import LocalStore  # Numba: only where rows are asked for
+
+            store = self._per_thread.store = LocalStore(_of_arrays(self._view))
+        answer: RowsAnswer = store.answer_rows(question.unpacked())
+        return answer
+
+    def books(self) -> list[RowBook]:
+        """Return who owns the rows of each type that has any."""
+        found = {}
+        for kind in _KINDS:
+            for name, rows in getattr(self._view, kind).items():
+                group = kind.partition("_")[0]
+                of_type = name[0] if kind.endswith("_attributes") else name
+                books: Any = self._view.node_books if group == "node" else self._view.edge_books
+                found[group, of_type] = _book(group, of_type, books.get(of_type), rows)
+        return list(found.values())
+
+
+def _book(group: str, name: Any, book: Book[Any] | None, rows: Rows[Any]) -> RowBook:
+    if book is None:
+        return RowBook(group, name, _num_ids(rows))
+    bounds = None if book.bounds is None else as_array(book.bounds)
+    table = None if book.table is None else as_array(book.table)
+    return RowBook(group, name, book.num_ids, bounds, table)
+
+
+def _num_ids(rows: Rows[Any]) -> int:
+    """Return how many ids there are, where all of them are here."""
+    if rows.index is not None:
+        return int(rows.index.shape[0])
+    if rows.ids is not None:
+        return int(rows.ids[-1]) + 1 if len(rows.ids) else 0
+    return rows.first + int(rows.values.shape[0])
+
+
+def _of_arrays(view: PartitionView[Any]) -> PartitionView[Array]:
+    """Return the view with arrays for rows; they lie where the tensors do."""
+    changed: dict[str, Any] = {}
+    for kind in _KINDS:
+        changed[kind] = {
+            name: dataclasses.replace(
+                rows,
+                **{
+                    part: as_array(getattr(rows, part))
+                    for part in ("values", "index", "ids")
+                    if getattr(rows, part) is not None
+                },
+            )
+            for name, rows in getattr(view, kind).items()
+        }
+    found: PartitionView[Array] = dataclasses.replace(view, **changed)
+    return found

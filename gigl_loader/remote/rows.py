@@ -1,0 +1,170 @@
+"""Asking storage servers for single rows: which server owns them, and the answers under way."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.dataset.view import Book
+from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, ProtocolError
+from gigl_loader.memory.segments import Array, array_in, nbytes_of
+from gigl_loader.remote.cluster import Cluster, ServerLink, result_of
+from gigl_loader.remote.messages import RowBook
+from gigl_loader.sampler.apart import RowsApart
+from gigl_loader.sampler.questions import RowsAnswer
+from gigl_loader.sampler.row_cache import Owner, owner_of
+from gigl_loader.sampler.store import rows_request
+from gigl_loader.transport import ArraySpec, Caller
+from gigl_loader.workers.wire import RowsQuestion
+
+
+class Fetched:
+    """Rows of one matrix, some of them still on their way.
+
+    Args:
+        rows: ``[n, ...]``, where they come to lie.
+        answers: What has to come.
+    """
+
+    def __init__(self, rows: Array, answers: "list[Future[None]]") -> None:
+        self._rows, self._answers = rows, answers
+
+    def wait(self, deadline: float) -> Array:
+        """Return the rows.
+
+        Raises:
+            PeerTimeoutError: They did not come by ``deadline`` (`time.monotonic`).
+            ServerDiedError: A storage server is gone.
+        """
+        for answer in self._answers:
+            try:
+                answer.result(max(0.0, deadline - time.monotonic()))
+            except FutureTimeoutError as error:
+                raise PeerTimeoutError(
+                    "rows that were asked for did not come in time: a storage server is stopped, "
+                    "or the network is slow; look at the servers' logs, or raise `timeout`"
+                ) from error
+        return self._rows
+
+
+class RowQuestions:
+    """Asks the servers for rows, each over a connection of its own.
+
+    Who asks does not wait: a thread for each server receives what comes.
+
+    Args:
+        cluster: The storage servers.
+        take: Returns memory of so many bytes.
+        timeout_s: Longest wait for an answer, and for what servers say of themselves.
+    """
+
+    def __init__(self, cluster: Cluster, take: Callable[[int], Any], timeout_s: float) -> None:
+        self._cluster, self._take, self._timeout_s = cluster, take, timeout_s
+        self._callers: dict[int, tuple[ServerLink, Caller]] = {}
+        self._threads = ThreadPoolExecutor(max(1, len(cluster.links)), "rows")
+        self._server_of: dict[int, int] = {}
+        self._books: dict[Owner, RowBook] = {}
+
+    def meet(self) -> None:
+        """Ask, once, which rows there are and who has them.
+
+        Raises:
+            PeerError: A server is gone, or did not answer in time.
+        """
+        if self._books:
+            return
+        links, limit = self._cluster.links, self._timeout_s
+        deadline = time.monotonic() + limit
+        asked = [link.call("get_partition_index") for link in links]
+        books = links[0].call("get_row_books")
+        for link, answer in zip(links, asked, strict=True):
+            what = f"the partition of storage server {link.rank}"
+            index = result_of(answer, deadline - time.monotonic(), what, limit)
+            self._server_of.setdefault(index, link.rank)
+        what = "the owners of rows, from storage server 0"
+        found = result_of(books, deadline - time.monotonic(), what, limit)
+        self._books = {(book.group, book.name): book for book in found}
+
+    def num_ids(self, owner: Owner) -> int:
+        """Return how many rows there are over all servers."""
+        return self._book(owner).num_ids
+
+    def _book(self, owner: Owner) -> RowBook:
+        if owner not in self._books:
+            raise ProtocolError(f"rows of {owner[1]!r} were announced, and no server has any")
+        return self._books[owner]
+
+    def by_owner(self, owner: Owner, ids: Array) -> list[tuple[int, Array]]:
+        """Return (server, places in ``ids`` that it has, ascending), for each that has some."""
+        book = self._book(owner)
+        if book.table is None and book.bounds is None:
+            return [(self._server_of[0], np.arange(ids.size))] if ids.size else []
+        parts = Book(book.table, book.bounds).owner(ids)
+        order = np.argsort(parts, kind="stable")
+        cuts = np.flatnonzero(np.diff(parts[order])) + 1
+        return [
+            (self._server_of[int(parts[places[0]])], places)
+            for places in np.split(order, cuts)
+            if places.size
+        ]
+
+    def ask(self, spec: RowsApart, ids: Array, split: list[tuple[int, Array]]) -> Fetched:
+        """Ask for rows of a matrix; they come in the order of ``split``, server after server."""
+        shape = (ids.size, *spec.shape)
+        memory = self._take(nbytes_of(spec.dtype, shape))
+        rows = array_in(memory, spec.dtype, shape, 0)
+        answers, start = [], 0
+        for server, places in split:
+            stop = start + places.size
+            request = rows_request(spec.kind, spec.name, ids[places])
+            answers.append(self._ask_one(server, RowsQuestion.of(request), rows[start:stop]))
+            start = stop
+        return Fetched(rows, answers)
+
+    def _ask_one(self, server: int, question: RowsQuestion, out: Array) -> "Future[None]":
+        def room(specs: list[ArraySpec]) -> list[Array]:
+            if [(one.dtype, one.shape) for one in specs] != [(out.dtype, out.shape)]:
+                raise ProtocolError(f"{specs} came for rows of {out.dtype} {out.shape}")
+            return [out]
+
+        link = self._cluster.link(server)
+        try:
+            reply = self._caller(link).ask("rows", question, RowsAnswer, into=room)
+        except GiglLoaderError as error:
+            raise link.named(error) from error
+
+        def receive() -> None:
+            try:
+                reply.wait(self._timeout_s)
+            except GiglLoaderError as error:
+                raise link.named(error) from error
+
+        return self._threads.submit(receive)
+
+    def _caller(self, link: ServerLink) -> Caller:
+        known = self._callers.get(link.rank)
+        if known is not None and known[0] is link:
+            return known[1]
+        self._callers[link.rank] = (link, link.dial())  # the first one, or the server is a new one
+        return self._callers[link.rank][1]
+
+    def hang_up(self) -> None:
+        """End what is under way; the next question connects again."""
+        callers, self._callers = self._callers, {}
+        for link, caller in callers.values():
+            with contextlib.suppress(GiglLoaderError):
+                link.hang_up(caller)
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        self.hang_up()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def owner_of_rows(spec: RowsApart) -> Owner:
+    """Return whose rows a batch lacks."""
+    return owner_of(spec.kind, spec.name)

@@ -1,0 +1,92 @@
+"""Compiled inner loops of disjoint trees: what is labelled is a node of a tree.
+
+A *key* is a number that holds the tree above the bits of the node's id. Neighbours come tree after
+tree, so the places of a tree in the hash table lie near each other: what is being worked on stays
+in the processor's cache, however large the table is.
+"""
+
+import numpy as np
+
+from gigl_loader.sampler._kernels import _jit, mix
+
+_NEAR = 16
+"""Places near a tree's that are tried before any place is: trees are not all of one size."""
+_NEAREST = 1024
+_ONE, _TAG = np.uint64(1), np.uint64(33)
+
+
+@_jit
+def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyped-def]
+    """Return (place, label, tag) of ``key``; see `gigl_loader.sampler._kernels._find`."""
+    hashed = mix(np.uint64(key))
+    tag = np.int64(hashed >> _TAG) << 32
+    place = ((np.uint64(tree) << shift) + (hashed & window)) & mask
+    tried = 0
+    while True:
+        entry = table[place]
+        if entry == 0:
+            return place, np.int64(-1), tag
+        if (entry >> 32) << 32 == tag:
+            label = (entry & 0xFFFFFFFF) - 1
+            if keys[label] == key:
+                return place, label, tag
+        tried += 1
+        place = (hashed if tried == _NEAR else place + _ONE) & mask
+
+
+@_jit
+def enter(table, mask, window, shift, bits, keys, start, stop):  # type: ignore[no-untyped-def]
+    """Enter ``keys[start:stop]`` into the table; a repeated key keeps its first label."""
+    for i in range(start, stop):
+        place, label, tag = _find(table, mask, window, shift, keys[i] >> bits, keys, keys[i])
+        if label < 0:
+            table[place] = tag | (i + 1)
+
+
+@_jit
+def reach(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_bits, at, out):  # type: ignore[no-untyped-def]
+    """Write the label of each id, in the tree of what it was reached from, into ``out``.
+
+    ``origins[at[i]]`` is the key from which ``ids[i]`` was reached, of a type with ``from_bits``.
+    New keys are appended to ``keys``.
+
+    Returns:
+        The new number of keys. Labels are given in order of first appearance.
+    """
+    for i in range(ids.shape[0]):
+        tree = origins[at[i]] >> from_bits
+        key = (tree << bits) | ids[i]
+        place, label, tag = _find(table, mask, window, shift, tree, keys, key)
+        if label < 0:
+            label = np.int64(num_keys)
+            keys[num_keys] = key
+            num_keys += 1
+            table[place] = tag | num_keys
+        out[i] = label
+    return num_keys
+
+
+@_jit
+def seeds_of(keys, bits, seeds, out):  # type: ignore[no-untyped-def]
+    """Write the seed of each key's tree into ``out``."""
+    for i in range(keys.shape[0]):
+        out[i] = seeds[keys[i] >> bits]
+
+
+def layout(size: int, num_trees: int) -> tuple[np.uint64, np.uint64]:
+    """Return (window, shift) of a table of ``size`` places: how trees lie in it.
+
+    Trees begin evenly over the table; the nodes of one lie within four times what is its share.
+    """
+    share = max(1, size // (1 << max(0, num_trees - 1).bit_length()))
+    window = min(size, max(_NEAREST, 4 * share))
+    return np.uint64(window - 1), np.uint64(share.bit_length() - 1)
+
+
+def load() -> None:
+    """Call every kernel once on nothing; see `gigl_loader.sampler._kernels.load`."""
+    table, none = np.zeros(1024, np.int64), np.zeros(0, np.int64)
+    where = (table, np.uint64(1023), *layout(1024, 1), 1, none)
+    enter(*where, 0, 0)
+    reach(*where, 0, none, none, 1, none, none)
+    seeds_of(none, 1, none, none)

@@ -1,0 +1,74 @@
+"""What the scripts of ``examples/benchmarks/faults`` compare and draw, without processes."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "faults"
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """Give their modules by name."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module
+    for name in ("_cluster", "dashboard"):
+        sys.modules.pop(name, None)
+
+
+def test_the_queries_of_the_dashboard(scripts) -> None:
+    dashboard = scripts("dashboard")
+    one, other = (("server", "0"),), (("server", "1"),)
+    counter = [(0.0, 100.0), (1.0, 110.0), (2.0, 130.0), (3.0, 5.0), (4.0, 6.0)]  # starts again
+    found = {
+        "gigl_loader_a_total": {one: counter, other: [(at, 2 * at) for at, _ in counter]},
+        "gigl_loader_b": {one: [(0.0, 1.0), (1.0, 1.0)], other: [(0.0, 0.0), (1.0, 1.0)]},
+    }
+
+    def last(expression: str) -> dict:
+        return {key: points[-1][1] for key, points in dashboard.evaluate(expression, found).items()}
+
+    assert last('increase(gigl_loader_a_total{server=~"$server"}[$__rate_interval])')[one] == 36
+    assert last("rate(gigl_loader_a_total[$__rate_interval])") == {one: 9.0, other: 2.0}
+    quotient = "rate(gigl_loader_a_total[1m]) / rate(gigl_loader_a_total[1m])"
+    assert last(quotient) == {one: 1.0, other: 1.0}
+    assert dashboard.evaluate("sum(gigl_loader_b)", found) == {(): [(0.0, 1.0), (1.0, 2.0)]}
+    assert last("count(gigl_loader_b)") == last("sum(gigl_loader_b)") == {(): 2.0}
+    assert last("max(gigl_loader_b)") == {(): 1.0}
+    with pytest.raises(ValueError, match="avg"):
+        dashboard.evaluate("avg(gigl_loader_b)", found)
+
+    board = json.loads(dashboard.BOARD.read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    names = {name for text in asked for name in re.findall(r"gigl_loader_\w+", text)}
+    every = {name: {one: counter} for name in names}
+    assert all(dashboard.evaluate(text, every) for text in asked)
+
+
+def test_other_bits_are_noticed(scripts, tmp_path: Path) -> None:
+    """The digest is over the places of the sequence, whoever took them, once or twice."""
+    job_class = scripts("_cluster").Job
+
+    def digest(*lines: tuple[float, int, int, str]) -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        for at, rank, place, found in lines:
+            line = {"at": at, "epoch": 0, "place": place, "rank": rank, "digest": found}
+            with (folder / f"{rank}.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        (folder / "9.jsonl").write_text('{"at": 3, "cut sho')  # by a kill
+        job = job_class.__new__(job_class)
+        job.folder = folder
+        assert job.longest_pause() == 2.0
+        return job.digest()
+
+    expected = digest((0.0, 0, 0, "a"), (2.0, 0, 1, "b"))
+    assert expected == digest((0.0, 1, 0, "a"), (2.0, 1, 1, "b"), (0.0, 0, 1, "b"))
+    assert expected != digest((0.0, 0, 0, "a"), (2.0, 0, 1, "c"))
+    assert expected != digest((0.0, 0, 0, "a"), (2.0, 0, 0, "a"))
+    with pytest.raises(AssertionError, match=r"\(0, 0\)"):
+        digest((0.0, 0, 0, "a"), (2.0, 0, 0, "b"))
