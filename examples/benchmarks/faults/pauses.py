@@ -72,6 +72,14 @@ class Scene:
         )  # fmt: skip
         self.waits_s.append(time.monotonic() - started)
 
+    def lose_replica(self) -> None:
+        """Kill the last server that lives; others have its partition, and it stays away."""
+        assert self.store is not None
+        last = [process for process in self.store.processes if process.poll() is None][-1]
+        last.kill()
+        last.wait()
+        self.waits_s.append(0.0)
+
     def _worker(self) -> int:
         wait_until(lambda: bool(workers_below(self.job.processes[0].pid)), "a worker", 60)
         return random.choice(workers_below(self.job.processes[0].pid))
@@ -95,6 +103,7 @@ CASES = {
     "a worker is stopped": Case(Scene.stop_worker, 0, 2.0, timeout_s=TIMEOUT_S),
     "a worker of a storage server is killed": Case(Scene.kill_server_worker, 2, 2.0, 2),
     "a storage server is killed and started again": Case(Scene.restart_server, 2, 5.0, 2),
+    "one of several servers of a partition is killed": Case(Scene.lose_replica, 6, 10.0),
 }
 
 
