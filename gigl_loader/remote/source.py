@@ -477,10 +477,13 @@ class RemoteSource:
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
         with self._noting_failures():
             try:
-                return Received(ticket, self._ask_at_once(index), {})
+                return self._with_rows(Received(ticket, self._ask_at_once(index), {}))
             except GiglLoaderError as error:
                 self._recover(error)
-                return Received(ticket, self._ask_at_once(index), {})
+                return self._with_rows(Received(ticket, self._ask_at_once(index), {}))
+
+    def _with_rows(self, received: Received) -> Received:
+        return received if self._rows is None else self._rows.fill_at_once(received)
 
     def _ask_at_once(self, index: Tensor) -> SampleMessage:
         if self._producers.replaced:
