@@ -467,13 +467,7 @@ class RemoteSource:
 
         Raises:
             PeerError: A server is gone, or a worker failed.
-            UsageError: Batches come without the rows that this loader keeps.
         """
-        if self._rows is not None:
-            raise UsageError(
-                "a loader with remote_cache cannot sample a batch out of turn: build a second "
-                "loader without remote_cache"
-            )
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
         with self._noting_failures():
             try:
