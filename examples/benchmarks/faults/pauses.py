@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _cluster import HOST, Job, Store, machine_name, workers_below, write_graph
+from _cluster import AWAY_S, HOST, Job, Store, machine_name, workers_below, write_graph
 
 from gigl_loader.testing import wait_until
 from gigl_loader.workers.pool import process_state
@@ -120,7 +120,7 @@ def running(case: Case, args: argparse.Namespace) -> Iterator[Scene]:
         store = Store(root, [HOST] * case.servers) if case.servers else None
         if store is not None:
             stack.callback(store.close)
-            options |= {"store": store.address, "servers": case.servers}
+            options |= {"store": store.address, "servers": case.servers, "reconnect": AWAY_S}
         else:
             options["root"] = root
         job = Job(folder, 1, **options)
