@@ -27,7 +27,8 @@ from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.cluster import Cluster, result_of
+from gigl_loader.remote.cluster import Cluster, raise_if_broken
+from gigl_loader.remote.link import result_of
 from gigl_loader.remote.messages import (
     BatchMessage,
     EpochRequest,
@@ -100,6 +101,7 @@ class RemoteReceivingChannel(ChannelBase):
         timeout_s: Seconds without any batch before a wait is an error.
         pin_memory: Receive into page-locked memory.
         cluster: None: the one that this process has joined.
+        watched: Servers whose end is an error, whether or not they sample; None: all.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class RemoteReceivingChannel(ChannelBase):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         pin_memory: bool = False,
         cluster: Cluster | None = None,
+        watched: Sequence[int] | None = None,
     ) -> None:
         self._cluster = cluster or current_cluster()
         self._servers = [
@@ -121,6 +124,8 @@ class RemoteReceivingChannel(ChannelBase):
         ]
         # not the cluster's of later: the producers are those of the servers that are there now
         self._links = {server.rank: self._cluster.link(server.rank) for server in self._servers}
+        everyone = range(len(self._cluster.links))
+        self._watched = [self._cluster.link(rank) for rank in watched or everyone]
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
         self._timeout_s = timeout_s
         self._pin = pin_memory
@@ -377,7 +382,7 @@ class RemoteReceivingChannel(ChannelBase):
                     break
                 if self._error is not None:
                     raise self._error
-                self._cluster.raise_if_broken()
+                raise_if_broken(self._watched)
                 if self._taken == len(self._order) and all(s.ended for s in self._servers):
                     return None
                 quiet = time.monotonic() - max(self._last_arrival, started)

@@ -84,8 +84,8 @@ class DistServer(PartitionAnswers):
         host: The address of this machine, on which ports are looked for.
         security: Who may ask the sampling workers.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
-        meet: Returns a rendezvous with the other servers, given a name for it and a timeout in
-            seconds. None: this server is alone.
+        meet: Returns a rendezvous with other servers, given a name for it, a timeout in seconds
+            and the servers that meet. None: this server is alone.
     """
 
     def __init__(
@@ -97,10 +97,9 @@ class DistServer(PartitionAnswers):
         *,
         security: Security | None = None,
         allow_samplers: Sequence[str] = (),
-        meet: Callable[[str, float], Rendezvous] | None = None,
+        meet: Callable[[str, float, Sequence[int]], Rendezvous] | None = None,
     ) -> None:
-        super().__init__(dataset)
-        self.server_rank, self.num_servers = server_rank, num_servers
+        super().__init__(dataset, server_rank, num_servers)
         self._security, self.meet = security or Security.local(), meet
         self._allowed = (_OWN_SAMPLERS, *allow_samplers)
         self._host = host
@@ -250,7 +249,8 @@ class DistServer(PartitionAnswers):
         if self.meet is None:
             return None
         name = request.request_id or secrets.token_hex(16)  # without one, nobody comes
-        return self.meet(name, request.epoch_options.timeout_s)
+        servers = request.servers or tuple(range(self.num_servers))
+        return self.meet(name, request.epoch_options.timeout_s, servers)
 
     def _check_columns(self, config: SamplingConfig) -> None:
         walked = {

@@ -352,8 +352,8 @@ class Worker:
     ) -> None:
         started = time.perf_counter()
         fields = _all_fields(sampler, request, self._setup.view)
-        if self._setup.rows_apart and request.ticket.stream != AT_ONCE_STREAM:
-            fields = rows_apart(fields)  # out of turn, nobody fills them: rows are read now
+        if self._setup.rows_apart:
+            fields = rows_apart(fields)
         sampled = time.perf_counter()
         written = self._slots.write(fields)
         stats = {

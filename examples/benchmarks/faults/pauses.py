@@ -27,7 +27,8 @@ from _cluster import HOST, Job, Store, machine_name, workers_below, write_graph
 from gigl_loader.testing import wait_until
 from gigl_loader.workers.pool import process_state
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 30.0
+"""Of the job whose worker is stopped; a worker has to start within it, too."""
 AFTER = 150
 """Batches after a fault in which its pause is looked for: more than wait ready anywhere."""
 
@@ -86,11 +87,12 @@ class Case:
     bar_s: float
     """The most that the pause may exceed what the product cannot help, in seconds."""
     partitions: int = 1
+    timeout_s: float = 120.0
 
 
 CASES = {
     "a worker is killed": Case(Scene.kill_worker, 0, 2.0),
-    "a worker is stopped": Case(Scene.stop_worker, 0, 2.0),
+    "a worker is stopped": Case(Scene.stop_worker, 0, 2.0, timeout_s=TIMEOUT_S),
     "a worker of a storage server is killed": Case(Scene.kill_server_worker, 2, 2.0, 2),
     "a storage server is killed and started again": Case(Scene.restart_server, 2, 5.0, 2),
 }
@@ -103,13 +105,13 @@ def running(case: Case, args: argparse.Namespace) -> Iterator[Scene]:
         folder, root = Path(name, "job"), Path(name, "graph")
         write_graph(root, args.nodes, case.partitions)
         options: dict[str, Any] = {
-            "nodes": args.nodes, "epochs": 10**6, "workers": args.workers, "timeout": TIMEOUT_S,
-            "pace": args.pace,
+            "nodes": args.nodes, "epochs": 10**6, "workers": args.workers, "pace": args.pace,
+            "timeout": case.timeout_s,
         }  # fmt: skip
         store = Store(root, [HOST] * case.servers) if case.servers else None
         if store is not None:
             stack.callback(store.close)
-            options |= {"store": store.address, "servers": case.servers, "timeout": 120.0}
+            options |= {"store": store.address, "servers": case.servers}
         else:
             options["root"] = root
         job = Job(folder, 1, **options)
