@@ -309,6 +309,16 @@ def sampler_text(options: SamplerOptions | None) -> str:
     return options.class_path if isinstance(options, CustomSamplerOptions) else repr(options)
 
 
+def check_reconnect(seconds: float) -> None:
+    """Refuse a ``reconnect_timeout`` that is no time.
+
+    Raises:
+        ConfigError: It is no finite number of seconds >= 0.
+    """
+    if not (isinstance(seconds, (int, float)) and 0 <= seconds < math.inf):
+        raise ConfigError(f"reconnect_timeout must be seconds >= 0, got {seconds!r}")
+
+
 _NOT_OF_BATCHES = ("in_order", "timeout_s", "max_restarts", "reconnect_timeout_s", "cache")
 """Fields of `EpochOptions` that may differ between ranks which share batches."""
 
@@ -354,9 +364,7 @@ class EpochOptions:
             )
         if self.replace and self.expansion.sampler == "labor":
             raise ConfigError('sampler="labor" draws without replacement: use replace=False')
-        limit = self.reconnect_timeout_s
-        if not (isinstance(limit, (int, float)) and 0 <= limit < math.inf):
-            raise ConfigError(f"reconnect_timeout must be seconds >= 0, got {limit!r}")
+        check_reconnect(self.reconnect_timeout_s)
         most = self.max_restarts
         if isinstance(most, bool) or not isinstance(most, int) or most < 0:
             raise ConfigError(f"max_restarts must be an integer >= 0, got {most!r}")

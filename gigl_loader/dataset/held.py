@@ -47,3 +47,23 @@ def check_enough(num_partitions: int, own: int, num_holders: int, *, who: str) -
             f"{own}): start at least one {who} per partition, each with its own partition_idx, or "
             "write the graph as fewer partitions with partition_graph"
         )
+
+
+def check_place(num_partitions: int, own: int, server_rank: int, num_servers: int) -> None:
+    """Check that clients can tell which storage servers have the same partition.
+
+    Args:
+        num_partitions: Partitions of the graph.
+        own: The one that this server has.
+        server_rank: This server.
+        num_servers: How many there are.
+
+    Raises:
+        ConfigError: They are more than the partitions, and this one has another than its rank says.
+    """
+    if num_servers > num_partitions and own != server_rank % num_partitions:
+        raise ConfigError(
+            f"storage server {server_rank} of {num_servers} has partition {own}, but must have "
+            f"partition {server_rank % num_partitions}: where there are more servers than "
+            f"partitions ({num_partitions}), server i serves partition i % {num_partitions}"
+        )

@@ -59,20 +59,21 @@ class Chunk:
 
     def map(self, change: Any) -> "Chunk":
         """Return it with ``change`` done to each tensor."""
-
-        def changed(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return change(value)
-            if isinstance(value, dict):
-                return {key: changed(one) for key, one in value.items()}
-            if isinstance(value, ChunkEdges):
-                return ChunkEdges(*(changed(one) for one in vars(value).values()))
-            return value
-
         return replace(
-            self, x=changed(self.x), edges=changed(self.edges), n_id=changed(self.n_id),
-            degrees=changed(self.degrees),
+            self, x=_mapped(self.x, change), edges=_mapped(self.edges, change),
+            n_id=_mapped(self.n_id, change), degrees=_mapped(self.degrees, change),
         )  # fmt: skip
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    # not a nested function: one that calls itself is a cycle, and would keep the chunk's memory
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _mapped(one, change) for key, one in value.items()}
+    if isinstance(value, ChunkEdges):
+        return ChunkEdges(*(_mapped(one, change) for one in vars(value).values()))
+    return value
 
 
 @dataclass(frozen=True)

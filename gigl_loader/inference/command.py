@@ -48,7 +48,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--model-options", type=json.loads, default={}, metavar="JSON", help="its keywords"
     )
     parser.add_argument("--checkpoint", help="its state_dict, as torch.save wrote it")
-    parser.add_argument("--batch-size", type=int, default=8192, help="rows of a chunk")
+    parser.add_argument("--batch-size", type=int, help="rows of a chunk")
     parser.add_argument("--format", choices=("npy", "parquet"), default="npy")
     parser.add_argument(
         "--edge-weight", action=argparse.BooleanOptionalAction,

@@ -27,6 +27,10 @@ from gigl_loader.remote.dataset import RemoteDistDataset
 
 logger = logging.getLogger(__name__)
 
+_CHUNK_BYTES = 8 << 20
+"""Rows that a chunk reads: the chunk before, the next one and what is exchanged take that, too."""
+_CHUNK_ROWS = (256, 8192)
+
 
 @dataclass(frozen=True)
 class NodeEmbeddings:
@@ -45,7 +49,7 @@ def full_graph_inference(
     dataset: DistDataset | RemoteDistDataset,
     *,
     out: str | Path | None = None,
-    batch_size: int = 8192,
+    batch_size: int | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     format: Literal["npy", "parquet"] = "npy",
@@ -78,7 +82,8 @@ def full_graph_inference(
         out: A folder; each rank writes ``part-RANK.npy`` and ``part-RANK.ids.npy``, or
             ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type.
             Meanwhile it holds the layer before too. None: all stays in memory.
-        batch_size: Destination rows of a chunk. Its in-neighbours have to fit in memory.
+        batch_size: Destination rows of a chunk. Its in-neighbours have to fit in memory about five
+            times; None: what makes that 8 MiB for the features, by the mean number of neighbours.
         device: Where layers compute; None: where the model's parameters are.
         dtype: Of what is kept of every layer: float16, float32 or float64; None: as computed.
         format: ``"parquet"``: columns ``id`` and ``embedding``, written as they are computed.
@@ -101,6 +106,7 @@ def full_graph_inference(
     exchange = RankExchange(group, "layers were computed")
     graph = _graph(dataset, exchange)
     _check_graph(graph, edge_weight, edge_attr)
+    batch_size = batch_size or _chunk_rows(graph)
     layers = layers_of(model_or_layers, graph, (bool(edge_weight), edge_attr))
     if edge_weight is None and exchange.rank == 0:
         _warn_of_weights(model_or_layers, graph)
@@ -135,8 +141,8 @@ def _graph(dataset: Any, exchange: RankExchange) -> GraphSource:
     return PartitionGraph(DistDataset.wrap(dataset), exchange)
 
 
-def _check(out: Any, batch_size: int, dtype: Any, format: str) -> None:
-    if not isinstance(batch_size, int) or batch_size < 1:
+def _check(out: Any, batch_size: int | None, dtype: Any, format: str) -> None:
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError(f"batch_size must be an integer above 0, got {batch_size!r}")
     if dtype is not None and dtype not in KEPT_DTYPES:
         raise ConfigError(f"dtype must be one of {KEPT_DTYPES} or None, got {dtype}")
@@ -146,6 +152,11 @@ def _check(out: Any, batch_size: int, dtype: Any, format: str) -> None:
         check_parquet()
         if out is None:
             raise ConfigError('format="parquet" needs out=, the folder to write to')
+
+
+def _chunk_rows(graph: GraphSource) -> int:
+    least, most = _CHUNK_ROWS
+    return int(min(max(_CHUNK_BYTES / graph.bytes_per_node(), least), most))
 
 
 def _check_graph(graph: GraphSource, edge_weight: bool | None, edge_attr: bool) -> None:

@@ -67,6 +67,10 @@ class GraphSource(Protocol):
         """Return what tells this graph from another, without reading all of it."""
         ...
 
+    def bytes_per_node(self) -> float:
+        """Return what the features of a node and its in-neighbours take, about."""
+        ...
+
 
 class PartitionGraph:
     """The partitions that the ranks hold.
@@ -122,6 +126,17 @@ class PartitionGraph:
             parts += [edges.numel(), int(edges.sum()), int(edges[::997].sum())]
             parts += [] if weights is None else [float(weights[::97].sum())]
         return " ".join(str(part) for part in parts)
+
+    def bytes_per_node(self) -> float:
+        """See `GraphSource`."""
+        num_edges = sum(self._view.adjacency[n].indices.numel() for n in self._names.values())
+        num_nodes = sum(own.numel() for own in self.owners.own.values())
+        widths = [rows.values[:1].numel() for rows in self._view.node_features.values()]
+        return _bytes_per_node(num_edges / max(num_nodes, 1), widths)
+
+
+def _bytes_per_node(degree: float, widths: list[int]) -> float:
+    return (1.0 + degree) * max([*widths, 1]) * 4  # layers read float32
 
 
 class RangeShares:
@@ -207,6 +222,17 @@ class StoredGraph:
             found = self.edges(edge_type, self._sample(edge_type[2]), weight=True, attr=False)
             parts += [found.sources.numel(), int(found.sources.sum())]
         return " ".join(str(part) for part in parts)
+
+    def bytes_per_node(self) -> float:
+        """See `GraphSource`."""
+        degree = 0.0
+        for edge_type in self.edge_types:
+            ids = self._sample(edge_type[2])
+            counts = self.edges(edge_type, ids, weight=False, attr=False).sources.numel()
+            degree = max(degree, counts / max(ids.numel(), 1))
+        infos = self._dataset.fetch_node_feature_info()
+        known = infos.values() if isinstance(infos, dict) else [infos]
+        return _bytes_per_node(degree, [info.dim for info in known if info is not None])
 
     def _sample(self, node_type: NodeType) -> Tensor:
         own = self.owners.own[node_type]

@@ -37,6 +37,7 @@ from gigl_loader.loader.deployment import Stagger, check_deployment
 from gigl_loader.loader.epoch import LoaderStats, Progress, Source
 from gigl_loader.loader.inputs import Positions, read_positions
 from gigl_loader.loader.iterator import EpochIterator
+from gigl_loader.loader.link_speed import link_bytes_per_s
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
 from gigl_loader.loader.world import WorldShare, check_same_start, check_shard
 from gigl_loader.memory.channel import ShmChannel
@@ -594,12 +595,14 @@ class BaseDistLoader(DistLoader):
         worker asks for, as they are not in memory that it can read), ``restarts`` (workers that
         were replaced), ``network_bytes`` (that crossed machines, ``"rows"`` and ``"structure"``:
         ids, edges), ``network_share`` (of workers' time, waiting for other machines),
+        ``link_share`` (of what this machine's network carries; None: its system does not say),
         ``rows_by_partition`` (how many rows were fetched), ``hit_rate`` (share of the rows of other
         machines that ``remote_cache`` had; None without), ``verdict`` (one line: what to change
         first).
         """
         producer = getattr(self, "_mp_producer", None)
-        summary = self._stats.summary(getattr(producer, "remote_bytes", 0))
+        remote_bytes = getattr(producer, "remote_bytes", 0)
+        summary = self._stats.summary(remote_bytes, link_bytes_per_s())
         if reset:
             self._stats = self._stats.after()
         return summary

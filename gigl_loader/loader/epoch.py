@@ -178,14 +178,20 @@ class LoaderStats(BatchCounts):
         self.cached_rows += stats.get("cached_rows", 0)
         self.has_cache = self.has_cache or "cached_rows" in stats
 
-    def summary(self, remote_bytes: int = 0) -> dict[str, Any]:
+    def summary(
+        self, remote_bytes: int = 0, link_bytes_per_s: float | None = None
+    ) -> dict[str, Any]:
         """Return counts, rates and shares since they began.
 
         Args:
             remote_bytes: Bytes of all rows that only other machines have; 0: not known.
+            link_bytes_per_s: What this machine's network carries; None: not known.
         """
         elapsed = max(time.perf_counter() - self.started, 1e-9)
         batches = max(self.batches, 1)
+        link_share = None
+        if link_bytes_per_s is not None:
+            link_share = self.received.total() / elapsed / link_bytes_per_s
         shares = {worker: busy / elapsed for worker, busy in sorted(self.busy_s.items())}
         return {
             "batches": self.batches,
@@ -209,9 +215,10 @@ class LoaderStats(BatchCounts):
             "restarts": sum(self.restarts.values()) - self.restarts_before,
             "network_bytes": {kind: self.received[kind] for kind in ("rows", "structure")},
             "network_share": self._network_share,
+            "link_share": link_share,
             "rows_by_partition": dict(sorted(self.rows_from.items())),
             "hit_rate": self._hit_rate,
-            "verdict": self._verdict(self.wait_s / elapsed, shares, remote_bytes),
+            "verdict": self._verdict(self.wait_s / elapsed, shares, remote_bytes, link_share),
         }
 
     @property
@@ -223,11 +230,20 @@ class LoaderStats(BatchCounts):
         asked = self.cached_rows + self.rows_from.total()
         return self.cached_rows / max(asked, 1) if self.has_cache else None
 
-    def _verdict(self, wait_share: float, busy: dict[int, float], remote_bytes: int) -> str:
+    def _verdict(
+        self, wait_share: float, busy: dict[int, float], remote_bytes: int,
+        link_share: float | None,
+    ) -> str:  # fmt: skip
         if not self.batches:
             return _NO_BATCH
         if wait_share >= _MUCH_WAIT and self._network_share > _MUCH_NETWORK and self.rows_from:
             return self._network_verdict(remote_bytes)
+        if wait_share >= _MUCH_WAIT and link_share is not None and link_share > _MUCH_OF_LINK:
+            return (
+                f"network-bound: the link of this machine is used to {link_share:.0%}; give the "
+                "loader remote_cache or more of it, lower num_neighbors, or store rows in fewer "
+                "bytes"
+            )
         return _verdict(wait_share, busy)
 
     def _network_verdict(self, remote_bytes: int) -> str:
@@ -250,6 +266,7 @@ class LoaderStats(BatchCounts):
 
 _MUCH_WAIT = 0.1
 _MUCH_NETWORK = 0.5
+_MUCH_OF_LINK = 0.6
 _CACHE_TO_SUGGEST = 2 * 2**30
 
 

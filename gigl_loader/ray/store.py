@@ -65,8 +65,8 @@ class GraphStore:
         """Raise if the cluster cannot go on.
 
         Raises:
-            ServerDiedError: A server is lost for good: its restarts are used up, or no node had
-                room for it for ``lost_after_s``.
+            ServerDiedError: All servers of a partition are lost for good: their restarts are used
+                up, or no node had room for them for ``lost_after_s``.
         """
         if self._watchdog.error is not None:
             raise self._watchdog.error
@@ -125,8 +125,9 @@ def start_graph_store(
 
     Args:
         root: Folder that ``partition_graph`` wrote, under the same path on all nodes.
-        num_servers: Servers, one per partition.
-        replicas: Servers of each partition.
+        num_servers: As many as the graph has partitions.
+        replicas: Servers of each partition; ``num_servers * replicas`` are started. A lost one's
+            work goes to the others of its partition at once.
         cpus_per_server: CPUs that Ray sets aside for each. Its sampling workers share them.
         tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``, on all nodes. None: the
             environment's ``GIGL_LOADER_TLS_DIR``.
@@ -135,11 +136,13 @@ def start_graph_store(
             ``GIGL_LOADER_INSECURE``.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
         strategy: How the placement group spreads servers over nodes: ``"SPREAD"``,
-            ``"STRICT_SPREAD"``, ``"PACK"`` or ``"STRICT_PACK"``.
+            ``"STRICT_SPREAD"``, ``"PACK"`` or ``"STRICT_PACK"``. With replicas, take
+            ``"STRICT_SPREAD"``, so that no node has two of one partition.
         max_restarts: How often Ray may start an actor again, and an actor its server; -1: no limit.
         health_timeout_s: Seconds without an answer after which a process is taken for stopped.
         lost_after_s: Seconds without an answer after which a server is given up, by the handle and
-            by the other servers: Ray would wait for a node with room for ever.
+            by the other servers, unless another one of its partition is up: Ray would wait for a
+            node with room for ever.
         start_timeout_s: For placing the servers and loading the graph, in seconds.
         patience_s: How long an outage of the network may last, in seconds; see
             ``init_storage_process``.
@@ -156,14 +159,15 @@ def start_graph_store(
     environment = _environment(tls_dir, token, insecure)
     ray = _connected_ray()
     deadline = time.monotonic() + start_timeout_s
-    group = _place(num_servers, cpus_per_server, strategy, start_timeout_s)
+    total = num_servers * replicas  # server i serves partition i modulo num_servers
+    group = _place(total, cpus_per_server, strategy, start_timeout_s)
     servers: list[_Actor] = []
     watchdog = None
     try:
-        places = _find_places(group, num_servers, deadline)
-        for rank in range(num_servers):
+        places = _find_places(group, total, deadline)
+        for rank in range(total):
             options = ServerOptions(
-                rank=rank, num_servers=num_servers, root=str(root), master=places[0],
+                rank=rank, num_servers=total, root=str(root), master=places[0],
                 port=places[rank][1], environment=environment, max_restarts=max_restarts,
                 arguments=(
                     f"--patience={patience_s}", f"--timeout={start_timeout_s}",
@@ -180,8 +184,9 @@ def start_graph_store(
             )
             servers.append(_Actor(actor, group))
         watchdog = Watchdog(
-            servers, interval_s=_INTERVAL_S, timeout_s=health_timeout_s, lost_after_s=lost_after_s
-        )
+            servers, interval_s=_INTERVAL_S, timeout_s=health_timeout_s,
+            lost_after_s=lost_after_s, num_partitions=num_servers,
+        )  # fmt: skip
         watchdog.start()
         _wait_until_all_serve(watchdog, deadline, start_timeout_s)
     except BaseException:
@@ -189,7 +194,7 @@ def start_graph_store(
             watchdog.close()
         _end(servers, group)
         raise
-    return GraphStore(servers, group, watchdog, _info(num_servers, places[0]), environment)
+    return GraphStore(servers, group, watchdog, _info(total, places[0]), environment)
 
 
 # -- before anything starts -----------------------------------------------------------------------
@@ -198,11 +203,8 @@ def start_graph_store(
 def _check(num_servers: int, replicas: int, cpus: float, max_restarts: int) -> None:
     if num_servers < 1:
         raise ConfigError(f"num_servers must be at least 1, got {num_servers}")
-    if replicas != 1:
-        raise ConfigError(
-            f"replicas must be 1, got {replicas}: storage servers have no replicas yet; a server "
-            "that is lost is started again"
-        )
+    if replicas < 1:
+        raise ConfigError(f"replicas must be at least 1, got {replicas}")
     if not 0 <= cpus < math.inf:
         raise ConfigError(f"cpus_per_server must be at least 0, got {cpus}")
     if max_restarts < -1:

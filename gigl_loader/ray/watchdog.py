@@ -42,6 +42,8 @@ class _Server:
     heard: float
     asked: float | None = None
     killed: bool = False
+    lost: bool = False
+    """Given up; it may come back."""
     health: dict[str, Any] = field(default_factory=lambda: {"state": "starting"})
 
 
@@ -53,16 +55,20 @@ class Watchdog:
         interval_s: Between two questions to a server.
         timeout_s: After that long without an answer a server's process is killed, once.
         lost_after_s: After that long it is given up.
+        num_partitions: Server ``i`` serves partition ``i`` modulo that number; the cluster goes on
+            while one server of each is up. None: one server serves each.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self, servers: Sequence[Watched], *, interval_s: float, timeout_s: float,
-        lost_after_s: float, clock: Callable[[], float] = time.monotonic,
+        lost_after_s: float, num_partitions: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._interval_s, self._timeout_s, self._lost_after_s = interval_s, timeout_s, lost_after_s
         self._clock = clock
         self._servers = [_Server(one, clock()) for one in servers]
+        self._num_partitions = num_partitions or len(servers)
         self._over = threading.Event()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -133,6 +139,7 @@ class Watchdog:
     def _heard(self, rank: int, server: _Server, answer: dict[str, Any]) -> None:
         before, server.health = server.health, answer
         server.heard, server.asked, server.killed = self._clock(), None, False
+        server.lost = answer["state"] == "failed" and server.lost
         if answer["state"] == "failed":
             log = "\n".join(answer.get("last_log", []))
             self._lose(rank, f"{answer.get('why')}, and no restarts are left\n{log}")
@@ -143,6 +150,11 @@ class Watchdog:
             )
 
     def _lose(self, rank: int, why: str) -> None:
-        if self.error is None:
-            self.error = ServerDiedError(f"storage server {rank} on Ray is lost: {why}")
-            _log.error("%s", self.error)
+        server, words = self._servers[rank], f"storage server {rank} on Ray is lost: {why}"
+        if not server.lost:
+            server.lost = True
+            _log.error("%s", words)
+        partition = rank % self._num_partitions
+        twins = self._servers[partition :: self._num_partitions]
+        if self.error is None and all(twin.lost for twin in twins):
+            self.error = ServerDiedError(words)

@@ -27,7 +27,8 @@ from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.cluster import Cluster, ServerLink, result_of
+from gigl_loader.remote.cluster import Cluster, raise_if_broken
+from gigl_loader.remote.link import ServerLink, result_of
 from gigl_loader.remote.messages import (
     BatchMessage,
     EpochRequest,
@@ -104,6 +105,8 @@ class RemoteReceivingChannel(ChannelBase):
         timeout_s: Seconds without any batch before a wait is an error.
         pin_memory: Receive into page-locked memory.
         cluster: None: the one that this process has joined.
+        watched: Servers whose end is an error, whether or not they sample, where this process is
+            connected with them; None: all.
     """
 
     def __init__(
@@ -117,12 +120,14 @@ class RemoteReceivingChannel(ChannelBase):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         pin_memory: bool = False,
         cluster: Cluster | None = None,
+        watched: Sequence[int] | None = None,
     ) -> None:
         self._cluster = cluster or current_cluster()
         self._producers = list(zip(server_ranks, producer_ids, strict=True))
         self._servers: dict[int, _Server] = {}
         """By place among the servers; those that had batches for this process so far."""
         self._renewals = dict(self._cluster.renewals)
+        self._watched = None if watched is None else frozenset(watched)
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
         self._timeout_s = timeout_s
         self._pin = pin_memory
@@ -201,7 +206,7 @@ class RemoteReceivingChannel(ChannelBase):
         """
         if number not in self._servers:
             rank, producer = self._producers[number]
-            if self._cluster.renewals.get(rank) != self._renewals.get(rank):
+            if self._cluster.renewals.get(rank, 0) != self._renewals.get(rank, 0):
                 raise ServerDiedError(f"storage server {rank} was started again")
             self._servers[number] = _Server(rank, producer, self._cluster.link(rank))
         return self._servers[number]
@@ -399,7 +404,7 @@ class RemoteReceivingChannel(ChannelBase):
                     break
                 if self._error is not None:
                     raise self._error
-                self._cluster.raise_if_broken()
+                self._raise_if_lost()
                 if self._taken == len(self._order) and all(s.ended for s in self._servers.values()):
                     return None
                 quiet = time.monotonic() - max(self._last_arrival, started)
@@ -416,6 +421,18 @@ class RemoteReceivingChannel(ChannelBase):
         if not self._in_order:
             return next(iter(self._arrived), None)
         return self._taken if self._taken in self._arrived else None
+
+    def _raise_if_lost(self) -> None:
+        """Raise `ServerDiedError` where a server is gone that this process is connected with."""
+        raise_if_broken(server.link for server in self._servers.values())
+        watched, cluster = self._watched, self._cluster
+        links = list(cluster.links.made.items())
+        raise_if_broken(link for rank, link in links if watched is None or rank in watched)
+        if cluster.renewals == self._renewals:
+            return
+        for rank, number in list(cluster.renewals.items()):
+            if (watched is None or rank in watched) and number != self._renewals.get(rank, 0):
+                raise ServerDiedError(f"storage server {rank} was started again")
 
     def _stalled(self, limit: float) -> PeerTimeoutError:
         asked = [

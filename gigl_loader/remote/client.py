@@ -4,7 +4,7 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,8 +17,9 @@ from gigl_loader._glt import RemoteDistSamplingWorkerOptions, _set_client_contex
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.logs import know
 from gigl_loader.ranks import end_group
-from gigl_loader.remote.cluster import CALL_TIMEOUT_S, Cluster, result_of
+from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.dataset import GraphStoreInfo
+from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.messages import CALLS
 from gigl_loader.remote.patience import PATIENCE_S, check_patience
 from gigl_loader.remote.service import DistServer
@@ -226,6 +227,30 @@ def _named_call(
         raise ConfigError(f"DistServer.{name}: {error}") from error
     bound.apply_defaults()
     return name, dict(list(bound.arguments.items())[1:])  # without self
+
+
+def ask_servers(
+    func: Callable[..., T], requests: Mapping[int, tuple[Any, ...]], timeout_s: float,
+    reconnect_s: float,
+) -> dict[int, T]:  # fmt: skip
+    """Let servers call a method of `DistServer`; return what each returned.
+
+    A lost server is answered for by one that serves the same partition; see `Cluster.ask_each`.
+
+    Args:
+        func: The method; one that may be called again.
+        requests: The arguments by server.
+        timeout_s: How long all of them may take.
+        reconnect_s: How long a lost server without a twin may be away; 0: it is an error.
+
+    Raises:
+        PeerError: A server is lost, or did not answer in time.
+        ConfigError: Servers do not call ``func``, or there is no such server.
+    """
+    named = {server: _named_call(func, args, {}) for server, args in requests.items()}
+    each = {server: arguments for server, (_, arguments) in named.items()}
+    name = next(iter(named.values()))[0]
+    return current_cluster().ask_each(name, each, timeout_s, reconnect_s)
 
 
 def async_request_server(

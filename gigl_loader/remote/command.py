@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from gigl_loader.dataset._disk import count_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.logs import LOG_FORMAT, WhereFilter
@@ -43,8 +44,15 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "gigl-loader serve", "Serve one partition of a graph to compute processes.", _SERVE_EXAMPLE
     )
     parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
-    parser.add_argument("--rank", type=int, default=int(environ.get("RANK", "0")))
-    parser.add_argument("--num-servers", type=int, default=int(environ.get("WORLD_SIZE", "1")))
+    parser.add_argument(
+        "--rank", type=int, default=int(environ.get("RANK", "0")),
+        help="this server; server i serves partition i modulo the number of partitions",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-servers", type=int, default=int(environ.get("WORLD_SIZE", "1")),
+        help="of all storage servers: as many as partitions, or a multiple of it, so that each "
+        "partition has several: a lost one's work goes to the others at once",
+    )  # fmt: skip
     parser.add_argument(
         "--master-addr", default=environ.get("MASTER_ADDR", "127.0.0.1"),
         help="address of server 0",
@@ -79,7 +87,7 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rejoin-timeout", type=float, default=DEFAULT_RECONNECT_S,
         help="how long another server may be away, to be started again with the same arguments, "
-        "in seconds; 0: this one ends at once",
+        "in seconds, if no other one has its partition; 0: this one ends at once",
     )  # fmt: skip
     return parser.parse_args(argv)
 
@@ -87,7 +95,7 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def serve(args: argparse.Namespace) -> int:
     """Load, serve, end; return how many jobs were served."""
     started = time.monotonic()
-    dataset = DistDataset.load(args.root, args.rank)
+    dataset = DistDataset.load(args.root, args.rank % count_partitions(args.root))
     _log.info("loaded %r in %.1f s", dataset, time.monotonic() - started)
     info = GraphStoreInfo(
         num_storage_nodes=args.num_servers, num_compute_nodes=1, num_processes_per_compute=1,

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -24,7 +23,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.shares import Share, shares_of
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
-from gigl_loader.options import DEFAULT_TIMEOUT_S
+from gigl_loader.options import DEFAULT_RECONNECT_S, DEFAULT_TIMEOUT_S, check_reconnect
 from gigl_loader.ranks import tell_ranks
 from gigl_loader.transport.failures import Failure, describe, rebuild
 
@@ -149,6 +148,11 @@ class RemoteDistDataset:
             local rank 0 fetches ids and labels, and the others map the same memory.
         mp_barrier: A barrier of these processes. All of them have to make the same fetches.
         timeout_s: How long each ``fetch_*`` may take, in seconds.
+        reconnect_timeout: How long a storage server that has no twin may be away meanwhile, killed
+            and started again, in seconds. 0: a lost one is an error at once.
+
+    Raises:
+        ConfigError: A value cannot work.
     """
 
     def __init__(
@@ -159,14 +163,16 @@ class RemoteDistDataset:
         mp_barrier: threading.Barrier | None = None,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        reconnect_timeout: float = DEFAULT_RECONNECT_S,
     ) -> None:
+        check_reconnect(reconnect_timeout)
         if (mp_sharing_dict is None) != (mp_barrier is None):
             raise ConfigError("mp_sharing_dict and mp_barrier are given together, or neither is")
         self._cluster_info, self._local_rank = cluster_info, local_rank
         self._sharing_dict: Any = mp_sharing_dict
         self._barrier: Any = mp_barrier
         self._schema: DatasetSchema | None = None
-        self._timeout_s = timeout_s
+        self._timeout_s, self._reconnect_timeout = timeout_s, reconnect_timeout
         self._lookup: StoreLookup | None = None
 
     @property
@@ -266,10 +272,13 @@ class RemoteDistDataset:
 
         def ask(shares: dict[int, Share]) -> dict[int, Tensor]:
             requests = {
-                server: NodeIdsRequest(split=split, node_type=node_type, share=share)
+                server: NodeIdsRequest(
+                    split=split, node_type=node_type, share=share, server=server
+                )
                 for server, share in shares.items()
-            }
-            return self._ask_all("get_node_ids", requests)
+            }  # fmt: skip
+            each = {server: (request,) for server, request in requests.items()}
+            return self._ask_each("get_node_ids", each)
 
         if self._sharing_dict is None:
             found = ask(shares)
@@ -311,11 +320,12 @@ class RemoteDistDataset:
             requests = {
                 server: ABLPRequest(
                     split=split, anchor_node_type=anchor_node_type,
-                    supervision_edge_type=supervision_edge_type, share=share,
+                    supervision_edge_type=supervision_edge_type, share=share, server=server,
                 )
                 for server, share in shares.items()
             }  # fmt: skip
-            return self._ask_all("get_ablp_input", requests)
+            each = {server: (request,) for server, request in requests.items()}
+            return self._ask_each("get_ablp_input", each)
 
         if self._sharing_dict is None:
             found = {server: _nodes_of(answer) for server, answer in ask(shares).items()}
@@ -387,30 +397,14 @@ class RemoteDistDataset:
     # -- how ------------------------------------------------------------------------------------
 
     def _ask(self, server_rank: int, name: str, *args: Any) -> Any:
-        from gigl_loader.remote.client import call_server
-        from gigl_loader.remote.cluster import result_of
+        return self._ask_each(name, {server_rank: args})[server_rank]
+
+    def _ask_each(self, name: str, requests: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        from gigl_loader.remote.client import ask_servers
         from gigl_loader.remote.service import DistServer
 
-        limit, function = self._timeout_s, getattr(DistServer, name)
-        answer = call_server(server_rank, function, *args, timeout_s=limit)
-        return result_of(answer, limit, f"{name} on storage server {server_rank}")
-
-    def _ask_all(self, name: str, requests: dict[int, Any]) -> dict[int, Any]:
-        from gigl_loader.remote.client import call_server
-        from gigl_loader.remote.cluster import result_of
-        from gigl_loader.remote.service import DistServer
-
-        function, limit = getattr(DistServer, name), self._timeout_s
-        answers = {
-            server: call_server(server, function, request, timeout_s=limit)
-            for server, request in requests.items()
-        }
-        deadline = time.monotonic() + limit  # of all servers together
-        found = {}
-        for server, answer in answers.items():
-            what = f"{name} on storage server {server}"
-            found[server] = result_of(answer, deadline - time.monotonic(), what, limit)
-        return found
+        function = getattr(DistServer, name)
+        return ask_servers(function, requests, self._timeout_s, self._reconnect_timeout)
 
     def _once(self, key: tuple[Any, ...], fetch: Callable[[], T]) -> T:
         """Let local rank 0 fetch, and all processes of this machine have what it got."""

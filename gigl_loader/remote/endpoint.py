@@ -4,40 +4,33 @@ import itertools
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from gigl_loader.errors import (
     ConfigError,
-    GiglLoaderError,
-    JoinRefusedError,
     PeerError,
     PeerLostError,
-    PeerTimeoutError,
     ServerDiedError,
 )
 from gigl_loader.logs import answering
-from gigl_loader.memory.leases import Packed
+from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
-from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.leases import Leases
+from gigl_loader.remote.leader import Follower, Leader
 from gigl_loader.remote.membership import Gather, Gathered, Join, Leave, News, Publish, Role, Watch
 from gigl_loader.remote.messages import (
     CALLS,
-    BatchMessage,
     Call,
     FetchAnswer,
     FetchRequest,
     GiveBack,
     Nothing,
 )
-from gigl_loader.remote.payload import pack_batch
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
+from gigl_loader.remote.servers import ServerBook
 from gigl_loader.remote.service import DistServer, caller
-from gigl_loader.remote.shared import Fetched
 from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.transport import End, Listener, Method, Peer, Security
 from gigl_loader.workers.wire import RowsQuestion
@@ -82,20 +75,19 @@ class Endpoint:
     ) -> None:
         self.server, self._rejoin_s = server, rejoin_s
         self.generation = time.time_ns()
-        self._away: dict[int, tuple[str, float]] = {}
-        """Servers that are expected back, on server 0: why they left, and until when."""
         self._num_jobs = num_jobs
         self._lock = threading.RLock()
         self._attendance = Attendance()
         self._book = JobBook()
-        self._leases = Leases()
-        self._rendezvous = RendezvousTable(server.num_servers)
+        self._handout = Handout(server)
+        self._rendezvous = RendezvousTable()
         self._connections = itertools.count(1)
         self._error: ServerDiedError | None = None
         self._error_time = 0.0
         self._stopping = False
         self._status_is_old, self._told_at = False, 0.0
         self._leader = leader
+        self._follower: Follower | None = None
         self.jobs_served = 0
         self.over = threading.Event()
         """Set when there is nothing left to serve."""
@@ -108,6 +100,11 @@ class Endpoint:
             silence_s=patience_s,
         )  # fmt: skip
         self.address = self._listener.address
+        self._servers_known = ServerBook(
+            server.num_servers, server.num_partitions, self.address, self.generation
+        )
+        self._addresses: tuple[tuple[str, int], ...] = ()
+        """Of all servers, as server 0 said last."""
 
     def start(self) -> None:
         """Serve from now on."""
@@ -119,8 +116,13 @@ class Endpoint:
                 num_servers=self.server.num_servers, address=self.address,
                 generation=self.generation,
             )  # fmt: skip
-            self._join = join
-            self._leader.watch(join, self._leader_says, self._leader_left)
+            self._follower = Follower(
+                self._leader, join, self._rejoin_s,
+                on_news=self._leader_says, on_over=self.over.set, on_lost=self.lose,
+                is_over=lambda: self._stopping or self.over.is_set(),
+                can_go_on=lambda: self._can_do_without_0,
+            )  # fmt: skip
+            self._follower.start()
 
     def _table(self) -> dict[str, Method]:
         table = self._rendezvous
@@ -131,24 +133,33 @@ class Endpoint:
         }
         return {
             "watch": Method(Watch, News, self._watch),
-            "fetch": Method(FetchRequest, FetchAnswer, self._fetch),
+            "fetch": Method(FetchRequest, FetchAnswer, self._handout.fetch),
             "rows": Method(RowsQuestion, RowsAnswer, self.server.row_answers.rows),
-            "give_back": Method(GiveBack, Nothing, self._give_back),
-            **(agree if self.server.server_rank == 0 else {}),
+            "give_back": Method(GiveBack, Nothing, self._handout.give_back),
+            **agree,
             **{
                 name: Method(call.request, call.answer, partial(self._call, name, call))
                 for name, call in CALLS.items()
             },
         }
 
-    def _meet(self, name: str, timeout_s: float) -> ServerRendezvous:
-        """Return where this server agrees with the others about one producer."""
-        leader = self._leader
-        return ServerRendezvous(
-            name, self.server.server_rank, self.server.num_servers, timeout_s,
-            table=self._rendezvous if leader is None else None,
-            dial=None if leader is None else leader.dial,
-        )  # fmt: skip
+    def _meet(self, name: str, timeout_s: float, servers: Sequence[int]) -> ServerRendezvous:
+        """Return where this server agrees with others about one producer: at the first of them.
+
+        That is server 0 unless it is lost, and the others go on without it.
+
+        Raises:
+            PeerError: Server 0 did not say where that one is.
+        """
+        own, host = self.server.server_rank, servers[0]
+        if own == host:
+            return ServerRendezvous(name, own, servers, timeout_s, table=self._rendezvous)
+        assert self._leader is not None, "server 0 is always the first"
+        address = self._addresses[host] if host > 0 and self._addresses else None
+        if host > 0 and (address is None or not address[1]):
+            raise PeerError(f"storage server {own} does not know where storage server {host} is")
+        dial = partial(self._leader.dial, address)
+        return ServerRendezvous(name, own, servers, timeout_s, dial=dial)
 
     # -- who is here ----------------------------------------------------------------------------
 
@@ -177,12 +188,14 @@ class Endpoint:
             _log.warning("%s cannot join: %s", name, error)
             raise
         self._attendance.came(member)
-        was_away = join.role is Role.SERVER and self._away.pop(join.rank, None) is not None
+        was_away, was_running = False, self._book.running
         if join.role is Role.SERVER:
+            was_away = self._servers_known.is_away(join.rank)
+            self._servers_known.came(join)
             _log.info("storage server %d joined from %s", join.rank, join.address)
-        is_back = join.role is Role.CLIENT and self._book.running
         self._begin_if_complete()
-        self._tell_where([member] if is_back and self._book.running else None)
+        is_one_more = join.role is Role.CLIENT and was_running == self._book.running
+        self._tell_where([member] if is_one_more else None)
         if was_away:
             self._tell_all()
         else:
@@ -202,7 +215,7 @@ class Endpoint:
                 self._attendance.left(one)
             elif join.job is not None and one.job == join.job:
                 self._attendance.left(one)
-                self._leases.lose(one.session)
+                self._handout.lose(one.session)
                 self.server.client_gone(one.client)
         if join.role is Role.CLIENT and join.job is not None:
             self.server.client_back(member.client)
@@ -234,7 +247,7 @@ class Endpoint:
 
     def _begin_if_complete(self) -> None:
         book, servers = self._book, self._servers
-        if book.running or not book.complete or len(servers) != self.server.num_servers - 1:
+        if book.running or not book.complete or not self._servers_known.complete(servers):
             return
         book.running = True
         _log.info("job %d begins with %d compute processes", book.job, len(book.present))
@@ -242,17 +255,21 @@ class Endpoint:
             member.job = book.job
 
     def _tell_where(self, members: Sequence[Member] | None = None) -> None:
-        """Tell clients of the job (None: all) where all servers are, once they are here."""
-        book, servers = self._book, self._servers
-        if not book.running or len(servers) != self.server.num_servers - 1:
+        """Tell clients of the job and servers (None: all of them) where all servers are."""
+        if self.server.server_rank != 0:
             return
-        others = [servers[rank].join for rank in sorted(servers)]
-        addresses = (self.address, *(one.address for one in others if one.address is not None))
-        generations = (self.generation, *(one.generation for one in others))
-        present = book.present.values()
-        for member in present if members is None else members:
-            if member.job == book.job:
-                member.tell(job=book.job, addresses=addresses, generations=generations)
+        servers, book = self._servers, self._book
+        where = self._servers_known.where(servers)
+        if where is None:
+            return
+        about = {
+            "addresses": where[0], "generations": where[1], "away": tuple(self._servers_known.away)
+        }  # fmt: skip
+        for member in members or [*servers.values(), *book.present.values()]:
+            if member.join.role is Role.SERVER:
+                member.tell(**about)
+            elif book.running and member.job == book.job:
+                member.tell(job=book.job, **about)
 
     def _tell_all(self) -> None:
         """Tell each member what concerns it, if it is new."""
@@ -273,12 +290,13 @@ class Endpoint:
         lost = None if self._error is None else str(self._error)
         missing = set(range(1, self.server.num_servers)) - set(self._servers)
         text = self._book.describe(missing)
-        waiting = set(self._book.waiting)
+        waiting, away = set(self._book.waiting), tuple(self._servers_known.away)
         for member in members:
             status = text if member in waiting else ""
             member.tell(
-                status=status, jobs_served=self.jobs_served, lost=lost,
-                generation=self.generation, away=tuple(sorted(self._away)),
+                status=status, jobs_served=self.jobs_served, lost=lost, generation=self.generation,
+                server=self.server.server_rank, num_partitions=self.server.num_partitions,
+                away=away,
             )  # fmt: skip
 
     def _ended(self, peer: Peer, end: End) -> None:
@@ -297,7 +315,7 @@ class Endpoint:
                     member.join.rank,
                     f"storage server {member.join.rank} at {member.join.address} {member.why_gone}",
                 )
-        self._leases.lose(member.session)
+        self._handout.lose(member.session)
         if member.join.role is Role.CLIENT:
             _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
             if member.job is not None:
@@ -321,10 +339,12 @@ class Endpoint:
             self.lose(why)
             return
         with self._lock:
-            self._away[rank] = (why, time.monotonic() + self._rejoin_s)
+            self._servers_known.left(rank, why, time.monotonic() + self._rejoin_s)
+            self._begin_if_complete()
+            self._tell_where()
             self._tell_all()
-        self._rendezvous.fail_all(why)
-        _log.warning("%s; it is expected back for %.0f s", why, self._rejoin_s)
+        self._rendezvous.fail_all(why, rank)
+        _log.warning("%s; it is expected back", why)
 
     def _leave_job(self, member: Member) -> None:
         with self._lock:
@@ -374,55 +394,6 @@ class Endpoint:
                 _log.warning("%s: %s failed: %s: %s", peer.name, name, type(error).__name__, error)
             raise
 
-    def _fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
-        self._leases.lose_from(peer.session, request)
-        answer: Future[FetchAnswer] = Future()
-        found = self.server.fetch(request, peer.context["number"])
-        found.add_done_callback(partial(self._answer_fetch, request, peer, answer))
-        # weak: futures keep their callbacks; two that hold each other would keep the batch's slot
-        # until the garbage collector runs, and the worker would make a new one meanwhile
-        waiting = weakref.ref(found)
-
-        def cancel(done: "Future[FetchAnswer]") -> None:
-            fetched = waiting()
-            if done.cancelled() and fetched is not None:
-                fetched.cancel()
-
-        answer.add_done_callback(cancel)
-        return answer
-
-    def _answer_fetch(
-        self, request: FetchRequest, peer: Peer, answer: "Future[FetchAnswer]",
-        found: "Future[Fetched]",
-    ) -> None:  # fmt: skip
-        try:
-            if found.cancelled():
-                answer.cancel()
-            elif (error := found.exception()) is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(self._packed(request, peer, *found.result()))
-        except InvalidStateError:  # cancelled: its connection is over
-            pass
-
-    def _packed(
-        self, request: FetchRequest, peer: Peer, received: Any, finished: bool
-    ) -> FetchAnswer:
-        if received is None:
-            return FetchAnswer(None, finished)
-        message = received.message
-        assert isinstance(message, Packed)
-        about = (received.ticket, received.stats, message.layout)
-        if request.same_host:
-            lease, region = self._leases.lend(peer.session, request, message)
-            return FetchAnswer(BatchMessage(*about, region=region, lease=lease), finished)
-        columns, parts = pack_batch(message.layout, message.payload)  # keeps the slot until sent
-        return FetchAnswer(BatchMessage(*about, columns=columns, parts=parts), finished)
-
-    def _give_back(self, request: GiveBack, peer: Peer) -> Nothing:
-        self._leases.give_back(peer.session, request.leases)
-        return Nothing()
-
     # -- health ---------------------------------------------------------------------------------
 
     def lose(self, why: str) -> None:
@@ -457,7 +428,7 @@ class Endpoint:
             clients = [
                 one for one in self._attendance.members.values() if one.join.role is Role.CLIENT
             ]
-            given_up = next((why for why, until in self._away.values() if now >= until), None)
+            given_up = self._servers_known.given_up(self._servers, now)
             lost = self._error is not None
             if lost and (not clients or now - self._error_time > _GRACE_S):
                 self.over.set()
@@ -488,45 +459,24 @@ class Endpoint:
                 "job": self._book.job,
                 "jobs_served": self.jobs_served,
                 "lost": None if self._error is None else str(self._error),
-                "away": {rank: why for rank, (why, _) in self._away.items()},
+                "away": self._servers_known.away,
             }
 
     # -- end ------------------------------------------------------------------------------------
 
     def _leader_says(self, news: News) -> None:
         self.jobs_served = news.jobs_served
+        self._addresses = news.addresses or self._addresses
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
 
-    def _leader_left(self, error: Exception) -> None:
-        """Server 0 has ended: with its jobs, told to, or by itself."""
-        end = error.end if isinstance(error, PeerLostError) else None
-        if end == End.JOB_OVER or (end == End.SHUTDOWN and self._rejoin_s <= 0):
-            self.over.set()
-        elif self._rejoin_s <= 0 or self._stopping or end == End.LOST_PEER or _is_final(error):
-            self.lose(f"storage server 0 is gone: {error}")
-        else:
-            self._rejoin(error, told_to_end=end == End.SHUTDOWN)
-
-    def _rejoin(self, error: Exception, told_to_end: bool) -> None:
-        """Wait for server 0 to be started again. In the thread that heard of its end."""
-        assert self._leader is not None, "somebody else is server 0"
-        _log.warning("storage server 0 is gone: %s; it is expected back", error)
-        deadline = time.monotonic() + self._rejoin_s
-        while not self.over.is_set() and time.monotonic() < deadline:
-            try:
-                self._leader.renew(min(deadline, time.monotonic() + 2.0))
-            except PeerTimeoutError:
-                continue
-            except GiglLoaderError as why:
-                error = why
-                break
-            self._leader.watch(self._join, self._leader_says, self._leader_left)
-            return
-        if told_to_end:
-            self.over.set()
-        else:
-            self.lose(f"storage server 0 is gone: {error}")
+    @property
+    def _can_do_without_0(self) -> bool:
+        """Whether server 0 has twins, and a job goes on with them."""
+        has_twins = self.server.num_servers > self.server.num_partitions
+        with self._lock:
+            members = self._attendance.members.values()
+            return has_twins and any(one.join.role is Role.CLIENT for one in members)
 
     def close(self, end: End = End.SHUTDOWN, words: str = "it was shut down") -> None:
         """End: say so to all, then end the producers. Idempotent.
@@ -551,7 +501,7 @@ class Endpoint:
 
     def _lose_all(self, sessions: Sequence[str]) -> None:
         for session in sessions:
-            self._leases.lose(session)
+            self._handout.lose(session)
 
     @property
     def is_closing(self) -> bool:
@@ -562,8 +512,3 @@ class Endpoint:
     def error(self) -> ServerDiedError | None:
         """Why serving ended early."""
         return self._error
-
-
-def _is_final(error: Exception) -> bool:
-    """Return whether server 0 does not want this server, however often it asks."""
-    return isinstance(error, JoinRefusedError) or not isinstance(error, PeerError)

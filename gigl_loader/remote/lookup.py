@@ -18,7 +18,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.cluster import result_of
+from gigl_loader.remote.link import result_of
 from gigl_loader.remote.messages import EdgesRequest
 from gigl_loader.remote.service import DistServer
 from gigl_loader.sampler.questions import RowsRequest
@@ -164,8 +164,9 @@ class StoreLookup:
         return answers, build
 
     def _ask(self, server: int, name: str, request: Any) -> "Future[Any]":
-        from gigl_loader.remote.client import call_server
+        from gigl_loader.remote.client import call_server, current_cluster
 
+        server = current_cluster().stand_in(server)
         return call_server(server, getattr(DistServer, name), request, timeout_s=self._timeout_s)
 
     def _result(self, answer: "Future[R]", what: str) -> R:
@@ -215,8 +216,9 @@ class StoreLookup:
             return self._servers
 
     def _ask_status(self, server: int) -> "Future[dict[str, Any]]":
-        from gigl_loader.remote.client import call_server
+        from gigl_loader.remote.client import call_server, current_cluster
 
+        server = current_cluster().stand_in(server)  # which has the same partition
         return call_server(server, DistServer.status, timeout_s=self._timeout_s)
 
 

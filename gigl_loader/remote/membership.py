@@ -50,11 +50,15 @@ class News:
     job: int | None = None
     """The job that the process belongs to, once all of it are here."""
     addresses: tuple[tuple[str, int], ...] = ()
-    """Of all storage servers, once the job runs."""
+    """Of all storage servers, once the job runs. Unknown ones have port 0."""
+    server: int = 0
+    """Who says this."""
     generation: int = 0
     """Of the server that says this."""
+    num_partitions: int = 0
+    """Of the graph: server ``i`` serves partition ``i`` modulo that number."""
     generations: tuple[int, ...] = ()
-    """Of the same: a server that was started again has a larger one."""
+    """Of the same: a server that was started again has a larger one; unknown ones have 0."""
     away: tuple[int, ...] = ()
     """Storage servers that are lost and expected back."""
     status: str = ""
@@ -77,6 +81,8 @@ class Publish:
     rank: int
     key: str
     value: bytes
+    servers: tuple[int, ...]
+    """All who meet there; ranks are places among them."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,8 @@ class Gather:
     name: str
     key: str
     ranks: tuple[int, ...]
+    servers: tuple[int, ...]
+    """All who meet there; ranks are places among them."""
 
 
 @dataclass(frozen=True)
@@ -102,4 +110,6 @@ class Leave:
 
     name: str
     rank: int
+    servers: tuple[int, ...]
+    """All who meet there; ranks are places among them."""
     failure: str | None = None

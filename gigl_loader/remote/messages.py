@@ -96,6 +96,9 @@ class ProducerRequest:
     """Compute ranks that share the producer, by consumer number; empty: whoever asked."""
     request_id: str = ""
     """The same each time that one request is asked, and on all servers; empty: of no other."""
+    servers: tuple[int, ...] = ()
+    """Servers that take part, ascending; empty: all of them. The others are lost, and have twins
+    that serve the same partition."""
 
     @property
     def num_consumers(self) -> int:
@@ -240,6 +243,8 @@ class NodeIdsRequest:
     node_type: NodeType | None = None
     share: Share = WHOLE
     """Which part of them."""
+    server: int | None = None
+    """Whose; None: those of the server that is asked. Its twins may be asked in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +255,8 @@ class ABLPRequest:
     anchor_node_type: NodeType | None = None
     supervision_edge_type: EdgeType | None = None
     share: Share = WHOLE
+    server: int | None = None
+    """As for `NodeIdsRequest`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.dataset.shares import Share
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
@@ -33,10 +34,14 @@ class PartitionAnswers:
 
     Args:
         dataset: The partition.
+        server_rank: This server among the storage servers.
+        num_servers: How many there are.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, server_rank: int = 0, num_servers: int = 1) -> None:
         self.dataset = DistDataset.wrap(dataset)
+        self.server_rank, self.num_servers = server_rank, num_servers
+        self.num_partitions: int = self.dataset.num_partitions
         self.row_answers = RowAnswers(self.dataset.view())
         """Answers for single rows; see `gigl_loader.remote.row_cache`."""
 
@@ -88,10 +93,14 @@ class PartitionAnswers:
         return self._of_type(books, edge_type, "edge")
 
     def get_node_ids(self, request: NodeIdsRequest | None = None) -> Tensor:
-        """Return ``[n]`` int64: the ids of nodes that this server owns, ascending.
+        """Return ``[n]`` int64: the ids of nodes that a server owns, ascending.
+
+        Servers of one partition own a part of its nodes each, so that none is given twice; and each
+        of them answers for all.
 
         Raises:
-            ConfigError: No such split or node type.
+            ConfigError: No such split or node type; the server that is asked for has another
+                partition.
         """
         request = request or NodeIdsRequest()
         if request.split is None:
@@ -104,7 +113,20 @@ class PartitionAnswers:
                 )
             ids = found
         found = self._of_type(ids, request.node_type, "node")
-        return request.share.cut(found)
+        return request.share.cut(self._part_of(request.server).cut(found))
+
+    def _part_of(self, server: int | None) -> Share:
+        """Return which part of the partition's ids a server of this partition owns."""
+        own, partitions = self.server_rank, self.num_partitions
+        server = own if server is None else server
+        twins = range(own % partitions, max(self.num_servers, own + 1), partitions)
+        if server not in twins:
+            raise ConfigError(
+                f"storage server {own} cannot answer for server {server}: only servers "
+                f"{list(twins)} have its partition"
+            )
+        place = twins.index(server)
+        return Share(place, place + 1, len(twins))
 
     def get_ablp_input(
         self, request: ABLPRequest
@@ -125,8 +147,11 @@ class PartitionAnswers:
                 f"of type {edge_type[0]!r}"
             )
         anchors = self.get_node_ids(
-            NodeIdsRequest(split=request.split, node_type=anchor_type, share=request.share)
-        )
+            NodeIdsRequest(
+                split=request.split, node_type=anchor_type, share=request.share,
+                server=request.server,
+            )
+        )  # fmt: skip
         positive = message_passing_to_positive_label(edge_type)
         negative = message_passing_to_negative_label(edge_type)
         adjacency = self.dataset.view().adjacency

@@ -1,4 +1,4 @@
-"""Where the storage servers agree while they start a producer: at server 0, by typed calls.
+"""Where storage servers agree while they start a producer: at the first of them, by typed calls.
 
 See `gigl_loader.workers.rendezvous.Rendezvous`. Each producer has one of its own, named by the
 request that creates it. Every call may be asked again.
@@ -6,7 +6,7 @@ request that creates it. Every call may be asked again.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
@@ -16,14 +16,16 @@ from gigl_loader.remote.messages import Nothing
 from gigl_loader.transport import Caller
 
 _LEAVE_S = 5.0
-"""Longest wait for server 0 when leaving. One that has ended is known at once; one that is
+"""Longest wait for the host when leaving. One that has ended is known at once; one that is
 overloaded should still hear of a failure, for which the other servers wait."""
 _ANSWER_S = 10.0
-"""Longest wait for server 0 to take a value, which it does at once."""
+"""Longest wait for the host to take a value, which it does at once."""
 
 
 @dataclass
 class _Rendezvous:
+    servers: tuple[int, ...] = ()
+    """Who meet there, once one of them has said it."""
     values: dict[tuple[str, int], bytes] = field(default_factory=dict)
     """By key and rank."""
     waiting: "list[tuple[Gather, Future[Gathered]]]" = field(default_factory=list)
@@ -32,14 +34,9 @@ class _Rendezvous:
 
 
 class RendezvousTable:
-    """All rendezvous that are under way, on server 0. Thread-safe; nobody waits in here.
+    """All rendezvous that this server hosts. Thread-safe; nobody waits in here."""
 
-    Args:
-        num_servers: A rendezvous is forgotten when that many have left it.
-    """
-
-    def __init__(self, num_servers: int) -> None:
-        self._num_servers = num_servers
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_name: dict[str, _Rendezvous] = {}
 
@@ -47,6 +44,7 @@ class RendezvousTable:
         """Take a server's value of a key."""
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
+            one.servers = request.servers
             one.values[request.key, request.rank] = request.value
             self._serve(one)
         return Nothing()
@@ -56,15 +54,17 @@ class RendezvousTable:
         future: Future[Gathered] = Future()
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
+            one.servers = request.servers
             one.waiting.append((request, future))
             self._serve(one)
         return future
 
     def missing(self, request: Gather) -> list[int]:
-        """Return the ranks that have not published."""
+        """Return the servers that have not published."""
         with self._lock:
             values = self._by_name.get(request.name, _Rendezvous()).values
-            return [rank for rank in request.ranks if (request.key, rank) not in values]
+            missing = [rank for rank in request.ranks if (request.key, rank) not in values]
+        return [request.servers[rank] for rank in missing]
 
     def leave(self, request: Leave) -> Nothing:
         """Let a server go; its failure, if there is one, ends the waits of all."""
@@ -72,18 +72,20 @@ class RendezvousTable:
             one = self._by_name.setdefault(request.name, _Rendezvous())
             one.left.add(request.rank)
             if request.failure is not None and one.failure is None:
-                one.failure = f"storage server {request.rank} failed: {request.failure}"
+                server = request.servers[request.rank]
+                one.failure = f"storage server {server} failed: {request.failure}"
             self._serve(one)
-            if len(one.left) >= self._num_servers:
+            if len(one.left) >= len(request.servers):
                 del self._by_name[request.name]
         return Nothing()
 
-    def fail_all(self, why: str) -> None:
-        """End all waits: a server is lost."""
+    def fail_all(self, why: str, server: int | None = None) -> None:
+        """End all waits for a server that is lost; None: all waits."""
         with self._lock:
             for one in self._by_name.values():
-                one.failure = one.failure or why
-                self._serve(one)
+                if server is None or server in one.servers:
+                    one.failure = one.failure or why
+                    self._serve(one)
 
     @staticmethod
     def _serve(one: _Rendezvous) -> None:
@@ -109,24 +111,25 @@ class ServerRendezvous:
 
     Args:
         name: Of the rendezvous, the same on all servers.
-        rank: This server.
-        world_size: How many there are.
+        server: This server.
+        servers: All who meet; the first one hosts it. A rank is a place among them.
         timeout_s: Longest wait of each `gather` and `wait_for`.
-        table: On server 0.
-        dial: On the others: returns a fresh caller of server 0.
+        table: On the host.
+        dial: On the others: returns a fresh caller of the host.
     """
 
     def __init__(
         self,
         name: str,
-        rank: int,
-        world_size: int,
+        server: int,
+        servers: Sequence[int],
         timeout_s: float,
         *,
         table: RendezvousTable | None = None,
         dial: Callable[[], Caller] | None = None,
     ) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size = servers.index(server), len(servers)
+        self._server, self._servers = server, tuple(servers)
         self._name, self._timeout_s, self._table = name, timeout_s, table
         self._dial = dial
         self._caller = dial() if dial is not None else None
@@ -137,11 +140,11 @@ class ServerRendezvous:
         """Make ``value`` this server's value of ``key``.
 
         Raises:
-            PeerError: Server 0 is gone.
+            PeerError: The host is gone.
             UsageError: The rendezvous is closed.
         """
         self._check_open()
-        request = Publish(self._name, self.rank, key, value)
+        request = Publish(self._name, self.rank, key, value, self._servers)
         if self._table is not None:
             self._table.publish(request)
         elif self._caller is not None:
@@ -152,22 +155,24 @@ class ServerRendezvous:
 
         Raises:
             PeerTimeoutError: Some did not publish in time.
-            PeerError: A server called `fail`, or server 0 is gone.
+            PeerError: A server called `fail`, or the host is gone.
             UsageError: The rendezvous is closed.
         """
         self._check_open()
-        request = Gather(self._name, key, tuple(ranks))
+        request = Gather(self._name, key, tuple(ranks), self._servers)
         try:
             found = self._ask(request)
         except TimeoutError as error:
-            missing = self._table.missing(request) if self._table is not None else request.ranks
+            missing = [self._servers[rank] for rank in request.ranks]
+            if self._table is not None:
+                missing = self._table.missing(request)
             raise PeerTimeoutError(
-                f"storage server {self.rank} waited {self._timeout_s:g} s for {key!r} of storage "
-                f"servers {list(missing)}: one of them is slow to start its workers, or stopped; "
+                f"storage server {self._server} waited {self._timeout_s:g} s for {key!r} of "
+                f"storage servers {missing}: one of them is slow to start its workers, or stopped; "
                 "see their logs, or raise the timeout"
             ) from error
         if found.failure is not None:
-            raise PeerError(f"{found.failure} (while server {self.rank} waited for {key!r})")
+            raise PeerError(f"{found.failure} (while server {self._server} waited for {key!r})")
         return list(found.values)
 
     def _ask(self, request: Gather) -> Gathered:
@@ -197,14 +202,14 @@ class ServerRendezvous:
             if self._closed:
                 return
             self._closed = True
-        request = Leave(self._name, self.rank, failure)
+        request = Leave(self._name, self.rank, self._servers, failure)
         if self._table is not None:
             self._table.leave(request)
         if self._caller is not None and self._dial is not None:
             self._caller.close()  # a question that it waits for would be answered first
             with contextlib.suppress(GiglLoaderError), self._dial() as caller:
-                caller.ask("leave", request, Nothing).wait(_LEAVE_S)  # or server 0 is gone
+                caller.ask("leave", request, Nothing).wait(_LEAVE_S)  # or it is gone
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError(f"the rendezvous {self._name} of server {self.rank} is closed")
+            raise UsageError(f"the rendezvous {self._name} of server {self._server} is closed")

@@ -76,11 +76,29 @@ class _Batch:
     ids: dict[tuple[Owner, str], Array]
     """By owner and key of the tensor, the ids of the rows; of an owner, the first are planned."""
 
+    def specs_of(self, owner: Owner, key: str) -> list[RowsApart]:
+        """Return the tensors of rows with these ids."""
+        return [one for one in self.specs if (owner_of_rows(one), one.ids) == (owner, key)]
+
     def wanted(self) -> dict[Owner, Array]:
+        """Return by owner the ids that the cache is told of."""
         found: dict[Owner, Array] = {}
         for (owner, _), ids in self.ids.items():
             found.setdefault(owner, ids)
         return found
+
+
+def _described(received: Received) -> _Batch:
+    """Return a batch with what it says of the rows that it lacks."""
+    message = dict(received.message)
+    order, specs = read_rows_apart(message.pop(ROWS).numpy())
+    ids = {(owner_of_rows(one), one.ids): message[one.ids].numpy() for one in specs}
+    return _Batch(replace(received, message=message), order, specs, ids)
+
+
+def _nothing_kept(ids: Array) -> tuple[Array, Array]:
+    """Return the plan that all rows are fetched and none kept, and the places of these."""
+    return np.full(ids.size, MISSING, np.int32), np.arange(ids.size)
 
 
 class RowKeeper:
@@ -98,8 +116,10 @@ class RowKeeper:
         self, cluster: Cluster, options: CacheOptions, room: int, timeout_s: float, pin_memory: bool
     ) -> None:
         self._options, self._room, self._timeout_s = options, room, timeout_s
-        self._pool = BufferPool(pin_memory)
+        self._pin, self._pool = pin_memory, BufferPool(pin_memory)
         self._questions = RowQuestions(cluster, self._pool.take_leased, timeout_s)
+        self._at_once = RowQuestions(cluster, self._pool.take_leased, timeout_s)
+        """Of batches beside the epoch, which another thread fills."""
         self._cache: RowCache | None = None
         self._look_ahead: LookAhead | None = None
         self._sequence = -1
@@ -150,6 +170,22 @@ class RowKeeper:
             self._changed.notify_all()
         self.stop()
         self._questions.close()
+        self._at_once.close()
+
+    def fill_at_once(self, received: Received) -> Received:
+        """Return a batch that is of no epoch with its rows, all of which are fetched.
+
+        Raises:
+            PeerError: A server is gone, or did not answer in time.
+        """
+        self._at_once.meet()
+        batch = _described(received)
+        sources = []
+        for (owner, key), ids in batch.ids.items():
+            source = _Source(owner, ids, batch.specs_of(owner, key), *_nothing_kept(ids), {}, {})
+            self._fetch(source, self._at_once)
+            sources.append(source)
+        return self._filled_up(batch, sources)
 
     # -- taking ---------------------------------------------------------------------------------
 
@@ -254,16 +290,14 @@ class RowKeeper:
 
     def _drawn(self, number: int, total: int, received: Received) -> _Batch:
         """Note what a batch is going to need."""
-        message = dict(received.message)
-        order, specs = read_rows_apart(message.pop(ROWS).numpy())
-        # where the server's memory was mapped it is needed there: a window of batches is kept here
-        message = {key: tensor.clone() for key, tensor in message.items()}
-        ids = {(owner_of_rows(one), one.ids): message[one.ids].numpy() for one in specs}
-        batch = _Batch(replace(received, message=message), order, specs, ids)
+        message = received.message
+        if not self._pin:  # it may lie in the server's memory, which a window of batches would fill
+            message = {key: tensor.clone() for key, tensor in message.items()}
+        batch = _described(replace(received, message=message))
         if self._cache is None:
             self._make_cache(batch, total)
         if self._cache is not None:
-            kept = sum(tensor.nbytes for tensor in message.values())
+            kept = sum(tensor.nbytes for tensor in batch.received.message.values())
             self._cache.add(self._sequence, number, batch.wanted(), kept)
         self._last_progress = time.monotonic()
         return batch
@@ -298,21 +332,23 @@ class RowKeeper:
     def _source(
         self, owner: Owner, key: str, ids: Array, batch: _Batch, plans: dict[Owner, Array]
     ) -> _Source:
-        specs = [one for one in batch.specs if (owner_of_rows(one), one.ids) == (owner, key)]
+        specs = batch.specs_of(owner, key)
         plan = plans.pop(owner, None)
         kept = self._cache.matrices(owner) if self._cache is not None else ()
-        if plan is None or {(one.kind, one.name) for one in specs} != set(kept):
-            plan = np.full(ids.size, MISSING, np.int32)
+        wide = {(one.kind, one.name) for one in specs if 0 not in one.shape}
+        if plan is None or wide != set(kept):
+            plan, _ = _nothing_kept(ids)
         source = _Source(owner, ids, specs, plan, np.flatnonzero(plan < 0), {}, {})
-        self._fetch(source)
+        self._fetch(source, self._questions)
         return source
 
-    def _fetch(self, source: _Source) -> None:
+    @staticmethod
+    def _fetch(source: _Source, questions: RowQuestions) -> None:
         """Ask for the rows at ``source.missed``, which are put in the order of the answers."""
         ids = source.ids[source.missed]
-        split = self._questions.by_owner(source.owner, ids)
+        split = questions.by_owner(source.owner, ids)
         for one in source.specs:
-            source.fetched[one.kind, one.name] = self._questions.ask(one, ids, split)
+            source.fetched[one.kind, one.name] = questions.ask(one, ids, split)
         source.num_from = {server: int(places.size) for server, places in split}
         if split:
             source.missed = source.missed[np.concatenate([places for _, places in split])]
@@ -374,7 +410,7 @@ class RowKeeper:
             return rows, taken, places
         source.plan[again] = -2 - source.plan[again]
         late = replace(source, missed=again, fetched={}, num_from={})
-        self._fetch(late)
+        self._fetch(late, self._questions)
         counts.add(late)
         deadline = time.monotonic() + self._timeout_s
         first = source.missed.size

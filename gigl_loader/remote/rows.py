@@ -12,7 +12,8 @@ import numpy as np
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, ProtocolError
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
-from gigl_loader.remote.cluster import Cluster, ServerLink, result_of
+from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.link import ServerLink
 from gigl_loader.remote.messages import RowBook
 from gigl_loader.sampler.apart import RowsApart
 from gigl_loader.sampler.questions import RowsAnswer
@@ -77,17 +78,15 @@ class RowQuestions:
         """
         if self._books:
             return
-        links, limit = self._cluster.links, self._timeout_s
-        deadline = time.monotonic() + limit
-        asked = [link.call("get_partition_index") for link in links]
-        books = links[0].call("get_row_books")
-        for link, answer in zip(links, asked, strict=True):
-            what = f"the partition of storage server {link.rank}"
-            index = result_of(answer, deadline - time.monotonic(), what, limit)
-            self._server_of.setdefault(index, link.rank)
-        what = "the owners of rows, from storage server 0"
-        found = result_of(books, deadline - time.monotonic(), what, limit)
-        self._books = {(book.group, book.name): book for book in found}
+        limit, servers = self._timeout_s, range(len(self._cluster.links))
+        indices = self._cluster.ask_each(
+            "get_partition_index", {server: {} for server in servers}, limit, 0.0
+        )
+        for part in set(indices.values()):  # other compute processes ask other ones of its servers
+            holders = [server for server, index in indices.items() if index == part]
+            self._server_of[part] = holders[self._cluster.rank % len(holders)]
+        books = self._cluster.ask_each("get_row_books", {0: {}}, limit, 0.0)[0]
+        self._books = {(book.group, book.name): book for book in books}
 
     def num_ids(self, owner: Owner) -> int:
         """Return how many rows there are over all servers."""
@@ -118,6 +117,8 @@ class RowQuestions:
         memory = self._take(nbytes_of(spec.dtype, shape))
         rows = array_in(memory, spec.dtype, shape, 0)
         answers, start = [], 0
+        if 0 in spec.shape:  # rows without columns
+            return Fetched(rows, [])
         for server, places in split:
             stop = start + places.size
             request = rows_request(spec.kind, spec.name, ids[places])
@@ -131,7 +132,7 @@ class RowQuestions:
                 raise ProtocolError(f"{specs} came for rows of {out.dtype} {out.shape}")
             return [out]
 
-        link = self._cluster.link(server)
+        link = self._cluster.link(self._cluster.stand_in(server))
         try:
             reply = self._caller(link).ask("rows", question, RowsAnswer, into=room)
         except GiglLoaderError as error:

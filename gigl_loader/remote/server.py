@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from gigl_loader._glt import Dataset, _set_server_context
-from gigl_loader.dataset.held import check_enough
+from gigl_loader.dataset.held import check_enough, check_place
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 from gigl_loader.logs import know
@@ -149,7 +149,8 @@ def init_storage_process(
         storage_rank: This server, in ``[0, num_storage_nodes)``.
         cluster_info: The cluster. Server 0 listens on ``rpc_master_port``. How many compute
             processes there are is not looked at: the first one of a job says it.
-        dataset: The partition: ``DistDataset``, ours or GLT's.
+        dataset: The partition: ``DistDataset``, ours or GLT's. Where there are more servers than
+            partitions, that of server ``i`` is ``i`` modulo the number of partitions.
         num_jobs: Compute jobs to serve, one after another; None: until told to stop.
         tls_dir: Folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. None: the environment's
             ``GIGL_LOADER_TLS_DIR``.
@@ -169,11 +170,13 @@ def init_storage_process(
         metrics_host: Address of this machine for that. Beyond loopback it needs certificates, or
             ``insecure``.
         rejoin_timeout_s: How long another server may be away, to be started again with the same
-            arguments, before this one ends, in seconds. 0: it ends at once.
+            arguments, before this one ends, in seconds; as long as it likes while another one of
+            its partition is up. 0: this one ends at once.
 
     Raises:
         ConfigError: A figure is out of range, the address cannot be listened on, the servers are
-            fewer than the partitions, or nothing says who may come in.
+            fewer than the partitions, or are more and this one has not partition ``storage_rank``
+            modulo their number, or nothing says who may come in.
         JoinRefusedError: Server 0 does not let this one in, or is another service.
         PeerTimeoutError: Server 0 did not come up.
     """
@@ -188,6 +191,7 @@ def init_storage_process(
     security = Security.resolve(tls_dir, token, insecure)
     held = DistDataset.wrap(dataset)
     check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")
+    check_place(held.num_partitions, held.partition_idx, storage_rank, num_servers)
     master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
     own = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
     server = DistServer(

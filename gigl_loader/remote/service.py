@@ -61,7 +61,7 @@ _MOST_REQUESTS = 4096
 """Create requests that are remembered, in case they are asked again."""
 _OVER = "over"
 _LOOK_S, _AFTER_FAILURE_S = 30.0, 1.0
-"""How long one question for the end of server 0's producer waits; and the pause after a failure."""
+"""How long one question for the end of the host's producer waits; and the pause after a failure."""
 _END_S = 60.0
 """The most that a closing server waits for a producer's workers to end."""
 
@@ -73,6 +73,8 @@ class _Slot:
     id: int
     name: str = ""
     """The same on all servers; empty: nobody but the one who asked knows of it."""
+    servers: tuple[int, ...] = ()
+    """Those that take part; the first one decides when the producer is over."""
     ready: threading.Event = field(default_factory=lambda: threading.Event())
     shared: SharedProducer | None = None
     error: BaseException | None = None
@@ -91,8 +93,8 @@ class DistServer(PartitionAnswers):
         host: The address of this machine, on which ports are looked for.
         security: Who may ask the sampling workers.
         allow_samplers: Packages, modules or classes that clients may name as samplers.
-        meet: Returns a rendezvous with the other servers, given a name for it and a timeout in
-            seconds. None: this server is alone.
+        meet: Returns a rendezvous with other servers, given a name for it, a timeout in seconds
+            and the servers that meet. None: this server is alone.
     """
 
     def __init__(
@@ -104,10 +106,9 @@ class DistServer(PartitionAnswers):
         *,
         security: Security | None = None,
         allow_samplers: Sequence[str] = (),
-        meet: Callable[[str, float], Rendezvous] | None = None,
+        meet: Callable[[str, float, Sequence[int]], Rendezvous] | None = None,
     ) -> None:
-        super().__init__(dataset)
-        self.server_rank, self.num_servers = server_rank, num_servers
+        super().__init__(dataset, server_rank, num_servers)
         self._security, self.meet = security or Security.local(), meet
         self._allowed = (_OWN_SAMPLERS, *allow_samplers)
         self._host = host
@@ -161,7 +162,7 @@ class DistServer(PartitionAnswers):
         client = caller.get()
         self._check_sampler(sampler_options)
         self._check_leave(request.epoch_options.feature_store)
-        slot, is_first = self._slot_of(client, worker_options.worker_key, request.request_id)
+        slot, is_first = self._slot_of(client, worker_options.worker_key, request)
         if not is_first:
             slot.ready.wait(3 * request.epoch_options.timeout_s)
             if slot.error is not None:
@@ -202,8 +203,11 @@ class DistServer(PartitionAnswers):
                 "init_storage_process(allow_samplers=[...]); nothing was started"
             )
 
-    def _slot_of(self, client: Hashable, key: str | None, request_id: str) -> tuple[_Slot, bool]:
+    def _slot_of(
+        self, client: Hashable, key: str | None, request: ProducerRequest
+    ) -> tuple[_Slot, bool]:
         """Return the slot of a request, and whether it is for the caller to fill it."""
+        request_id, servers = request.request_id, self._taking_part(request)
         with self._lock:
             self._check_open()
             if request_id in self._by_request:  # asked again after a lost connection
@@ -211,7 +215,8 @@ class DistServer(PartitionAnswers):
             self.create_calls += 1
             job = client[0] if isinstance(client, tuple) else None
             known = self._by_key.get((job, key)) if key is not None else None
-            slot = _Slot(self._next_id, request_id) if known is None else self._slots[known]
+            slot = self._slots[known] if known is not None else None
+            slot = slot or _Slot(self._next_id, request_id, servers)
             if request_id:
                 self._remember(request_id, slot)
             if known is not None:
@@ -259,7 +264,10 @@ class DistServer(PartitionAnswers):
         if self.meet is None:
             return None
         name = request.request_id or secrets.token_hex(16)  # without one, nobody comes
-        return self.meet(name, request.epoch_options.timeout_s)
+        return self.meet(name, request.epoch_options.timeout_s, self._taking_part(request))
+
+    def _taking_part(self, request: ProducerRequest) -> tuple[int, ...]:
+        return request.servers or tuple(range(self.num_servers))
 
     def _check_columns(self, config: SamplingConfig) -> None:
         walked = {
@@ -281,44 +289,48 @@ class DistServer(PartitionAnswers):
         )
         for gone in set(self._gone):  # it left while its producer started
             self.client_gone(gone)
-        if slot.name and self.meet is not None and self.server_rank > 0:
+        if slot.name and self.meet is not None and self.server_rank != slot.servers[0]:
             threading.Thread(
-                target=self._end_with_server_0, args=(slot,), name=f"end of {slot.id}", daemon=True
+                target=self._end_with_host, args=(slot,), name=f"end of {slot.id}", daemon=True
             ).start()
         if self._closed:
             shared.close(0.0)
 
-    def _end_with_server_0(self, slot: _Slot) -> None:
-        """End a producer when that of server 0 has ended, or server 0 is gone.
+    def _end_with_host(self, slot: _Slot) -> None:
+        """End a producer when that of the first server that takes part has ended, or is gone.
 
-        A consumer releases its producer on server 0 and on the servers that it took batches from:
-        the others never heard of it.
+        That is server 0 unless it is lost. A consumer releases its producer there and on the
+        servers that it took batches from: the others never heard of it.
         """
+        try:
+            self._await_end(slot)
+        except GiglLoaderError as error:
+            _log.debug("the end of producer %d: %s", slot.id, error)
+        self._end(slot.id)
+
+    def _await_end(self, slot: _Slot) -> None:
         assert self.meet is not None
-        meeting = self.meet(f"{slot.name}: end", _LOOK_S)
+        meeting = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
         self._ends[slot.id] = meeting
         try:
             while slot.id in self._slots and not self._closed:
                 try:
                     meeting.wait_for(_OVER)
-                    break
+                    return
                 except PeerTimeoutError:
                     continue
-                except PeerError as error:
-                    if isinstance(error, PeerLostError):
-                        break
-                    time.sleep(_AFTER_FAILURE_S)  # of another server: server 0 decides
-        except GiglLoaderError as error:
-            _log.debug("the end of producer %d: %s", slot.id, error)
+                except PeerLostError:
+                    return
+                except PeerError:
+                    time.sleep(_AFTER_FAILURE_S)  # of another server: the host decides
         finally:
             self._ends.pop(slot.id, None)
             meeting.close()
-        self._end(slot.id)
 
     def _tell_of_end(self, slot: _Slot) -> None:
-        """Let the other servers end theirs. On server 0."""
-        if slot.name and self.meet is not None and self.server_rank == 0:
-            meeting = self.meet(f"{slot.name}: end", _LOOK_S)
+        """Let the other servers end theirs. On the first one that takes part."""
+        if slot.name and self.meet is not None and self.server_rank == slot.servers[0]:
+            meeting = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
             meeting.publish(_OVER, b"")
             meeting.close()
 

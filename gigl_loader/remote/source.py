@@ -8,12 +8,10 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gigl_loader._glt import NodeSamplerInput
@@ -21,7 +19,6 @@ from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
     PeerError,
-    PeerTimeoutError,
     SamplingError,
     ServerDiedError,
     UsageError,
@@ -36,27 +33,21 @@ from gigl_loader.message import (
 from gigl_loader.options import EpochOptions, sampler_text
 from gigl_loader.ranks import check_same_options, decide_with_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
-from gigl_loader.remote.client import call_server, current_cluster
-from gigl_loader.remote.cluster import CALL_TIMEOUT_S, result_of
-from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.client import current_cluster
+from gigl_loader.remote.inputs import concatenated, digest_of
+from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
+from gigl_loader.remote.producers import RemoteProducers
 from gigl_loader.remote.row_cache import RowKeeper
-from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.shared import OwnBatches
 from gigl_loader.transport.failures import Failure, describe, rebuild
-from gigl_loader.workers.producer import LINGER_S
 from gigl_loader.workers.schedule import num_batches
 
 _log = logging.getLogger(__name__)
 
-_PING_S = 5.0
 _AGAIN_S = 0.2
 """Between two attempts to go on after a server was lost."""
 _NOTICE_S = 5.0
 """How long after a worker failed to ask another server it may take to notice that one's end."""
-_RELEASE_S = 60.0
-"""How long servers may take to release producers: their workers may linger."""
-_RELEASE_BROKEN_S = 3.0
-"""The same after a failure: servers that still live end the workers at once, waited for or not."""
 
 
 @dataclass(frozen=True)
@@ -178,14 +169,19 @@ class RemoteSource:
         ]
         self.num_seeds = len(self._input)
         self._share = OwnBatches(0, 1)
-        self._producers: dict[int, int] = {}
+        self._producers = RemoteProducers(
+            self._cluster, self._input, config, sampler_options, self._active
+        )
         self._consumer = 0
         self._num_consumers = 1
         self._broken = False
         """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None
-        self._made_on: dict[int, int] = {}
-        """The cluster's ``renewals`` when the producers were made."""
+        self._live = list(self._servers)
+        """Servers that take part: all but those that are lost and have twins."""
+        self._sampling = self._active
+        self._place_of: dict[int, int] = {}
+        """By server that samples: its place among those."""
         self._ranks: tuple[int, ...] = ()
         self._create: Callable[..., int] | None = None
         self._recoveries = 0
@@ -219,7 +215,7 @@ class RemoteSource:
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
         how = (self._config, self.epoch_options.expansion)
-        digest = _digest(self._input, how, self._active)
+        digest = digest_of(self._input, how, self._active)
         offer = _Offer(key, digest, self.epoch_options, self._shared_options())
         why = f'shard="{self._shard}"'
         terms = decide_with_ranks(offer, world_size, _Offer, partial(_settle, why), _Terms)
@@ -238,7 +234,7 @@ class RemoteSource:
             )
         elif rank == leader:
             _wait_turn(terms.place(rank), gap_s, max_concurrent)
-            outcome = self._ask_servers(create, ranks, options, secrets.token_hex(16))
+            outcome = self._create_all(create, ranks, options)
         failure = describe(outcome) if isinstance(outcome, Exception) else None
         told = _Outcome(outcome if failure is None else None, failure)
         leaders = {one.ranks[0][0] for one in terms.sharing}
@@ -257,127 +253,82 @@ class RemoteSource:
             return own
         return rebuild(found.failure, f"rank {found.failed}")
 
+    def _create_all(
+        self, create: Callable[..., int], ranks: Sequence[int], epoch_options: EpochOptions
+    ) -> dict[int, int] | Exception:
+        """Return the ids of fresh producers by server, or why there are none.
+
+        Servers that are lost meanwhile are done without, or waited for.
+        """
+        limit = self.epoch_options.reconnect_timeout_s
+        deadline, options = time.monotonic() + limit, self._options
+        while True:
+            request_id = secrets.token_hex(16)
+            try:
+                self._choose_servers(deadline)
+                self._producers.create(
+                    create, options, ranks, epoch_options, request_id, self._live
+                )
+                return self._producers.ids
+            except GiglLoaderError as error:
+                if time.monotonic() >= deadline or not self._servers_are_lost(error):
+                    return error
+                _log.warning("%s; the producers are created again", error)
+                options = copy.copy(self._options)
+                options.worker_key = request_id  # its own has what was tried before
+                time.sleep(_AGAIN_S)
+            except Exception as error:
+                return error
+
     def _shared_options(self) -> dict[str, str]:
         if self._shard != "world":
             return {"shard": self._shard}
         seed = getattr(self._config, "seed", None)  # None: drawn, and then rank 0's counts
         return {
             "shard": self._shard,
-            "input": _digest(self._input, None, self._active),
+            "input": digest_of(self._input, None, self._active),
             **self.epoch_options.of_batches(),
             "seed": "none" if seed is None else str(self.epoch_options.seed),
             "sampler_options": sampler_text(self._sampler_options),
             "sampling_config": repr(self._config),
         }
 
-    def _ask_servers(
-        self, create: Callable[..., int], ranks: Sequence[int], epoch_options: EpochOptions,
-        request_id: str, options: Any = None,
-    ) -> dict[int, int] | Exception:  # fmt: skip
-        """Send the create call to every server, all at once; return producer ids or an error."""
-        limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
-        try:
-            answers = {
-                server: call_server(
-                    server, create, self._input, self._config, options or self._options,
-                    self._sampler_options, timeout_s=limit + CALL_TIMEOUT_S,
-                    request=self._request(server, tuple(ranks), epoch_options, request_id),
-                )
-                for server in self._servers
-            }  # fmt: skip
-            found: dict[int, int] = {}
-            deadline = time.monotonic() + limit  # of all servers together
-            error: Exception | None = self._silent(answers, epoch_options.timeout_s)
-            if error is not None:  # the others wait for that server
-                deadline = time.monotonic()
-            for server, answer in answers.items():
-                try:
-                    what = f"starting a producer on storage server {server}"
-                    found[server] = result_of(answer, deadline - time.monotonic(), what, limit)
-                except Exception as one:  # every answer is awaited: what started must be ended
-                    error = error or one
-                    answer.add_done_callback(partial(self._end_late_one, server))
-            if error is None:
-                return found
-            self._broken = True
-            self._release(found)
-            return error
-        except Exception as error:
-            return error
-
-    def _silent(self, answers: dict[int, "Future[int]"], timeout_s: float) -> PeerError | None:
-        """Wait for ``answers``; after ``timeout_s``, return an error if a server is stopped.
-
-        A server that lives has deadlines of its own, and reports. One that is lost is reported at
-        once: the others wait for it, and would until their own deadline.
-        """
-        deadline, left = time.monotonic() + timeout_s, set(answers.values())
-        while left and (limit := deadline - time.monotonic()) > 0:
-            done, left = wait(left, limit, return_when=FIRST_COMPLETED)
-            for answer in done:
-                if isinstance(lost := answer.exception(), ServerDiedError):
-                    return lost
-        pings = {
-            server: call_server(server, DistServer.ping, timeout_s=_PING_S)
-            for server, answer in answers.items()
-            if not answer.done()
-        }
-        wait(pings.values(), _PING_S)
-        silent = [
-            self._cluster.link(server)
-            for server, ping in pings.items()
-            if not ping.done() or isinstance(ping.exception(), PeerTimeoutError)
-        ]
-        if not silent:
-            return None
-        names = " and ".join(link.name for link in silent)
-        return PeerTimeoutError(
-            f"{names} did not start a producer within {timeout_s:.0f} s, and did not answer "
-            "otherwise: the process is stopped or overloaded; look at its log"
-        )
-
-    def _end_late_one(self, server: int, answer: "Future[int]") -> None:
-        """End a producer that came up after this process gave it up."""
-        if answer.exception() is None:
-            call_server(server, DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
-
-    def _request(
-        self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions,
-        request_id: str = "",
-    ) -> ProducerRequest:  # fmt: skip
-        return ProducerRequest(
-            epoch_options=epoch_options,
-            shard=self._active.index(server) if server in self._active else None,
-            num_shards=max(1, len(self._active)),
-            client_ranks=ranks,
-            request_id=request_id,
-        )
-
     def _adopt(
         self, own: Any, failure: Exception | None, ranks: list[int], epoch_options: EpochOptions
     ) -> None:
-        if isinstance(own, dict):
-            self._producers = own
+        if isinstance(own, dict) and self._cluster.rank != ranks[0]:
+            self._adopt_from_leader(own)
         self._consumer, self._num_consumers = ranks.index(self._cluster.rank), len(ranks)
         if failure is not None:
             self._broken = True
-            self._release_own()
+            self._producers.release(self._consumer, is_broken=True)
             raise failure
         self.epoch_options, self._ranks = epoch_options, tuple(ranks)
         self._share = self._own_share()
         self._open_channel()
 
+    def _adopt_from_leader(self, ids: dict[int, int]) -> None:
+        """Use the producers of the leader, which may have seen a server come back before this."""
+        self._live = sorted(ids)
+        deadline = time.monotonic() + self.epoch_options.reconnect_timeout_s
+        with contextlib.suppress(ServerDiedError):  # an epoch finds it out, too
+            self._cluster.await_servers(deadline, self._live)
+        self._producers.adopt(ids)
+
     def _open_channel(self) -> None:
-        self._made_on = dict(self._cluster.renewals)
+        live = set(self._live)
+        self._sampling = [server for server in self._active if server in live] or self._live
+        self._place_of = {server: place for place, server in enumerate(self._sampling)}
         self.channel = RemoteReceivingChannel(
-            self._active,
-            [self._producers[server] for server in self._active],
+            self._sampling,
+            [self._producers.ids[server] for server in self._sampling],
             self._options.prefetch_size,
             consumer=self._consumer,
             in_order=self.epoch_options.in_order,
             timeout_s=self.epoch_options.timeout_s,
             pin_memory=self._pin_memory,
             cluster=self._cluster,
+            watched=self._live,
         )
         options = self.epoch_options
         if options.cache is not None and self._rows is None:
@@ -405,18 +356,26 @@ class RemoteSource:
         self._epoch, self._to_come = epoch, deque(batches)
         with self._noting_failures():
             try:
+                self._take_in()
                 self._begin()
             except GiglLoaderError as error:
                 self._recover(error)
 
     def _begin(self) -> None:
-        if self._renewed:
-            raise ServerDiedError("a storage server was started again")  # for another loader
         if self._rows is not None:
             self._rows.stop()
-        self._channel.start_epoch(self._epoch, [self._share[index] for index in self._to_come])
+        self._channel.start_epoch(self._epoch, [self._place(index) for index in self._to_come])
         if self._rows is not None:
             self._rows.begin(self._channel, len(self._to_come))
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return who samples a batch, by place among those that sample, and the batch."""
+        place, batch = self._share[index]
+        server = self._active[place]
+        if server not in self._place_of:
+            twin = self._cluster.twin_of(server, self._sampling)
+            server = self._sampling[batch % len(self._sampling)] if twin is None else twin
+        return self._place_of[server], batch
 
     def cancel_epoch(self) -> None:
         """Stop sampling for the epoch under way."""
@@ -442,24 +401,39 @@ class RemoteSource:
 
     # -- servers that are lost and come back ----------------------------------------------------
 
+    def _take_in(self) -> None:
+        """Let servers take part again that came back since the producers were made.
+
+        Raises:
+            ServerDiedError: A server was started again, and has lost its producer.
+        """
+        if replaced := self._producers.replaced:
+            raise ServerDiedError(f"storage servers {replaced} were started again")
+        back = set(self._servers) - set(self._live) - set(self._cluster.lost)
+        if back and self.epoch_options.reconnect_timeout_s > 0:
+            _log.warning("storage servers %s are back, and sample again", sorted(back))
+            self._make_anew(time.monotonic())
+
     def _recover(self, error: GiglLoaderError) -> None:
-        """Make the producers anew where a server was lost and is back, and go on with the epoch.
+        """Make the producers anew where a server was lost, and go on with the epoch.
 
         What this process knows suffices: input, config, and which batches were handed out. Batches
         are functions of seed, epoch and index, so the same ones come.
 
         Raises:
-            PeerError: ``error``, where no server was lost, or it did not come back in time.
+            PeerError: ``error``, where no server was lost, or one that has no twin did not come
+                back in time.
         """
         limit = self.epoch_options.reconnect_timeout_s
         if limit <= 0 or not self._servers_are_lost(error):
             raise error
-        _log.warning("%s; it is expected back within %.0f s", error, limit)
+        _log.warning(
+            "%s (the epoch goes on with a twin of it, or with itself within %.0f s)", error, limit
+        )
         deadline = time.monotonic() + limit
         while True:
             try:
-                self._cluster.renew(deadline)
-                self._make_anew()
+                self._make_anew(deadline)
                 self._begin()
                 return
             except GiglLoaderError as again:
@@ -479,36 +453,42 @@ class RemoteSource:
         about_peers = isinstance(error, SamplingError) and error.cause.startswith("Peer")
         unknown = isinstance(error, UsageError)  # to a server that was started again
         deadline = time.monotonic() + (_NOTICE_S if about_peers or unknown else 0.0)
-        while self._cluster.is_whole and not self._renewed and time.monotonic() < deadline:
+        while not (lost := self._lost()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return bool(self._renewed) or not self._cluster.is_whole
+        return lost
 
-    @property
-    def _renewed(self) -> list[int]:
-        """Servers that this process, for another loader, has connected with again."""
-        now = self._cluster.renewals
-        return [server for server in now if now[server] != self._made_on.get(server)]
+    def _lost(self) -> bool:
+        """Return whether a server that takes part is gone, or was started again."""
+        takes_part = set(self._live)
+        return bool(self._producers.replaced) or not takes_part.isdisjoint(self._cluster.lost)
 
-    def _make_anew(self) -> None:
-        """Create the producers again on all servers; those of before are released."""
+    def _choose_servers(self, deadline: float) -> None:
+        """Do without the lost servers that have twins; wait for the others.
+
+        Raises:
+            ServerDiedError: They did not come back by the deadline.
+        """
+        self._live = self._cluster.await_servers(deadline)
+        if missing := sorted(set(self._servers) - set(self._live)):
+            _log.warning("storage servers %s are lost; their twins sample for them", missing)
+
+    def _make_anew(self, deadline: float) -> None:
+        """Create the producers again; those of before are released."""
         assert self._create is not None, "they were created once"
-        producers, self._producers = self._producers, {}
+        self._choose_servers(deadline)
         if self._rows is not None:
             self._rows.stop()
         if self.channel is not None:
             self.channel.cancel()
             self.channel.close()
-        still = {s: p for s, p in producers.items() if s not in self._renewed}
-        was_broken, self._broken = self._broken, True
-        self._release(still, self._consumer)
-        self._broken = was_broken
+        # not waited for: the epoch pauses until the new ones are there
+        self._producers.release(self._consumer, is_broken=True, waits=False)
         self._recoveries += 1
         options, name = copy.copy(self._options), self._name_of_recovery()
         options.worker_key = name
-        found = self._ask_servers(self._create, self._ranks, self.epoch_options, name, options)
-        if isinstance(found, Exception):
-            raise found
-        self._producers = found
+        self._producers.create(
+            self._create, options, self._ranks, self.epoch_options, name, self._live
+        )
         self._open_channel()
 
     def _name_of_recovery(self) -> str:
@@ -516,7 +496,7 @@ class RemoteSource:
         shared = len(self._ranks) > 1
         parts = (
             self._options.worker_key or f"rank {self._cluster.rank}", self._cluster.job,
-            *self._cluster.generations, 0 if shared else self._recoveries,
+            self._live, *self._cluster.generations, 0 if shared else self._recoveries,
         )  # fmt: skip
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -546,19 +526,21 @@ class RemoteSource:
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
         with self._noting_failures():
             try:
-                return Received(ticket, self._ask_at_once(index), {})
+                return self._with_rows(Received(ticket, self._ask_at_once(index), {}))
             except GiglLoaderError as error:
                 self._recover(error)
-                return Received(ticket, self._ask_at_once(index), {})
+                return self._with_rows(Received(ticket, self._ask_at_once(index), {}))
+
+    def _with_rows(self, received: Received) -> Received:
+        return received if self._rows is None else self._rows.fill_at_once(received)
 
     def _ask_at_once(self, index: Tensor) -> SampleMessage:
-        if self._renewed:
+        if self._producers.replaced:
             raise ServerDiedError("a storage server was started again")
-        servers = self._active or self._servers
-        server = servers[self._consumer % len(servers)]  # each has the whole input
+        server = self._sampling[self._consumer % len(self._sampling)]  # each has the whole input
         limit = self.epoch_options.timeout_s + CALL_TIMEOUT_S  # the server's own, and the way
         answer = self._cluster.link(server).call(
-            "sample_seeds", limit, producer_id=self._producers[server], index=index
+            "sample_seeds", limit, producer_id=self._producers.ids[server], index=index
         )
         what = f"a batch of {index.numel()} seeds of storage server {server}"
         found: SampleMessage = result_of(answer, limit, what, limit)
@@ -594,45 +576,7 @@ class RemoteSource:
         if self.channel is not None:
             self.channel.cancel()
             self.channel.close()
-        self._release_own()
-
-    def _release_own(self) -> None:
-        producers, self._producers = self._producers, {}
-        renewed = self._renewed  # a number means another producer there
-        self._release({s: p for s, p in producers.items() if s not in renewed}, self._consumer)
-
-    def _release(self, producers: dict[int, int], consumer: int | None = None) -> None:
-        """Release this process's share of producers; None: end them.
-
-        A server that is stopped is not waited for, but asked until it answers: it may go on.
-        """
-        how = {"linger_s": 0.0 if self._broken else LINGER_S}
-        limit = _RELEASE_BROKEN_S if self._broken else _RELEASE_S
-        deadline = time.monotonic() + limit  # of all servers together
-        answers = []
-        for server, producer in producers.items():
-            if consumer is not None and server not in self._cluster.links.made:
-                continue  # never asked; it hears from server 0 when all have left the producer
-            with contextlib.suppress(GiglLoaderError):
-                link = self._cluster.link(server)
-                if consumer is None:
-                    answer = link.call("destroy_sampling_producer", producer_id=producer, **how)
-                else:
-                    answer = link.call(
-                        "release_sampling_producer", producer_id=producer, consumer=consumer, **how
-                    )  # fmt: skip
-                answers.append((server, answer))
-        for server, answer in answers:
-            try:
-                what = f"the release of a producer on storage server {server}"
-                result_of(answer, deadline - time.monotonic(), what, limit)
-            except (
-                PeerError,
-                UsageError,
-            ) as error:  # gone, or this process left: it is freed there
-                if not self._cluster.closed:
-                    level = logging.DEBUG if self._broken else logging.WARNING
-                    _log.log(level, "storage server %d: %s", server, error)
+        self._producers.release(self._consumer, is_broken=self._broken)
 
 
 def _settle(why: str, offers: list[_Offer]) -> _Terms:
@@ -677,49 +621,6 @@ def _sum_up(leaders: set[int], outcomes: list[_Outcome]) -> _Outcomes:
         if one.failure is not None:
             return _Outcomes(producers, rank, one.failure)
     return _Outcomes(producers)
-
-
-def concatenated(inputs: Sequence[NodeSamplerInput]) -> NodeSamplerInput:
-    """Return the inputs of all servers as one, on the CPU; further columns go with the seeds.
-
-    Columns of labels may differ in width: they are padded with -1.
-
-    Raises:
-        ConfigError: There is none, or they are of several types.
-    """
-    if not inputs:
-        raise ConfigError("sampler_input is an empty list: give one input per storage server")
-    types = {one.input_type for one in inputs}
-    if len(types) > 1:
-        raise ConfigError(f"the inputs of the storage servers are of several types: {types}")
-    whole = NodeSamplerInput(torch.cat([one.node.cpu() for one in inputs]), types.pop())
-    extras = [getattr(one, "extra", None) or {} for one in inputs]
-    names = {name for extra in extras for name in extra}
-    whole.extra = {
-        name: _stacked([extra[name].cpu() for extra in extras if name in extra])
-        for name in sorted(names)
-    }
-    for name, column in whole.extra.items():
-        if column.size(0) != len(whole):
-            raise ConfigError(f"column {name!r} of the input is missing for some servers' seeds")
-    return whole
-
-
-def _stacked(columns: list[Tensor]) -> Tensor:
-    if columns[0].dim() < 2:
-        return torch.cat(columns)
-    width = max(column.size(1) for column in columns)
-    padded = [torch.nn.functional.pad(c, (0, width - c.size(1)), value=-1) for c in columns]
-    return torch.cat(padded)
-
-
-def _digest(sampler_input: NodeSamplerInput, config: Any, active: list[int]) -> str:
-    """Return what has to be equal where producers are shared."""
-    digest = hashlib.blake2b(repr((config, active, sampler_input.input_type)).encode())
-    digest.update(sampler_input.node.contiguous().numpy().data)
-    for name, column in sampler_input.extra.items():
-        digest.update(name.encode() + column.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _wait_turn(place: int, gap_s: float | None, max_concurrent: int | None) -> None:

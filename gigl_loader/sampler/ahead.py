@@ -151,7 +151,8 @@ class Filler:
         for source, remote in batch.remote.items():
             owner, number = source
             plan = plans.get(owner) if number == 0 else None
-            if plan is None or set(remote.matrices) != set(self._cache.matrices(owner)):
+            wide = {one for one in remote.matrices if 0 not in self._matrix(*one).values.shape[1:]}
+            if plan is None or wide != set(self._cache.matrices(owner)):
                 plan = np.full(remote.ids.size, MISSING, np.int32)
             rows[source] = _RemoteRows(owner, remote, plan, self._cache, self._ask)
         for one in rows.values():

@@ -18,7 +18,7 @@ from typing import Any, Generic
 
 import numpy as np
 
-from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeType, NodeType
 from gigl_loader.dataset.view import A, Book, PartitionView
 from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
@@ -375,6 +375,8 @@ def make_tables(
     matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
     for kind in (kind for kind, is_read in kinds.items() if is_read):
         for name, rows in getattr(view, kind).items():
+            if kind.endswith("_attributes") and name[1].startswith(NEIGHBOR_TIME):
+                continue  # no batch has these
             owner = owner_of(kind, name)
             shape = tuple(rows.values.shape[1:])
             if not rows.whole and remote.get(owner, 0) > 0 and 0 not in shape:

@@ -2,6 +2,7 @@ import gc
 import pickle
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -173,6 +174,19 @@ def test_attributes_that_may_be_absent() -> None:
     assert dataset.node_feature_info is None
     one_column = Data(edge_index=as_index([(0, 1)]), edge_attr=torch.tensor([3.0]), num_nodes=2)
     assert DistDataset.from_pyg(one_column).edge_feature_info == FeatureInfo(1, torch.float32)
+
+
+def test_arrays_are_taken_also_those_of_a_mapped_file(tmp_path: Path) -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(6, 2)
+    np.save(tmp_path / "x.npy", rows)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    for x in (rows, rows[::-1][::-1], mapped):
+        data = Data(x=x, edge_index=torch.tensor([[0, 1], [5, 4]]))
+        found = DistDataset.from_pyg(data).view().node_features[N].values
+        assert found.tolist() == rows.tolist()
+    data = Data(x=rows.astype(str), edge_index=torch.tensor([[0], [5]]))
+    with pytest.raises(WrongTypeError, match=r"data\.x is a numpy array of <U"):
+        DistDataset.from_pyg(data)
 
 
 def test_integer_and_half_features_keep_their_type() -> None:

@@ -39,6 +39,11 @@ def test_the_queries_of_the_dashboard(scripts) -> None:
     assert dashboard.evaluate("sum(gigl_loader_b)", found) == {(): [(0.0, 1.0), (1.0, 2.0)]}
     assert last("count(gigl_loader_b)") == last("sum(gigl_loader_b)") == {(): 2.0}
     assert last("max(gigl_loader_b)") == {(): 1.0}
+    found["gigl_loader_c"] = {one: [(0.0, 1.0)], other: [(1.0, 1.0), (9.0, 1.0)]}
+    seen = dashboard.evaluate("count(max_over_time(gigl_loader_c[1h]))", found)
+    assert seen == {(): [(0.0, 1.0), (1.0, 2.0), (9.0, 2.0)]}, "one that is gone is still counted"
+    gaps = dashboard._with_gaps([(0.0, 1.0), (1.0, 1.0), (9.0, 1.0)])
+    assert [at for at, value in gaps if value != value] == [9.0]
     with pytest.raises(ValueError, match="avg"):
         dashboard.evaluate("avg(gigl_loader_b)", found)
 

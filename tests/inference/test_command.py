@@ -49,6 +49,18 @@ def test_it_starts_a_rank_for_each_partition(tmp_path: Path) -> None:
     _check(tmp_path / "out", wanted, 2)
 
 
+@pytest.mark.multiprocess
+def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
+    arguments, wanted = _arguments(tmp_path, 2)
+    done = run_python(
+        "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "gigl_loader",
+        "infer", *arguments, timeout_s=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "rank 1: " in done.stdout
+    _check(tmp_path / "out", wanted, 2)
+
+
 def test_one_partition_needs_no_other_process(tmp_path: Path) -> None:
     arguments, wanted = _arguments(tmp_path, 1)
     assert main(arguments) == 0

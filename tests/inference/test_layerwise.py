@@ -1,6 +1,8 @@
 """Layer by layer in chunks, against PyG in one process."""
 
 import contextlib
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,41 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
         full_graph_inference(make("GIN"), DATASET, out=tmp_path, batch_size=20)
     with pytest.raises(ConfigError, match=r"differs in \['batch_size'\]"):
         full_graph_inference(make("SAGE"), DATASET, out=tmp_path, batch_size=10)
+
+
+def test_the_memory_of_a_chunk_is_free_with_the_next_one() -> None:
+    """Without the help of the garbage collector, which may be long in coming."""
+    seen: list[weakref.ref[torch.Tensor]] = []
+    alive = []
+
+    def layer(x: torch.Tensor, edge_index: torch.Tensor, num_dst: int) -> torch.Tensor:
+        alive.append(sum(one() is not None for one in seen))
+        seen.append(weakref.ref(x))
+        return x[:num_dst]
+
+    gc.disable()
+    try:
+        full_graph_inference([layer], DATASET, batch_size=5)
+    finally:
+        gc.enable()
+    assert len(alive) == 12
+    assert max(alive) <= 1
+
+
+def test_the_size_of_chunks_goes_by_what_they_read() -> None:
+    def rows_of(width: int) -> list[int]:
+        data = full_jobs.Data(x=torch.randn(600, width), edge_index=torch.randint(600, (2, 3000)))
+        sizes: list[int] = []
+
+        def layer(x: torch.Tensor, edge_index: torch.Tensor, num_dst: int) -> torch.Tensor:
+            sizes.append(num_dst)
+            return x[:num_dst, :1]
+
+        full_graph_inference([layer], full_jobs.DistDataset.from_pyg(data))
+        return sizes
+
+    assert rows_of(4) == [600]
+    assert rows_of(1000) == [349, 251], "8 MiB of 6 rows of 4,000 bytes for each node"
 
 
 def test_half_the_width_is_kept() -> None:

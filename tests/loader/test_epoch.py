@@ -9,6 +9,7 @@ import pytest
 
 from gigl_loader import ConfigError
 from gigl_loader.loader.epoch import LoaderStats, Progress
+from gigl_loader.loader.link_speed import link_bytes_per_s
 from gigl_loader.message import BatchTicket, Received
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "training_loop.md"
@@ -111,6 +112,24 @@ def test_the_network_is_named_with_the_partition(more, remote_bytes, verdict) ->
     assert found["rows_by_partition"] == {1: 44, 3: 156}
     assert found["hit_rate"] == (0.75 if more else None)
     assert found["network_share"] == pytest.approx(0.8)
+
+
+def test_a_full_link_is_the_verdict_where_no_worker_waits_for_others(tmp_path: Path) -> None:
+    for name, state, speed in (
+        ("lo", "up", "99999"), ("eth0", "up", "2500"), ("eth1", "down", "10000"), ("w", "up", ""),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "operstate").write_text(state)
+        (tmp_path / name / "speed").write_text(speed)
+    speed = link_bytes_per_s(tmp_path)
+    assert speed == 2500e6 / 8
+    assert link_bytes_per_s(tmp_path / "eth0") is None
+    stats = _stats(elapsed_s=10.0, batches=1, wait_s=5.0)
+    stats.received.update(rows=int(0.8 * 10 * speed))
+    found = stats.summary(0, speed)
+    assert found["link_share"] == pytest.approx(0.8, rel=1e-3)
+    assert found["verdict"].startswith("network-bound: the link of this machine is used to 80%")
+    assert stats.summary()["link_share"] is None
 
 
 def test_the_guide_explains_every_key() -> None:

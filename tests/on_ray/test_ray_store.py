@@ -24,7 +24,7 @@ DEMO = ROOT / "examples" / "ray" / "demo.py"
     ("how", "words"),
     [
         ({"num_servers": 0}, "num_servers must be at least 1, got 0"),
-        ({"replicas": 2}, "replicas must be 1, got 2"),
+        ({"replicas": 0}, "replicas must be at least 1, got 0"),
         ({"cpus_per_server": -1}, "cpus_per_server must be at least 0, got -1"),
         ({"cpus_per_server": float("nan")}, "cpus_per_server must be at least 0, got nan"),
         ({"max_restarts": -2}, "max_restarts must be at least 0"),

@@ -120,3 +120,24 @@ def test_a_wait_ends_by_what_it_waits_for_an_error_or_the_time() -> None:
     finally:
         watchdog.close()
         watchdog.close()
+
+
+def test_a_partition_is_lost_with_the_last_of_its_servers() -> None:
+    servers, clock = [_Server() for _ in range(4)], _Clock()
+    watchdog = Watchdog(
+        servers, interval_s=2, timeout_s=10, lost_after_s=60, num_partitions=2, clock=clock
+    )
+    _pass(watchdog, clock, 1)
+    servers[1].says = RuntimeError("gone")
+    _pass(watchdog, clock, 5)
+    servers[0].says = {**SERVING, "state": "failed"}
+    _pass(watchdog, clock, 5)
+    assert watchdog.error is None, "servers 2 and 3 have their partitions"
+    servers[1].says = {**SERVING, "generation": 2}
+    _pass(watchdog, clock, 5)
+    servers[3].says = RuntimeError("gone, too")
+    _pass(watchdog, clock, 5)
+    assert watchdog.error is None, "server 1 is back"
+    servers[2].says = RuntimeError("the last one")
+    _pass(watchdog, clock, 5)
+    assert "storage server 2 on Ray is lost: Ray gave it up: the last one" in str(watchdog.error)

@@ -386,7 +386,7 @@ def _iterate_until_a_server_dies(info, rank, folder):
         request_server(1, DistServer.ping)
     started = time.monotonic()
     with pytest.raises(PeerError, match="storage server 1"):  # nobody waits for the group's timeout
-        _loader(info, rank, nodes)
+        _loader(info, rank, nodes, reconnect_timeout=0)
     assert time.monotonic() - started < 30
 
 

@@ -11,6 +11,7 @@ from relay import Relay
 
 from gigl_loader.errors import ConfigError, ServerDiedError, UsageError
 from gigl_loader.options import SAME_MEMORY_VARIABLE
+from gigl_loader.remote.cluster import raise_if_broken
 from gigl_loader.remote.jobs import KILLED_GRACE_S
 from gigl_loader.remote.messages import EpochRequest, FetchAnswer, FetchRequest
 from gigl_loader.testing import wait_until
@@ -61,9 +62,9 @@ def test_a_long_outage_ends_when_the_links_are_renewed():
         relay.cut.set()
         wait_until(lambda: not cluster.is_whole, "the link is given up", 60)
         with pytest.raises(ServerDiedError, match="storage server 0"):
-            cluster.renew(time.monotonic())
+            cluster.await_servers(time.monotonic())
         relay.cut.clear()
-        cluster.renew(time.monotonic() + 60.0)
+        cluster.await_servers(time.monotonic() + 60.0)
         assert cluster.is_whole
         assert cluster.links[0] is not former
         assert endpoint.status()["clients"] == [0]
@@ -103,7 +104,7 @@ def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
             start(channel, 2)
         assert time.monotonic() - start_at < 5.0 + 1.0 + 5.0
         with pytest.raises(ServerDiedError):
-            link.raise_if_broken()
+            raise_if_broken(link.links)
         began = time.monotonic()
         with pytest.raises(ServerDiedError):  # whoever asks next does not wait again
             link.links[0].call("ping").result(30)

@@ -8,7 +8,7 @@ from store_cluster import tiny_graph
 
 from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
 from gigl_loader.dataset.shares import Share
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import ConfigError, ProtocolError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import EpochOptions
@@ -84,6 +84,32 @@ def test_the_plain_calls_sample_everything_once_and_destroy(server):
     ):
         with pytest.raises(UsageError, match=r"was destroyed|never existed"):
             call()
+
+
+def test_batches_at_once_come_beside_an_epoch_and_one_after_another(server):
+    producer = server.create_sampling_producer(*_arguments(server, key="at once"))
+    server.start_new_epoch_sampling(producer, 0)
+    found = []
+    asking = [
+        threading.Thread(
+            target=lambda seed=seed: found.append(
+                server.sample_seeds(producer, torch.tensor([seed, 0]))["batch"].tolist()
+            )
+        )
+        for seed in range(4)
+    ]
+    for one in asking:
+        one.start()
+    assert _drain(server, producer) == list(range(20))
+    for one in asking:
+        one.join(60)
+    assert sorted(found) == [[0, 0], [1, 0], [2, 0], [3, 0]]
+    for wrong in (torch.tensor([20]), torch.tensor([-1]), torch.tensor([0.0]), torch.tensor(3)):
+        with pytest.raises(ProtocolError, match="not in its input"):
+            server.sample_seeds(producer, wrong)
+    server.destroy_sampling_producer(producer)
+    with pytest.raises(UsageError, match="was destroyed"):
+        server.sample_seeds(producer, torch.tensor([0]))
 
 
 def test_a_key_has_one_producer_however_many_ask_at_once(server):

@@ -156,7 +156,7 @@ def test_a_server_that_ends_while_clients_wait():
         thread.join(10)
         assert found
         assert "storage server 0" in found[0]
-        assert "is gone: it was shut down. The loaders of this job cannot go on" in found[0]
+        assert "is gone: it was shut down. Start it again with the same arguments" in found[0]
 
 
 def test_compute_processes_that_do_not_meet(monkeypatch):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ HOST = "127.0.0.1"
 TRAINER = Path(__file__).with_name("_train.py")
 AWAY_S = 600.0
 """How long a server may be away: its start on a machine whose cores are all busy."""
+_ERROR = re.compile(r"(\[rank\d+\]: )?[\w.]+(Error|Interrupt)\b")
 
 
 def write_graph(root: Path, num_nodes: int, num_partitions: int, num_features: int = 16) -> None:
@@ -188,7 +190,7 @@ class Job:
         found = []
         for rank, process in enumerate(self.processes):
             text = (self.folder / f"rank{rank}.log").read_text()
-            lines = [one for one in text.splitlines() if "Error" in one.split(":")[0]]
+            lines = [one for one in text.splitlines() if _ERROR.match(one)]
             found.append(f"rank {rank} ended with {process.poll()}: {''.join(lines[-1:])}")
         return "; ".join(found)
 

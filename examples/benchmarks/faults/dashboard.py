@@ -10,6 +10,7 @@ it shows is the queries and the figures, not Grafana's looks.
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -29,6 +30,9 @@ from gigl_loader.transport import free_port
 BOARD = Path(__file__).parents[2] / "graph_store" / "dashboard.json"
 WINDOW_S = 8.0
 """What ``$__rate_interval`` stands for: Grafana takes four times the interval of the scrapes."""
+_GAP_S = 5.0
+_SEEN = r"count\(max_over_time\((\w+)\[\w+\]\)\)"
+_QUERY = r"(?:(\w+)\()?(gigl_loader_\w+)(?:\{[^}]*\})?(?:\[[^\]]*\])?\)?"
 Key = tuple[tuple[str, str], ...]
 Series = dict[Key, list[tuple[float, float]]]
 
@@ -44,13 +48,14 @@ class Scraper(threading.Thread):
     def run(self) -> None:
         """Read until `over` is set."""
         while not self.over.wait(1.0):
+            at = time.monotonic() - self.started
             for port in self._ports:
                 try:
                     with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=5) as page:
                         text = page.read().decode()
                 except OSError:
                     continue  # it is being started again: a gap
-                self._keep(time.monotonic() - self.started, text)
+                self._keep(at, text)
 
     def _keep(self, at: float, text: str) -> None:
         for family in text_string_to_metric_families(text):
@@ -65,9 +70,9 @@ def evaluate(expression: str, found: dict[str, Series]) -> Series:
     if " / " in expression:
         over, under = (evaluate(part, found) for part in expression.split(" / "))
         return {key: _quotient(over[key], under[key]) for key in over.keys() & under.keys()}
-    match = re.fullmatch(
-        r"(?:(\w+)\()?(gigl_loader_\w+)(?:\{[^}]*\})?(?:\[[^\]]*\])?\)?", expression
-    )
+    if (match := re.fullmatch(_SEEN, expression)) is not None:
+        return {(): _ever_seen(found[match[1]])}
+    match = re.fullmatch(_QUERY, expression)
     if match is None or (match[1] or "rate") not in ("rate", "increase", "sum", "count", "max"):
         raise ValueError(f"this script cannot evaluate {expression!r}")
     function, series = match[1], found[match[2]]
@@ -98,13 +103,30 @@ def _quotient(
 
 
 def _over_all(series: Series, function: str) -> list[tuple[float, float]]:
-    """Return the aggregate over all series, of the values of each second."""
-    seconds: dict[int, list[float]] = {}
+    """Return the aggregate over all series, of the values of each reading."""
+    readings: dict[float, list[float]] = {}
     for points in series.values():
         for at, value in points:
-            seconds.setdefault(int(at), []).append(value)
+            readings.setdefault(at, []).append(value)
     combine = {"sum": sum, "count": len, "max": max}[function]
-    return [(float(at), float(combine(values))) for at, values in sorted(seconds.items())]
+    return [(at, float(combine(values))) for at, values in sorted(readings.items())]
+
+
+def _ever_seen(series: Series) -> list[tuple[float, float]]:
+    """Return at each reading how many series there have been so far."""
+    first = [points[0][0] for points in series.values()]
+    readings = sorted({at for points in series.values() for at, _ in points})
+    return [(at, float(sum(one <= at for one in first))) for at in readings]
+
+
+def _with_gaps(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points, with nothing drawn over a time in which there are none."""
+    found: list[tuple[float, float]] = []
+    for at, value in points:
+        if found and at - found[-1][0] > _GAP_S:
+            found.append((at, math.nan))
+        found.append((at, value))
+    return found
 
 
 def draw(found: dict[str, Series], events: list[tuple[float, str]], out: Path) -> None:
@@ -132,9 +154,10 @@ def _draw_panel(axis: Any, panel: dict[str, Any], found: dict[str, Series]) -> N
             legend = target["legendFormat"]
             for name, value in key:
                 legend = legend.replace("{{" + name + "}}", value)
-            axis.plot(*zip(*points, strict=True), label=legend, linewidth=1.2)
+            axis.plot(*zip(*_with_gaps(points), strict=True), label=legend, linewidth=1.2)
     axis.set_title(f"{panel['title']} [{panel['fieldConfig']['defaults'].get('unit', '')}]", size=9)
-    axis.set_ylim(bottom=0)
+    top = axis.get_ylim()[1]
+    axis.set_ylim(-0.04 * top, 1.04 * top)
     axis.legend(fontsize=6)
     axis.tick_params(labelsize=7)
 

@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _cluster import HOST, Job, Store, machine_name, workers_below, write_graph
+from _cluster import AWAY_S, HOST, Job, Store, machine_name, workers_below, write_graph
 
 from gigl_loader.testing import wait_until
 from gigl_loader.workers.pool import process_state
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 30.0
+"""Of the job whose worker is stopped; a worker has to start within it, too."""
 AFTER = 150
 """Batches after a fault in which its pause is looked for: more than wait ready anywhere."""
 
@@ -71,6 +72,14 @@ class Scene:
         )  # fmt: skip
         self.waits_s.append(time.monotonic() - started)
 
+    def lose_replica(self) -> None:
+        """Kill the last server that lives; others have its partition, and it stays away."""
+        assert self.store is not None
+        last = [process for process in self.store.processes if process.poll() is None][-1]
+        last.kill()
+        last.wait()
+        self.waits_s.append(0.0)
+
     def _worker(self) -> int:
         wait_until(lambda: bool(workers_below(self.job.processes[0].pid)), "a worker", 60)
         return random.choice(workers_below(self.job.processes[0].pid))
@@ -86,13 +95,15 @@ class Case:
     bar_s: float
     """The most that the pause may exceed what the product cannot help, in seconds."""
     partitions: int = 1
+    timeout_s: float = 120.0
 
 
 CASES = {
     "a worker is killed": Case(Scene.kill_worker, 0, 2.0),
-    "a worker is stopped": Case(Scene.stop_worker, 0, 2.0),
+    "a worker is stopped": Case(Scene.stop_worker, 0, 2.0, timeout_s=TIMEOUT_S),
     "a worker of a storage server is killed": Case(Scene.kill_server_worker, 2, 2.0, 2),
     "a storage server is killed and started again": Case(Scene.restart_server, 2, 5.0, 2),
+    "one of several servers of a partition is killed": Case(Scene.lose_replica, 6, 10.0),
 }
 
 
@@ -103,13 +114,13 @@ def running(case: Case, args: argparse.Namespace) -> Iterator[Scene]:
         folder, root = Path(name, "job"), Path(name, "graph")
         write_graph(root, args.nodes, case.partitions)
         options: dict[str, Any] = {
-            "nodes": args.nodes, "epochs": 10**6, "workers": args.workers, "timeout": TIMEOUT_S,
-            "pace": args.pace,
+            "nodes": args.nodes, "epochs": 10**6, "workers": args.workers, "pace": args.pace,
+            "timeout": case.timeout_s,
         }  # fmt: skip
         store = Store(root, [HOST] * case.servers) if case.servers else None
         if store is not None:
             stack.callback(store.close)
-            options |= {"store": store.address, "servers": case.servers, "timeout": 120.0}
+            options |= {"store": store.address, "servers": case.servers, "reconnect": AWAY_S}
         else:
             options["root"] = root
         job = Job(folder, 1, **options)

@@ -41,12 +41,13 @@ def lastfm(root: Path) -> tuple[Data, torch.Tensor]:
     num_users = int(max(plays[:, 0].max(), ties.max())) + 1
     counts = np.zeros((num_users, int(plays[:, 1].max()) + 1), np.float32)
     counts[plays[:, 0], plays[:, 1]] = np.log1p(listened[:, 2])
-    left, values, _ = np.linalg.svd(counts, full_matrices=False)
+    torch.manual_seed(0)
+    left, values, _ = torch.svd_lowrank(torch.from_numpy(counts), COMPONENTS)
     pairs = torch.from_numpy(np.unique(np.sort(ties, axis=1), axis=0)).t()
     pairs = pairs[:, pairs[0] != pairs[1]]
     order = torch.randperm(pairs.size(1), generator=torch.Generator().manual_seed(0))
     held_out, kept = pairs[:, order[: order.numel() // 10]], pairs[:, order[order.numel() // 10 :]]
-    x = torch.from_numpy(np.ascontiguousarray((left * values)[:, :COMPONENTS])).float()
+    x = (left * values).contiguous()
     return Data(x=x, edge_index=torch.cat([kept, kept.flip(0)], 1), num_nodes=num_users), held_out
 
 

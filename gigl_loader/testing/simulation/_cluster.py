@@ -36,8 +36,11 @@ from gigl_loader.remote import (
     client,
     cluster,
     endpoint,
+    handout,
     leader,
+    link,
     patience,
+    producers,
     rendezvous,
     service,
     shared,
@@ -57,8 +60,8 @@ from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, producer, recovery
 
 _MODULES = (
-    agreement, channel, client, cluster, endpoint, iterator, leader, loader_world, patience,
-    producer, recovery, rendezvous, service, shared, source,
+    agreement, channel, client, cluster, endpoint, handout, iterator, leader, link, loader_world,
+    patience, producer, producers, recovery, rendezvous, service, shared, source,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 _JOIN_S = 600.0
@@ -112,7 +115,7 @@ class _Partition(DistDataset):
     """One part of a graph that is not there: its structure is a few nodes, shared by all."""
 
     def __init__(self, view: PartitionView) -> None:
-        self._one = view
+        self._one, self.num_partitions = view, view.num_partitions
 
     def view(self) -> PartitionView:
         """Return what workers are given."""
@@ -297,7 +300,7 @@ class SimulatedJob:
                     decide_with_ranks=lambda *args: self.group.decide_with_ranks(*args),
                     current_cluster=lambda: self._clusters[self.world.process],
                     # what all ranks have is held once
-                    concatenated=lambda _: self._whole, _digest=lambda *_: self._whole_digest,
+                    concatenated=lambda _: self._whole, digest_of=lambda *_: self._whole_digest,
                 )
             )  # fmt: skip
             yield

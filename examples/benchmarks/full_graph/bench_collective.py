@@ -1,0 +1,104 @@
+"""Seeds per second of `exchange="collective"` against sampling workers that ask over TCP.
+
+    python examples/benchmarks/full_graph/bench_collective.py --nodes 200000
+
+See README.md beside this file.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader.testing import free_port
+
+RANKS = 2
+WAYS: dict[str, dict[str, Any]] = {
+    "workers over TCP": {"num_workers": 1},
+    "collective": {"num_workers": 0, "exchange": "collective"},
+}
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare ways in which ranks sample together.")
+    parser.add_argument("--nodes", type=int, default=1_000_000)
+    parser.add_argument("--edges", type=int, help="default: 20 for each node")
+    parser.add_argument("--width", type=int, default=100)
+    parser.add_argument("--fanouts", type=int, nargs="+", default=[15, 10])
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--batches", type=int, default=40, help="of each rank and round")
+    parser.add_argument("--step", type=float, default=0.0, help="seconds that a step computes")
+    parser.add_argument("--rounds", type=int, default=5, help="the ways are timed in turn")
+    args = parser.parse_args()
+    args.edges = args.edges or 20 * args.nodes
+    return args
+
+
+def make_graph(args: argparse.Namespace) -> Any:
+    from torch_geometric.data import Data
+
+    generator = torch.Generator().manual_seed(0)
+    return Data(
+        x=torch.randn(args.nodes, args.width, generator=generator),
+        edge_index=torch.randint(args.nodes, (2, args.edges), generator=generator),
+    )
+
+
+def on_a_rank(rank: int, args: argparse.Namespace, folder: str, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ["GIGL_LOADER_SAME_MEMORY"] = "0"  # as if each rank had a machine of its own
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    dataset = DistDataset.load(f"{folder}/graph", rank)
+    seeds = dataset.node_ids[torch.randperm(len(dataset.node_ids))]
+    seeds = seeds[: args.batch_size * args.batches]
+    loaders = {
+        way: DistNeighborLoader(
+            dataset, args.fanouts, seeds, batch_size=args.batch_size, seed=0, shard="machine",
+            local_process_rank=0, local_process_world_size=1, **how,
+        )
+        for way, how in WAYS.items()
+    }  # fmt: skip
+    for number in range(args.rounds + 1):  # the first round waits for compiled code
+        speeds = {way: timed(loader, args) for way, loader in loaders.items()}
+        if number and rank == 0:
+            share = speeds["collective"][0] / speeds["workers over TCP"][0]
+            texts = [
+                f"{w} {s:,.0f} seeds/s, waiting {100 * p:.0f}%" for w, (s, p) in speeds.items()
+            ]
+            print(f"  round {number}: {'; '.join(texts)}; collective is {share:.2f}", flush=True)
+    for loader in loaders.values():
+        loader.shutdown()
+    dist.destroy_process_group()
+
+
+def timed(loader: DistNeighborLoader, args: argparse.Namespace) -> tuple[float, float]:
+    """Return (seeds per second of this rank, share of the time that it waited for batches)."""
+    dist.barrier()
+    started, count = time.perf_counter(), 0
+    for batch in loader:
+        count += batch.batch_size
+        time.sleep(args.step)
+    dist.barrier()
+    return count / (time.perf_counter() - started), loader.stats()["wait_share"]
+
+
+def main() -> None:
+    args = parse_args()
+    print(
+        f"{args.nodes:,} nodes, {args.edges:,} edges, {args.width} float32, {RANKS} ranks, fanouts "
+        f"{args.fanouts}, batches of {args.batch_size}", flush=True,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        partition_graph(make_graph(args), RANKS, f"{folder}/graph", method="random", progress=False)
+        spawn(on_a_rank, (args, folder, free_port()), RANKS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""One loader's producers on the storage servers: asked for on all at once, and released."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+from typing import Any
+
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.errors import (
+    GiglLoaderError,
+    PeerError,
+    PeerTimeoutError,
+    ServerDiedError,
+    UsageError,
+)
+from gigl_loader.options import EpochOptions
+from gigl_loader.remote.client import call_server
+from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
+from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.service import DistServer
+from gigl_loader.workers.producer import LINGER_S
+
+_log = logging.getLogger(__name__)
+
+_PING_S = 5.0
+_RELEASE_S = 60.0
+"""How long servers may take to release producers: their workers may linger."""
+_RELEASE_BROKEN_S = 3.0
+"""The same after a failure: servers that still live end the workers at once, waited for or not."""
+
+
+class RemoteProducers:
+    """What is sampled on the servers for one loader, by a producer on each.
+
+    Args:
+        cluster: Whose servers.
+        sampler_input: The input of all servers.
+        config: What to sample.
+        sampler_options: Another sampler.
+        active: Servers with an input of their own, in the order of their shards.
+    """
+
+    def __init__(
+        self, cluster: Cluster, sampler_input: NodeSamplerInput, config: Any, sampler_options: Any,
+        active: Sequence[int],
+    ) -> None:  # fmt: skip
+        self._cluster = cluster
+        self._sampled = (sampler_input, config)
+        self._sampler_options, self._active = sampler_options, list(active)
+        self.ids: dict[int, int] = {}
+        """By server."""
+        self._made_on: dict[int, int] = {}
+        """By server that takes part: its number in the cluster's ``renewals`` at creation."""
+
+    @property
+    def replaced(self) -> list[int]:
+        """Servers found started again, or connected with again, since: they know no producer."""
+        now = self._cluster.renewals
+        return [server for server, number in self._made_on.items() if now.get(server, 0) != number]
+
+    def adopt(self, ids: Mapping[int, int]) -> None:
+        """Use the producers that another process asked for."""
+        self.ids, self._made_on = dict(ids), self._numbers(ids)
+
+    def _numbers(self, servers: Iterable[int]) -> dict[int, int]:
+        renewals = self._cluster.renewals
+        return {server: renewals.get(server, 0) for server in servers}
+
+    # -- creation -------------------------------------------------------------------------------
+
+    def request(
+        self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions,
+        request_id: str = "", servers: Sequence[int] = (),
+    ) -> ProducerRequest:  # fmt: skip
+        """Return which batches a server samples, and for whom; see `ProducerRequest`."""
+        return ProducerRequest(
+            epoch_options=epoch_options,
+            shard=self._active.index(server) if server in self._active else None,
+            num_shards=max(1, len(self._active)),
+            client_ranks=ranks,
+            request_id=request_id,
+            servers=() if len(servers) == len(self._cluster.links) else tuple(servers),
+        )
+
+    def create(
+        self, create: Callable[..., int], options: Any, ranks: Sequence[int],
+        epoch_options: EpochOptions, request_id: str, servers: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Send the create call to ``servers``, all at once; on return, each has a producer.
+
+        Args:
+            create: What they are to call.
+            options: Of the workers.
+            ranks: Compute ranks that share the producers.
+            epoch_options: Seed, order, deadline.
+            request_id: Names this request, on all servers.
+            servers: Those that take part, ascending.
+
+        Raises:
+            PeerError: One failed or is lost; those that were made are ended.
+        """
+        limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
+        self.ids, self._made_on = {}, self._numbers(servers)
+        answers = {
+            server: call_server(
+                server, create, *self._sampled, options, self._sampler_options,
+                timeout_s=limit + CALL_TIMEOUT_S,
+                request=self.request(server, tuple(ranks), epoch_options, request_id, servers),
+            )
+            for server in servers
+        }  # fmt: skip
+        found: dict[int, int] = {}
+        deadline = time.monotonic() + limit  # of all servers together
+        error: Exception | None = self._silent(answers, epoch_options.timeout_s)
+        if error is not None:  # the others wait for that server
+            deadline = time.monotonic()
+        for server, answer in answers.items():
+            try:
+                what = f"starting a producer on storage server {server}"
+                found[server] = result_of(answer, deadline - time.monotonic(), what, limit)
+            except Exception as one:  # every answer is awaited: what started must be ended
+                error = error or one
+                answer.add_done_callback(partial(self._end_late_one, server))
+        if error is not None:
+            self._release(found, None, is_broken=True)
+            raise error
+        self.ids = found
+
+    def _silent(self, answers: dict[int, "Future[int]"], timeout_s: float) -> PeerError | None:
+        """Wait for ``answers``; after ``timeout_s``, return an error if a server is stopped.
+
+        A server that lives has deadlines of its own, and reports. One that is lost is reported at
+        once: the others wait for it, and would until their own deadline.
+        """
+        deadline = time.monotonic() + timeout_s
+        left: Collection[Future[int]] = list(answers.values())
+        while left and (limit := deadline - time.monotonic()) > 0:
+            done, left = wait(left, limit, return_when=FIRST_COMPLETED)
+            for answer in done:
+                if isinstance(lost := answer.exception(), ServerDiedError):
+                    return lost
+        pings = {
+            server: call_server(server, DistServer.ping, timeout_s=_PING_S)
+            for server, answer in answers.items()
+            if not answer.done()
+        }
+        wait(pings.values(), _PING_S)
+        silent = [
+            self._cluster.link(server)
+            for server, ping in pings.items()
+            if not ping.done() or isinstance(ping.exception(), PeerTimeoutError)
+        ]
+        if not silent:
+            return None
+        names = " and ".join(link.name for link in silent)
+        return PeerTimeoutError(
+            f"{names} did not start a producer within {timeout_s:.0f} s, and did not answer "
+            "otherwise: the process is stopped or overloaded; look at its log"
+        )
+
+    def _end_late_one(self, server: int, answer: "Future[int]") -> None:
+        """End a producer that came up after this process gave it up."""
+        if answer.exception() is None:
+            call_server(server, DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
+
+    # -- end ------------------------------------------------------------------------------------
+
+    def release(self, consumer: int, *, is_broken: bool, waits: bool = True) -> None:
+        """Release this process's share of all producers. Idempotent, never raises.
+
+        A server that is stopped is not waited for, but asked until it answers: it may go on.
+
+        Args:
+            consumer: This process's number among those that share them.
+            is_broken: Whether a server or worker failed: workers end at once.
+            waits: Return when the servers have done so.
+        """
+        replaced = self.replaced  # a number means another producer there
+        ids, self.ids = self.ids, {}
+        still = {s: p for s, p in ids.items() if s not in replaced}
+        self._release(still, consumer, is_broken, waits)
+
+    def _release(
+        self, ids: dict[int, int], consumer: int | None, is_broken: bool, waits: bool = True
+    ) -> None:
+        """Release this process's share of producers; None: end them."""
+        how = {"linger_s": 0.0 if is_broken else LINGER_S}
+        limit = _RELEASE_BROKEN_S if is_broken else _RELEASE_S
+        host = min(self._made_on, default=0)  # where the servers agreed on it
+        deadline = time.monotonic() + limit  # of all servers together
+        answers = []
+        for server, producer in ids.items():
+            if consumer is not None and server not in self._cluster.links.made and server != host:
+                continue  # never asked; it hears from the host when all have left the producer
+            with contextlib.suppress(GiglLoaderError):
+                link = self._cluster.link(server)
+                if consumer is None:
+                    answer = link.call("destroy_sampling_producer", producer_id=producer, **how)
+                else:
+                    answer = link.call(
+                        "release_sampling_producer", producer_id=producer, consumer=consumer, **how
+                    )  # fmt: skip
+                if waits:
+                    answers.append((server, answer))
+        for server, answer in answers:
+            try:
+                what = f"the release of a producer on storage server {server}"
+                result_of(answer, deadline - time.monotonic(), what, limit)
+            except (
+                PeerError,
+                UsageError,
+            ) as error:  # gone, or this process left: it is freed there
+                if not self._cluster.closed:
+                    level = logging.DEBUG if is_broken else logging.WARNING
+                    _log.log(level, "storage server %d: %s", server, error)

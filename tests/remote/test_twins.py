@@ -1,0 +1,82 @@
+"""Several servers of one partition, without workers: who answers for whom, and who is taken in."""
+
+import time
+
+import pytest
+import torch
+from in_process import SECURITY, joined, storage
+from store_cluster import HOST, tiny_graph
+
+from gigl_loader import DistDataset
+from gigl_loader.errors import ConfigError, ServerDiedError
+from gigl_loader.graph_store import DistServer
+from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.endpoint import Endpoint
+from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.messages import NodeIdsRequest
+from gigl_loader.testing import wait_until
+
+pytestmark = pytest.mark.multiprocess
+
+
+def _whole(rank: int, servers: int) -> DistDataset:
+    return tiny_graph().partitions(1)[0]
+
+
+def _ids(cluster: Cluster, reconnect_s: float = 60.0) -> dict[int, list[int]]:
+    """Return the ids of each server, whoever answers for it."""
+    requests = {link.rank: {"request": NodeIdsRequest(server=link.rank)} for link in cluster.links}
+    found = cluster.ask_each("get_node_ids", requests, 60.0, reconnect_s)
+    return {server: ids.tolist() for server, ids in found.items()}
+
+
+def test_a_job_begins_and_goes_on_without_a_server_that_has_a_twin() -> None:
+    with storage(3, partition=_whole, rejoin_s=60.0) as (zero, one, two):
+        with joined(zero.address, 3) as cluster:
+            whole = _ids(cluster)
+        assert whole == {0: [*range(20)], 1: [*range(20, 40)], 2: [*range(40, 60)]}
+        one.close()
+        wait_until(lambda: 1 in zero.status()["away"], "server 0 has heard of it")
+        with joined(zero.address, 3) as cluster:
+            assert cluster.lost == [1], "the job did not wait for it"
+            assert _ids(cluster) == whole
+            assert _ids(cluster, reconnect_s=0.0) == whole, (
+                "its twins are up: nothing is waited for"
+            )
+            zero.close()
+            assert _ids(cluster) == whole
+            assert cluster.await_servers(time.monotonic()) == [2]
+            two.close()
+            wait_until(lambda: 2 in cluster.lost, "the last one is lost")
+            with pytest.raises(ServerDiedError):
+                _ids(cluster, reconnect_s=0.5)
+
+
+def test_a_server_that_comes_back_answers_for_itself() -> None:
+    with (
+        storage(2, partition=_whole, rejoin_s=60.0) as (zero, one),
+        joined(zero.address, 2) as cluster,
+    ):
+        one.close()
+        wait_until(lambda: cluster.lost == [1], "the client has heard of it")
+        assert cluster.await_servers(time.monotonic()) == [0]
+        leader = Leader(*zero.address, SECURITY, "server 1", 10.0)
+        server = DistServer(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
+        again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
+        try:
+            again.start()
+            found = cluster.await_servers(time.monotonic() + 60.0, [1])
+            assert found == [0, 1], "at another port: server 0 says where"
+            assert cluster.links[1].address == again.address
+            assert cluster.links[1].call("get_node_ids", request=None).result(60).numel() == 30
+        finally:
+            again.close()
+
+
+def test_only_twins_answer_for_each_other() -> None:
+    server = DistServer(tiny_graph().partitions(2)[1], server_rank=3, num_servers=5)
+    parts = [server.get_node_ids(NodeIdsRequest(server=twin)) for twin in (1, 3)]
+    assert torch.equal(torch.cat(parts), server.dataset.node_ids)
+    assert torch.equal(server.get_node_ids(), parts[1])
+    with pytest.raises(ConfigError, match=r"cannot answer for server 2: only servers \[1, 3\]"):
+        server.get_node_ids(NodeIdsRequest(server=2))
