@@ -73,6 +73,45 @@ def test_a_server_that_comes_back_answers_for_itself() -> None:
             again.close()
 
 
+def test_a_client_hears_of_servers_that_it_never_met_and_meets_all_without_server_0() -> None:
+    with (
+        storage(4, partition=_whole, rejoin_s=60.0) as (zero, one, two, three),
+        joined(zero.address, 4) as cluster,
+    ):
+        one.close()
+        wait_until(lambda: cluster.lost == [1], "server 0 says so")
+        assert cluster.await_servers(time.monotonic()) == [0, 2, 3]
+        assert list(cluster.links.made) == [0], "nothing was asked of the others"
+        two.close()
+        wait_until(lambda: cluster.lost == [1, 2], "server 0 says so, too")
+        zero.close()
+        wait_until(lambda: 0 in cluster.lost, "the client sees that itself")
+        assert cluster.await_servers(time.monotonic()) == [3]
+        assert cluster.links.made[3].is_up
+        three.close()
+        wait_until(lambda: 3 in cluster.lost, "which nobody else could tell")
+
+
+def test_a_server_that_comes_back_unmet_is_known_by_its_generation() -> None:
+    with (
+        storage(2, partition=_whole, rejoin_s=60.0) as (zero, one),
+        joined(zero.address, 2) as cluster,
+    ):
+        one.close()
+        wait_until(lambda: cluster.lost == [1], "server 0 says so")
+        leader = Leader(*zero.address, SECURITY, "server 1", 10.0)
+        server = DistServer(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
+        again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
+        try:
+            again.start()
+            assert cluster.await_servers(time.monotonic() + 60.0, [1]) == [0, 1]
+            assert (list(cluster.links.made), cluster.renewals) == ([0], {1: 1})
+            assert cluster.generations == (zero.generation, again.generation)
+            assert cluster.links[1].call("get_node_ids", request=None).result(60).numel() == 30
+        finally:
+            again.close()
+
+
 def test_only_twins_answer_for_each_other() -> None:
     server = DistServer(tiny_graph().partitions(2)[1], server_rank=3, num_servers=5)
     parts = [server.get_node_ids(NodeIdsRequest(server=twin)) for twin in (1, 3)]
