@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from gigl_loader.message import (
     SampleMessage,
 )
 from gigl_loader.options import EpochOptions, sampler_text
-from gigl_loader.ranks import check_same_options, decide_with_ranks
+from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.inputs import concatenated, digest_of
@@ -39,7 +39,8 @@ from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.producers import RemoteProducers
 from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.shared import OwnBatches
-from gigl_loader.transport.failures import Failure, describe, rebuild
+from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up
+from gigl_loader.transport.failures import describe, rebuild
 from gigl_loader.workers.schedule import num_batches
 
 _log = logging.getLogger(__name__)
@@ -48,76 +49,6 @@ _AGAIN_S = 0.2
 """Between two attempts to go on after a server was lost."""
 _NOTICE_S = 5.0
 """How long after a worker failed to ask another server it may take to notice that one's end."""
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """What a compute process tells the others before producers are created."""
-
-    key: str
-    digest: str
-    options: EpochOptions
-    shared: dict[str, str]
-    """What has to be the same on all ranks, by name."""
-
-
-@dataclass(frozen=True)
-class _Sharing:
-    """The ranks of one worker key, where they are more than one."""
-
-    key: str
-    ranks: list[tuple[int, int]]
-    """``[first, end)`` of each run of ranks."""
-    options: EpochOptions
-    """Those that count: the leader's."""
-    differ: list[int]
-    """Ranks with another input or config than the leader."""
-
-    @property
-    def all_ranks(self) -> list[int]:
-        """The ranks, ascending."""
-        return [rank for first, end in self.ranks for rank in range(first, end)]
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """What rank 0 makes of the offers of all."""
-
-    sharing: list[_Sharing]
-    first: EpochOptions
-    """Of rank 0."""
-    error: str | None = None
-    """What is not the same on all ranks, and has to be."""
-
-    def of(self, rank: int, key: str, own: EpochOptions) -> _Sharing:
-        """Return the ranks that share a key: one alone, where rank 0 said nothing of it."""
-        found = next((one for one in self.sharing if one.key == key), None)
-        return found or _Sharing(key, [(rank, rank + 1)], own, [])
-
-    def place(self, rank: int) -> int:
-        """Return which of all leaders a leader is, by rank."""
-        followers = (one for shared in self.sharing for one in shared.all_ranks[1:])
-        return rank - sum(one < rank for one in followers)
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What came of creating producers, of the process that asked for them."""
-
-    producers: dict[int, int] | None
-    """Their ids by server."""
-    failure: Failure | None
-
-
-@dataclass(frozen=True)
-class _Outcomes:
-    """What rank 0 makes of those of all."""
-
-    producers: dict[int, dict[int, int]]
-    """By leader, of those that others share theirs with."""
-    failed: int | None = None
-    """The first rank that failed."""
-    failure: Failure | None = None
 
 
 class RemoteSource:
@@ -216,9 +147,9 @@ class RemoteSource:
         key = self._options.worker_key or f"rank {rank}"
         how = (self._config, self.epoch_options.expansion)
         digest = digest_of(self._input, how, self._active)
-        offer = _Offer(key, digest, self.epoch_options, self._shared_options())
+        offer = Offer(key, digest, self.epoch_options, self._shared_options())
         why = f'shard="{self._shard}"'
-        terms = decide_with_ranks(offer, world_size, _Offer, partial(_settle, why), _Terms)
+        terms = decide_with_ranks(offer, world_size, Offer, partial(settle, why), Terms)
         if terms.error is not None:
             raise ConfigError(terms.error)
         group = terms.of(rank, key, self.epoch_options)
@@ -236,16 +167,16 @@ class RemoteSource:
             _wait_turn(terms.place(rank), gap_s, max_concurrent)
             outcome = self._create_all(create, ranks, options)
         failure = describe(outcome) if isinstance(outcome, Exception) else None
-        told = _Outcome(outcome if failure is None else None, failure)
+        told = Outcome(outcome if failure is None else None, failure)
         leaders = {one.ranks[0][0] for one in terms.sharing}
         found = decide_with_ranks(
-            told, world_size, _Outcome, partial(_sum_up, leaders), _Outcomes
+            told, world_size, Outcome, partial(sum_up, leaders), Outcomes
         )  # fmt: skip
         if outcome is None:
             outcome = found.producers.get(leader)
         self._adopt(outcome, self._failure_of(found, outcome), ranks, options)
 
-    def _failure_of(self, found: _Outcomes, own: Any) -> Exception | None:
+    def _failure_of(self, found: Outcomes, own: Any) -> Exception | None:
         """Return the first failure of any rank; this one's with its own traceback."""
         if found.failure is None or found.failed is None:
             return None
@@ -577,50 +508,6 @@ class RemoteSource:
             self.channel.cancel()
             self.channel.close()
         self._producers.release(self._consumer, is_broken=self._broken)
-
-
-def _settle(why: str, offers: list[_Offer]) -> _Terms:
-    """Return the terms for all ranks. On rank 0, which must not raise here."""
-    try:
-        check_same_options([one.shared for one in offers], why)
-    except ConfigError as error:
-        return _Terms([], offers[0].options, str(error))
-    by_key: dict[str, list[int]] = {}
-    for rank, offer in enumerate(offers):
-        by_key.setdefault(offer.key, []).append(rank)
-    sharing = [
-        _Sharing(
-            key, _runs(ranks), offers[ranks[0]].options,
-            [one for one in ranks if offers[one].digest != offers[ranks[0]].digest],
-        )
-        for key, ranks in by_key.items()
-        if len(ranks) > 1
-    ]  # fmt: skip
-    return _Terms(sharing, offers[0].options)
-
-
-def _runs(ranks: list[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as runs ``[first, end)``."""
-    found: list[tuple[int, int]] = []
-    for rank in ranks:
-        if found and found[-1][1] == rank:
-            found[-1] = (found[-1][0], rank + 1)
-        else:
-            found.append((rank, rank + 1))
-    return found
-
-
-def _sum_up(leaders: set[int], outcomes: list[_Outcome]) -> _Outcomes:
-    """Return what all ranks are to know. On rank 0."""
-    producers = {
-        rank: one.producers
-        for rank, one in enumerate(outcomes)
-        if rank in leaders and one.producers is not None
-    }
-    for rank, one in enumerate(outcomes):
-        if one.failure is not None:
-            return _Outcomes(producers, rank, one.failure)
-    return _Outcomes(producers)
 
 
 def _wait_turn(place: int, gap_s: float | None, max_concurrent: int | None) -> None:
