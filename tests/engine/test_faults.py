@@ -339,7 +339,7 @@ def test_the_end_of_the_trainer_is_the_end_of_its_workers(trainers, how: str) ->
         wait_until(lambda: (folder / "child").exists(), "the trainer has forked")
     if end is not None:
         end(process)
-    wait_until(lambda: _exit_code(process) is not None, "the trainer has ended", 30.0)
+    wait_until(lambda: _exit_code(process) is not None, "the trainer has ended", 90.0)
     assert _exit_code(process) == code, errors.read_text()
     # while it starts, it imports torch: it notices afterwards
     seen.check_gone(60.0 if how == "early" else AT_MOST_S)
