@@ -1,5 +1,6 @@
 """`DistServer`: what a storage server knows and does. Its connections are the endpoint's."""
 
+import contextlib
 import logging
 import os
 import secrets
@@ -328,10 +329,16 @@ class DistServer(PartitionAnswers):
             meeting.close()
 
     def _tell_of_end(self, slot: _Slot) -> None:
-        """Let the other servers end theirs. On the first one that takes part."""
-        if slot.name and self.meet is not None and self.server_rank == slot.servers[0]:
+        """Let the other servers end theirs; one whose producer failed only leaves."""
+        if not slot.name or self.meet is None:
+            return
+        is_host = self.server_rank == slot.servers[0]
+        if not is_host and slot.shared is not None:
+            return  # `_end_with_host` waits there, and leaves
+        with contextlib.suppress(GiglLoaderError):  # the host is gone, and all it knew
             meeting = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
-            meeting.publish(_OVER, b"")
+            if is_host:
+                meeting.publish(_OVER, b"")
             meeting.close()
 
     def _forget(self, producer_id: int) -> SharedProducer | None:
