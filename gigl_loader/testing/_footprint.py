@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class Footprint:
     """Start time by pid."""
     sockets: set[str] = field(default_factory=set)
     """Inodes of listening TCP sockets."""
+    others: frozenset[int] = frozenset()
+    """Processes that are not looked at, nor what is below them: they were there before."""
 
     @classmethod
     def below(cls, pid: int | None = None, *, itself: bool = False) -> "Footprint":
@@ -41,7 +44,7 @@ class Footprint:
 
     def look(self, pid: int, *, itself: bool = False) -> None:
         """Add what the processes below ``pid`` hold right now."""
-        pids = _descendants(pid) + ([pid] if itself else [])
+        pids = _descendants(pid, self.others) + ([pid] if itself else [])
         for one in pids:
             started = _start_time(one)
             if started is not None:
@@ -77,7 +80,7 @@ def _start_time(pid: int) -> str | None:
     return None if stat is None or stat[0] in "ZX" else stat[19]
 
 
-def _descendants(root: int) -> list[int]:
+def _descendants(root: int, others: Collection[int] = ()) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := read_stat(int(entry.name))) is not None:
@@ -85,7 +88,11 @@ def _descendants(root: int) -> list[int]:
     found: list[int] = []
     frontier = [root]
     while frontier:
-        below = [pid for pid in children.get(frontier.pop(), []) if not _is_zygote(pid)]
+        below = [
+            pid
+            for pid in children.get(frontier.pop(), [])
+            if pid not in others and not _is_zygote(pid)
+        ]
         found += below
         frontier += below
     return found
