@@ -21,7 +21,6 @@ def test_the_result_file_holds_the_figures_of_the_page() -> None:
 
 
 def test_the_picture_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(BENCHMARK))
     import picture
 

@@ -18,7 +18,6 @@ EPOCHS, STEPS = 3, 17  # 1,078 seeds in batches of 64
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    pytest.importorskip("lightning")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import lightning_nodes
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import full_jobs
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 import torch
 import torch.distributed as dist
@@ -58,7 +59,6 @@ def _same_in_files(rank: int, world: int, dataset: Any, folder: Path) -> None:
     assert not list((folder / "npy").glob(f"part-{rank:05d}.layer*"))
     if world > 1:
         dist.barrier()
-    parquet = pytest.importorskip("pyarrow.parquet")
     found = full_graph_inference(
         model, dataset, out=folder / "parquet", batch_size=7, format="parquet"
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import full_jobs
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -161,7 +162,6 @@ class _Killed(BaseException):
 
 def test_a_run_that_was_broken_off_goes_on(tmp_path: Path) -> None:
     """In every chunk once, of every type and layer, with Parquet written as it is computed."""
-    parquet = pytest.importorskip("pyarrow.parquet")
     model = typed_layers.layers()
     wanted = typed_layers.in_one_process(model, DATA)
     dataset = typed_layers.partition(DATA, 0, 1)
@@ -191,7 +191,6 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path) -> None:
 
 
 def test_rows_of_parquet_are_written_as_they_are_computed(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow.parquet")
     sizes = []
 
     def layer(x: Any, edge_index: Any, num_dst: int) -> torch.Tensor:

@@ -45,7 +45,9 @@ def _parts() -> tuple[GraphSAGE, torch.optim.Optimizer]:
 @pytest.mark.parametrize("given", [False, True], ids=["left out", "handed over"])
 def test_accelerate_prepares_the_model(given: bool) -> None:
     """Its ``prepare`` hands a loader that is no torch DataLoader through as it is."""
-    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    from accelerate import Accelerator  # here: each process that runs tests would import it
+
+    accelerator = Accelerator(cpu=True)
     model, optimizer = _parts()
     with _loader() as loader:
         if given:
@@ -59,7 +61,9 @@ def test_accelerate_prepares_the_model(given: bool) -> None:
 
 def test_fabric_sets_up_the_model_and_leaves_the_loader() -> None:
     """Its ``setup_dataloaders`` takes torch's DataLoader only."""
-    fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
     model, optimizer = fabric.setup(*_parts())
     with _loader() as loader:
         with pytest.raises(TypeError, match="DataLoader"):
