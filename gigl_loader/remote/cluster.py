@@ -97,6 +97,8 @@ class Cluster:
         self._join, self._security, self._patience_s = join, security, patience_s
         self._session, self._addresses = first.session, list(first.news.addresses)
         self._changed = threading.Condition()
+        self._holders: list[int] = []
+        """See `holders`; empty until somebody asks."""
         self._sought: set[int] = set()
         """Lost servers that a thread tries to connect with again, or meets."""
 
@@ -367,6 +369,24 @@ class Cluster:
                 raise error
             time.sleep(_PAUSE_S)  # a question may be lost before its server is known to be
             self.await_servers(away_until)
+
+    def holders(self, timeout_s: float) -> list[int]:
+        """Return for each partition a server that has it: another one for each compute process.
+
+        The servers are asked once.
+
+        Raises:
+            ServerDiedError, PeerTimeoutError: See `ask_each`.
+        """
+        if not self._holders:
+            servers: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(self.links))}
+            told = self.ask_each("get_partition_index", servers, timeout_s, 0.0)
+            by_part: dict[int, list[int]] = {}
+            for server in servers:
+                by_part.setdefault(told[server], []).append(server)
+            parts = [by_part[part] for part in range(len(by_part))]
+            self._holders = [same[self.rank % len(same)] for same in parts]
+        return self._holders
 
     def _ask_those_up(
         self, name: str, requests: Mapping[int, dict[str, Any]], timeout_s: float,

@@ -57,7 +57,6 @@ class StoreLookup:
     def __init__(self, dataset: "RemoteDistDataset", timeout_s: float) -> None:
         self._dataset, self._timeout_s = dataset, timeout_s
         self._books: dict[Any, tuple[Any, int | None]] = {}
-        self._servers: list[int] | None = None
         self._lock = threading.Lock()
 
     def node_type(self, given: NodeType | None, kind: Kind) -> NodeType:
@@ -176,9 +175,11 @@ class StoreLookup:
 
     def _pieces(self, what: str, name: Any, ids: Tensor) -> list[tuple[int, Tensor]]:
         """Return (server, places among ``ids``); one at least, so that an answer has a shape."""
+        from gigl_loader.remote.client import current_cluster
+
         book, count = self._book(what, name)
         check_ids(ids, name, count)
-        servers = self._holders()
+        servers = current_cluster().holders(self._timeout_s)
         parts = torch.zeros_like(ids) if book is None else book[ids].long()
         pieces = []
         for part in torch.unique(parts).tolist():
@@ -201,25 +202,6 @@ class StoreLookup:
             return book, None if book is None else len(book)
         book = self._dataset.fetch_node_partition_book(name)
         return book, self._dataset.fetch_num_nodes().get(name)
-
-    def _holders(self) -> list[int]:
-        """Return the server to ask for each partition: another one for each local rank."""
-        with self._lock:
-            if self._servers is None:
-                servers = range(self._dataset.cluster_info.num_storage_nodes)
-                told = [
-                    self._result(self._ask_status(server), "status")["partition_idx"]
-                    for server in servers
-                ]
-                holders = [[s for s in servers if told[s] == part] for part in range(max(told) + 1)]
-                self._servers = [h[self._dataset.local_rank % len(h)] for h in holders]
-            return self._servers
-
-    def _ask_status(self, server: int) -> "Future[dict[str, Any]]":
-        from gigl_loader.remote.client import call_server, current_cluster
-
-        server = current_cluster().stand_in(server)  # which has the same partition
-        return call_server(server, DistServer.status, timeout_s=self._timeout_s)
 
 
 def _in_order(count: int, places: list[Tensor], parts: list[dict[str, Tensor]]) -> StoredEdges:

@@ -67,7 +67,8 @@ class RowQuestions:
         self._cluster, self._take, self._timeout_s = cluster, take, timeout_s
         self._callers: dict[int, tuple[ServerLink, Caller]] = {}
         self._threads = ThreadPoolExecutor(max(1, len(cluster.links)), "rows")
-        self._server_of: dict[int, int] = {}
+        self._server_of: list[int] = []
+        """By partition."""
         self._books: dict[Owner, RowBook] = {}
 
     def meet(self) -> None:
@@ -78,14 +79,8 @@ class RowQuestions:
         """
         if self._books:
             return
-        limit, servers = self._timeout_s, range(len(self._cluster.links))
-        indices = self._cluster.ask_each(
-            "get_partition_index", {server: {} for server in servers}, limit, 0.0
-        )
-        for part in set(indices.values()):  # other compute processes ask other ones of its servers
-            holders = [server for server, index in indices.items() if index == part]
-            self._server_of[part] = holders[self._cluster.rank % len(holders)]
-        books = self._cluster.ask_each("get_row_books", {0: {}}, limit, 0.0)[0]
+        self._server_of = self._cluster.holders(self._timeout_s)
+        books = self._cluster.ask_each("get_row_books", {0: {}}, self._timeout_s, 0.0)[0]
         self._books = {(book.group, book.name): book for book in books}
 
     def num_ids(self, owner: Owner) -> int:
