@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _graph import add_sizes, make_graph, parse
 from torch.multiprocessing.spawn import spawn
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
@@ -27,27 +28,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare ways in which ranks sample together.")
-    parser.add_argument("--nodes", type=int, default=1_000_000)
-    parser.add_argument("--edges", type=int, help="default: 20 for each node")
-    parser.add_argument("--width", type=int, default=100)
+    add_sizes(parser)
     parser.add_argument("--fanouts", type=int, nargs="+", default=[15, 10])
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--batches", type=int, default=40, help="of each rank and round")
     parser.add_argument("--step", type=float, default=0.0, help="seconds that a step computes")
     parser.add_argument("--rounds", type=int, default=5, help="the ways are timed in turn")
-    args = parser.parse_args()
-    args.edges = args.edges or 20 * args.nodes
-    return args
-
-
-def make_graph(args: argparse.Namespace) -> Any:
-    from torch_geometric.data import Data
-
-    generator = torch.Generator().manual_seed(0)
-    return Data(
-        x=torch.randn(args.nodes, args.width, generator=generator),
-        edge_index=torch.randint(args.nodes, (2, args.edges), generator=generator),
-    )
+    return parse(parser)
 
 
 def on_a_rank(rank: int, args: argparse.Namespace, folder: str, port: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from _graph import add_sizes, make_graph, parse
 from torch.multiprocessing.spawn import spawn
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
@@ -38,24 +39,12 @@ _EVERY_S = 0.01
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time the inference of all nodes.")
-    parser.add_argument("--nodes", type=int, default=1_000_000)
-    parser.add_argument("--edges", type=int, help="default: 20 for each node")
-    parser.add_argument("--width", type=int, default=100)
+    add_sizes(parser)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--batch-size", type=int, help="rows of a chunk; default: by their size")
     parser.add_argument("--rounds", type=int, default=2, help="the ways are timed in turn")
     parser.add_argument("--ranks-only", action="store_true", help="no comparison")
-    args = parser.parse_args()
-    args.edges = args.edges or 20 * args.nodes
-    return args
-
-
-def make_graph(args: argparse.Namespace) -> Data:
-    generator = torch.Generator().manual_seed(0)
-    return Data(
-        x=torch.randn(args.nodes, args.width, generator=generator),
-        edge_index=torch.randint(args.nodes, (2, args.edges), generator=generator),
-    )
+    return parse(parser)
 
 
 def make_model(args: argparse.Namespace) -> GraphSAGE:
