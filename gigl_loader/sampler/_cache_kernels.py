@@ -177,6 +177,7 @@ def decide(state, ring, plan, starts, counts, known, holder, slots):  # type: ig
                 plan[at] = slot
                 ring[at, 1] = DONE
                 held[until[slot]] -= 1
+                # these lines stand again below: as a call, deciding takes twice as long
                 held[use] += 1
                 if use == never:
                     _enqueue(state, slot, never, until, queue, queued)
