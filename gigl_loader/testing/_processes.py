@@ -94,13 +94,13 @@ def _entry(
     fn: Callable[..., None], rank: int, size: int, tmp_path: Path, limit_s: float, args: Any
 ) -> None:
     try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{tmp_path}/store",
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=limit_s),
-        )
+        limit = timedelta(seconds=limit_s)
+        store = dist.FileStore(f"{tmp_path}/store", size)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+        # Gloo connects all pairs: a rank whose own part is done may end, by ``fn``, before its
+        # peers have connected, and they would fail in place of waiting.
+        store.set(f"connected/{rank}", "")
+        store.wait([f"connected/{peer}" for peer in range(size)], limit)
         fn(rank, size, *args)
         end_group()
     except BaseException:
