@@ -24,6 +24,9 @@ TORCHRUN = OMP_NUM_THREADS=1 $(NEWEST) torchrun --standalone --nproc-per-node 2
 SCRIPTS = .ci/in-venv .ci/run .ci/wheel $(wildcard examples/slurm/*.sbatch)
 ARGS ?=
 
+# Where it is set, each process of the tests would compile the package and rewrite all tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint docs bench simulate test-tls test-modern test-native clean
 
