@@ -71,7 +71,8 @@ class DistNeighborLoader(BaseDistLoader):
         local_process_rank: Deprecated, with ``context``.
         local_process_world_size: Deprecated, with ``context``.
         pin_memory_device: Where batches go. None: this process's CUDA device, or the CPU.
-        worker_concurrency: Batches that a worker has under way.
+        worker_concurrency: Batches that a worker has under way; with ``exchange="collective"``,
+            this process.
         channel_size: Most shared memory of the batches under way: bytes, or a text as ``"4GB"``.
         prefetch_size: Graph store only: batches under way per server (default 4).
         process_start_gap_seconds: None: a local rank starts its workers when the local rank before
@@ -96,7 +97,7 @@ class DistNeighborLoader(BaseDistLoader):
         with_edge: Deliver edge ids. None: where there are edge features.
         device_prefetch: Batches copied ahead to a CUDA device.
         exchange: Colocated, with several partitions: how they are asked. ``"workers"``: by sampling
-            processes, over connections. ``"collective"``: this process samples ahead in a thread,
+            processes, over connections. ``"collective"``: this process samples ahead in threads,
             in step with the other ranks, which exchange by ``all_to_all`` of a gloo group; no
             process, no port. ``timeout`` is then also how long a rank may compute between batches.
         shard: How batches are split over ranks. ``"machine"``: by seeds, as ``input_nodes`` says.

@@ -120,7 +120,7 @@ class Filler:
 
     Args:
         view: The partition, and what is nearby.
-        peers: Who has the rest.
+        peers: Who has the rest; these put rows into the memory that they are given for them.
         cache: Rows of other machines.
         ready_s: How long to wait for rows that another batch is fetching.
     """
