@@ -286,6 +286,31 @@ def test_batches_are_the_same_bits(
         assert sum(request.ids.size for request in asked) <= most, "each row once, or twice"
 
 
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
+    """Though rows that come with a batch take the slots of rows that it has."""
+    graph = TinyGraph.random(60, 400, seed=1)
+    views = [part.view() for part in graph.partitions(2, seed=1)]
+    view, peers = as_worker_gets(views[0]), InProcessPeers(views)
+    remote = {OWNER: int((view.node_books[NODE].owner(np.arange(60)) != 0).sum())}
+    kinds = dict.fromkeys(("node_features", "node_labels", "node_attributes"), True)
+    cache = _cache(make_tables(view, remote, share, kinds))
+    sampler = NeighborSampler(view, _plan(graph, False), Later(peers))
+    filler = Filler(view, peers, cache)
+    drawn, user, missing = [], cache.join(), 0
+    for batch in range(30):
+        seeds = np.random.default_rng(batch).integers(0, 60, 4)
+        fields = sampler.sample(SampleRequest(BatchTicket(0, 0, 0, batch), seeds, seeds))
+        structure = keep_structure(fields, {0: view})
+        drawn.append((structure, cache.add(user, structure.wanted())))
+    for structure, number in drawn:
+        plans = cache.plan(number, structure.wanted())
+        missing += int((plans[OWNER] < 0).sum())
+        _read(filler.fill(structure, plans))
+    asked = [one for _, one in peers.asked if isinstance(one, RowsRequest)]
+    assert missing == sum(one.ids.size for one in asked if one.kind == "node_features")
+
+
 def test_a_holder_that_was_killed_leaves_an_empty_cache() -> None:
     cache, ids = _one_table(10, 4), np.arange(4)
     user = cache.join()
