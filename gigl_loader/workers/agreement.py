@@ -78,6 +78,7 @@ class Agreement:
         self._security, self._towards = security, towards
         self._host = ""
         self._offered: Offered | None = None
+        self._anyone_keeps = False
         self._first_with_cache: int | None = None
         self.name_of_cache = ""
         """Of the rows that ranks of a machine keep together, after `exchange`."""
@@ -152,6 +153,7 @@ class Agreement:
         for member in found if offer is not None else ():
             if member.offer is not None and member.partition != own and member.host == mine.host:
                 offers.setdefault(member.partition, []).append(member.offer)
+        self._anyone_keeps = any(member.cache for member in found)
         self._first_with_cache = _first_like(mine, found)
         names = "\n".join([cache, *(member.rows for member in found)])
         self.name_of_cache = hashlib.sha256(names.encode()).hexdigest()
@@ -170,7 +172,7 @@ class Agreement:
             PeerError: The first rank failed, or did not come in time.
         """
         rendezvous, first = self._rendezvous, self._first_with_cache
-        if rendezvous is None or not self.has_peers:
+        if rendezvous is None or not self._anyone_keeps:
             return None
         is_first = first == rendezvous.rank
         # all ranks: the last one to leave clears away the keys that it knows

@@ -108,8 +108,9 @@ def test_the_first_rank_of_a_machine_offers_to_those_that_keep_as_much() -> None
         Agreement(view, StoreRendezvous(store, rank, 2, 10.0), None, "towards")
         for rank, view in enumerate(views)
     ]
+    assert ranks[1].share_cache(lambda: pytest.fail("nobody keeps rows")) is None
     for rank in ranks:
-        rank._first_with_cache = 0
+        rank._anyone_keeps, rank._first_with_cache = True, 0
     assert ranks[0].share_cache(lambda: b"offer") is None
     assert ranks[1].share_cache(lambda: pytest.fail("not the first")) == b"offer"
     for rank in ranks:
