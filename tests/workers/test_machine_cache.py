@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import os
+import signal
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,8 @@ import torch.distributed as dist
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ProtocolError
-from gigl_loader.sampler.row_cache import Table
+from gigl_loader.memory.mutex import holding
+from gigl_loader.sampler.row_cache import MISSING, Table
 from gigl_loader.testing import TinyGraph
 from gigl_loader.workers import machine_cache
 from gigl_loader.workers.agreement import Agreement, _first_like, _Member
@@ -58,6 +60,27 @@ def test_what_one_rank_stores_the_other_reads_and_keeps() -> None:
     gc.collect()
     assert _num_open() == 0
     assert "gigl_loader.rows" not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.multiprocess
+def test_a_rank_that_is_killed_while_it_holds_the_lock_is_survived() -> None:
+    """The others go on with an empty cache, and what they had known before is fetched."""
+    maker = MachineCache.new(_tables(10))
+    ids, user = {OWNER: np.arange(5)}, maker.rows.join()
+    numbers = [maker.rows.add(user, ids) for _ in range(3)]
+    maker.rows.plan(numbers[0], ids)
+    killed = os.fork()
+    if killed == 0:
+        try:
+            rank = MachineCache.of(maker.offer, _tables(10))
+            with holding(rank.rows._mutex, 10.0):
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
+    assert (maker.rows.plan(numbers[1], ids)[OWNER] == MISSING).all()
+    assert (maker.rows.plan(maker.rows.add(user, ids), ids)[OWNER] < MISSING).all()
+    assert maker.rows.num_known == 0
 
 
 def test_a_cache_that_cannot_be_seen_or_is_for_other_rows_is_refused() -> None:
