@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, ServerDiedError, UsageError
+from gigl_loader.remote.compact import Generations
 from gigl_loader.remote.link import ServerLink, result_of
 from gigl_loader.remote.membership import Join, Role
 from gigl_loader.remote.patience import PATIENCE_S, Progress
@@ -94,14 +95,16 @@ class Cluster:
         assert join.job is not None, "server 0 said which job"
         self.job, self.rank, self.world_size = join.job, join.rank, join.world_size
         self.num_partitions = first.news.num_partitions or join.num_servers
-        self.generations: tuple[int, ...] = first.news.generations
+        self.generations = first.news.generations
         """Of the servers, as far as this process has gone along with them; 0: not known."""
         self.renewals: dict[int, int] = {}
         """How often a server was found started again, or connected with again; none is 0 times."""
         self.links = Links(first, self._fresh, join.num_servers)
         self.closed = False
         self._join, self._security, self._patience_s = join, security, patience_s
-        self._session, self._addresses = first.session, list(first.news.addresses)
+        self._session, self._addresses = first.session, first.news.addresses
+        self._moved: dict[int, tuple[str, int]] = {}
+        """Where servers are by now that were elsewhere when this process came."""
         self._changed = threading.Condition()
         self._holders: list[int] = []
         """See `holders`; empty until somebody asks."""
@@ -170,11 +173,14 @@ class Cluster:
         return link
 
     def _address_of(self, rank: int) -> tuple[str, int]:
-        """Return where a server was last; one started again has forgotten those of the others."""
-        news = self.links.made[0].news
+        """Return where a server was last; server 0, started again, has forgotten the others."""
+        news, first = self.links.made[0].news, self._addresses[rank]
         if rank < len(news.generations) and news.generations[rank] > 0:
-            self._addresses[rank] = news.addresses[rank]
-        return self._addresses[rank]
+            self._moved[rank] = news.addresses[rank]
+        address: tuple[str, int] = self._moved.get(rank, first)
+        if address == first:
+            self._moved.pop(rank, None)
+        return address
 
     # -- who is lost ----------------------------------------------------------------------------
 
@@ -323,7 +329,7 @@ class Cluster:
                 self.links.made[rank] = link
             known = list(self.generations)
             known[rank] = generation
-            self.generations = tuple(known)
+            self.generations = Generations.of(known)
             self.renewals[rank] = self.renewals.get(rank, 0) + 1
         _log.warning("storage server %d is back", rank)
 

@@ -11,8 +11,9 @@
 import dataclasses
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,10 +31,33 @@ from gigl_loader.workers.rendezvous import Rendezvous
 class Plan:
     """What this rank's workers are to know of those of other partitions."""
 
-    assignments: dict[str, Assignment] = field(default_factory=dict)
-    """By name of this rank's workers."""
     offers: dict[int, list[Offer]] = field(default_factory=dict)
     """By partition, where other ranks of this machine offer its memory."""
+    partition: int = 0
+    """This rank's."""
+    num_partitions: int = 0
+    everyone: bytes = b""
+    """Partition, host and ports of each rank, packed: of hundreds they are asked for at the start,
+    and where a worker is replaced."""
+
+    def assignments(self) -> dict[str, Assignment]:
+        """Return whom this rank's workers ask, and who asks them, by name.
+
+        Raises:
+            ConfigError: A partition has no rank.
+        """
+        if not self.everyone:
+            return {}
+        known = msgspec.msgpack.decode(self.everyone, type=list[_Place])
+        return assignments(_by_partition(known, self.num_partitions), self.partition)
+
+
+class _Place(NamedTuple):
+    """Where a rank's workers answer, and for which partition."""
+
+    partition: int
+    host: str
+    ports: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -157,7 +181,10 @@ class Agreement:
         self._first_with_cache = _first_like(mine, found)
         names = "\n".join([cache, *(member.rows for member in found)])
         self.name_of_cache = hashlib.sha256(names.encode()).hexdigest()
-        return Plan(assignments(_by_partition(found, self._view.num_partitions), own), offers)
+        places = [_Place(one.partition, one.host, one.ports) for one in found]
+        plan = Plan(offers, own, self._view.num_partitions, msgspec.msgpack.encode(places))
+        plan.assignments()  # raises where a partition has no rank
+        return plan
 
     def share_cache(self, make: Callable[[], bytes]) -> bytes | None:
         """Return what the first rank that keeps as much on this machine offers; after `exchange`.
@@ -222,7 +249,7 @@ def _first_like(mine: _Member, members: list[_Member]) -> int | None:
 
 
 def _by_partition(
-    members: list[_Member], num_partitions: int
+    members: Sequence["_Member | _Place"], num_partitions: int
 ) -> dict[int, tuple[WorkerAddress, ...]]:
     """Return all workers by partition, in the order of ranks."""
     found: dict[int, tuple[WorkerAddress, ...]] = {}

@@ -56,7 +56,7 @@ from gigl_loader.workers.machine_cache import (
     remote_bytes,
     tables_for,
 )
-from gigl_loader.workers.peers import Access, worker_name
+from gigl_loader.workers.peers import Access, Assignment, worker_name
 from gigl_loader.workers.plugins import main_path_of, pickled
 from gigl_loader.workers.pool import Event, WorkerPool
 from gigl_loader.workers.recovery import LOOK_EVERY_S, Attendant, Recovery
@@ -267,8 +267,9 @@ class DistSamplingProducer:
             kept = ("", "") if options is None else (str(options.size), name_of_rows(self._view))
             self._peer_plan = agreement.exchange(self._pool.addresses, *kept)
             self._join_cache(agreement, self._peer_plan.offers)
+            assignments = self._peer_plan.assignments()
             for worker in range(self.num_workers):
-                self._introduce(worker)
+                self._introduce(worker, assignments)
         except BaseException as error:
             self._fail(error)
             raise
@@ -276,10 +277,10 @@ class DistSamplingProducer:
         if agreement.has_peers and self._max_restarts:
             self._attendant = Attendant(self._attend)
 
-    def _introduce(self, worker: int) -> None:
+    def _introduce(self, worker: int, assignments: Mapping[str, Assignment]) -> None:
         """Tell a worker where the other partitions' workers are: it can sample from then on."""
         name = worker_name(self._joined().rank, worker)
-        whom, offers = self._peer_plan.assignments.get(name), self._peer_plan.offers
+        whom, offers = assignments.get(name), self._peer_plan.offers
         message = (messages.PEERS, name, whom, offers, self._ahead is not None)
         self._send(worker, message, self._ahead)
 
@@ -426,6 +427,8 @@ class DistSamplingProducer:
             room = max(1, min(self.channel.capacity, room))
             state.limit = self._look_ahead.limit(state.taken, room)
         under_way = self._recovery.under_way
+        if not (under_way.has_lost or self._queue.has_turns):
+            return
         while (worker := self._recovery.free_worker()) is not None:
             # what was lost comes first, and had its room before
             task = under_way.next_lost(self._is_wanted, idle=not under_way.loads[worker])
@@ -565,7 +568,8 @@ class DistSamplingProducer:
         with self._lock:
             state = self._queue.streams[stream]
             received = state.take()
-            self._dispatch()
+            if received is not None:  # there is room for another one
+                self._dispatch()
             return received, state.finished
 
     def pump(
@@ -682,7 +686,7 @@ class DistSamplingProducer:
                 order = self._at_once if at_once else self._order_of(stream.epoch)
                 message = (messages.GENERATION, number, stream.generation, order is not None)
                 self._send(worker, message, order)
-        self._introduce(worker)
+        self._introduce(worker, self._peer_plan.assignments())
         self._recovery.is_ready(worker)
 
     def _seeds_of(self, task: Task) -> list[int]:
@@ -721,6 +725,7 @@ class DistSamplingProducer:
         """Let a consumer have at most ``limit`` batches started and not taken."""
         with self._lock:
             self._queue.streams[number].limit = limit
+            self._dispatch()
 
     def describe_workers(self) -> str:
         """Say what the system says that the workers are doing."""

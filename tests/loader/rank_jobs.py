@@ -26,7 +26,7 @@ from gigl_loader import (
 )
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
-from gigl_loader.ranks import gather_from_ranks, tell_ranks
+from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
@@ -210,6 +210,7 @@ def partitions_here_and_there(rank: int, size: int) -> None:
 
     So rank 0 reads one partition in memory and asks for one, in the same batch.
     """
+    rank_0_decides(rank, size)
     exchange = Agreement.exchange
 
     def exchange_and_spoil(self: Agreement, *told: Any) -> Plan:
@@ -324,8 +325,27 @@ def values_of_ranks(rank: int, size: int) -> None:
     assert tell_ranks("" if rank == 0 else "longer", size, str) == ""
 
 
+def rank_0_decides(rank: int, size: int) -> None:
+    """Only rank 0 has the values of all, by rank, as they were; all have what it makes of them."""
+    for length in (0, 1, 70_000):
+        # of another length on each rank, the longest is the last: data are padded on their way
+        told = [(one, b"\0x" * (one * length), None) for one in range(size)]
+        came = []
+
+        def decide(found: list[tuple[int, bytes, None]], came: list = came) -> dict[int, str]:
+            came.append(found)
+            return {one: "y" * len(data) for one, data, _ in found}
+
+        kind = tuple[int, bytes, None]
+        found = decide_with_ranks(told[rank], size, kind, decide, dict[int, str])
+        assert found == {one: "y" * (2 * one * length) for one in range(size)}
+        assert came == ([told] if rank == 0 else [])
+    assert decide_with_ranks(rank, 1, int, lambda alone: alone * 2, list[int]) == [rank, rank]
+
+
 def cases_without_faults(rank: int, size: int, folder: Path) -> None:
     values_of_ranks(rank, size)
+    rank_0_decides(rank, size)
     for same_memory in ("0", "1"):
         same_batches_as_one_partition(rank, size, folder, same_memory)
     a_partition_in_the_same_memory_outlives_its_workers(rank, size)
