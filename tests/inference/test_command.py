@@ -43,7 +43,7 @@ def _check(out: Path, wanted: torch.Tensor, num_partitions: int) -> None:
 @pytest.mark.multiprocess
 def test_it_starts_a_rank_for_each_partition(tmp_path: Path) -> None:
     arguments, wanted = _arguments(tmp_path, 2)
-    done = run_python("-m", "gigl_loader.inference.command", *arguments, timeout_s=100)
+    done = run_python("-m", "gigl_loader.inference.command", *arguments, timeout_s=300)
     assert done.returncode == 0, done.stderr
     assert "rank 1: " in done.stdout
     _check(tmp_path / "out", wanted, 2)
@@ -54,7 +54,7 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     arguments, wanted = _arguments(tmp_path, 2)
     done = run_python(
         "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "gigl_loader",
-        "infer", *arguments, timeout_s=100,
+        "infer", *arguments, timeout_s=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "rank 1: " in done.stdout

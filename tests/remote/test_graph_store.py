@@ -299,7 +299,7 @@ def test_ranks_with_one_key_share_an_epoch(tmp_path):
         first = started.start(compute, info, 0, _one_key, str(tmp_path))
         second = started.start(compute, info, 1, _one_key, str(tmp_path))
         started.join([first, *servers])
-        second.join(5)
+        second.join(60)
         assert second.exitcode == -signal.SIGKILL
 
 

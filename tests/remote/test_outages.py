@@ -18,6 +18,11 @@ from gigl_loader.testing import wait_until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
 
+OUTAGE_S = 2.0
+"""Well below the patience of 5 s: a busy machine is silent for a while, too."""
+AT_ONCE_S = 15.0
+"""What a busy machine may take for what is no wait; each wait that is not wanted takes longer."""
+
 
 def _same(one, other):
     assert len(one) == len(other)
@@ -85,14 +90,14 @@ def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
         start(channel, 0)
         found = take(channel, 5)
         relay.cut.set()
-        healed = threading.Timer(3.0, relay.cut.clear)
+        healed = threading.Timer(OUTAGE_S, relay.cut.clear)
         healed.start()
         began = time.monotonic()
         found += take(channel)
-        assert time.monotonic() - began < 3.0 + 2.0 + 3.0  # 3 s: other tests are at work here
+        assert time.monotonic() - began < OUTAGE_S + AT_ONCE_S
         _same(found, expected)
         relay.cut.set()  # while idle
-        threading.Timer(3.0, relay.cut.clear).start()
+        threading.Timer(OUTAGE_S, relay.cut.clear).start()
         assert link.links[0].call("ping").result(30) == os.getpid()
         start(channel, 1)
         assert len(take(channel)) == 30
@@ -102,26 +107,30 @@ def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
         start_at = time.monotonic()
         with pytest.raises(ServerDiedError, match="nothing was heard from it"):
             start(channel, 2)
-        assert time.monotonic() - start_at < 5.0 + 1.0 + 5.0
+        assert time.monotonic() - start_at < 5.0 + 1.0 + AT_ONCE_S
         with pytest.raises(ServerDiedError):
             raise_if_broken(link.links)
         began = time.monotonic()
         with pytest.raises(ServerDiedError):  # whoever asks next does not wait again
             link.links[0].call("ping").result(30)
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 4.5  # another wait takes 5 s
         relay.cut.clear()  # the relay has taken all bytes, so that the server sees no silence
         wait_until(lambda: endpoint.status()["clients"] == [], "the server frees the client", 30)
         wait_until(lambda: endpoint.server.status()["producers"] == {}, "and its producers", 30)
 
 
 def test_a_client_that_is_cut_off_without_a_goodbye_is_freed_at_once():
-    with storage() as (endpoint,), Relay(endpoint.address) as relay, joined(relay.address) as link:
+    with (
+        storage(patience_s=100.0) as (endpoint,),
+        Relay(endpoint.address) as relay,
+        joined(relay.address) as link,
+    ):
         create(link)
         assert len(endpoint.server.status()["producers"]) == 1
         began = time.monotonic()
         relay.close()  # as when its process was killed: nobody comes back
-        wait_until(lambda: endpoint.server.status()["producers"] == {}, "it is freed", 30)
-        assert KILLED_GRACE_S <= time.monotonic() - began < 10.0
+        wait_until(lambda: endpoint.server.status()["producers"] == {}, "it is freed")
+        assert KILLED_GRACE_S <= time.monotonic() - began < 10.0 + AT_ONCE_S  # not 100 s
 
 
 def test_what_is_asked_again_happens_once():

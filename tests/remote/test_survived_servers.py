@@ -86,7 +86,7 @@ class _Script:
         number = self._left[0][0]
         (self._folder / f"wanted {what} {number}").touch()
         done = self._folder / f"done {what} {number}"
-        wait_until(done.exists, f"event {number} has happened", 60)
+        wait_until(done.exists, f"event {number} has happened", LIMIT_S)
 
     def after(self, when: Any) -> None:
         """Let the events happen that are due."""

@@ -324,12 +324,12 @@ def test_outages_cost_their_length() -> None:
     cases = [
         (make(), length_s, idle)
         for make in SECURITIES.values()
-        for length_s in (2, 5, 9)
+        for length_s in (2, 4, 7)  # of 10 s: a busy machine is silent for a while, too
         for idle in (False, True)
     ]
     with ThreadPoolExecutor(len(cases)) as pool:  # at once: nearly all of it is waiting
         for case, extra_s in zip(cases, pool.map(lambda case: _outage(*case), cases), strict=True):
-            assert extra_s < 2 + transfer_s, case
+            assert extra_s < AT_ONCE_S + transfer_s, case
 
 
 def test_a_longer_outage_is_an_error(plain: Network) -> None:

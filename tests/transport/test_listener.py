@@ -94,8 +94,8 @@ def test_thousands_of_open_handshakes_keep_nobody_out(mode: str) -> None:
                 assert caller.ask("double", question(3), Answer).wait(10).number == 3
             assert time.monotonic() - started < AT_ONCE_S
         assert flooded.state()[0] - rss < 20 << 20
-        wait_until(lambda: flooded.state()[1] == 0, "all of them are gone", 10)
-        wait_until(lambda: flooded.state()[2] <= files + 2, "their descriptors too", 10)
+        wait_until(lambda: flooded.state()[1] == 0, "all of them are gone")
+        wait_until(lambda: flooded.state()[2] <= files + 2, "their descriptors too")
     finally:
         for stranger in strangers:
             stranger.close()
