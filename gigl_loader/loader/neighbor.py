@@ -108,8 +108,9 @@ class DistNeighborLoader(BaseDistLoader):
         remote_cache: With workers: memory for rows of other machines, of all with a graph store, as
             bytes (``"2GB"``, with what it takes to find them) or as a share of these rows
             (``"20%"``). Batches are drawn ahead, so that those rows are kept that are needed again
-            soonest. Each rank has its own. Where a colocated worker is lost, the rest of the epoch
-            does without. None: nothing is kept.
+            soonest. The ranks of a machine, and loaders over the same dataset, share it; with a
+            graph store each loader has its own. Where a colocated worker is lost, its loader draws
+            none ahead for the rest of the epoch. None: nothing is kept.
         lookahead: Batches to draw ahead. None: those that ask for 5 times what the cache holds,
             after which more would change nothing.
         weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies

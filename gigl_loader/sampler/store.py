@@ -16,6 +16,7 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler import _tree_kernels as tree_kernels
 from gigl_loader.sampler.later import Later, LaterRows
 from gigl_loader.sampler.questions import (
     Asked,
@@ -148,7 +149,7 @@ class LocalStore:
     ) -> tuple[int, int]:  # fmt: skip
         assert asked.until is not None, "timed questions say until when"
         since = _NO_TIMES if asked.since is None else asked.since
-        found: tuple[int, int] = kernels.count_timed(
+        found: tuple[int, int] = tree_kernels.count_timed(
             adjacency.indptr, order.times, at, since, asked.until, draw.fanout, replace, draw.last,
             *rows,
         )  # fmt: skip
