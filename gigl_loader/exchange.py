@@ -86,17 +86,31 @@ class RankExchange:
             return swapped
         return self.swap_values(rows, send, receive)
 
-    def swap_values(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        """Do what `swap` does, without a gradient."""
-        out = torch.empty(
-            (sum(receive), *rows.shape[1:]), dtype=rows.dtype, device=self._device or rows.device
-        )
+    def swap_values(
+        self,
+        rows: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Do what `swap` does, without a gradient.
+
+        Args:
+            rows: As for `swap`.
+            send: Rows for each rank.
+            receive: Rows from each rank.
+            out: ``[sum(receive), ...]``, memory for what comes; None: it is taken afresh.
+        """
+        device = torch.device(self._device) if self._device else rows.device
+        came = out
+        if came is None or came.device.type != device.type:
+            came = torch.empty((sum(receive), *rows.shape[1:]), dtype=rows.dtype, device=device)
         with named_failures(self._doing):
             dist.all_to_all_single(
-                _bytes(out), _bytes(rows.detach().to(out.device).contiguous()),
+                _bytes(came), _bytes(rows.detach().to(came.device).contiguous()),
                 list(receive), list(send), group=self._group,
             )  # fmt: skip
-        return out.to(rows.device)
+        return came.to(rows.device) if out is None or out is came else out.copy_(came)
 
     def swap_counts(self, send: Sequence[int]) -> list[int]:
         """Return how many rows each rank sends here, given how many go to each."""
@@ -118,7 +132,8 @@ def _bytes(rows: Tensor) -> Tensor:
     width = rows.element_size()
     for size in rows.shape[1:]:
         width *= size
-    return rows.view(-1).view(torch.uint8).view(rows.shape[0], width)
+    flat = rows.as_strided((rows.numel(),), (1,))  # of one element, any stride is contiguous
+    return flat.view(torch.uint8).view(rows.shape[0], width)
 
 
 class _Swap(torch.autograd.Function):

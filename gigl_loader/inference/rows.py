@@ -1,8 +1,10 @@
 """Rows that a layer reads: ranks exchange theirs, storage servers are asked."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,7 +12,13 @@ from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.plan import place_of
+from gigl_loader.memory.own_messages import OwnMessages
+from gigl_loader.memory.segments import Array
+from gigl_loader.memory.tensors import as_array, dtype_name
+from gigl_loader.message import Field
 from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler.store import Scratch, gather_rows
 
 
 class Owners(Protocol):
@@ -22,6 +30,9 @@ class Owners(Protocol):
     def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
         """Return the rank that computes each of ``ids``: ``[n]`` int64."""
         ...
+
+
+_Part = tuple[Array, Array, Array | None]
 
 
 class OwnedRows:
@@ -39,6 +50,11 @@ class OwnedRows:
     def take(self, places: Tensor) -> Tensor:
         """Return the rows of own nodes, as they are stored."""
         return self.values[places if self._rows is None else self._rows[places]]
+
+    def part(self, places: Array, to: Array | None) -> "_Part":
+        """Return the rows of own nodes, for `gather_rows` to write to the places ``to``."""
+        rows = places if self._rows is None else self._rows.numpy()[places]
+        return as_array(self.values), rows, to
 
     def widen(self, rows: Tensor) -> Tensor:
         """Return rows as a layer reads them."""
@@ -67,6 +83,9 @@ RowSource = OwnedRows | StoredRows
 class RowFetcher:
     """Fetches rows of nodes, whoever computes them.
 
+    Memory is used again: what is sent and received with the next call, the rows themselves once
+    they are gone. Taken afresh for each chunk, it would pile up in the allocator's many heaps.
+
     Args:
         owners: Who computes which.
         exchange: The ranks.
@@ -74,6 +93,7 @@ class RowFetcher:
 
     def __init__(self, owners: Owners, exchange: RankExchange) -> None:
         self._owners, self._exchange = owners, exchange
+        self._scratch, self._memory = Scratch(), OwnMessages()
         self._first = {}
         for name, own in owners.own.items():  # a range of ids needs no search
             is_range = own.numel() > 0 and int(own[-1]) - int(own[0]) == own.numel() - 1
@@ -92,27 +112,50 @@ class RowFetcher:
         self, node_type: NodeType, nodes: Tensor, sources: Sequence[OwnedRows]
     ) -> list[Tensor]:
         if self._exchange.size == 1:
-            places = self._places(node_type, nodes)
-            return [source.take(places) for source in sources]
-        rank = self._exchange.rank
-        owner = self._owners.owner(node_type, nodes)
-        order = torch.argsort(owner, stable=True)
-        ask = torch.bincount(owner, minlength=self._exchange.size)
-        start, stop = int(ask[:rank].sum()), int(ask[: rank + 1].sum())
-        mine, others = order[start:stop], torch.cat([order[:start], order[stop:]])
-        ask[rank] = 0  # what is here needs no exchange
-        send = ask.tolist()
+            here = self._places(node_type, nodes)
+            return [self._gathered(source, [source.part(here, None)], nodes) for source in sources]
+        rank, size = self._exchange.rank, self._exchange.size
+        order, counts = np.empty(nodes.numel(), np.int64), np.empty(size, np.int64)
+        kernels.group_by_owner(self._owners.owner(node_type, nodes).numpy(), order, counts)
+        start, stop = int(counts[:rank].sum()), int(counts[: rank + 1].sum())
+        mine, others = order[start:stop], np.concatenate([order[:start], order[stop:]])
+        counts[rank] = 0  # what is here needs no exchange
+        send: list[int] = counts.tolist()
         receive = self._exchange.swap_counts(send)
-        asked = self._exchange.swap_values(nodes[others], send, receive)
-        theirs, here = self._places(node_type, asked), self._places(node_type, nodes[mine])
+        ids = torch.from_numpy(nodes.numpy()[others])
+        theirs = self._places(node_type, self._exchange.swap_values(ids, send, receive))
+        here = self._places(node_type, torch.from_numpy(nodes.numpy()[mine]))
         found = []
         for source in sources:
-            out = source.values.new_empty((nodes.numel(), *source.values.shape[1:]))
-            out[others] = self._exchange.swap_values(source.take(theirs), receive, send)
-            out[mine] = source.take(here)
-            found.append(out)
+            came = self._swapped(source, theirs, receive, send)
+            parts: list[_Part] = [
+                source.part(here, mine), (came, np.arange(others.size), others),
+            ]  # fmt: skip
+            found.append(self._gathered(source, parts, nodes))
         return found
 
-    def _places(self, node_type: NodeType, ids: Tensor) -> Tensor:
+    def _swapped(
+        self, source: OwnedRows, theirs: Array, send: list[int], receive: list[int]
+    ) -> Array:
+        """Send other ranks their rows; return those that come for this one."""
+        sent, came = (
+            self._scratch.matrix(
+                name, dtype_name(source.values.dtype), (sum(counts), *source.values.shape[1:])
+            )
+            for name, counts in (("sent", send), ("came", receive))
+        )
+        gather_rows([source.part(theirs, None)], sent)
+        out = torch.from_numpy(came)
+        self._exchange.swap_values(torch.from_numpy(sent), send, receive, out)
+        return came
+
+    def _gathered(self, source: OwnedRows, parts: Sequence[_Part], nodes: Tensor) -> Tensor:
+        shape = (nodes.numel(), *source.values.shape[1:])
+        field = Field("x", dtype_name(source.values.dtype), shape, partial(gather_rows, parts))
+        return self._memory.write([field])[0]["x"]
+
+    def _places(self, node_type: NodeType, ids: Tensor) -> Array:
         first = self._first[node_type]
-        return place_of(ids, self._owners.own[node_type]) if first is None else ids - first
+        found = place_of(ids, self._owners.own[node_type]) if first is None else ids - first
+        places: Array = found.numpy()
+        return places

@@ -27,6 +27,7 @@ from gigl_loader.remote.dataset import RemoteDistDataset
 
 _SAMPLE_ROWS = 4096
 """Rows that tell one graph from another."""
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,9 @@ class PartitionGraph:
         for edge_type in self.edge_types:
             adjacency = self._view.adjacency[self._names[edge_type]]
             edges, weights = adjacency.indices, adjacency.weights
-            parts += [edges.numel(), int(edges.sum()), int(edges[::997].sum())]
+            # in pieces: torch makes int64 of all that it adds up
+            total = sum(int(piece.sum()) for piece in edges.split(_PIECE))
+            parts += [edges.numel(), total, int(edges[::997].sum())]
             parts += [] if weights is None else [float(weights[::97].sum())]
         return " ".join(str(part) for part in parts)
 

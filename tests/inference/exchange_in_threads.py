@@ -33,12 +33,19 @@ class ThreadExchange:
         meeting.barrier.wait()
         return found
 
-    def swap_values(self, rows: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
+    def swap_values(
+        self,
+        rows: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        out: Tensor | None = None,
+    ) -> Tensor:
         assert sum(send) == len(rows)
-        everyone = self.gather(rows.split(list(send)), None)
+        # what is sent is a copy: its owner may write to the memory before all have read it here
+        everyone = self.gather(rows.clone().split(list(send)), None)
         found = [parts[self.rank] for parts in everyone]
         assert [len(part) for part in found] == list(receive)
-        return torch.cat(found)
+        return torch.cat(found) if out is None else out.copy_(torch.cat(found))
 
     def swap_counts(self, send: Sequence[int]) -> list[int]:
         return [counts[self.rank] for counts in self.gather(list(send), None)]
