@@ -3,13 +3,14 @@
 They need pyg-lib or torch-sparse; with times, pyg-lib.
 """
 
-import importlib.metadata
+import importlib
 from typing import Any
 
 import _job
 import _tasks
 import numpy as np
 import torch
+import torch_geometric
 from torch_geometric import typing
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
@@ -50,9 +51,9 @@ def _loader(job: _job.Job) -> NeighborLoader | LinkNeighborLoader:
 def run(job: _job.Job) -> dict[str, Any]:
     """Measure what ``job.task`` says."""
     result = _job.measure(_tasks.batches(_loader(job), job), job)
-    backend = "pyg-lib" if typing.WITH_PYG_LIB else "torch-sparse"
-    names = ("torch_geometric", backend)
-    return {**result, "versions": {name: importlib.metadata.version(name) for name in names}}
+    backend = importlib.import_module("pyg_lib" if typing.WITH_PYG_LIB else "torch_sparse")
+    used = (torch_geometric, backend)
+    return {**result, "versions": {module.__name__: module.__version__ for module in used}}
 
 
 if __name__ == "__main__":
