@@ -46,6 +46,12 @@ def raise_if_broken(links: Iterable[ServerLink]) -> None:
             raise error
 
 
+def _is_lost(link: ServerLink, error: BaseException) -> bool:
+    """Return whether a question has no answer because its server is gone, or its link replaced."""
+    is_over = isinstance(error, UsageError) and link.error is not None  # not the server's words
+    return is_over or isinstance(error, ServerDiedError)
+
+
 class Links(Sequence[ServerLink]):
     """A compute process's links by server; each is made when it is first looked at.
 
@@ -376,17 +382,49 @@ class Cluster:
             time.sleep(_PAUSE_S)  # a question may be lost before its server is known to be
             self.await_servers(away_until)
 
-    def holders(self, timeout_s: float) -> list[int]:
+    def ask_later(
+        self, server: int, name: str, arguments: dict[str, Any], timeout_s: float,
+        reconnect_s: float,
+    ) -> "Future[Any]":  # fmt: skip
+        """Ask one server as `ask_each` does, and return at once, with a future of what it returns.
+
+        A question that is under way when its server is lost is asked again by a thread.
+        """
+        link = self.link(self.stand_in(server))
+        answer: Future[Any] = Future()
+
+        def ask_again() -> None:
+            try:
+                found = self.ask_each(name, {server: arguments}, timeout_s, reconnect_s)
+            except BaseException as error:  # somebody waits for it
+                answer.set_exception(error)
+            else:
+                answer.set_result(found[server])
+
+        def came(first: "Future[Any]") -> None:
+            error = first.exception()
+            if error is None:
+                answer.set_result(first.result())
+            elif _is_lost(link, error):
+                what = f"{name} again, of storage server {server}"
+                threading.Thread(target=ask_again, name=what, daemon=True).start()
+            else:
+                answer.set_exception(error)
+
+        link.call(name, timeout_s, **arguments).add_done_callback(came)
+        return answer
+
+    def holders(self, timeout_s: float, reconnect_s: float = 0.0) -> list[int]:
         """Return for each partition a server that has it: another one for each compute process.
 
-        The servers are asked once.
+        The servers are asked once; see `ask_each`.
 
         Raises:
             ServerDiedError, PeerTimeoutError: See `ask_each`.
         """
         if not self._holders:
             servers: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(self.links))}
-            told = self.ask_each("get_partition_index", servers, timeout_s, 0.0)
+            told = self.ask_each("get_partition_index", servers, timeout_s, reconnect_s)
             by_part: dict[int, list[int]] = {}
             for server in servers:
                 by_part.setdefault(told[server], []).append(server)
@@ -410,10 +448,8 @@ class Cluster:
             what = f"{name} on storage server {link.rank}"
             try:
                 found[server] = result_of(answer, deadline - time.monotonic(), what, timeout_s)
-            except ServerDiedError as error:
-                missing = error
-            except UsageError as error:
-                if link.error is None:  # of the server, and not of a link that was replaced
+            except GiglLoaderError as error:
+                if not _is_lost(link, error):
                     raise
                 missing = error
         return missing
