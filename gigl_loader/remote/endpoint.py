@@ -172,7 +172,11 @@ class Endpoint:
             member = self._attendance.find(peer.session, request.seen)
             if member is None:
                 member = self._enter(request.join, peer)
+            was_gone = member.gone_at is not None
             self._attendance.returned(member, peer)
+            if was_gone and not self._book.running:  # it may be all that was missing
+                self._begin_if_complete()
+                self._tell_where()
             return member.wait(request.seen)
 
     def _enter(self, join: Join, peer: Peer) -> Member:
@@ -189,6 +193,8 @@ class Endpoint:
             _log.warning("%s cannot join: %s", name, error)
             raise
         self._attendance.came(member)
+        if self._book.end_if_over():
+            self._begin_next_job()
         was_away, was_running = False, self._book.running
         if join.role is Role.SERVER:
             was_away = self._servers_known.is_away(join.rank)
@@ -350,25 +356,29 @@ class Endpoint:
 
     def _leave_job(self, member: Member) -> None:
         with self._lock:
-            if not self._book.leave(member):
+            if self._book.leave(member):
+                self._begin_next_job()
+            else:
                 self._status_is_old = True
-                return
-            self.jobs_served = max(self.jobs_served + 1, self._book.job)
-            _log.info("job %d is over", self._book.job - 1)
-            if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
-                self._lose_missing()
-                self._tell_all()
-                self.over.set()
-                return
-            for queued in self._book.take_queued():
-                try:
-                    self._book.join(queued)
-                except ConfigError as error:
-                    _log.warning("%s cannot join: %s", queued.name, error)
-                    queued.tell(refused=str(error))
-            self._begin_if_complete()
-            self._tell_where()
+
+    def _begin_next_job(self) -> None:
+        """Count the job that is over, and let those of the next one in. Locked."""
+        self.jobs_served = max(self.jobs_served + 1, self._book.job)
+        _log.info("job %d is over", self._book.job - 1)
+        if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
+            self._lose_missing()
             self._tell_all()
+            self.over.set()
+            return
+        for queued in self._book.take_queued():
+            try:
+                self._book.join(queued)
+            except ConfigError as error:
+                _log.warning("%s cannot join: %s", queued.name, error)
+                queued.tell(refused=str(error))
+        self._begin_if_complete()
+        self._tell_where()
+        self._tell_all()
 
     # -- what they ask --------------------------------------------------------------------------
 

@@ -188,6 +188,8 @@ class JobBook:
         rank, world_size = member.join.rank, member.join.world_size
         if not 0 <= rank < world_size:
             raise ConfigError(f"compute rank {rank} is not in [0, {world_size})")
+        if rank in self.present or world_size != self.world_size:
+            self._make_room(member.join)
         if self.present and world_size != self.world_size:
             raise ConfigError(
                 f"compute process {rank} says that the job has {world_size} processes, the others "
@@ -199,6 +201,16 @@ class JobBook:
             )
         self.world_size = world_size
         self.present[rank] = member
+
+    def _make_room(self, join: Join) -> None:
+        """Forget clients that are gone without a goodbye, in whose places others come.
+
+        Those of a job that is started again come before the killed ones are given up.
+        """
+        for rank, one in list(self.present.items()):
+            differs = one.join.world_size != join.world_size
+            if one.gone_at is not None and (differs or rank == join.rank):
+                del self.present[rank]
 
     def readmit(self, member: Member) -> None:
         """Take in a client of a job that runs: it has met the server that was here before."""
@@ -213,18 +225,34 @@ class JobBook:
 
     @property
     def complete(self) -> bool:
-        """Whether all clients of the job are here."""
-        return len(self.present) == self.world_size
+        """Whether all clients of the job are here, none of them gone without a goodbye."""
+        if len(self.present) != self.world_size:
+            return False
+        return all(one.gone_at is None for one in self.present.values())
 
     def leave(self, member: Member) -> bool:
         """Let a client go; return whether the job is over."""
         self.queued = [one for one in self.queued if one is not member]
         if self.present.get(member.join.rank) is member:
             del self.present[member.join.rank]
-        if not self.running or self.present or self.unseen:
+        return self.end_if_over()
+
+    def end_if_over(self) -> bool:
+        """End the job if all of it have left; return whether it ended by that.
+
+        Ranks that were not seen since this server was started are waited for, unless all of the
+        next job are here and nobody of this one: it was started again, and they are gone.
+        """
+        if not self.running or self.present or (self.unseen and not self._is_followed):
             return False
         self.job, self.running, self.world_size = self.job + 1, False, None
+        self.unseen = set()
         return True
+
+    @property
+    def _is_followed(self) -> bool:
+        here = [one.join for one in self.queued if one.gone_at is None]
+        return bool(here) and len({one.rank for one in here}) >= here[-1].world_size
 
     def take_queued(self) -> list[Member]:
         """Return the clients that came while the last job ran."""

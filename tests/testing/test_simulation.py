@@ -1,6 +1,8 @@
 """The coordination code at a small size, with a clock of its own: the same each time, and right."""
 
+import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +24,7 @@ from gigl_loader.testing.simulation import (
 from gigl_loader.workers.producer import epoch_order
 
 SMALL = Size(ranks=6, servers=4, batches=12, epochs=2, in_step=True, save_every=4, seed=5)
+TWINS = replace(SMALL, partitions=2)
 
 
 def test_batches_are_those_of_the_epochs_order() -> None:
@@ -58,13 +61,28 @@ def test_who_waits_for_ever_is_seen() -> None:
     job.world.close()
 
 
-@pytest.mark.parametrize("first", range(0, 24, 6))
-def test_drawn_faults_lose_no_batch(first: int) -> None:
-    undisturbed = run_job(SMALL, [])
+@pytest.mark.parametrize("size", [SMALL, TWINS])
+def test_drawn_faults_lose_no_batch(size: Size) -> None:
+    undisturbed = run_job(size, [])
     assert undisturbed.wrong == ""
-    for seed in range(first, first + 6):
-        found = run_job(SMALL, draw_faults(seed, SMALL))
+    for seed in range(12):
+        found = run_job(size, draw_faults(seed, size))
         assert (found.wrong, found.digest) == ("", undisturbed.digest), f"schedule {seed}"
+
+
+def test_a_rack_that_is_lost_for_good_is_served_by_its_twins() -> None:
+    for rack in ((0, 1), (2, 3)):
+        found = run_job(TWINS, [LostServers(3.7, rack, math.inf)])
+        assert (found.wrong, found.restarts) == ("", 0)
+        assert found.digest == run_job(TWINS, []).digest
+
+
+def test_another_number_of_ranks_goes_on_with_the_job() -> None:
+    job = SimulatedJob(SMALL).run([LostRank(3.9, 4, resumed_by=9)])
+    assert job.restarts == 1
+    assert len(job.ranks) == 6 + 9
+    places = sorted(place for rank in job.ranks for place in rank.places)
+    assert places == [(epoch, place) for epoch in range(2) for place in range(72)]
 
 
 def test_a_slow_rank_costs_time_alone() -> None:
@@ -75,14 +93,18 @@ def test_a_slow_rank_costs_time_alone() -> None:
 
 def test_start_up_does_not_grow_with_ranks_and_servers() -> None:
     """Four times the ranks and servers; the leader, which asks each server, apart."""
-    means = []
-    for ranks in (16, 64):
-        size = Size(ranks=ranks, servers=ranks // 16, batches=2, start_spread_s=0.5)
+    means, held = [], []
+    for ranks in (48, 192):
+        size = Size(ranks=ranks, servers=ranks // 16, batches=1, start_spread_s=0.5)
         job = SimulatedJob(size).run()
+        held.append(job.held)
         followers = job.ranks[1:]
         means.append(sum(rank.messages_at_start for rank in followers) / len(followers))
         assert max(rank.links for rank in followers) <= 2
     assert means[1] <= 1.5 * means[0]
+    # an address and a generation of each server take 25 bytes: see `remote.compact`
+    assert 0 < held[0].rank < held[1].rank < held[0].rank + 9 * 100
+    assert 0 < held[0].server < held[1].server < held[0].server + 9 * 200
 
 
 def test_batches_of_a_consumer_by_formula() -> None:

@@ -14,12 +14,22 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
-from gigl_loader.testing.simulation import SimulatedJob, Size, draw_faults, run_job
+from gigl_loader.testing.simulation import (
+    Deadlock,
+    Outcome,
+    SimulatedJob,
+    Size,
+    draw_faults,
+    run_job,
+)
 
 RANKS = (16, 64, 256, 1024, 4096)
 RANKS_PER_SERVER = 16
 FAULTY = Size(ranks=16, servers=8, batches=20, epochs=2, in_step=True, save_every=5)
+SIZES = {"each with its own part": FAULTY, "each with a twin": replace(FAULTY, partitions=4)}
+"""What schedules of faults are drawn for, in turn."""
 
 
 def measure(ranks: int, batches: int) -> dict[str, float]:
@@ -39,6 +49,10 @@ def measure(ranks: int, batches: int) -> dict[str, float]:
         "leader_messages": job.ranks[0].messages_at_start,
         "kb": sum(rank.bytes_at_start for rank in followers) / len(followers) / 1e3,
         "memory_kb": (job.memory_at_start - job.memory_before) / ranks / 1e3,
+        "rank_kb": job.held.rank / 1e3,
+        "server_kb": job.held.server / 1e3,
+        "first_rank_kb": job.held.first_rank / 1e3,
+        "first_server_kb": job.held.first_server / 1e3,
         "links": max(rank.links for rank in followers),
         "simulated_start_s": max(rank.started or 0.0 for rank in job.ranks),
         "simulated_s": job.world.clock.now,
@@ -50,7 +64,8 @@ def measure(ranks: int, batches: int) -> dict[str, float]:
 
 COLUMNS = {
     "ranks": "ranks", "servers": "servers", "messages": "messages per rank", "kb": "KB per rank",
-    "memory_kb": "memory per rank, KB", "links": "servers per rank",
+    "rank_kb": "held by a rank, KB", "server_kb": "by a server, KB",
+    "memory_kb": "simulation per rank, KB", "links": "servers per rank",
     "leader_messages": "messages of rank 0", "simulated_start_s": "loaders there after, s",
     "wall_s": "run, s", "cpu_s": "CPU, s", "peak_gb": "peak, GB",
 }  # fmt: skip
@@ -70,22 +85,35 @@ def table(rows: list[dict[str, float]]) -> str:
 
 def faults(count: int) -> int:
     """Run drawn schedules; return how many went wrong, naming their seeds."""
-    undisturbed, wrong, lost_s, restarts = run_job(FAULTY, []), 0, [], 0
-    for seed in range(count):
-        found = run_job(FAULTY, draw_faults(seed, FAULTY))
-        if found.wrong or found.digest != undisturbed.digest:
-            wrong += 1
-            print(f"schedule {seed}: {found.wrong or 'other batches'}", flush=True)
-        lost_s.append(found.seconds - undisturbed.seconds)
-        restarts += found.restarts
-    lost_s.sort()
-    print(
-        f"{count} schedules of faults, {FAULTY.ranks} ranks and {FAULTY.servers} servers: {wrong} "
-        f"wrong; time lost, of {undisturbed.seconds:.1f} s: median {lost_s[count // 2]:.1f} s, "
-        f"most {lost_s[-1]:.1f} s; ranks started again {restarts} times",
-        flush=True,
-    )
+    wrong = 0
+    for number, (words, size) in enumerate(SIZES.items()):
+        seeds = range(number, count, len(SIZES))
+        undisturbed, lost_s, restarts = run_job(size, []), [], 0
+        for seed in seeds:
+            text, found = _outcome(seed, size)
+            if found is None or text or found.digest != undisturbed.digest:
+                wrong += 1
+                print(f"schedule {seed}: {text or 'other batches'}", flush=True)
+            else:
+                lost_s.append(found.seconds - undisturbed.seconds)
+                restarts += found.restarts
+        lost_s = sorted(lost_s) or [0.0]
+        print(
+            f"{len(seeds)} schedules of faults, {size.ranks} ranks and {size.servers} servers, "
+            f"{words}: {wrong} wrong so far; time lost, of {undisturbed.seconds:.1f} s: median "
+            f"{lost_s[len(lost_s) // 2]:.1f} s, most {lost_s[-1]:.1f} s; ranks started again "
+            f"{restarts} times",
+            flush=True,
+        )
     return wrong
+
+
+def _outcome(seed: int, size: Size) -> tuple[str, Outcome | None]:
+    try:
+        found = run_job(size, draw_faults(seed, size))
+    except (Deadlock, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}", None
+    return found.wrong, found
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ See `gigl_loader.testing.simulation._cluster` for what is real and what is model
 ``pip install gigl_loader[simulation]``.
 """
 
-from gigl_loader.testing.simulation._cluster import Rank, SimulatedJob, Size, digest
+from gigl_loader.testing.simulation._cluster import Held, Rank, SimulatedJob, Size, digest
 from gigl_loader.testing.simulation._faults import (
     LostRank,
     LostServers,
@@ -24,6 +24,7 @@ from gigl_loader.testing.simulation._world import Deadlock
 
 __all__ = [
     "Deadlock",
+    "Held",
     "LostRank",
     "LostServers",
     "Outcome",

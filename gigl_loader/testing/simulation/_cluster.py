@@ -70,6 +70,9 @@ _MODULES = (
 _JOIN_S = 600.0
 _PORT = 5000
 _MOST_RESTARTS = 10
+_AGENT_S = 30.0
+"""How long the others of a job may go on after a rank has ended, before they are ended, too. Those
+that are told by a collective or a server end by themselves before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +184,8 @@ class Rank:
     state: dict[str, Any] = field(default_factory=dict)
     """The last that was saved."""
     error: BaseException | None = None
+    lost: bool = False
+    """Whether a fault killed it."""
     links: int = 0
     """Storage servers that it was connected with."""
 
@@ -233,8 +238,8 @@ class SimulatedJob:
     def run(self, faults: Sequence["Fault"] = (), limit_s: float = 36_000.0) -> "SimulatedJob":
         """Let all of it happen.
 
-        Where ranks are lost or raise, those that live are started again from the last state, as
-        torchrun does it.
+        Where ranks are lost or raise, the others are ended soon, and all are started again from the
+        last state, as torchrun does it.
 
         Args:
             faults: What goes wrong.
@@ -272,10 +277,22 @@ class SimulatedJob:
         """
         rank = self._of_attempt[number % len(self._of_attempt)]
         if rank.process.alive and rank.ended is None and len(self._of_attempt) > 1:
-            self._resumed_by = resumed_by
+            self._resumed_by, rank.lost = resumed_by, True
             self.world.kill(rank.process)
             self._num_running -= 1
-            self.group.lose(f"{rank.process.name} was killed")
+            self._ended_early(f"{rank.process.name} was killed")
+
+    def _ended_early(self, why: str) -> None:
+        self.group.lose(why)
+        attempt = self._of_attempt
+        self.world.clock.call_later(_AGENT_S, lambda: self._end(attempt))
+
+    def _end(self, attempt: list[Rank]) -> None:
+        """Kill the ranks of an attempt that are still there, as the agent of torchrun does."""
+        for rank in attempt:
+            if rank.process.alive and rank.ended is None:
+                self.world.kill(rank.process)
+                self._num_running -= 1
 
     def slow_rank(self, number: int, factor: float) -> None:
         """Let a rank take longer for its steps."""
@@ -293,7 +310,7 @@ class SimulatedJob:
     def _resume(self) -> None:
         """Go on without the ranks that are gone, from what the others saved last."""
         self.restarts += 1
-        left = [rank for rank in self._of_attempt if rank.process.alive]
+        left = [rank for rank in self._of_attempt if not rank.lost]
         states = [rank.state for rank in left if rank.state]
         # each rank saves after the same steps; one that was quicker may be a save ahead
         self._state = min(states, key=_progress_of, default=self._state)
@@ -385,7 +402,7 @@ class SimulatedJob:
             self._load(rank, world_size)
         except GiglLoaderError as error:
             rank.error = error
-            self.group.lose(f"{rank.process.name} ended: {error}")
+            self._ended_early(f"{rank.process.name} ended: {error}")
         finally:
             rank.ended = self.world.clock.now
             self._num_running -= 1

@@ -71,8 +71,8 @@ Faults = list[SlowServers | SlowRank | LostServers | LostRank]
 def draw_faults(seed: int, size: Size) -> Faults:
     """Return a schedule of one to four faults, within the time that an undisturbed job takes.
 
-    Where servers have twins, a rack is all first ones of the twins, or all second ones, and it may
-    be lost for good.
+    Where servers have twins, a rack is all first ones of the twins, or all second ones; one without
+    server 0 may be lost for good.
     """
     drawn = random.Random(seed)
     first = size.start_spread_s + size.costs.start_s  # loaders are there
@@ -105,7 +105,8 @@ def _lost_rack(
     first = server // size.partitions * size.partitions
     rack = tuple(range(first, min(first + size.partitions, size.servers)))
     down_s = drawn.uniform(0.5, 10.0)
-    return LostServers(at_s, rack, math.inf if may_stay and drawn.random() < 0.5 else down_s)
+    stays = may_stay and first > 0 and drawn.random() < 0.5  # at server 0 ranks meet again
+    return LostServers(at_s, rack, math.inf if stays else down_s)
 
 
 @dataclass(frozen=True)
