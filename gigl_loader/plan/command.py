@@ -114,7 +114,7 @@ def _fanouts(text: str) -> tuple[int, ...]:
 
 
 def _job(args: argparse.Namespace) -> tuple[Job, Degrees | None]:
-    known, degrees = _read_root(Path(args.root)) if args.root else ({}, None)
+    known, degrees = read_root(Path(args.root)) if args.root else ({}, None)
     given = {
         "nodes": args.nodes, "edges": args.edges, "dim": args.dim, "dtype": args.dtype,
         "remote": args.remote,
@@ -133,12 +133,14 @@ def _job(args: argparse.Namespace) -> tuple[Job, Degrees | None]:
     return job, degrees
 
 
-def _read_root(root: Path) -> tuple[dict[str, Any], Degrees]:
+def read_root(root: Path) -> tuple[dict[str, Any], Degrees]:
     """Return the figures of a directory, and the degrees of its nodes."""
     from gigl_loader.dataset._disk import count_partitions
     from gigl_loader.dataset.local import DistDataset
 
-    degrees, nodes, edges = [], 0, 0
+    nodes, edges = 0, 0
+    degrees = pulls = np.empty(0, np.int64)
+    seeds: list[Any] = []
     info: Any = None
     for k in range(count_partitions(root)):
         dataset = DistDataset.load(root, k, memory="mapped")
@@ -149,17 +151,28 @@ def _read_root(root: Path) -> tuple[dict[str, Any], Degrees]:
             )
         (nodes,) = view.num_nodes.values()
         (adjacency,) = view.adjacency.values()
-        found = adjacency.indptr.diff().numpy()
-        if k == 0 or len(found) != nodes:  # rows of all nodes are those of this partition, or none
-            degrees.append(found)
-        else:
-            degrees[0] = degrees[0] + found
+        if k == 0:
+            degrees, pulls = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+        found = adjacency.indptr.diff().numpy()  # of all nodes, of those here, or up to the last
+        degrees[adjacency.first_row : adjacency.first_row + len(found)] += found
+        pulls += np.bincount(adjacency.indices.numpy(), minlength=nodes)
         edges += int(adjacency.indices.numel())
+        seeds.append(dataset.train_node_ids)
         info = dataset.node_feature_info
     known: dict[str, Any] = {"nodes": float(nodes), "edges": float(edges), "dim": 0}
     if info is not None:
         known |= {"dim": info.dim, "dtype": str(info.dtype).removeprefix("torch.")}
-    return known, Degrees.measured(np.concatenate(degrees))
+    return known, Degrees.measured(degrees, pulls, _is_seed(nodes, seeds))
+
+
+def _is_seed(nodes: int, of_parts: Sequence[Any]) -> Any:
+    """Return ``[nodes]`` bool, the nodes that training starts from; None: all, or not known."""
+    if any(ids is None or isinstance(ids, dict) or len(ids) == 0 for ids in of_parts):
+        return None
+    found = np.zeros(nodes, bool)
+    for ids in of_parts:
+        found[ids.numpy()] = True
+    return found
 
 
 def _calibrate(args: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ from gigl_loader.memory.segments import Array
 
 _CLASSES = 256
 """Of degrees, by which a graph is described."""
+_SUBCLASSES = 8
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Degrees:
     """``[classes]`` float64, neighbours of a node of the class, which it draws from."""
     pull: Array
     """``[classes]`` float64, how often it is drawn by others, relative to the mean of 1."""
+    seed_pull: Array | float = 1.0
+    """``[classes]`` float64, how often it is a seed, relative to the mean of 1."""
 
     @classmethod
     def uniform(cls, nodes: float, edges: float) -> "Degrees":
@@ -67,21 +70,50 @@ class Degrees:
         return cls(nodes, share, degree, degree / mean)
 
     @classmethod
-    def measured(cls, degrees: Array, pulls: Array | None = None) -> "Degrees":
+    def measured(
+        cls, degrees: Array, pulls: Array | None = None, is_seed: Array | None = None
+    ) -> "Degrees":
         """Return a graph by the degrees of all nodes or of a sample of them.
 
         Args:
             degrees: ``[n]``, neighbours of each node.
             pulls: ``[n]``, how often each of them is a neighbour. None: as ``degrees``.
+            is_seed: ``[n]`` bool, the nodes that seeds are drawn from. None: all.
         """
-        order = np.argsort(degrees, kind="stable")
         own = np.asarray(degrees, np.float64)
         others = own if pulls is None else np.asarray(pulls, np.float64)
-        classes = np.array_split(order, min(_CLASSES * 4, own.size))
-        share = np.array([part.size for part in classes]) / own.size
-        degree = np.array([own[part].mean() for part in classes])
-        pull = np.array([others[part].mean() for part in classes])
-        return cls(float(own.size), share, degree, pull / max(others.mean(), 1e-12))
+        seeds = np.ones(own.size) if is_seed is None else np.asarray(is_seed, np.float64)
+        order, starts = _classes_of(own, others)
+        sizes = np.diff(starts, append=own.size)
+
+        def mean(values: Array) -> Array:
+            found: Array = np.add.reduceat(values[order], starts) / sizes
+            return found
+
+        pull = mean(others) / max(others.mean(), 1e-12)
+        seed_pull = mean(seeds) / max(seeds.mean(), 1e-12)
+        return cls(float(own.size), sizes / own.size, mean(own), pull, seed_pull)
+
+
+def _classes_of(degrees: Array, pulls: Array) -> tuple[Array, Array]:
+    """Return an order of nodes in which those of a class are neighbours, and where classes begin.
+
+    Classes are of like pulls, the finer the higher they are, since few nodes are in most batches;
+    within them, of like degrees.
+    """
+    num = degrees.size
+    by_pull = np.argsort(pulls, kind="stable")
+    top = num - np.geomspace(1, num, _CLASSES)
+    cuts = np.unique(
+        np.concatenate([np.linspace(0, num, _CLASSES, endpoint=False), top]).astype(int)
+    )
+    group = np.empty(num, np.int32)
+    group[by_pull] = np.repeat(np.arange(cuts.size), np.diff(cuts, append=num))
+    order = np.lexsort((degrees, group))
+    within = np.linspace(0, 1, _SUBCLASSES, endpoint=False)
+    ends = np.append(cuts[1:], num)
+    starts = cuts[:, None] + ((ends - cuts)[:, None] * within).astype(int)
+    return order, np.unique(starts)
 
 
 @dataclass(frozen=True)
@@ -94,15 +126,20 @@ class BatchSize:
     edges: float
     asked: float
     """Nodes that neighbours were drawn for: what is asked of partitions."""
+    hit_rate: float
+    """Share of the rows of other machines that a cache has."""
 
 
-def expect(degrees: Degrees, fanouts: Sequence[int], batch_size: int) -> BatchSize:
+def expect(
+    degrees: Degrees, fanouts: Sequence[int], batch_size: int, cache: float = 0.0
+) -> BatchSize:
     """Return what a batch of k-hop neighbourhoods is expected to have.
 
     Args:
         degrees: The graph.
         fanouts: Neighbours per hop; -1: all.
-        batch_size: Seeds, drawn from all nodes alike.
+        batch_size: Seeds.
+        cache: Share of the rows of other machines that is kept.
 
     Raises:
         ConfigError: A fanout is below -1, or there are more seeds than nodes.
@@ -113,7 +150,8 @@ def expect(degrees: Degrees, fanouts: Sequence[int], batch_size: int) -> BatchSi
         raise ConfigError(
             f"batch_size must be 1 to the number of nodes ({degrees.nodes:,.0f}), got {batch_size}"
         )
-    log_missed = np.full(degrees.share.size, np.log1p(-min(batch_size / degrees.nodes, 1 - 1e-12)))
+    chosen = batch_size / degrees.nodes * degrees.seed_pull
+    log_missed = np.log1p(-np.minimum(chosen, 1 - 1e-12))
     expanded = -np.expm1(log_missed)  # share of each class that is in the batch and new
     edges = asked = 0.0
     for fanout in fanouts:
@@ -126,4 +164,39 @@ def expect(degrees: Degrees, fanouts: Sequence[int], batch_size: int) -> BatchSi
         log_missed = log_missed - draws / degrees.nodes * degrees.pull
         expanded = -np.expm1(log_missed) - before
     nodes = float(degrees.nodes * (degrees.share @ -np.expm1(log_missed)))
-    return BatchSize(float(batch_size), nodes, edges, asked)
+    hits = kept_share(degrees.share, log_missed, cache)
+    return BatchSize(float(batch_size), nodes, edges, asked, hits)
+
+
+def kept_share(share: Array, log_missed: Array, cache: float) -> float:
+    """Return the share of the rows of batches that a cache has which knows when they are used next.
+
+    Args:
+        share: ``[classes]`` float64, of the rows; sums to 1.
+        log_missed: ``[classes]`` float64, logarithm of the chance that a row is not in a batch.
+        cache: Share of the rows that fit.
+
+    Source:
+        Belady (1966) keeps the rows that are used again soonest. Where batches do not depend on
+        each other, and rows are many, these are the ones used again within some number of batches
+        ``T``, the same at all times. A row that is in a batch with chance ``q`` is used again
+        within ``T`` with ``1 - (1 - q)**T``, and takes its place until then: of all times, the
+        share ``1 - (1 - q)**T * (1 + T * q)``. ``T`` is that for which the places are as many as
+        there are. Che, Tung and Wang, "Hierarchical Web Caching Systems" (2002) find the ``T`` of
+        an LRU cache in the same way.
+    """
+    chance = -np.expm1(log_missed)
+    if cache <= 0 or not share @ chance > 0:
+        return 0.0
+
+    def missed(batches: float) -> Array:
+        found: Array = np.exp(batches * log_missed)
+        return found
+
+    low, high = -60.0, 60.0  # of the logarithm of T
+    for _ in range(100):
+        middle = (low + high) / 2
+        taken = 1 - share @ (missed(2.0**middle) * (1 + 2.0**middle * chance))
+        low, high = (middle, high) if taken <= cache else (low, middle)
+    used = share * chance
+    return float(1 - used @ missed(2.0**low) / used.sum())

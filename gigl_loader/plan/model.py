@@ -168,7 +168,7 @@ def estimate(job: Job, costs: Costs, degrees: Degrees | None = None) -> Plan:
 
 
 def _estimate(job: Job, costs: Costs, degrees: Degrees | None) -> Plan:
-    batch = expect(degrees or job.degrees(), job.fanouts, job.batch_size)
+    batch = expect(degrees or job.degrees(), job.fanouts, job.batch_size, job.cache)
     wire = _bytes_per_seed(job, batch)
     cpu = _cpu_per_seed(job, batch, wire, costs)
     memory, machine = _memory(job, batch, costs)
@@ -185,12 +185,12 @@ def _bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
         "questions": batch.asked * remote * _ID_BYTES,
         "neighbours": batch.edges * remote * _ID_BYTES,
         "rows between partitions": 0.0 if store and job.cache else batch.nodes * remote * (
-            job.row_bytes * (1 - job.cache) + _ID_BYTES
-        ),
+            job.row_bytes + _ID_BYTES
+        ) * (1 - batch.hit_rate),
     }  # fmt: skip
     if store:
         found["ids and edges of batches"] = batch.nodes * _ID_BYTES + batch.edges * _EDGE_BYTES
-        found["rows of batches"] = rows * (1 - job.cache)
+        found["rows of batches"] = rows * (1 - batch.hit_rate)
     return {name: nbytes / batch.seeds for name, nbytes in found.items()}
 
 

@@ -135,8 +135,13 @@ class Filler:
         self._here = {view.partition_idx: view, **view.nearby}
         self._view, self._peers, self._cache, self._ready_s = view, peers, cache, ready_s
         self._scratch = Scratch()
-        self.num_cached = 0
-        """Rows of the batch filled last that the cache had, of each matrix."""
+        self._rows: list[_RemoteRows] = []
+        """Of the batch filled last."""
+
+    @property
+    def num_cached(self) -> int:
+        """Rows of the batch filled last that the cache had, of each matrix, once it is written."""
+        return sum(one.num_cached for one in self._rows)
 
     def fill(self, batch: DrawnBatch, plans: Mapping[Owner, Array]) -> list[Field]:
         """Return the fields of a batch, once the rows of other machines are here.
@@ -154,12 +159,12 @@ class Filler:
             wide = {one for one in remote.matrices if 0 not in self._matrix(*one).values.shape[1:]}
             if plan is None or wide != set(self._cache.matrices(owner)):
                 plan = np.full(remote.ids.size, MISSING, np.int32)
-            rows[source] = _RemoteRows(owner, remote, plan, self._cache, self._ask)
+            rows[source] = _RemoteRows(owner, remote, plan, self._cache, self._ask, self._scratch)
         for one in rows.values():
             one.store()  # before anything of other batches is waited for, so that none goes around
         for one in rows.values():
             one.await_others(self._ready_s)
-        self.num_cached = sum(one.num_cached for one in rows.values())
+        self._rows = list(rows.values())
         return [
             self._field(field, None if source is None else rows[source])
             for field, source in zip(batch.fields, batch.sources, strict=True)
@@ -229,17 +234,45 @@ class _RemoteRows:
     """The rows of other machines of one owner and batch: of the cache, or fetched."""
 
     def __init__(
-        self, owner: Owner, remote: Remote, plan: Array, cache: RowCache, ask: Callable[..., _Asked]
-    ) -> None:
+        self, owner: Owner, remote: Remote, plan: Array, cache: RowCache,
+        ask: Callable[..., _Asked], scratch: Scratch,
+    ) -> None:  # fmt: skip
         self._owner, self._remote, self._cache, self._ask = owner, remote, cache, ask
         self._plan = plan
         self._places = remote.places
         self._fetched = np.flatnonzero(plan < 0)
         self._cached = np.flatnonzero(plan >= 0)
-        self._copied = self._late = self._fetched[:0]
+        self._held = self._copied = self._late = self._fetched[:0]
         self._asked = {matrix: ask(matrix, remote, self._fetched) for matrix in remote.matrices}
         self._copied_rows: dict[Matrix, Array] = {}
         self._late_rows: dict[Matrix, Array] = {}
+        self._held_rows: dict[Matrix, tuple[Array, Array]] = {}
+        self._num_again = 0
+        if self._fetched.size:
+            self._take_held(scratch)
+
+    def _take_held(self, scratch: Scratch) -> None:
+        """Copy the rows that are here while others come.
+
+        A later batch, whose rows may come sooner, stores them in the slots of rows that are used in
+        this one for the last time: without the copy nearly half of the hits were fetched again over
+        a slow link.
+        """
+        here = np.delete(self._cached, self._absent())
+        if here.size == 0:
+            return
+        slots = self._plan[here].astype(np.int64)
+        rows = {}
+        for matrix in self._asked:
+            values = self._cache.rows(self._owner, matrix)
+            shape = (here.size, *values.shape[1:])
+            rows[matrix] = scratch.matrix(f"held {matrix}", values.dtype.name, shape)
+            gather_rows([(values, slots, None)], rows[matrix])
+        gone = self._cache.absent(self._owner, self._plan[here], self._remote.ids[here])
+        taken = np.delete(np.arange(here.size), gone)
+        self._held = here[taken]
+        self._held_rows = {matrix: (values, taken) for matrix, values in rows.items()}
+        self._cached = np.setdiff1d(self._cached, self._held, assume_unique=True)
 
     def store(self) -> None:
         """Wait for the answers, and let the cache have what it is to keep."""
@@ -284,7 +317,8 @@ class _RemoteRows:
     @property
     def num_cached(self) -> int:
         """How many rows need not be fetched."""
-        return int(self._cached.size + self._copied.size) * len(self._remote.matrices)
+        num = self._held.size + self._copied.size + self._cached.size
+        return int(num) * len(self._remote.matrices) - self._num_again
 
     def _absent(self) -> Array:
         """Return the places in ``_cached`` whose rows are not in their slots."""
@@ -305,6 +339,8 @@ class _RemoteRows:
             rows = self._cache.rows(self._owner, matrix)
             slots = self._plan[self._cached].astype(np.int64)
             found.append((rows, slots, self._places[self._cached]))
+        if self._held.size:
+            found.append((*self._held_rows[matrix], self._places[self._held]))
         if self._fetched.size:
             rows, at = self._asked[matrix].rows, self._fetched
             found.append((rows, np.arange(at.size), self._places[at]))
@@ -318,4 +354,5 @@ class _RemoteRows:
         absent = self._absent()
         if absent.size:
             at = self._cached[absent]
+            self._num_again += absent.size
             out[self._places[at]] = self._ask(matrix, self._remote, at, again=True).wait()

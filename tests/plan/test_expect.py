@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.plan.expect import Degrees, expect
+from gigl_loader.plan.expect import Degrees, expect, kept_share
 
 
 def _draw(neighbors: list[list[int]], fanouts, batch_size: int, rng) -> tuple[int, int]:
@@ -70,3 +70,45 @@ def test_what_cannot_be() -> None:
         expect(Degrees.uniform(10, 20), (2,), 11)
     with pytest.raises(ConfigError, match="fanouts must be -1"):
         expect(Degrees.uniform(10, 20), (2, -2), 1)
+
+
+def _hits_of_the_best(batches: list[np.ndarray], capacity: int) -> float:
+    """Return the share of hits where those rows are kept that are used again soonest."""
+    never = len(batches)
+    next_use = {}
+    uses = []
+    for number in range(never - 1, -1, -1):
+        uses.append({row: next_use.get(row, never) for row in batches[number].tolist()})
+        next_use |= dict.fromkeys(batches[number].tolist(), number)
+    kept: dict[int, int] = {}
+    hits = asked = 0
+    for number, after in enumerate(reversed(uses)):
+        if number > never // 3:  # the cache is full by then
+            hits, asked = hits + len(after.keys() & kept.keys()), asked + len(after)
+        kept |= after
+        kept = dict(sorted(kept.items(), key=lambda item: item[1])[:capacity])
+    return hits / asked
+
+
+@pytest.mark.parametrize("cache", [0.05, 0.2, 0.6])
+@pytest.mark.parametrize("skewed", [False, True])
+def test_a_cache_that_knows_the_future_has_the_expected_share(skewed: bool, cache: float) -> None:
+    rng = np.random.default_rng(3)
+    chance = 0.3 * (1 + np.arange(800)) ** -0.4 if skewed else np.full(800, 0.08)
+    batches = [np.flatnonzero(rng.random(800) < chance) for _ in range(240)]
+    found = kept_share(np.full(800, 1 / 800), np.log1p(-chance), cache)
+    assert found == pytest.approx(_hits_of_the_best(batches, round(cache * 800)), abs=0.03)
+
+
+def test_a_cache_of_everything_has_everything_and_none_has_nothing() -> None:
+    share, missed = np.array([0.5, 0.3, 0.2]), np.log1p(-np.array([0.9, 0.01, 0.0]))
+    assert kept_share(share, missed, 1.0) == pytest.approx(1.0)
+    assert kept_share(share, missed, 0.0) == 0.0
+    assert kept_share(share, np.zeros(3), 0.5) == 0.0
+
+
+def test_batches_of_seeds_that_have_neighbours_are_larger() -> None:
+    degrees = np.repeat([0, 40], 2000)
+    graph = Degrees.measured(degrees, np.ones(4000), degrees > 0)
+    assert expect(graph, (5,), 100).edges == pytest.approx(500)
+    assert expect(Degrees.measured(degrees, np.ones(4000)), (5,), 100).edges == pytest.approx(250)

@@ -39,18 +39,18 @@ Trace = list[np.ndarray]
 """By batch, the distinct ids of other parts' rows."""
 
 
-def power_law(scale: int, random: np.random.Generator) -> np.ndarray:
+def power_law(scale: int, random: np.random.Generator, factor: int = EDGE_FACTOR) -> np.ndarray:
     """Return ``[2, edges]`` of R-MAT with the parameters of Graph500: 0.57, 0.19, 0.19, 0.05."""
-    edges = np.zeros((2, EDGE_FACTOR << scale), np.int64)
+    edges = np.zeros((2, factor << scale), np.int64)
     for _ in range(scale):
         draw = random.random(edges.shape[1], np.float32)
         edges = 2 * edges + np.stack([draw > 0.76, (draw > 0.57) & (draw < 0.76) | (draw > 0.95)])
     return random.permutation(1 << scale)[edges]
 
 
-def uniform(scale: int, random: np.random.Generator) -> np.ndarray:
+def uniform(scale: int, random: np.random.Generator, factor: int = EDGE_FACTOR) -> np.ndarray:
     """Return ``[2, edges]`` between nodes drawn uniformly."""
-    return random.integers(0, 1 << scale, (2, EDGE_FACTOR << scale))
+    return random.integers(0, 1 << scale, (2, factor << scale))
 
 
 def batches_of(edges: np.ndarray, scale: int, batch_size: int, parts: np.ndarray) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 Each machine is a network namespace whose link `tc tbf` limits; a storage server is a machine, and
 so is a rank. One row per case: seeds/s of a rank, bytes per seed by kind, share of rows that the
-cache had, CPU seconds per gigabyte received, share of the link used. Needs root, `ip` and `tc`::
+cache had, CPU seconds per gigabyte received, share of its link that the busiest machine used.
+Needs root, `ip` and `tc`::
 
-    python examples/benchmarks/network/bench_machines.py --out results.md
+    python examples/benchmarks/network/bench_machines.py --keep FOLDER --out results.md
     python examples/benchmarks/network/bench_machines.py --tiny
 """
 
@@ -23,15 +24,17 @@ from typing import Any
 
 import numpy as np
 from _machines import LINK, Machine, machines, received_bytes
+from _watch import Watch, all_cpu_s
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cache"))
 
-FANOUTS = [15, 10]
+FANOUTS, WIDTH, DEGREE = [15, 10], 100, 20
 PORT = 29_411
 LIMIT_S = 1800.0
-COLUMNS = (
+HEADINGS = (
     "graph", "rows as", "machines", "deployment", "link", "cache", "seeds/s per rank",
-    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "link used",
+    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "busiest link", "GB of memory",
+    "cores for other work",
 )  # fmt: skip
 
 
@@ -49,40 +52,65 @@ class Case:
     batch_size: int
     warmup: int
     batches: int
+    tail: int
+    """Batches after those that count, so that what is ahead of the trainer stays the same."""
+
+    @property
+    def is_store(self) -> bool:
+        """Whether storage servers are machines of their own."""
+        return self.deployment == "graph store"
+
+    @property
+    def taken(self) -> int:
+        """Batches of a rank's epoch."""
+        return self.warmup + self.batches + self.tail
+
+    @property
+    def gbit(self) -> float:
+        """10**9 bits per second of a link."""
+        number, unit = self.rate[:-4], self.rate[-4:]
+        return float(number) / {"gbit": 1, "mbit": 1000}[unit]
 
 
 # --- the graphs -----------------------------------------------------------------------------------
 
 
 def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path) -> None:
-    """Partition a graph: uniform and R-MAT at random, communities by METIS."""
+    """Partition a graph, unless it is there: uniform and R-MAT at random, communities by METIS.
+
+    Seeds, its training nodes, are those that have neighbours: half of the nodes of R-MAT have none,
+    and cost nothing.
+    """
     import torch
     from bench_cache import power_law, uniform
     from torch_geometric.data import Data
 
     from gigl_loader import partition_graph
 
+    if (folder / "complete").exists():
+        return
     random, scale = np.random.default_rng(0), max(1, (nodes - 1).bit_length())
     if kind == "communities":
         edges = communities(1 << scale, random)
     else:
-        edges = (power_law if kind == "power law" else uniform)(scale, random)
+        edges = (power_law if kind == "power law" else uniform)(scale, random, DEGREE)
     count = 1 << scale
     generator = torch.Generator().manual_seed(0)
     data = Data(
-        x=torch.randn((count, 100), generator=generator), edge_index=torch.from_numpy(edges),
-        num_nodes=count,
+        x=torch.randn((count, WIDTH), generator=generator), edge_index=torch.from_numpy(edges),
+        num_nodes=count, train_mask=torch.from_numpy(np.bincount(edges[1], minlength=count) > 0),
     )  # fmt: skip
     method = "metis" if kind == "communities" else "random"
     feature_dtype = None if dtype == "float32" else dtype
     partition_graph(
         data, parts, folder, method=method, feature_dtype=feature_dtype, progress=False
     )  # fmt: skip
+    (folder / "complete").touch()
 
 
 def communities(nodes: int, random: np.random.Generator) -> np.ndarray:
-    """Return ``[2, 16 * nodes]``: nine of ten edges stay within a thousand nodes."""
-    source = random.integers(0, nodes, 16 * nodes)
+    """Return ``[2, edges]``: nine of ten edges stay within a thousand nodes."""
+    source = random.integers(0, nodes, DEGREE * nodes)
     size = min(1000, nodes)
     within = np.minimum(source // size * size + random.integers(0, size, source.size), nodes - 1)
     anywhere = random.integers(0, nodes, source.size)
@@ -97,7 +125,7 @@ def be_machine(role: str, number: int, case: Case, addresses: list[str], out: st
     os.environ.update(
         GIGL_LOADER_INSECURE="1", GIGL_LOADER_SAME_MEMORY="0", GLOO_SOCKET_IFNAME=LINK,
     )  # fmt: skip
-    if case.deployment == "colocated":
+    if not case.is_store:
         result = _colocated(number, case, addresses)
     else:
         result = _store(role, number, case, addresses)
@@ -114,9 +142,11 @@ def _some(ids: Any, case: Case, share: int) -> Any:
     """Return as many of the ids as are needed, drawn from all over."""
     import torch
 
-    wanted = (case.warmup + case.batches) * case.batch_size // share
+    wanted = case.taken * case.batch_size // share
     if wanted > len(ids):
-        raise SystemExit(f"{wanted} seeds are needed, there are {len(ids)}: lower --batches")
+        raise SystemExit(
+            f"{wanted} seeds are needed, there are {len(ids)}: lower --batches or --tail"
+        )
     return ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(2))[:wanted]]
 
 
@@ -131,7 +161,7 @@ def _colocated(rank: int, case: Case, addresses: list[str]) -> dict[str, Any]:
     )  # fmt: skip
     dist.init_process_group("gloo")
     dataset = DistDataset.load(case.folder, rank)
-    seeds = _some(dataset.node_ids, case, 1)
+    seeds = _some(dataset.train_node_ids, case, 1)
     with DistNeighborLoader(dataset, FANOUTS, seeds, **_keywords(case)) as loader:
         result = _measure(loader, case, dist.barrier)
         dist.barrier()
@@ -161,7 +191,7 @@ def _store(role: str, number: int, case: Case, addresses: list[str]) -> dict[str
     os.environ["RANK"] = str(number)
     init_compute_process(0, info, "gloo")
     remote = RemoteDistDataset(info, 0)
-    nodes = remote.fetch_node_ids(number, case.parts)
+    nodes = remote.fetch_node_ids(number, case.parts, split="train")
     share = sum(len(ids) > 0 for ids in nodes.values())  # a rank may be given one server's alone
     seeds = {one: _some(ids, case, share) if len(ids) else ids for one, ids in nodes.items()}
     with DistNeighborLoader(remote, FANOUTS, seeds, **_keywords(case)) as loader:
@@ -172,13 +202,13 @@ def _store(role: str, number: int, case: Case, addresses: list[str]) -> dict[str
 
 
 def _measure(loader: Any, case: Case, meet: Any) -> dict[str, Any]:
-    """Take one epoch; what follows the warm-up counts."""
+    """Take batches of one epoch; what follows the warm-up counts."""
     batches = iter(loader)
     for _ in range(case.warmup):
         next(batches)
     meet()
     loader.stats(reset=True)
-    came, cpu, begun = received_bytes(), _cpu_seconds(), time.perf_counter()
+    came, cpu, at, begun = received_bytes(), all_cpu_s(), time.time(), time.perf_counter()
     rows = 0
     for _ in range(case.batches):
         rows += next(batches).x.shape[0]
@@ -186,44 +216,40 @@ def _measure(loader: Any, case: Case, meet: Any) -> dict[str, Any]:
     stats = loader.stats()
     return {
         "seeds": case.batches * case.batch_size, "seconds": seconds, "rows": rows,
-        "received": received_bytes() - came, "cpu": _cpu_seconds() - cpu,
+        "received": received_bytes() - came, "cpu": all_cpu_s() - cpu, "began": at,
+        "ended": time.time(),
         "network": stats["network_bytes"], "hit_rate": stats["hit_rate"],
     }  # fmt: skip
-
-
-def _cpu_seconds() -> float:
-    """Return the seconds for which a CPU was at work, of the whole machine: it runs all of them."""
-    user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 # --- the table ------------------------------------------------------------------------------------
 
 
-def measure(case: Case) -> list[dict[str, Any]]:
-    """Run one case on machines of its own; return what the ranks measured.
+def measure(case: Case) -> dict[str, Any]:
+    """Run one case on machines of its own; return what was measured.
 
     Raises:
         RuntimeError: One of them failed.
     """
-    num = case.parts if case.deployment == "colocated" else 2 * case.parts
+    num = 2 * case.parts if case.is_store else case.parts
     with machines(num, case.rate) as there, tempfile.TemporaryDirectory() as folder:
         addresses = [machine.address for machine in there]
         started, outs = [], []
         try:
             for place, machine in enumerate(there):
-                is_server = case.deployment != "colocated" and place < case.parts
+                is_server = case.is_store and place < case.parts
                 number = place % case.parts
                 out = Path(folder, f"{place}.json")
                 started.append(_start(machine, is_server, number, case, addresses, out))
                 if not is_server:
                     outs.append(out)
-            _await(started)
+            with Watch(there) as watch:
+                _await(started)
         finally:
             for process in started:
                 process.kill()
                 process.wait()
-        return [json.loads(out.read_text()) for out in outs]
+        return _summary(case, [json.loads(out.read_text()) for out in outs], watch)
 
 
 def _start(
@@ -243,26 +269,67 @@ def _await(started: "list[subprocess.Popen[bytes]]") -> None:
         time.sleep(0.2)
 
 
-def line_of(case: Case, found: list[dict[str, Any]]) -> str:
-    """Return the row of the table."""
-    seconds = max(one["seconds"] for one in found)
-    seeds = sum(one["seeds"] for one in found)
-    received = sum(one["received"] for one in found)
-    by_kind = {kind: sum(one["network"][kind] for one in found) for kind in ("rows", "structure")}
+def _summary(case: Case, found: list[dict[str, Any]], watch: Watch) -> dict[str, Any]:
+    """Return a case's figures by name; lists are by machine, servers first."""
+    seconds, seeds = max(one["seconds"] for one in found), sum(one["seeds"] for one in found)
     rates = [one["hit_rate"] for one in found if one["hit_rate"] is not None]
-    cpu = sum(one["cpu"] for one in found) / len(found)
-    link = float(case.rate.removesuffix("gbit")) * 1e9 / 8 * seconds * len(found)
+    received = sum(one["received"] for one in found)
+    seen = watch.between(max(one["began"] for one in found), min(one["ended"] for one in found))
+    return {
+        **asdict(case), "seeds_per_s": seeds / len(found) / seconds,
+        "nodes_per_batch": sum(one["rows"] for one in found) / len(found) / case.batches,
+        **{f"{kind}_per_seed": sum(one["network"][kind] for one in found) / seeds
+           for kind in ("rows", "structure")},
+        "hit_rate": float(np.mean(rates)) if rates else None,
+        "cpu_s_per_gb": sum(one["cpu"] for one in found) / len(found) / received * 1e9,
+        "busiest_link": seen.busiest(case.gbit), **asdict(seen),
+    }  # fmt: skip
+
+
+def line_of(found: dict[str, Any]) -> str:
+    """Return the row of the table."""
     cells = (
-        case.graph, case.dtype, case.parts, case.deployment, case.rate, case.cache,
-        f"{seeds / len(found) / seconds:,.0f}", f"{by_kind['rows'] / seeds:,.0f}",
-        f"{by_kind['structure'] / seeds:,.0f}", f"{np.mean(rates):.0%}" if rates else "-",
-        f"{cpu / received * 1e9:.2f}", f"{received / link:.0%}",
+        found["graph"], found["dtype"], found["parts"], found["deployment"], found["rate"],
+        found["cache"], f"{found['seeds_per_s']:,.0f}", f"{found['rows_per_seed']:,.0f}",
+        f"{found['structure_per_seed']:,.0f}",
+        "-" if found["hit_rate"] is None else f"{found['hit_rate']:.0%}",
+        f"{found['cpu_s_per_gb']:.2f}", f"{found['busiest_link']:.0%}",
+        f"{max(found['memory']) / 1e9:.2f}", f"{found['others']:.1f}",
     )  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> None:
     """Print the table, and write it where ``--out`` says."""
+    args = _arguments()
+    if args.be:
+        role, number, case, addresses, out = json.loads(args.be)
+        be_machine(role, number, Case(**case), addresses, out)
+        return
+    if args.tiny:
+        args.graphs, args.dtypes, args.parts = ["power law"], ["float32"], [2]
+        args.rates, args.caches, args.nodes = ["20mbit"], ["none", "40%"], 1 << 13
+        args.batch_size, args.warmup, args.batches, args.tail = 64, 4, 30, 4
+    lines = [
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs for all machines, "
+        f"2 ** {(args.nodes - 1).bit_length()} nodes, {DEGREE} edges each, {WIDTH} features, "
+        f"fan-outs {FANOUTS}, batches of {args.batch_size}.",
+        "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|",
+    ]  # fmt: skip
+    print("\n".join(lines), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for case in _cases(args, args.keep or Path(folder)):
+            found = measure(case)
+            lines.append(line_of(found))
+            print(lines[-1], flush=True)
+            if args.out is not None:
+                args.out.write_text("\n".join(lines) + "\n")
+            if args.records is not None:
+                with args.records.open("a") as records:
+                    records.write(json.dumps(found) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--graphs", nargs="+", default=["uniform", "power law", "communities"])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
@@ -274,32 +341,14 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--warmup", type=int, default=40, help="batches; the cache fills meanwhile")
     parser.add_argument("--batches", type=int, default=60)
+    parser.add_argument("--tail", type=int, default=20, help="batches of the epoch afterwards")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--tiny", action="store_true", help="a graph and a case that take a minute")
+    parser.add_argument("--keep", type=Path, help="a folder for the graphs, which are made once")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--records", type=Path, help="add a line of JSON for each case")
     parser.add_argument("--be", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.be:
-        role, number, case, addresses, out = json.loads(args.be)
-        be_machine(role, number, Case(**case), addresses, out)
-        return
-    if args.tiny:
-        args.graphs, args.dtypes, args.parts = ["power law"], ["float32"], [2]
-        args.rates, args.caches, args.nodes = ["1gbit"], ["none", "40%"], 1 << 13
-        args.batch_size, args.warmup, args.batches = 128, 4, 12  # deployments as given
-    lines = [
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs for all machines, "
-        f"2 ** {(args.nodes - 1).bit_length()} nodes, 16 edges each, 100 features, fan-outs "
-        f"{FANOUTS}, batches of {args.batch_size}.",
-        "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|",
-    ]  # fmt: skip
-    print("\n".join(lines), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for case in _cases(args, Path(folder)):
-            lines.append(line_of(case, measure(case)))
-            print(lines[-1], flush=True)
-            if args.out is not None:
-                args.out.write_text("\n".join(lines) + "\n")
+    return parser.parse_args()
 
 
 def _cases(args: argparse.Namespace, folder: Path) -> Any:
@@ -315,7 +364,7 @@ def _cases(args: argparse.Namespace, folder: Path) -> Any:
                             for cache in args.caches:
                                 yield Case(
                                     graph, dtype, parts, deployment, rate, cache, str(root),
-                                    args.batch_size, args.warmup, args.batches,
+                                    args.batch_size, args.warmup, args.batches, args.tail,
                                 )  # fmt: skip
 
 

@@ -1,0 +1,100 @@
+"""What ``gigl-loader plan`` predicts beside what `bench_machines.py` measured, case by case.
+
+The plan gets the partition directories and the costs that were calibrated on the same machine, and
+of each case what a user would give: deployment, machines, link, cache. All machines of the
+benchmark share the cores of one, so their limit is what the work of all of them costs together::
+
+    gigl-loader plan --calibrate costs.json
+    python examples/benchmarks/network/bench_machines.py --keep GRAPHS --records records.jsonl
+    python examples/benchmarks/network/predicted.py records.jsonl --costs costs.json --out FILE
+"""
+
+import argparse
+import datetime
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.plan.command import read_root
+from gigl_loader.plan.costs import SHIPPED, Costs
+from gigl_loader.plan.model import Job, Plan, estimate
+
+RATE_WITHIN, MEMORY_WITHIN = 0.20, 0.10
+HEADINGS = (
+    "graph", "rows as", "machines", "deployment", "link", "cache", "limit", "seeds/s: predicted",
+    "measured", "predicted / measured", "bytes per seed: ratio", "hit rate: predicted",
+    "measured", "GB: predicted", "measured", "predicted / measured",
+)  # fmt: skip
+
+read_once = functools.cache(read_root)
+
+
+def plan_of(case: dict[str, Any], costs: Costs) -> Plan:
+    """Return the plan of what was measured."""
+    known, degrees = read_once(Path(case["folder"]))
+    is_store = case["deployment"] != "colocated"
+    gbit = float(case["rate"][:-4]) / {"gbit": 1, "mbit": 1000}[case["rate"][-4:]]
+    job = Job(
+        **{**known, "dtype": case["dtype"]}, fanouts=(15, 10), batch_size=case["batch_size"],
+        machines=case["parts"], servers=case["parts"] if is_store else 0, link_gbit=gbit,
+        deployment="graph-store" if is_store else "colocated", workers=1,
+        cache=0.0 if case["cache"] == "none" else float(case["cache"].rstrip("%")) / 100,
+    )  # fmt: skip
+    return estimate(job, costs, degrees)
+
+
+def rate_of(plan: Plan, cores: float) -> tuple[float, str]:
+    """Return (seeds/s of a rank, what limits it) where all machines share ``cores``."""
+    bounds = {name: bound for name, bound in plan.bounds.items() if "cores" not in name}
+    bounds["cores, shared"] = cores / sum(plan.cpu.values())
+    limit = min(bounds, key=lambda name: bounds[name])
+    return bounds[limit] / plan.job.machines, limit
+
+
+def line_of(case: dict[str, Any], costs: Costs) -> tuple[str, float, float]:
+    """Return the row of the table, and predicted over measured: seeds/s and memory."""
+    plan = plan_of(case, costs)
+    cores = max(0.1, (os.cpu_count() or 1) - case["others"])
+    rate, limit = rate_of(plan, cores)
+    rates, memory = rate / case["seeds_per_s"], plan.total_memory / max(case["memory"])
+    to_rank = case["rows_per_seed"] + case["structure_per_seed"]
+    nbytes = sum(n for name, n in plan.wire.items() if plan.job.servers == 0 or "batches" in name)
+    is_without = case["hit_rate"] is None
+    cells = (
+        case["graph"], case["dtype"], case["parts"], case["deployment"], case["rate"],
+        case["cache"], limit, f"{rate:,.0f}", f"{case['seeds_per_s']:,.0f}", f"**{rates:.2f}**",
+        f"{nbytes / to_rank:.2f}", "-" if is_without else f"{plan.batch.hit_rate:.0%}",
+        "-" if is_without else f"{case['hit_rate']:.0%}", f"{plan.total_memory / 1e9:.2f}",
+        f"{max(case['memory']) / 1e9:.2f}", f"**{memory:.2f}**",
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |", rates, memory
+
+
+def main() -> None:
+    """Print the table, and write it where ``--out`` says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", type=Path, help="of bench_machines.py --records")
+    parser.add_argument("--costs", type=Path, default=SHIPPED)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    costs = Costs.read(args.costs)
+    cases = [json.loads(line) for line in args.records.read_text().splitlines()]
+    found = [line_of(case, costs) for case in cases]
+    near = sum(abs(rates - 1) <= RATE_WITHIN for _, rates, _ in found)
+    fits = sum(abs(memory - 1) <= MEMORY_WITHIN for *_, memory in found)
+    lines = [
+        f"{datetime.date.today()}, {os.cpu_count()} CPUs for all machines; costs: "
+        f"{costs.machine}, {costs.date}. Seeds/s within {RATE_WITHIN:.0%}: {near} of {len(found)}; "
+        f"memory within {MEMORY_WITHIN:.0%}: {fits} of {len(found)}.",
+        "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|",
+        *(line for line, *_ in found),
+    ]  # fmt: skip
+    print("\n".join(lines))
+    if args.out is not None:
+        args.out.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
