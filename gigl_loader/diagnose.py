@@ -102,21 +102,21 @@ def _has(module: object, name: str) -> bool:
 
 def memory() -> Iterator[Finding]:
     """Report memory, and the limits on sharing it."""
-    from gigl_loader.options import usable_cpus
+    from gigl_loader.options import meminfo, number_in, usable_cpus
 
     yield Finding("CPUs", f"{usable_cpus()} usable of {os.cpu_count()}")
-    available = _meminfo("MemAvailable")
+    available = meminfo("MemAvailable")
     yield Finding("memory", f"{_size(available)} available", bad=available < _LITTLE_MEMORY)
-    limit = _number_in("/sys/fs/cgroup/memory.max")
+    limit = number_in("/sys/fs/cgroup/memory.max")
     if limit is not None:
-        used = _number_in("/sys/fs/cgroup/memory.current") or 0
+        used = number_in("/sys/fs/cgroup/memory.current") or 0
         text = f"{_size(limit)}, {_size(used)} in use; shared memory counts"
         yield Finding("container's limit", text, bad=limit - used < _LITTLE_MEMORY)
     yield _memfd()
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{files} (ulimit -n), can be raised to {most}"
     yield Finding("open files", text, bad=files < _FEW_FILES)
-    maps = _number_in("/proc/sys/vm/max_map_count")
+    maps = number_in("/proc/sys/vm/max_map_count")
     if maps is not None:
         yield Finding("memory maps", f"{maps} (vm.max_map_count)", bad=maps < _FEW_MAPS)
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -139,21 +139,6 @@ def _memfd() -> Finding:
     except (OSError, AttributeError) as error:
         return Finding("shared memory", f"cannot be made (memfd_create): {error}", bad=True)
     return Finding("shared memory", f"memfd_create works, {_size(nbytes)} reserved for a trial")
-
-
-def _meminfo(field: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _number_in(path: str) -> int | None:
-    try:
-        text = Path(path).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def _size(nbytes: int) -> str:

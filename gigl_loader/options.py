@@ -4,6 +4,7 @@ import math
 import os
 import pickle
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypedDict
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
@@ -438,3 +439,29 @@ def _share(text: str) -> float:
 def usable_cpus() -> int:
     """Return how many CPUs this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def available_memory() -> int:
+    """Return how many bytes of memory could be had now: pages of files give way.
+
+    In a container, no more than it may have in all.
+    """
+    available = meminfo("MemAvailable")
+    limit = number_in("/sys/fs/cgroup/memory.max")
+    return available if limit is None else min(available, limit)
+
+
+def meminfo(field: str) -> int:
+    """Return what Linux says of its memory, in bytes; 0: there is no such field."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def number_in(path: str) -> int | None:
+    """Return the number in a file of the kernel; None: no file, or no number (``max``)."""
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None

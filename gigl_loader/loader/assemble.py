@@ -204,6 +204,7 @@ def check_no_workers(args: LoaderArgs) -> None:
             f'exchange="collective" samples in this process: num_workers={args.num_workers} '
             "processes have nothing to do; leave it out"
         )
+    check_workers(1, args.worker_concurrency)
     if args.worker_init_fn is not None:
         raise ConfigError("worker_init_fn is for sampling processes, and this loader starts none")
 
@@ -301,7 +302,7 @@ def _in_process_parts(
     init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     source = InProcessSource(
         parts["dataset"], parts["sampler_input"], parts["sampling_config"],
-        parts["epoch_options"], args.sampler_options, default_sampler,
+        parts["epoch_options"], args.sampler_options, default_sampler, args.worker_concurrency,
     )  # fmt: skip
     options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
     return {"worker_options": options, "producer": source}

@@ -8,12 +8,18 @@ needed, and then all ranks exchange what they have to ask, at once::
 
 Ranks need different numbers of rounds. One whose batch is complete takes part in further rounds,
 answering, until all are; so does one that has run out of batches, or whose epoch was broken off.
+
+Rows are gathered into the memory that is sent, and read where they were received: that memory is
+kept for the next batch, and no other copy is made of them.
 """
 
 import logging
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -21,10 +27,16 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError
-from gigl_loader.memory.segments import Array
+from gigl_loader.errors import (
+    ConfigError,
+    PeerError,
+    PeerTimeoutError,
+    ProtocolError,
+    SamplingError,
+)
+from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
-from gigl_loader.sampler.store import LocalStore
+from gigl_loader.sampler.store import LocalStore, Scratch
 from gigl_loader.transport import codec
 
 logger = logging.getLogger(__name__)
@@ -38,17 +50,62 @@ _DRAW, _ROWS = "draw", "rows"
 T = TypeVar("T")
 
 
-def _packed(value: object, method: str = "") -> list[bytes]:
-    """Return a question or an answer as parts of a multiple of 8 bytes."""
+class RankFailedError(PeerError):
+    """Another rank raised, and batches of all ranks are sampled together."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} could not sample its batch: see its error; batches of all ranks are "
+            "sampled together"
+        )
+
+
+class AnswerFailedError(SamplingError):
+    """This rank could not answer another one; all ranks know."""
+
+
+# -- what is sent ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes that are written to the memory that is sent once it is known how much that is."""
+
+    nbytes: int
+    write: Callable[[Array], None]
+    """Takes ``[nbytes]`` uint8."""
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _WORD) * _WORD
+
+
+def _nbytes(pieces: Sequence[_Piece]) -> int:
+    return sum(_padded(piece.nbytes) for piece in pieces)
+
+
+def _piece_of(array: Array) -> _Piece:
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return _Piece(data.nbytes, partial(_copy, data))
+
+
+def _copy(data: Array, out: Array) -> None:
+    out[:] = data
+
+
+def _packed(value: object, method: str = "") -> list[_Piece]:
+    """Return a question or an answer as pieces; `_Reader.read` reads them."""
     header, arrays = codec.encode(value, method)
-    parts = [len(header).to_bytes(_WORD, "little"), header, b"\0" * (-len(header) % _WORD)]
-    for array in arrays:
-        parts += [array.tobytes(), b"\0" * (-array.nbytes % _WORD)]
-    return parts
+    start = len(header).to_bytes(_WORD, "little") + header
+    return [_piece_of(np.frombuffer(start, np.uint8)), *map(_piece_of, arrays)]
 
 
 class _Reader:
-    """Reads what `_packed` wrote, one after another; arrays are views."""
+    """Reads pieces, one after another; arrays are views."""
 
     def __init__(self, data: Array) -> None:
         self._data, self._at = data, 0
@@ -56,38 +113,79 @@ class _Reader:
     def __bool__(self) -> bool:
         return self._at < self._data.nbytes
 
-    def _take(self, nbytes: int) -> Array:
-        found: Array = self._data[self._at : self._at + nbytes]
-        self._at += nbytes + -nbytes % _WORD
+    def array(self, dtype: Any, shape: tuple[int, ...]) -> Array:
+        """Return an array that was sent as a piece of its own."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        found: Array = self._take(nbytes, _padded(nbytes)).view(dtype).reshape(shape)
         return found
 
     def read(self) -> tuple[str, Any, list[Array]]:
         """Return (method, body, arrays) for `codec.decode`."""
-        length = int.from_bytes(self._take(_WORD).tobytes(), "little")
-        method, body, specs = codec.read_header(self._take(length).tobytes())
-        arrays = [self._take(spec.nbytes).view(spec.dtype).reshape(spec.shape) for spec in specs]
-        return method, body, arrays
+        length = int.from_bytes(self._take(_WORD, _WORD).tobytes(), "little")
+        header = self._take(length, _padded(length + _WORD) - _WORD).tobytes()
+        method, body, specs = codec.read_header(header)
+        return method, body, [self.array(spec.dtype, spec.shape) for spec in specs]
+
+    def _take(self, nbytes: int, step: int) -> Array:
+        found: Array = self._data[self._at : self._at + nbytes]
+        if found.nbytes != nbytes:
+            raise ProtocolError(
+                f"{nbytes} bytes were expected of another rank, {found.nbytes} are left of "
+                f"{self._data.nbytes}: ranks differ in version, or in the types of their features"
+            )
+        self._at += step
+        return found
 
 
 class CollectiveCall(Generic[T]):
     """A question; its answer comes with the round that `wait` starts, or an earlier one."""
 
-    def __init__(self, peers: "CollectivePeers", answer: type[T], out: Array | None) -> None:
-        self._peers, self._type, self._out = peers, answer, out
+    def __init__(self, peers: "CollectivePeers", read: Callable[[_Reader], T]) -> None:
+        self._peers, self._read = peers, read
         self._answer: T | None = None
 
-    def take(self, body: Any, arrays: list[Array]) -> None:
-        """Take the answer; its rows go to the memory that was given for them."""
-        found = codec.decode(body, arrays, self._type)
-        if self._out is not None and isinstance(found, RowsAnswer):
-            np.copyto(self._out, found.values, casting="no")
-        self._answer = found
+    def take(self, reader: _Reader) -> None:
+        """Take the answer."""
+        self._answer = self._read(reader)
 
     def wait(self) -> T:
-        """Return the answer. Collective, where there is none yet."""
+        """Return the answer, which is kept until the batch is finished.
+
+        Collective, where there is none yet.
+        """
         while self._answer is None:
             self._peers.round(WORKING)
         return self._answer
+
+
+def _read_drawn(reader: _Reader) -> Drawn:
+    _, body, arrays = reader.read()
+    return codec.decode(body, arrays, Drawn)
+
+
+@dataclass
+class _Asked:
+    """What one rank is asked in a round."""
+
+    pieces: list[_Piece] = field(default_factory=list)
+    calls: list[CollectiveCall[Any]] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return _nbytes(self.pieces)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a rank says of itself at the beginning of a round."""
+
+    nbytes: int
+    """Of its questions to this rank."""
+    state: int
+    total: int
+    """Bytes of all its questions."""
+    failed: int
+    """The rank that raised, where ``state`` is `FAILED`."""
 
 
 class CollectivePeers:
@@ -106,6 +204,8 @@ class CollectivePeers:
         self._store = LocalStore(view)
         self._timeout_s = timeout_s
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.is_broken = False
+        """Whether the group is: a rank ended or stopped."""
         with self._named_failures():
             # a group of its own: the trainer's collectives go on in another thread meanwhile
             self.group: Any = dist.new_group(
@@ -122,24 +222,27 @@ class CollectivePeers:
         self._rank_of = [ranks[self.rank % len(ranks)] for ranks in holders]
         self.rounds = 0
         """Rounds that all ranks took part in: as long as it grows, they live."""
-        self._parts: list[list[bytes]] = []
-        self._calls: list[list[CollectiveCall[Any]]] = []
-        self._forget()
+        self._scratch = Scratch()
+        self._kept = 0
+        """Rounds of this batch that had answers for this rank: they stay where they are."""
+        self._asked = self._nothing()
 
     def draw(self, partition: int, request: DrawRequest) -> CollectiveCall[Drawn]:
         """Keep a question for neighbours for the next round."""
-        return self._keep(partition, _DRAW, request, CollectiveCall(self, Drawn, None))
+        return self._keep(partition, _packed(request, _DRAW), CollectiveCall(self, _read_drawn))
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> CollectiveCall[RowsAnswer]:
-        """Keep a question for rows for the next round; they come to lie in ``out``."""
-        return self._keep(partition, _ROWS, request, CollectiveCall(self, RowsAnswer, out))
+        """Keep a question for rows for the next round; ``out`` says of which type they are."""
+        dtype, shape = out.dtype, out.shape
+        call = CollectiveCall(self, lambda reader: RowsAnswer(reader.array(dtype, shape)))
+        return self._keep(partition, _packed(request, _ROWS), call)
 
     def _keep(
-        self, partition: int, method: str, request: object, call: CollectiveCall[T]
+        self, partition: int, question: list[_Piece], call: CollectiveCall[T]
     ) -> CollectiveCall[T]:
-        rank = self._rank_of[partition]
-        self._parts[rank] += _packed(request, method)
-        self._calls[rank].append(call)
+        asked = self._asked[self._rank_of[partition]]
+        asked.pieces += question
+        asked.calls.append(call)
         return call
 
     def agree(self, epoch: int, num_batches: int) -> int:
@@ -148,7 +251,7 @@ class CollectivePeers:
         Raises:
             ConfigError: Ranks start different epochs.
         """
-        self._forget()
+        self._asked, self._kept = self._nothing(), 0
         known = self._gather([epoch, num_batches])
         epochs = [one for one, _ in known]
         if len(set(epochs)) > 1:
@@ -158,46 +261,38 @@ class CollectivePeers:
             )
         return max(count for _, count in known)
 
+    def least(self, number: int) -> int:
+        """Return the least ``number`` of all ranks."""
+        return min(one for (one,) in self._gather([number]))
+
     def finish(self, state: int) -> bool:
         """Answer until every rank has its batch; return whether all broke the epoch off."""
+        self._kept = 0
         while True:
             states = self.round(state)
             if WORKING not in states:
                 return all(one == BROKEN_OFF for one in states)
 
+    def fail(self, rank: int) -> None:
+        """Tell the others that ``rank`` raised; their next round, or this one, is their last."""
+        self._meet([_Asked() for _ in range(self.size)], FAILED, rank)
+
     def round(self, state: int) -> list[int]:
         """Exchange questions and answers once; return the states of all ranks.
 
         Raises:
-            PeerError: A rank raised, or ended.
+            RankFailedError: A rank raised.
+            PeerError: A rank ended.
             PeerTimeoutError: A rank did not come in time.
         """
-        asked = [b"".join(parts) for parts in self._parts]
-        calls = self._calls
-        self._forget()
-        total = sum(map(len, asked))
-        sizes = self._swap_words([[len(data), state, total] for data in asked], 3)
-        self.rounds += 1
-        states = [state for _, state, _ in sizes]
-        if state == FAILED:
-            return states
-        if FAILED in states:
-            raise PeerError(
-                f"rank {states.index(FAILED)} could not sample its batch: see its error; batches "
-                "of all ranks are sampled together"
-            )
-        if any(total for _, _, total in sizes):
-            questions = self._swap(asked, [size for size, _, _ in sizes])
-            answers = [self._answer(data) for data in questions]
-            lengths = self._swap_words([[len(data)] for data in answers], 1)
-            for data, waiting in zip(
-                self._swap(answers, [length for (length,) in lengths]), calls, strict=True
-            ):
-                reader = _Reader(data)
-                for call in waiting:
-                    _, body, arrays = reader.read()
-                    call.take(body, arrays)
-        return states
+        asked, self._asked = self._asked, self._nothing()
+        told = self._meet(asked, state)
+        for one in told:
+            if one.state == FAILED:
+                raise RankFailedError(one.failed)
+        if any(one.total for one in told):
+            self._exchange(asked, [one.nbytes for one in told])
+        return [one.state for one in told]
 
     def close(self) -> None:
         """Let the group go."""
@@ -207,49 +302,95 @@ class CollectivePeers:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _forget(self) -> None:
-        self._parts = [[] for _ in range(self.size)]
-        self._calls = [[] for _ in range(self.size)]
+    def _nothing(self) -> list[_Asked]:
+        return [_Asked() for _ in range(self.size)]
 
-    def _answer(self, questions: Array) -> bytes:
-        reader, parts = _Reader(questions), []
+    def _meet(self, asked: list[_Asked], state: int, failed: int = 0) -> list[_Told]:
+        sizes = [one.nbytes for one in asked]
+        words = self._swap_words([[size, state, sum(sizes), failed] for size in sizes])
+        self.rounds += 1
+        return [_Told(*row) for row in words]
+
+    def _exchange(self, asked: list[_Asked], sizes: list[int]) -> None:
+        sent, lengths = self._filled([one.pieces for one in asked])
+        questions = self._swap("questions", sent, sizes, lengths)
+        sent, lengths, error = self._answers(questions)
+        told = self._swap_words([[length, int(error is not None)] for length in lengths])
+        if error is not None:
+            raise error
+        if failed := [rank for rank, (_, failed) in enumerate(told) if failed]:
+            raise RankFailedError(failed[0])
+        got = self._swap(f"answers {self._kept}", sent, [length for length, _ in told], lengths)
+        for data, one in zip(got, asked, strict=True):
+            reader = _Reader(data)
+            for call in one.calls:
+                call.take(reader)
+        # views of what came are read until the batch is finished: the next round's lies elsewhere
+        self._kept += any(one.calls for one in asked)
+
+    def _answers(self, questions: list[Array]) -> tuple[Array, list[int], AnswerFailedError | None]:
+        """Return the answers and the bytes for each rank; and why there are none."""
+        try:
+            return *self._filled([self._answers_to(_Reader(data)) for data in questions]), None
+        except Exception as error:
+            cause = f"{type(error).__name__}: {error}"
+            failed = AnswerFailedError("an answer to another rank", cause, traceback.format_exc())
+            return np.empty(0, np.uint8), [0] * self.size, failed
+
+    def _answers_to(self, reader: _Reader) -> list[_Piece]:
+        pieces = []
         while reader:
             method, body, arrays = reader.read()
-            # packed before the next is answered: both answers may lie in the same scratch memory
             if method == _DRAW:
-                drawn = self._store.answer_draw(codec.decode(body, arrays, DrawRequest))
-                parts += _packed(drawn)
+                pieces += _packed(self._store.answer_draw(codec.decode(body, arrays, DrawRequest)))
             else:
-                rows = self._store.answer_rows(codec.decode(body, arrays, RowsRequest))
-                parts += _packed(rows)
-        return b"".join(parts)
+                found = self._store.rows_asked(codec.decode(body, arrays, RowsRequest))
+                pieces.append(_Piece(nbytes_of(*found[:2]), partial(_write_rows, *found)))
+        return pieces
 
-    def _swap(self, data: list[bytes], sizes: list[int]) -> list[Array]:
-        send = torch.frombuffer(bytearray(b"".join(data)) or bytearray(1), dtype=torch.uint8)
-        found = torch.empty(sum(sizes), dtype=torch.uint8)
-        with self._named_failures():
-            lengths = [len(part) for part in data]
-            dist.all_to_all_single(
-                found, send[: sum(lengths)], sizes, lengths, group=self.group
-            )  # fmt: skip
-        return np.split(found.numpy(), np.cumsum(sizes)[:-1])
+    def _filled(self, pieces: Sequence[list[_Piece]]) -> tuple[Array, list[int]]:
+        """Return what is sent, rank after rank, and the bytes for each."""
+        lengths = [_nbytes(some) for some in pieces]
+        sent, at = self._memory("sent", sum(lengths)), 0
+        for some in pieces:
+            for piece in some:
+                piece.write(sent[at : at + piece.nbytes])
+                at += _padded(piece.nbytes)
+        return sent, lengths
 
-    def _swap_words(self, words: list[list[int]], width: int) -> list[list[int]]:
+    def _swap(self, name: str, sent: Array, sizes: list[int], lengths: list[int]) -> list[Array]:
+        """Send ``lengths`` bytes to each rank; return ``sizes`` bytes of each, in ``name``."""
+        found = self._memory(name, sum(sizes))
+        self._all_to_all(torch.from_numpy(found), torch.from_numpy(sent), sizes, lengths)
+        return np.split(found, np.cumsum(sizes)[:-1])
+
+    def _memory(self, name: str, nbytes: int) -> Array:
+        words: Array = self._scratch.get(name, -(-nbytes // _WORD))
+        found: Array = words.view(np.uint8)[:nbytes]
+        return found
+
+    def _swap_words(self, words: list[list[int]]) -> list[list[int]]:
         send = torch.tensor(words, dtype=torch.int64)
-        found = torch.empty((self.size, width), dtype=torch.int64)
-        with self._named_failures():
-            dist.all_to_all_single(found, send, group=self.group)
+        found = torch.empty_like(send)
+        self._all_to_all(found, send)
         rows: list[list[int]] = found.tolist()
         return rows
 
+    def _all_to_all(
+        self, found: torch.Tensor, send: torch.Tensor, sizes: Any = None, lengths: Any = None
+    ) -> None:
+        with self._named_failures():
+            dist.all_to_all_single(found, send, sizes, lengths, group=self.group)
+
     def _gather(self, words: list[int]) -> list[list[int]]:
-        return self._swap_words([words] * self.size, len(words))
+        return self._swap_words([words] * self.size)
 
     @contextmanager
     def _named_failures(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
+            self.is_broken = True
             if "timed out" in str(error).lower():
                 raise PeerTimeoutError(
                     f"a rank did not take part in sampling for {self._timeout_s:.0f} s: {error}; "
@@ -260,3 +401,9 @@ class CollectivePeers:
                 f"a rank has ended while batches were sampled together: {error}; see the logs of "
                 "the other ranks, and start the job again"
             ) from error
+
+
+def _write_rows(
+    dtype: str, shape: tuple[int, ...], write: Callable[[Array], None], out: Array
+) -> None:
+    write(array_in(out, dtype, shape, 0))

@@ -1,19 +1,22 @@
 """Sampling in the training process: in the thread that asks, or ahead of it, in step with others.
 
 With one partition the batch is sampled when it is asked for: a breakpoint in the sampler stops
-there, and nothing has to be started. With several partitions a thread samples the next batches,
-because the other ranks need its answers while this one computes.
+there, and nothing has to be started. With several partitions threads sample the next batches,
+because the other ranks need their answers while this one computes::
+
+    lane 0   batch 0 | batch 4 | ...        lane 0 of the other ranks
+    lane 1   batch 1 | batch 5 | ...        lane 1
+    ...                                     each lane exchanges over a process group of its own
+
+A lane waits for the same lane of the other ranks; meanwhile the other lanes sample.
 """
 
-import ctypes
 import importlib
 import logging
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,15 +30,17 @@ from gigl_loader.errors import (
     SamplingError,
     UsageError,
 )
-from gigl_loader.loader.collective import BROKEN_OFF, COMPLETE, FAILED, CollectivePeers
-from gigl_loader.memory import segments, tensors
-from gigl_loader.message import (
-    AT_ONCE_EPOCH,
-    AT_ONCE_STREAM,
-    BatchTicket,
-    Received,
-    SampleMessage,
+from gigl_loader.loader.collective import (
+    BROKEN_OFF,
+    COMPLETE,
+    AnswerFailedError,
+    CollectivePeers,
+    RankFailedError,
 )
+from gigl_loader.loader.in_step import EpochBatches
+from gigl_loader.memory import segments, tensors
+from gigl_loader.memory.own_messages import OwnMessages
+from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BatchTicket, Received
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
@@ -45,23 +50,9 @@ from gigl_loader.workers.schedule import num_batches
 logger = logging.getLogger(__name__)
 
 _AHEAD = 2
-"""Batches sampled and not taken."""
+"""Batches sampled and not taken, at least; a lane keeps one."""
 _LINGER_S = 30.0
 _WAKE_S = 1.0
-
-
-@dataclass
-class _Epoch:
-    """One epoch of a rank; shared by the thread that samples and the one that takes."""
-
-    number: int
-    batches: Sequence[int]
-    order: Any
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    ready: deque[Received] = field(default_factory=deque)
-    taken: int = 0
-    broken_off: bool = False
-    error: BaseException | None = None
 
 
 class InProcessSource:
@@ -74,6 +65,8 @@ class InProcessSource:
         epoch_options: Seed, order, deadline.
         sampler_options: Another sampler than the k-hop neighbour sampler.
         default_sampler: Sampler class path and keywords where ``sampler_options`` names none.
+        concurrency: With several partitions: batches that are under way at once. Of different
+            numbers, all ranks take the least.
     """
 
     def __init__(
@@ -84,6 +77,7 @@ class InProcessSource:
         epoch_options: EpochOptions,
         sampler_options: SamplerOptions | None = None,
         default_sampler: tuple[str, dict[str, Any]] | None = None,
+        concurrency: int = 1,
     ) -> None:
         self.data, self.sampling_config, self.epoch_options = data, config, epoch_options
         self.channel = None
@@ -97,10 +91,13 @@ class InProcessSource:
         self._sampler_class = default_sampler
         if isinstance(sampler_options, CustomSamplerOptions):
             self._sampler_class = (sampler_options.class_path, sampler_options.keywords)
-        self._peers: CollectivePeers | None = None
-        self._sampler: Sampler | None = None
-        self._epoch: _Epoch | None = None
-        self._thread: threading.Thread | None = None
+        self._concurrency = concurrency
+        # one of each for a lane; no peers where there is one partition, and then one sampler
+        self._peers: list[CollectivePeers] = []
+        self._samplers: list[Sampler] = []
+        self._memory: list[OwnMessages] = []
+        self._threads: list[threading.Thread] = []
+        self._epoch: EpochBatches | None = None
         self._shut_down = False
 
     # -- as a producer -----------------------------------------------------------------------------
@@ -115,16 +112,25 @@ class InProcessSource:
         """Do nothing: nobody waits."""
 
     def start(self) -> None:
-        """Build the sampler; with several partitions, together with the other ranks."""
+        """Build the samplers; with several partitions, together with the other ranks."""
         if self._view.num_partitions > 1:
-            self._peers = CollectivePeers(self._view, self.epoch_options.timeout_s)
+            timeout_s = self.epoch_options.timeout_s
+            first = CollectivePeers(self._view, timeout_s)
+            self._peers = [first]
+            for _ in range(first.least(self._concurrency) - 1):
+                self._peers.append(CollectivePeers(self._view, timeout_s))
+        lanes: Sequence[CollectivePeers | None] = self._peers or [None]
+        self._samplers = [self._load_sampler(peers) for peers in lanes]
+        self._memory = [OwnMessages() for _ in lanes]
+
+    def _load_sampler(self, peers: CollectivePeers | None) -> Sampler:
         if self._sampler_class is None:
-            self._sampler = NeighborSampler(self._view, self._plan, self._peers)
-            return
+            return NeighborSampler(self._view, self._plan, peers)
         path, keywords = self._sampler_class
         module, _, name = path.rpartition(".")
         kind = getattr(importlib.import_module(module), name)
-        self._sampler = kind(self._view, self._plan, self._peers, **keywords)
+        sampler: Sampler = kind(self._view, self._plan, peers, **keywords)
+        return sampler
 
     def connect(self) -> None:
         """Do nothing: `start` met the others."""
@@ -143,7 +149,7 @@ class InProcessSource:
     @property
     def queue_depth(self) -> int:
         """Batches that were sampled ahead and wait to be taken."""
-        return len(self._epoch.ready) if self._epoch is not None else 0
+        return self._epoch.num_ready if self._epoch is not None else 0
 
     # -- as a source -------------------------------------------------------------------------------
 
@@ -157,45 +163,45 @@ class InProcessSource:
         if self.sampling_config.shuffle:
             order = epoch_order(len(self._seeds), self.epoch_options.seed, epoch).numpy()
         chosen = range(self.num_batches) if batches is None else batches
-        self._epoch = _Epoch(epoch, chosen, order)
-        if self._peers is not None:
-            self._thread = threading.Thread(
-                target=self._run, args=(self._epoch, self._peers),
-                name=f"gigl_loader samples epoch {epoch}", daemon=True,
-            )  # fmt: skip
-            self._thread.start()
+        begun = self._epoch = EpochBatches(epoch, chosen, order, max(_AHEAD, len(self._peers)))
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=(begun, lane),
+                name=f"gigl_loader samples epoch {epoch}, lane {lane}", daemon=True,
+            )
+            for lane in range(len(self._peers))
+        ]  # fmt: skip
+        for thread in self._threads:
+            thread.start()
 
     def _wait_for_former(self) -> None:
-        """Wait for the thread of the epoch before: it answers the others until they end it, too.
+        """Wait for the lanes of the epoch before: they answer the others until these end it, too.
 
         They may take long, but not between two rounds: then one has stopped.
 
         Raises:
             PeerTimeoutError: The ranks had no round for the loader's timeout.
         """
-        if self._thread is None or self._peers is None:
-            return
-        limit, rounds = self.epoch_options.timeout_s, self._peers.rounds
+        limit, rounds = self.epoch_options.timeout_s, self._num_rounds()
         deadline = time.monotonic() + limit
-        while self._thread.is_alive():
-            self._thread.join(min(_WAKE_S, limit))
-            if self._peers.rounds != rounds:
-                rounds, deadline = self._peers.rounds, time.monotonic() + limit
-            elif self._thread.is_alive() and time.monotonic() >= deadline:
+        while alive := [thread for thread in self._threads if thread.is_alive()]:
+            alive[0].join(min(_WAKE_S, limit))
+            if (now := self._num_rounds()) != rounds:
+                rounds, deadline = now, time.monotonic() + limit
+            elif alive[0].is_alive() and time.monotonic() >= deadline:
                 raise PeerTimeoutError(
-                    f"the epoch before cannot end: the {self._peers.size} ranks that sample "
+                    f"the epoch before cannot end: the {self._peers[0].size} ranks that sample "
                     f"together exchanged nothing for {limit:g} s. One has stopped, or computes for "
                     "longer than that between batches: then raise `timeout`"
                 )
 
+    def _num_rounds(self) -> int:
+        return sum(peers.rounds for peers in self._peers)
+
     def cancel_epoch(self) -> None:
         """Break the epoch off: no further batch of it is sampled here."""
-        epoch = self._epoch
-        if epoch is not None:
-            with epoch.changed:
-                epoch.broken_off = True
-                epoch.ready.clear()
-                epoch.changed.notify_all()
+        if self._epoch is not None:
+            self._epoch.break_off()
 
     def next(self, timeout_s: float | None = None) -> Received | None:
         """Return the next batch, or None at the end of the epoch.
@@ -205,17 +211,15 @@ class InProcessSource:
             PeerError: Another rank raised, or ended.
         """
         epoch = self._epoch
-        if epoch is None or epoch.broken_off:
+        if epoch is None or epoch.is_broken_off:
             raise UsageError("no epoch is under way: start one first")
         if epoch.taken == len(epoch.batches):
-            if self._thread is not None and epoch.error is not None:
+            if epoch.error is not None:
                 raise epoch.error
             return None
-        if self._peers is None:
-            found = self._sample(self._request_of(epoch, epoch.taken))
-        else:
-            limit = self.epoch_options.timeout_s if timeout_s is None else timeout_s
-            found = self._take(epoch, limit)
+        if self._peers:
+            return epoch.take(self.epoch_options.timeout_s if timeout_s is None else timeout_s)
+        found = self._sample(self._request_of(epoch, epoch.taken), 0)
         epoch.taken += 1
         return found
 
@@ -228,83 +232,65 @@ class InProcessSource:
         """
         if self._shut_down:
             raise UsageError("this loader was shut down: build a new one")
-        if self._peers is not None:
+        if self._peers:
             raise UsageError(
                 'a batch at once would need the other ranks, which with exchange="collective" '
                 'answer in step: build the loader with exchange="workers"'
             )
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
-        return self._sample(self._request(ticket, index.numpy()))
+        return self._sample(self._request(ticket, index.numpy()), 0)
 
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
-        epoch = self._epoch
-        if epoch is None or self._peers is None:
-            return False
-        return bool(epoch.ready) or epoch.error is not None or epoch.taken == len(epoch.batches)
-
-    def _take(self, epoch: _Epoch, limit_s: float) -> Received:
-        deadline = time.monotonic() + limit_s
-        with epoch.changed:
-            while not epoch.ready:
-                if epoch.error is not None:
-                    raise epoch.error
-                if time.monotonic() >= deadline:
-                    raise PeerTimeoutError(
-                        f"batch {epoch.batches[epoch.taken]} of epoch {epoch.number} was not "
-                        f"sampled in {limit_s:.0f} s: the ranks sample together, so each has to "
-                        "take its batches; if a step really takes that long, raise `timeout`"
-                    )
-                epoch.changed.wait(_WAKE_S)
-            found = epoch.ready.popleft()
-            epoch.changed.notify_all()
-            return found
+        return self._epoch is not None and bool(self._peers) and self._epoch.would_not_wait()
 
     # -- sampling ----------------------------------------------------------------------------------
 
-    def _run(self, epoch: _Epoch, peers: CollectivePeers) -> None:
-        """Sample an epoch in step with the other ranks; the life of a thread."""
+    def _run(self, epoch: EpochBatches, lane: int) -> None:
+        """Sample every so many batches of an epoch in step with the other ranks' lane."""
+        peers = self._peers[lane]
         try:
             steps = peers.agree(epoch.number, len(epoch.batches))
-            for step in range(steps):
+            for step in range(lane, steps, len(self._peers)):
+                if epoch.error is not None:
+                    self._tell_others(epoch.error, peers)
+                    return
                 found = None
-                if step < len(epoch.batches) and not epoch.broken_off:
-                    found = self._sample_or_tell(epoch, step, peers)
-                if peers.finish(BROKEN_OFF if epoch.broken_off else COMPLETE):
+                if step < len(epoch.batches) and not epoch.is_broken_off:
+                    found = self._sample_or_tell(epoch, step, lane)
+                if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
                     return
                 if found is not None:
-                    self._hand_over(epoch, found)
+                    epoch.hand_over(step, found)
         except BaseException as error:
-            with epoch.changed:
-                epoch.error = error
-                epoch.changed.notify_all()
+            epoch.fail(error)
 
-    def _sample_or_tell(self, epoch: _Epoch, step: int, peers: CollectivePeers) -> Received:
+    def _sample_or_tell(self, epoch: EpochBatches, step: int, lane: int) -> Received:
         try:
-            return self._sample(self._request_of(epoch, step))
-        except SamplingError:
-            peers.round(FAILED)
+            return self._sample(self._request_of(epoch, step), lane)
+        except AnswerFailedError:  # the others know
+            raise
+        except SamplingError as error:
+            epoch.fail(error)  # before others know: what they say of it then is not the first error
+            self._tell_others(error, self._peers[lane])
             raise
 
-    def _hand_over(self, epoch: _Epoch, found: Received) -> None:
-        with epoch.changed:
-            while len(epoch.ready) >= _AHEAD and not epoch.broken_off:
-                epoch.changed.wait(_WAKE_S)
-            if not epoch.broken_off:
-                epoch.ready.append(found)
-                epoch.changed.notify_all()
+    def _tell_others(self, error: BaseException, peers: CollectivePeers) -> None:
+        """Tell who raised; where a group broke, the others have an error of their own."""
+        if not any(one.is_broken for one in self._peers):
+            peers.fail(error.rank if isinstance(error, RankFailedError) else peers.rank)
 
-    def _sample(self, request: SampleRequest) -> Received:
-        assert self._sampler is not None
+    def _sample(self, request: SampleRequest, lane: int) -> Received:
         ticket = request.ticket
         started = time.perf_counter()
         try:
             fields = [
-                f if isinstance(f, Field) else Field.of(*f) for f in self._sampler.sample(request)
+                f if isinstance(f, Field) else Field.of(*f)
+                for f in self._samplers[lane].sample(request)
             ]
             fields += scale_fields(self._view, fields)
             sampled = time.perf_counter()
-            message, nbytes = _write(fields)
+            message, nbytes = self._memory[lane].write(fields)
         except PeerError:  # of the exchange: the others know
             raise
         except Exception as error:
@@ -314,12 +300,12 @@ class InProcessSource:
         stats = {
             "seeds": request.seeds.size, "idle_s": 0.0, "sample_s": sampled - started,
             "gather_s": time.perf_counter() - sampled, "ended_ns": time.time_ns(),
-            "asked": 0 if self._peers is None else self._peers.size - 1, "worker": 0,
+            "asked": self._peers[0].size - 1 if self._peers else 0, "worker": lane,
             "nbytes": nbytes,
         }  # fmt: skip
         return Received(ticket, message, stats)
 
-    def _request_of(self, epoch: _Epoch, step: int) -> SampleRequest:
+    def _request_of(self, epoch: EpochBatches, step: int) -> SampleRequest:
         ticket = BatchTicket(0, 0, epoch.number, epoch.batches[step])
         size = self.sampling_config.batch_size
         start, stop = ticket.batch * size, min((ticket.batch + 1) * size, len(self._seeds))
@@ -339,12 +325,14 @@ class InProcessSource:
             return
         self._shut_down = True
         self.cancel_epoch()
-        if self._thread is not None:
-            self._thread.join(linger_s)
-            if self._thread.is_alive():
-                logger.warning("other ranks are in an epoch that this one has left: they will fail")
-        if self._peers is not None and (self._thread is None or not self._thread.is_alive()):
-            self._peers.close()
+        deadline = time.monotonic() + linger_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            logger.warning("other ranks are in an epoch that this one has left: they will fail")
+            return
+        for peers in self._peers:
+            peers.close()
 
 
 def check_in_process(data: DistDataset, exchange: str) -> None:
@@ -363,14 +351,3 @@ def _as_arrays(view: Any) -> Any:
         return segments.loads(data, fds)
     finally:
         segments.close_fds(fds)
-
-
-def _write(fields: Sequence[Field]) -> tuple[SampleMessage, int]:
-    message, total = {}, 0
-    for one in fields:
-        nbytes = segments.nbytes_of(one.dtype, one.shape)
-        buffer = (ctypes.c_char * nbytes)()
-        one.write(segments.array_in(buffer, one.dtype, one.shape, 0))
-        message[one.key] = tensors.tensor_in(buffer, one.dtype, one.shape, 0)
-        total += nbytes
-    return message, total

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
+from torch.profiler import record_function
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady
@@ -59,7 +59,7 @@ class EpochIterator:
             raise StopIteration
         started = time.perf_counter()
         try:
-            with torch.profiler.record_function("gigl_loader.wait"):
+            with record_function("gigl_loader.wait"):
                 received = self._next_received()
         except BaseException:
             self.end("an error broke it off")
@@ -69,7 +69,7 @@ class EpochIterator:
             raise StopIteration
         waited = time.perf_counter()
         ticket, message, stats = received
-        with torch.profiler.record_function("gigl_loader.collate"):
+        with record_function("gigl_loader.collate"):
             batch = self._loader._collate_fn(message)
         self._count(ticket, stats, waited - started, time.perf_counter() - waited, batch)
         return batch

@@ -82,7 +82,8 @@ class DistABLPLoader(BaseDistLoader):
         num_workers: As in `DistNeighborLoader`, and so are all that are not named here.
         batch_size: Anchors per batch.
         pin_memory_device: Where batches go.
-        worker_concurrency: Batches that a worker has under way.
+        worker_concurrency: Batches that a worker has under way; with ``exchange="collective"``,
+            this process.
         prefetch_size: Graph store only.
         channel_size: Most shared memory of the batches under way.
         process_start_gap_seconds: None: a rank starts when the one before it is ready.

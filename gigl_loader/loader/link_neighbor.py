@@ -87,7 +87,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         local_process_rank: Deprecated.
         local_process_world_size: Deprecated.
         pin_memory_device: Where batches go.
-        worker_concurrency: Batches that a worker has under way.
+        worker_concurrency: Batches that a worker has under way; with ``exchange="collective"``,
+            this process.
         channel_size: Most shared memory of the batches under way.
         prefetch_size: Graph store only.
         process_start_gap_seconds: None: a rank starts when the one before it is ready.

@@ -71,7 +71,8 @@ class DistNeighborLoader(BaseDistLoader):
         local_process_rank: Deprecated, with ``context``.
         local_process_world_size: Deprecated, with ``context``.
         pin_memory_device: Where batches go. None: this process's CUDA device, or the CPU.
-        worker_concurrency: Batches that a worker has under way.
+        worker_concurrency: Batches that a worker has under way; with ``exchange="collective"``,
+            this process.
         channel_size: Most shared memory of the batches under way: bytes, or a text as ``"4GB"``.
         prefetch_size: Graph store only: batches under way per server (default 4).
         process_start_gap_seconds: None: a local rank starts its workers when the local rank before
@@ -96,7 +97,7 @@ class DistNeighborLoader(BaseDistLoader):
         with_edge: Deliver edge ids. None: where there are edge features.
         device_prefetch: Batches copied ahead to a CUDA device.
         exchange: Colocated, with several partitions: how they are asked. ``"workers"``: by sampling
-            processes, over connections. ``"collective"``: this process samples ahead in a thread,
+            processes, over connections. ``"collective"``: this process samples ahead in threads,
             in step with the other ranks, which exchange by ``all_to_all`` of a gloo group; no
             process, no port. ``timeout`` is then also how long a rank may compute between batches.
         shard: How batches are split over ranks. ``"machine"``: by seeds, as ``input_nodes`` says.
@@ -107,8 +108,9 @@ class DistNeighborLoader(BaseDistLoader):
         remote_cache: With workers: memory for rows of other machines, of all with a graph store, as
             bytes (``"2GB"``, with what it takes to find them) or as a share of these rows
             (``"20%"``). Batches are drawn ahead, so that those rows are kept that are needed again
-            soonest. Each rank has its own. Where a colocated worker is lost, the rest of the epoch
-            does without. None: nothing is kept.
+            soonest. The ranks of a machine, and loaders over the same dataset, share it; with a
+            graph store each loader has its own. Where a colocated worker is lost, its loader draws
+            none ahead for the rest of the epoch. None: nothing is kept.
         lookahead: Batches to draw ahead. None: those that ask for 5 times what the cache holds,
             after which more would change nothing.
         weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies

@@ -5,6 +5,11 @@ time, of a disk that serves dozens at once for the same wait. Which rows a batch
 before the first is read, so all their pages are asked for first, in the order of the file, and only
 then touched. Nothing waits here, and no byte differs.
 
+Linux has a reading ahead of its own: around each page that is touched it reads on, up to the
+megabytes that the disk is set to. That fills memory quickly where the files fit into it. Where they
+do not, it throws out pages that are needed for pages that nobody asked for, so the mappings are
+marked as read at random (``MADV_RANDOM``) once files are larger than the memory for them.
+
 The engine is the kernel's page cache: ``process_madvise`` takes a thousand ranges in a call, where
 ``madvise`` and ``posix_fadvise`` take one. Where the kernel does not allow it, pages come when they
 are touched, as before.
@@ -18,7 +23,8 @@ import os
 
 import numpy as np
 
-from gigl_loader.memory.segments import Array, mapped_file_at
+from gigl_loader.memory.segments import Array, mapped_bytes, mapped_file_at
+from gigl_loader.options import available_memory
 
 _SAMPLE = 32
 """Pages that are looked at to tell whether a file is in memory: one in ten that is not is found
@@ -34,6 +40,7 @@ _PROCESS_MADVISE = 440
 _WILLNEED = 3
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 _libc.syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t,
                           ctypes.c_int, ctypes.c_uint]  # fmt: skip
@@ -63,6 +70,9 @@ def want(values: Array, rows: Array) -> int:
     start = values.ctypes.data
     if file.tells_residency and _is_resident(start + rows[:: -(-rows.size // _SAMPLE)] * row_bytes):
         return 0
+    if not file.at_random and mapped_bytes() > available_memory():
+        _libc.madvise(file.address, file.nbytes, mmap.MADV_RANDOM)  # advice: nothing fails by it
+        file.at_random = True
     return _ask(_ranges(start + rows * row_bytes, row_bytes))
 
 

@@ -101,7 +101,7 @@ def map_fd(fd: int, nbytes: int, *, populate: bool = True, file: bool = False) -
     return int(address)
 
 
-@dataclass(frozen=True)
+@dataclass
 class MappedFile:
     """Where a file on disk is mapped."""
 
@@ -109,6 +109,8 @@ class MappedFile:
     nbytes: int
     tells_residency: bool
     """The kernel says which of its pages are in memory: not to those who may not write to it."""
+    at_random: bool = False
+    """The kernel was told that it is read at random."""
 
 
 _mapped_files: dict[int, MappedFile] = {}
@@ -125,6 +127,11 @@ def mapped_file_at(address: int) -> MappedFile | None:
         if file.address <= address < file.address + file.nbytes:
             return file
     return None
+
+
+def mapped_bytes() -> int:
+    """Return the size of all files on disk that are mapped here."""
+    return sum(file.nbytes for file in list(_mapped_files.values()))
 
 
 def open_fd_of(pid: int, fd: int) -> int:

@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
 from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.cluster import Cluster, raise_if_broken
+from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.link import ServerLink, result_of
 from gigl_loader.remote.messages import (
     BatchMessage,
@@ -98,7 +99,7 @@ class RemoteReceivingChannel(ChannelBase):
 
     Args:
         server_ranks: Servers that sample, in the order of their shards.
-        producer_ids: On each of them.
+        producer_ids: By server.
         prefetch_size: Batches per server that are asked for and not handed out.
         consumer: This process's number among those that share the producers.
         in_order: Hand batches out in the epoch's order; else as they come.
@@ -112,7 +113,7 @@ class RemoteReceivingChannel(ChannelBase):
     def __init__(
         self,
         server_ranks: Sequence[int],
-        producer_ids: Sequence[int],
+        producer_ids: Mapping[int, int],
         prefetch_size: int = 4,
         *,
         consumer: int = 0,
@@ -123,11 +124,11 @@ class RemoteReceivingChannel(ChannelBase):
         watched: Sequence[int] | None = None,
     ) -> None:
         self._cluster = cluster or current_cluster()
-        self._producers = list(zip(server_ranks, producer_ids, strict=True))
+        self._server_ranks, self._producer_ids = server_ranks, producer_ids
         self._servers: dict[int, _Server] = {}
         """By place among the servers; those that had batches for this process so far."""
         self._renewals = dict(self._cluster.renewals)
-        self._watched = None if watched is None else frozenset(watched)
+        self._watched = watched if watched is None else Runs.of(sorted(watched))
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
         self._timeout_s = timeout_s
         self._pin = pin_memory
@@ -205,7 +206,8 @@ class RemoteReceivingChannel(ChannelBase):
             ServerDiedError: It was started again: the producer is not there any more.
         """
         if number not in self._servers:
-            rank, producer = self._producers[number]
+            rank = self._server_ranks[number]
+            producer = self._producer_ids[rank]
             if self._cluster.renewals.get(rank, 0) != self._renewals.get(rank, 0):
                 raise ServerDiedError(f"storage server {rank} was started again")
             self._servers[number] = _Server(rank, producer, self._cluster.link(rank))

@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, ServerDiedError, UsageError
+from gigl_loader.remote.compact import Generations
 from gigl_loader.remote.link import ServerLink, result_of
 from gigl_loader.remote.membership import Join, Role
 from gigl_loader.remote.patience import PATIENCE_S, Progress
@@ -43,6 +44,12 @@ def raise_if_broken(links: Iterable[ServerLink]) -> None:
         error = link.error
         if error is not None:
             raise error
+
+
+def _is_lost(link: ServerLink, error: BaseException) -> bool:
+    """Return whether a question has no answer because its server is gone, or its link replaced."""
+    is_over = isinstance(error, UsageError) and link.error is not None  # not the server's words
+    return is_over or isinstance(error, ServerDiedError)
 
 
 class Links(Sequence[ServerLink]):
@@ -88,14 +95,16 @@ class Cluster:
         assert join.job is not None, "server 0 said which job"
         self.job, self.rank, self.world_size = join.job, join.rank, join.world_size
         self.num_partitions = first.news.num_partitions or join.num_servers
-        self.generations: tuple[int, ...] = first.news.generations
+        self.generations = first.news.generations
         """Of the servers, as far as this process has gone along with them; 0: not known."""
         self.renewals: dict[int, int] = {}
         """How often a server was found started again, or connected with again; none is 0 times."""
         self.links = Links(first, self._fresh, join.num_servers)
         self.closed = False
         self._join, self._security, self._patience_s = join, security, patience_s
-        self._session, self._addresses = first.session, list(first.news.addresses)
+        self._session, self._addresses = first.session, first.news.addresses
+        self._moved: dict[int, tuple[str, int]] = {}
+        """Where servers are by now that were elsewhere when this process came."""
         self._changed = threading.Condition()
         self._holders: list[int] = []
         """See `holders`; empty until somebody asks."""
@@ -164,11 +173,14 @@ class Cluster:
         return link
 
     def _address_of(self, rank: int) -> tuple[str, int]:
-        """Return where a server was last; one started again has forgotten those of the others."""
-        news = self.links.made[0].news
+        """Return where a server was last; server 0, started again, has forgotten the others."""
+        news, first = self.links.made[0].news, self._addresses[rank]
         if rank < len(news.generations) and news.generations[rank] > 0:
-            self._addresses[rank] = news.addresses[rank]
-        return self._addresses[rank]
+            self._moved[rank] = news.addresses[rank]
+        address: tuple[str, int] = self._moved.get(rank, first)
+        if address == first:
+            self._moved.pop(rank, None)
+        return address
 
     # -- who is lost ----------------------------------------------------------------------------
 
@@ -317,7 +329,7 @@ class Cluster:
                 self.links.made[rank] = link
             known = list(self.generations)
             known[rank] = generation
-            self.generations = tuple(known)
+            self.generations = Generations.of(known)
             self.renewals[rank] = self.renewals.get(rank, 0) + 1
         _log.warning("storage server %d is back", rank)
 
@@ -370,17 +382,49 @@ class Cluster:
             time.sleep(_PAUSE_S)  # a question may be lost before its server is known to be
             self.await_servers(away_until)
 
-    def holders(self, timeout_s: float) -> list[int]:
+    def ask_later(
+        self, server: int, name: str, arguments: dict[str, Any], timeout_s: float,
+        reconnect_s: float,
+    ) -> "Future[Any]":  # fmt: skip
+        """Ask one server as `ask_each` does, and return at once, with a future of what it returns.
+
+        A question that is under way when its server is lost is asked again by a thread.
+        """
+        link = self.link(self.stand_in(server))
+        answer: Future[Any] = Future()
+
+        def ask_again() -> None:
+            try:
+                found = self.ask_each(name, {server: arguments}, timeout_s, reconnect_s)
+            except BaseException as error:  # somebody waits for it
+                answer.set_exception(error)
+            else:
+                answer.set_result(found[server])
+
+        def came(first: "Future[Any]") -> None:
+            error = first.exception()
+            if error is None:
+                answer.set_result(first.result())
+            elif _is_lost(link, error):
+                what = f"{name} again, of storage server {server}"
+                threading.Thread(target=ask_again, name=what, daemon=True).start()
+            else:
+                answer.set_exception(error)
+
+        link.call(name, timeout_s, **arguments).add_done_callback(came)
+        return answer
+
+    def holders(self, timeout_s: float, reconnect_s: float = 0.0) -> list[int]:
         """Return for each partition a server that has it: another one for each compute process.
 
-        The servers are asked once.
+        The servers are asked once; see `ask_each`.
 
         Raises:
             ServerDiedError, PeerTimeoutError: See `ask_each`.
         """
         if not self._holders:
             servers: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(self.links))}
-            told = self.ask_each("get_partition_index", servers, timeout_s, 0.0)
+            told = self.ask_each("get_partition_index", servers, timeout_s, reconnect_s)
             by_part: dict[int, list[int]] = {}
             for server in servers:
                 by_part.setdefault(told[server], []).append(server)
@@ -404,10 +448,8 @@ class Cluster:
             what = f"{name} on storage server {link.rank}"
             try:
                 found[server] = result_of(answer, deadline - time.monotonic(), what, timeout_s)
-            except ServerDiedError as error:
-                missing = error
-            except UsageError as error:
-                if link.error is None:  # of the server, and not of a link that was replaced
+            except GiglLoaderError as error:
+                if not _is_lost(link, error):
                     raise
                 missing = error
         return missing

@@ -391,7 +391,7 @@ class RemoteDistDataset:
         if self._lookup is None:
             from gigl_loader.remote.lookup import StoreLookup
 
-            self._lookup = StoreLookup(self, self._timeout_s)
+            self._lookup = StoreLookup(self, self._timeout_s, self._reconnect_timeout)
         return self._lookup
 
     # -- how ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from gigl_loader.errors import (
     ServerDiedError,
 )
 from gigl_loader.logs import answering
+from gigl_loader.remote.compact import Addresses, Generations
 from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Follower, Leader
@@ -103,7 +104,7 @@ class Endpoint:
         self._servers_known = ServerBook(
             server.num_servers, server.num_partitions, self.address, self.generation
         )
-        self._addresses: tuple[tuple[str, int], ...] = ()
+        self._addresses = Addresses()
         """Of all servers, as server 0 said last."""
 
     def start(self) -> None:
@@ -263,7 +264,8 @@ class Endpoint:
         if where is None:
             return
         about = {
-            "addresses": where[0], "generations": where[1], "away": tuple(self._servers_known.away)
+            "addresses": Addresses.of(where[0]), "generations": Generations.of(where[1]),
+            "away": tuple(self._servers_known.away),
         }  # fmt: skip
         for member in members or [*servers.values(), *book.present.values()]:
             if member.join.role is Role.SERVER:
@@ -282,17 +284,17 @@ class Endpoint:
         Each that comes or leaves changes that text for all others: told at once, the messages
         would grow with the square of their number.
         """
-        waiting = len(self._book.waiting)
-        if self._status_is_old and now - self._told_at >= waiting * _STATUS_S_PER_MEMBER:
+        waiting_s = self._book.num_waiting * _STATUS_S_PER_MEMBER
+        if self._status_is_old and now - self._told_at >= waiting_s:
             self._tell_all()
 
     def _tell(self, members: Iterable[Member]) -> None:
         lost = None if self._error is None else str(self._error)
         missing = set(range(1, self.server.num_servers)) - set(self._servers)
         text = self._book.describe(missing)
-        waiting, away = set(self._book.waiting), tuple(self._servers_known.away)
+        away = tuple(self._servers_known.away)
         for member in members:
-            status = text if member in waiting else ""
+            status = text if self._book.is_waiting(member) else ""
             member.tell(
                 status=status, jobs_served=self.jobs_served, lost=lost, generation=self.generation,
                 server=self.server.server_rank, num_partitions=self.server.num_partitions,

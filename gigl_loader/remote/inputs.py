@@ -45,9 +45,9 @@ def _stacked(columns: list[Tensor]) -> Tensor:
     return torch.cat(padded)
 
 
-def digest_of(sampler_input: NodeSamplerInput, config: Any, active: list[int]) -> str:
+def digest_of(sampler_input: NodeSamplerInput, config: Any, active: Sequence[int]) -> str:
     """Return what has to be equal where producers are shared."""
-    digest = hashlib.blake2b(repr((config, active, sampler_input.input_type)).encode())
+    digest = hashlib.blake2b(repr((config, list(active), sampler_input.input_type)).encode())
     digest.update(sampler_input.node.contiguous().numpy().data)
     for name, column in sampler_input.extra.items():
         digest.update(name.encode() + column.contiguous().numpy().tobytes())

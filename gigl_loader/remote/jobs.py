@@ -242,6 +242,12 @@ class JobBook:
         return text
 
     @property
-    def waiting(self) -> list[Member]:
-        """Clients that wait to be let in."""
-        return self.queued if self.running else list(self.present.values())
+    def num_waiting(self) -> int:
+        """How many clients wait to be let in."""
+        return len(self.queued if self.running else self.present)
+
+    def is_waiting(self, member: Member) -> bool:
+        """Return whether a member is one of these."""
+        if self.running:
+            return member in self.queued
+        return self.present.get(member.join.rank) is member

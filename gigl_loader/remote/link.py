@@ -223,7 +223,7 @@ class ServerLink:
         try:
             while True:
                 news = self._watch.ask("watch", Watch(join, seen), News).wait()
-                seen = news.number
+                seen, news = news.number, news.sharing(self.news)
                 if news.status and news.status != self.news.status:
                     _log.info("%s: %s", self.name, news.status)
                 with self._changed:

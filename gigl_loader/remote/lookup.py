@@ -20,7 +20,6 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.link import result_of
 from gigl_loader.remote.messages import EdgesRequest
-from gigl_loader.remote.service import DistServer
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.sampler.store import row_type
 
@@ -52,10 +51,14 @@ class StoreLookup:
     Args:
         dataset: The graph.
         timeout_s: How long an answer may take, in seconds.
+        reconnect_s: How long a server without a twin may be away before that is an error. What was
+            under way when a server was lost is asked again: of a twin at once.
     """
 
-    def __init__(self, dataset: "RemoteDistDataset", timeout_s: float) -> None:
-        self._dataset, self._timeout_s = dataset, timeout_s
+    def __init__(
+        self, dataset: "RemoteDistDataset", timeout_s: float, reconnect_s: float = 0.0
+    ) -> None:
+        self._dataset, self._timeout_s, self._reconnect_s = dataset, timeout_s, reconnect_s
         self._books: dict[Any, tuple[Any, int | None]] = {}
         self._lock = threading.Lock()
 
@@ -163,13 +166,17 @@ class StoreLookup:
         return answers, build
 
     def _ask(self, server: int, name: str, request: Any) -> "Future[Any]":
-        from gigl_loader.remote.client import call_server, current_cluster
+        from gigl_loader.remote.client import current_cluster
 
-        server = current_cluster().stand_in(server)
-        return call_server(server, getattr(DistServer, name), request, timeout_s=self._timeout_s)
+        arguments = {"request": request}
+        return current_cluster().ask_later(
+            server, name, arguments, self._timeout_s, self._reconnect_s
+        )
 
     def _result(self, answer: "Future[R]", what: str) -> R:
-        return result_of(answer, self._timeout_s, what)
+        # once as it was asked first, and once again
+        limit_s = 2 * self._timeout_s + self._reconnect_s
+        return result_of(answer, limit_s, what)
 
     # -- who is asked ---------------------------------------------------------------------------
 
@@ -179,7 +186,7 @@ class StoreLookup:
 
         book, count = self._book(what, name)
         check_ids(ids, name, count)
-        servers = current_cluster().holders(self._timeout_s)
+        servers = current_cluster().holders(self._timeout_s, self._reconnect_s)
         parts = torch.zeros_like(ids) if book is None else book[ids].long()
         pieces = []
         for part in torch.unique(parts).tolist():

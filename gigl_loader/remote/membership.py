@@ -1,7 +1,9 @@
 """Messages about who is here: compute processes and storage servers, and how the servers agree."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+
+from gigl_loader.remote.compact import NOWHERE, UNKNOWN, Addresses, Generations, Runs
 
 
 class Role(Enum):
@@ -49,7 +51,7 @@ class News:
     """Counts the changes."""
     job: int | None = None
     """The job that the process belongs to, once all of it are here."""
-    addresses: tuple[tuple[str, int], ...] = ()
+    addresses: Addresses = NOWHERE
     """Of all storage servers, once the job runs. Unknown ones have port 0."""
     server: int = 0
     """Who says this."""
@@ -57,7 +59,7 @@ class News:
     """Of the server that says this."""
     num_partitions: int = 0
     """Of the graph: server ``i`` serves partition ``i`` modulo that number."""
-    generations: tuple[int, ...] = ()
+    generations: Generations = UNKNOWN
     """Of the same: a server that was started again has a larger one; unknown ones have 0."""
     away: tuple[int, ...] = ()
     """Storage servers that are lost and expected back."""
@@ -68,6 +70,15 @@ class News:
     """Which storage server was lost, in words; None: all are well."""
     refused: str | None = None
     """Why the process does not become part of the next job."""
+
+    def sharing(self, former: "News") -> "News":
+        """Return the same, which holds no second copy of what the former ones said, too."""
+        same = {
+            name: value
+            for name in ("addresses", "generations")
+            if getattr(self, name) == (value := getattr(former, name))
+        }
+        return replace(self, **same)
 
 
 # --- storage servers agree ------------------------------------------------------------------------
@@ -81,7 +92,7 @@ class Publish:
     rank: int
     key: str
     value: bytes
-    servers: tuple[int, ...]
+    servers: Runs
     """All who meet there; ranks are places among them."""
 
 
@@ -91,8 +102,8 @@ class Gather:
 
     name: str
     key: str
-    ranks: tuple[int, ...]
-    servers: tuple[int, ...]
+    ranks: Runs
+    servers: Runs
     """All who meet there; ranks are places among them."""
 
 
@@ -110,6 +121,6 @@ class Leave:
 
     name: str
     rank: int
-    servers: tuple[int, ...]
+    servers: Runs
     """All who meet there; ranks are places among them."""
     failure: str | None = None

@@ -18,6 +18,7 @@ from gigl_loader.memory import same_host
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import values
+from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.values import (
     BookMessage,
     FeatureInfosMessage,
@@ -92,11 +93,11 @@ class ProducerRequest:
     """Number of this server among those with input of their own; None: it samples no batch."""
     num_shards: int = 1
     """How many servers have input of their own."""
-    client_ranks: tuple[int, ...] = ()
+    client_ranks: Runs = NOBODY
     """Compute ranks that share the producer, by consumer number; empty: whoever asked."""
     request_id: str = ""
     """The same each time that one request is asked, and on all servers; empty: of no other."""
-    servers: tuple[int, ...] = ()
+    servers: Runs = NOBODY
     """Servers that take part, ascending; empty: all of them. The others are lost, and have twins
     that serve the same partition."""
 

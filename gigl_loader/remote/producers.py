@@ -19,6 +19,7 @@ from gigl_loader.errors import (
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.client import call_server
 from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.compact import NOBODY, ByServer, Runs
 from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.remote.service import DistServer
@@ -50,30 +51,34 @@ class RemoteProducers:
     ) -> None:  # fmt: skip
         self._cluster = cluster
         self._sampled = (sampler_input, config)
-        self._sampler_options, self._active = sampler_options, list(active)
-        self.ids: dict[int, int] = {}
+        self._sampler_options, self._active = sampler_options, active
+        self.ids: Mapping[int, int] = ByServer()
         """By server."""
-        self._made_on: dict[int, int] = {}
-        """By server that takes part: its number in the cluster's ``renewals`` at creation."""
+        self._made_on: Sequence[int] = ()
+        """Servers that take part."""
+        self._renewals: dict[int, int] = {}
+        """The cluster's at creation."""
 
     @property
     def replaced(self) -> list[int]:
         """Servers found started again, or connected with again, since: they know no producer."""
-        now = self._cluster.renewals
-        return [server for server, number in self._made_on.items() if now.get(server, 0) != number]
+        now, then = dict(self._cluster.renewals), self._renewals
+        changed = (server for server in now if now[server] != then.get(server, 0))
+        return sorted(server for server in changed if server in self._made_on)
 
     def adopt(self, ids: Mapping[int, int]) -> None:
         """Use the producers that another process asked for."""
-        self.ids, self._made_on = dict(ids), self._numbers(ids)
+        self._note_servers(ids)
+        self.ids = ByServer.of(ids)
 
-    def _numbers(self, servers: Iterable[int]) -> dict[int, int]:
-        renewals = self._cluster.renewals
-        return {server: renewals.get(server, 0) for server in servers}
+    def _note_servers(self, servers: Iterable[int]) -> None:
+        self._made_on = Runs.of(sorted(servers))
+        self._renewals = dict(self._cluster.renewals)
 
     # -- creation -------------------------------------------------------------------------------
 
     def request(
-        self, server: int, ranks: tuple[int, ...], epoch_options: EpochOptions,
+        self, server: int, ranks: Sequence[int], epoch_options: EpochOptions,
         request_id: str = "", servers: Sequence[int] = (),
     ) -> ProducerRequest:  # fmt: skip
         """Return which batches a server samples, and for whom; see `ProducerRequest`."""
@@ -81,9 +86,9 @@ class RemoteProducers:
             epoch_options=epoch_options,
             shard=self._active.index(server) if server in self._active else None,
             num_shards=max(1, len(self._active)),
-            client_ranks=ranks,
+            client_ranks=Runs.of(ranks),
             request_id=request_id,
-            servers=() if len(servers) == len(self._cluster.links) else tuple(servers),
+            servers=NOBODY if len(servers) == len(self._cluster.links) else Runs.of(servers),
         )
 
     def create(
@@ -104,12 +109,13 @@ class RemoteProducers:
             PeerError: One failed or is lost; those that were made are ended.
         """
         limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
-        self.ids, self._made_on = {}, self._numbers(servers)
+        self.ids = ByServer()
+        self._note_servers(servers)
         answers = {
             server: call_server(
                 server, create, *self._sampled, options, self._sampler_options,
                 timeout_s=limit + CALL_TIMEOUT_S,
-                request=self.request(server, tuple(ranks), epoch_options, request_id, servers),
+                request=self.request(server, ranks, epoch_options, request_id, servers),
             )
             for server in servers
         }  # fmt: skip
@@ -128,7 +134,7 @@ class RemoteProducers:
         if error is not None:
             self._release(found, None, is_broken=True)
             raise error
-        self.ids = found
+        self.ids = ByServer.of(found)
 
     def _silent(self, answers: dict[int, "Future[int]"], timeout_s: float) -> PeerError | None:
         """Wait for ``answers``; after ``timeout_s``, return an error if a server is stopped.
@@ -180,17 +186,17 @@ class RemoteProducers:
             waits: Return when the servers have done so.
         """
         replaced = self.replaced  # a number means another producer there
-        ids, self.ids = self.ids, {}
+        ids, self.ids = self.ids, ByServer()
         still = {s: p for s, p in ids.items() if s not in replaced}
         self._release(still, consumer, is_broken, waits)
 
     def _release(
-        self, ids: dict[int, int], consumer: int | None, is_broken: bool, waits: bool = True
+        self, ids: Mapping[int, int], consumer: int | None, is_broken: bool, waits: bool = True
     ) -> None:
         """Release this process's share of producers; None: end them."""
         how = {"linger_s": 0.0 if is_broken else LINGER_S}
         limit = _RELEASE_BROKEN_S if is_broken else _RELEASE_S
-        host = min(self._made_on, default=0)  # where the servers agreed on it
+        host = next(iter(self._made_on), 0)  # where the servers agreed on it
         deadline = time.monotonic() + limit  # of all servers together
         answers = []
         for server, producer in ids.items():

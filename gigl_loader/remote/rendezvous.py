@@ -11,6 +11,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
+from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.membership import Gather, Gathered, Leave, Publish
 from gigl_loader.remote.messages import Nothing
 from gigl_loader.transport import Caller
@@ -24,11 +25,12 @@ _ANSWER_S = 10.0
 
 @dataclass
 class _Rendezvous:
-    servers: tuple[int, ...] = ()
+    servers: Runs = NOBODY
     """Who meet there, once one of them has said it."""
-    values: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    values: dict[str, dict[int, bytes]] = field(default_factory=dict)
     """By key and rank."""
-    waiting: "list[tuple[Gather, Future[Gathered]]]" = field(default_factory=list)
+    waiting: "dict[str, list[tuple[Gather, Future[Gathered]]]]" = field(default_factory=dict)
+    """By key."""
     failure: str | None = None
     left: set[int] = field(default_factory=set)
 
@@ -45,8 +47,8 @@ class RendezvousTable:
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
             one.servers = request.servers
-            one.values[request.key, request.rank] = request.value
-            self._serve(one)
+            one.values.setdefault(request.key, {})[request.rank] = request.value
+            self._serve(one, request.key)
         return Nothing()
 
     def gather(self, request: Gather) -> "Future[Gathered]":
@@ -55,15 +57,16 @@ class RendezvousTable:
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
             one.servers = request.servers
-            one.waiting.append((request, future))
-            self._serve(one)
+            one.waiting.setdefault(request.key, []).append((request, future))
+            self._serve(one, request.key)
         return future
 
     def missing(self, request: Gather) -> list[int]:
         """Return the servers that have not published."""
         with self._lock:
-            values = self._by_name.get(request.name, _Rendezvous()).values
-            missing = [rank for rank in request.ranks if (request.key, rank) not in values]
+            one = self._by_name.get(request.name, _Rendezvous())
+            values = one.values.get(request.key, {})
+            missing = [rank for rank in request.ranks if rank not in values]
         return [request.servers[rank] for rank in missing]
 
     def leave(self, request: Leave) -> Nothing:
@@ -74,7 +77,7 @@ class RendezvousTable:
             if request.failure is not None and one.failure is None:
                 server = request.servers[request.rank]
                 one.failure = f"storage server {server} failed: {request.failure}"
-            self._serve(one)
+            self._serve_all(one)
             if len(one.left) >= len(request.servers):
                 del self._by_name[request.name]
         return Nothing()
@@ -85,20 +88,25 @@ class RendezvousTable:
             for one in self._by_name.values():
                 if server is None or server in one.servers:
                     one.failure = one.failure or why
-                    self._serve(one)
+                    self._serve_all(one)
+
+    def _serve_all(self, one: _Rendezvous) -> None:
+        for key in list(one.waiting):
+            self._serve(one, key)
 
     @staticmethod
-    def _serve(one: _Rendezvous) -> None:
-        still = []
-        for request, future in one.waiting:
-            names = [(request.key, rank) for rank in request.ranks]
-            if all(name in one.values for name in names):
-                _answer(future, Gathered(tuple(one.values[name] for name in names)))
+    def _serve(one: _Rendezvous, key: str) -> None:
+        still, values = [], one.values.get(key, {})
+        for request, future in one.waiting.pop(key, []):
+            # all wait for all: whoever comes must not look at each that each of the others wants
+            if len(values) >= len(request.ranks) and all(rank in values for rank in request.ranks):
+                _answer(future, Gathered(tuple(values[rank] for rank in request.ranks)))
             elif one.failure is not None:
                 _answer(future, Gathered(failure=one.failure))
             else:
                 still.append((request, future))
-        one.waiting = still
+        if still:
+            one.waiting[key] = still
 
 
 def _answer(future: "Future[Gathered]", answer: Gathered) -> None:
@@ -129,7 +137,7 @@ class ServerRendezvous:
         dial: Callable[[], Caller] | None = None,
     ) -> None:
         self.rank, self.world_size = servers.index(server), len(servers)
-        self._server, self._servers = server, tuple(servers)
+        self._server, self._servers = server, Runs.of(servers)
         self._name, self._timeout_s, self._table = name, timeout_s, table
         self._dial = dial
         self._caller = dial() if dial is not None else None
@@ -159,7 +167,7 @@ class ServerRendezvous:
             UsageError: The rendezvous is closed.
         """
         self._check_open()
-        request = Gather(self._name, key, tuple(ranks), self._servers)
+        request = Gather(self._name, key, Runs.of(ranks), self._servers)
         try:
             found = self._ask(request)
         except TimeoutError as error:

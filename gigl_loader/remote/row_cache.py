@@ -41,7 +41,7 @@ from gigl_loader.sampler.row_cache import (
     tables_of,
 )
 from gigl_loader.sampler.store import gather_rows
-from gigl_loader.workers.ahead import LookAhead
+from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
 _UNDER_WAY = 3
 """Batches whose rows are asked for at once: the next questions wait at the servers already."""
@@ -75,6 +75,8 @@ class _Batch:
     specs: list[RowsApart]
     ids: dict[tuple[Owner, str], Array]
     """By owner and key of the tensor, the ids of the rows; of an owner, the first are planned."""
+    number: int = -1
+    """In the cache; -1: none."""
 
     def specs_of(self, owner: Owner, key: str) -> list[RowsApart]:
         """Return the tensors of rows with these ids."""
@@ -122,7 +124,7 @@ class RowKeeper:
         """Of batches beside the epoch, which another thread fills."""
         self._cache: RowCache | None = None
         self._look_ahead: LookAhead | None = None
-        self._sequence = -1
+        self._sequence = self._user = -1
         self._channel: RemoteReceivingChannel | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -246,8 +248,16 @@ class RowKeeper:
 
     def _fill_each(self, total: int) -> None:
         """Go through the epoch: draw ahead, ask for rows, fill, each as soon as it can be."""
-        assert self._channel is not None, "`begin` sets it"
         drawn: deque[_Batch] = deque()
+        try:
+            self._fill_drawn(total, drawn)
+        finally:
+            if self._cache is not None:
+                for batch in drawn:  # of an epoch that was broken off
+                    self._cache.forget(batch.number)
+
+    def _fill_drawn(self, total: int, drawn: deque[_Batch]) -> None:
+        assert self._channel is not None, "`begin` sets it"
         asked: deque[tuple[_Batch, list[_Source]]] = deque()
         num_drawn = num_asked = 0
         while (num_asked < total or asked) and not self._stopped:
@@ -256,11 +266,11 @@ class RowKeeper:
                 received = self._channel.next()
                 if received is None:  # broken off
                     return
-                drawn.append(self._drawn(num_drawn, total, received))
+                drawn.append(self._drawn(total, received))
                 num_drawn += 1
             elif not wants and drawn and self._has_room(len(asked)):
                 batch = drawn.popleft()
-                asked.append((batch, self._ask(num_asked, batch)))
+                asked.append((batch, self._ask(batch)))
                 num_asked += 1
             elif asked:
                 self._hand_over(self._filled_up(*asked.popleft()))
@@ -288,7 +298,7 @@ class RowKeeper:
             self._last_progress = time.monotonic()
             self._changed.notify_all()
 
-    def _drawn(self, number: int, total: int, received: Received) -> _Batch:
+    def _drawn(self, total: int, received: Received) -> _Batch:
         """Note what a batch is going to need."""
         message = received.message
         if not self._pin:  # it may lie in the server's memory, which a window of batches would fill
@@ -296,9 +306,11 @@ class RowKeeper:
         batch = _described(replace(received, message=message))
         if self._cache is None:
             self._make_cache(batch, total)
-        if self._cache is not None:
+        if self._cache is not None and self._look_ahead is not None:
+            wanted = batch.wanted()
+            batch.number = self._cache.add(self._user, wanted)
             kept = sum(tensor.nbytes for tensor in batch.received.message.values())
-            self._cache.add(self._sequence, number, batch.wanted(), kept)
+            self._look_ahead.count(self._sequence, self._cache.bytes_of(wanted), kept)
         self._last_progress = time.monotonic()
         return batch
 
@@ -317,14 +329,16 @@ class RowKeeper:
         memory = torch.zeros(segment_bytes(tables), dtype=torch.uint8)
         self._cache = RowCache(CacheMemory(memory.numpy(), tables))
         self._cache.initialise()
-        self._look_ahead = LookAhead(CacheMemory(memory, tables), self._options)
+        self._user = self._cache.join()
+        drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))
+        self._look_ahead = LookAhead(self._cache, drawn, self._options)
         self._look_ahead.begin(self._sequence, total)
 
-    def _ask(self, number: int, batch: _Batch) -> list[_Source]:
+    def _ask(self, batch: _Batch) -> list[_Source]:
         """Decide what is kept of a batch's rows, and ask for those that are not here."""
         plans: dict[Owner, Array] = {}
         if self._cache is not None:
-            plans = self._cache.plan(self._sequence, number, batch.wanted())
+            plans = self._cache.plan(batch.number, batch.wanted())
         return [
             self._source(owner, key, ids, batch, plans) for (owner, key), ids in batch.ids.items()
         ]

@@ -43,10 +43,11 @@ from gigl_loader.options import (
     SamplerOptions,
     parse_size,
 )
+from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
-from gigl_loader.remote.shared import Fetched, SharedProducer
+from gigl_loader.remote.shared import Clients, Fetched, SharedProducer
 from gigl_loader.sampler._kernels import load as load_kernels
 from gigl_loader.transport import Security, free_port
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer, seed_or_drawn
@@ -74,7 +75,7 @@ class _Slot:
     id: int
     name: str = ""
     """The same on all servers; empty: nobody but the one who asked knows of it."""
-    servers: tuple[int, ...] = ()
+    servers: Runs = NOBODY
     """Those that take part; the first one decides when the producer is over."""
     ready: threading.Event = field(default_factory=lambda: threading.Event())
     shared: SharedProducer | None = None
@@ -253,7 +254,9 @@ class DistServer(PartitionAnswers):
         producer.init(rendezvous, self._security)
         client = caller.get()
         job = client[0] if isinstance(client, tuple) else None
-        clients: list[Hashable] = [(job, rank) for rank in request.client_ranks] or [client]
+        clients: Sequence[Hashable] = [client]
+        if request.client_ranks:
+            clients = Clients(job, request.client_ranks)
         key = options.worker_key or f"producer {number}"
         return SharedProducer(
             key, producer, memory, request, clients, parse_size(options.buffer_size),
@@ -267,8 +270,8 @@ class DistServer(PartitionAnswers):
         name = request.request_id or secrets.token_hex(16)  # without one, nobody comes
         return self.meet(name, request.epoch_options.timeout_s, self._taking_part(request))
 
-    def _taking_part(self, request: ProducerRequest) -> tuple[int, ...]:
-        return request.servers or tuple(range(self.num_servers))
+    def _taking_part(self, request: ProducerRequest) -> Runs:
+        return request.servers or Runs.of(range(self.num_servers))
 
     def _check_columns(self, config: SamplingConfig) -> None:
         walked = {

@@ -20,6 +20,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import AT_ONCE_STREAM, Received
+from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.workers.producer import DistSamplingProducer
 
@@ -74,6 +75,33 @@ class _Consumer:
         return lost + untouched
 
 
+@dataclass(frozen=True)
+class Clients(Sequence[Hashable]):
+    """The compute processes of one job that share a producer, by consumer number.
+
+    Each is ``(job, rank)``. A server has one for each producer, and thousands may share that.
+    """
+
+    job: Hashable
+    ranks: Runs
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.job, self.ranks[number]
+
+    def __contains__(self, client: object) -> bool:
+        if not isinstance(client, tuple) or len(client) != 2:
+            return False
+        job, rank = client
+        return job == self.job and rank in self.ranks
+
+    def index(self, client: Any, *_: Any) -> int:
+        """Return the number of a client that is one of these."""
+        return self.ranks.index(client[1])
+
+
 class SharedProducer:
     """Feeds each consumer from its own stream. Nobody waits in here but the pumping thread.
 
@@ -100,10 +128,7 @@ class SharedProducer:
         self._memory, self._request, self._limit_bytes = memory, request, limit_bytes
         self._limit, self._count = memory.capacity, count
         self._lock = threading.RLock()
-        self._clients = tuple(clients)
-        self._numbers: dict[Hashable, list[int]] = {}
-        for number, client in enumerate(clients):
-            self._numbers.setdefault(client, []).append(number)
+        self._clients = clients
         self._consumers: dict[int, _Consumer] = {}
         """Those that came: of thousands that may come, a server is asked by a few."""
         self._released: set[int] = set()
@@ -278,7 +303,10 @@ class SharedProducer:
 
     def consumers_of(self, client: Hashable) -> list[int]:
         """Return the consumers that a client has not released."""
-        return [number for number in self._numbers.get(client, ()) if number not in self._released]
+        if client not in self._clients:
+            return []
+        number = self._clients.index(client)
+        return [] if number in self._released else [number]
 
     def _get(self, number: int) -> _Consumer:
         if not 0 <= number < len(self._clients) or number in self._released:

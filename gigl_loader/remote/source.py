@@ -7,9 +7,10 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -34,6 +35,7 @@ from gigl_loader.options import EpochOptions, sampler_text
 from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import current_cluster
+from gigl_loader.remote.compact import NOBODY, ByServer, Runs
 from gigl_loader.remote.inputs import concatenated, digest_of
 from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.producers import RemoteProducers
@@ -79,7 +81,7 @@ class RemoteSource:
         shard: str = "machine",
     ) -> None:
         servers = options.server_rank
-        self._servers = list(servers) if isinstance(servers, (list, tuple)) else [servers]
+        self._servers = _compact(servers if isinstance(servers, (list, tuple)) else [servers])
         if len(inputs) != len(self._servers):
             raise ConfigError(
                 f"sampler_input must be a list with one input per storage server: got "
@@ -91,13 +93,16 @@ class RemoteSource:
                 f"worker_options.server_rank must name all {len(self._cluster.links)} storage "
                 f"servers, got {self._servers}"
             )
-        self._config, self._options, self._sampler_options = config, options, sampler_options
+        self._config, self._sampler_options = config, sampler_options
+        self._options = copy.copy(options)
+        self._options.server_rank = self._servers
         self.epoch_options = epoch_options
         self._pin_memory, self._shard = pin_memory, shard
         self._input = concatenated(inputs)
-        self._active = [
-            server for server, one in zip(self._servers, inputs, strict=True) if len(one)
-        ]
+        self._active = _those_of(
+            self._servers,
+            {server for server, one in zip(self._servers, inputs, strict=True) if len(one)},
+        )
         self.num_seeds = len(self._input)
         self._share = OwnBatches(0, 1)
         self._producers = RemoteProducers(
@@ -108,12 +113,11 @@ class RemoteSource:
         self._broken = False
         """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None
-        self._live = list(self._servers)
+        self._live: Sequence[int] = self._servers
         """Servers that take part: all but those that are lost and have twins."""
         self._sampling = self._active
-        self._place_of: dict[int, int] = {}
-        """By server that samples: its place among those."""
-        self._ranks: tuple[int, ...] = ()
+        """Those of them that have batches."""
+        self._ranks = NOBODY
         self._create: Callable[..., int] | None = None
         self._recoveries = 0
         self._epoch = 0
@@ -153,7 +157,7 @@ class RemoteSource:
         if terms.error is not None:
             raise ConfigError(terms.error)
         group = terms.of(rank, key, self.epoch_options)
-        ranks = group.all_ranks
+        ranks = group.ranks
         leader = ranks[0]
         options = terms.first if self._shard == "world" else group.options
         outcome: Any = None
@@ -167,8 +171,9 @@ class RemoteSource:
             _wait_turn(terms.place(rank), gap_s, max_concurrent)
             outcome = self._create_all(create, ranks, options)
         failure = describe(outcome) if isinstance(outcome, Exception) else None
-        told = Outcome(outcome if failure is None else None, failure)
-        leaders = {one.ranks[0][0] for one in terms.sharing}
+        made = ByServer.of(outcome) if isinstance(outcome, Mapping) else None
+        told = Outcome(made, failure)
+        leaders = {one.ranks[0] for one in terms.sharing}
         found = decide_with_ranks(
             told, world_size, Outcome, partial(sum_up, leaders), Outcomes
         )  # fmt: skip
@@ -185,8 +190,8 @@ class RemoteSource:
         return rebuild(found.failure, f"rank {found.failed}")
 
     def _create_all(
-        self, create: Callable[..., int], ranks: Sequence[int], epoch_options: EpochOptions
-    ) -> dict[int, int] | Exception:
+        self, create: Callable[..., int], ranks: Runs, epoch_options: EpochOptions
+    ) -> Mapping[int, int] | Exception:
         """Return the ids of fresh producers by server, or why there are none.
 
         Servers that are lost meanwhile are done without, or waited for.
@@ -225,34 +230,32 @@ class RemoteSource:
         }
 
     def _adopt(
-        self, own: Any, failure: Exception | None, ranks: list[int], epoch_options: EpochOptions
+        self, own: Any, failure: Exception | None, ranks: Runs, epoch_options: EpochOptions
     ) -> None:
-        if isinstance(own, dict) and self._cluster.rank != ranks[0]:
+        if isinstance(own, Mapping) and self._cluster.rank != ranks[0]:
             self._adopt_from_leader(own)
         self._consumer, self._num_consumers = ranks.index(self._cluster.rank), len(ranks)
         if failure is not None:
             self._broken = True
             self._producers.release(self._consumer, is_broken=True)
             raise failure
-        self.epoch_options, self._ranks = epoch_options, tuple(ranks)
+        self.epoch_options, self._ranks = epoch_options, ranks
         self._share = self._own_share()
         self._open_channel()
 
-    def _adopt_from_leader(self, ids: dict[int, int]) -> None:
+    def _adopt_from_leader(self, ids: Mapping[int, int]) -> None:
         """Use the producers of the leader, which may have seen a server come back before this."""
-        self._live = sorted(ids)
+        self._live = Runs.of(sorted(ids))
         deadline = time.monotonic() + self.epoch_options.reconnect_timeout_s
         with contextlib.suppress(ServerDiedError):  # an epoch finds it out, too
             self._cluster.await_servers(deadline, self._live)
         self._producers.adopt(ids)
 
     def _open_channel(self) -> None:
-        live = set(self._live)
-        self._sampling = [server for server in self._active if server in live] or self._live
-        self._place_of = {server: place for place, server in enumerate(self._sampling)}
+        self._sampling = _those_of(self._active, set(self._live)) or self._live
         self.channel = RemoteReceivingChannel(
             self._sampling,
-            [self._producers.ids[server] for server in self._sampling],
+            self._producers.ids,
             self._options.prefetch_size,
             consumer=self._consumer,
             in_order=self.epoch_options.in_order,
@@ -295,18 +298,20 @@ class RemoteSource:
     def _begin(self) -> None:
         if self._rows is not None:
             self._rows.stop()
-        self._channel.start_epoch(self._epoch, [self._place(index) for index in self._to_come])
+        places = {server: place for place, server in enumerate(self._sampling)}
+        batches = [self._place(index, places) for index in self._to_come]
+        self._channel.start_epoch(self._epoch, batches)
         if self._rows is not None:
             self._rows.begin(self._channel, len(self._to_come))
 
-    def _place(self, index: int) -> tuple[int, int]:
+    def _place(self, index: int, places: Mapping[int, int]) -> tuple[int, int]:
         """Return who samples a batch, by place among those that sample, and the batch."""
         place, batch = self._share[index]
         server = self._active[place]
-        if server not in self._place_of:
+        if server not in places:
             twin = self._cluster.twin_of(server, self._sampling)
             server = self._sampling[batch % len(self._sampling)] if twin is None else twin
-        return self._place_of[server], batch
+        return places[server], batch
 
     def cancel_epoch(self) -> None:
         """Stop sampling for the epoch under way."""
@@ -399,7 +404,7 @@ class RemoteSource:
         Raises:
             ServerDiedError: They did not come back by the deadline.
         """
-        self._live = self._cluster.await_servers(deadline)
+        self._live = Runs.of(self._cluster.await_servers(deadline))
         if missing := sorted(set(self._servers) - set(self._live)):
             _log.warning("storage servers %s are lost; their twins sample for them", missing)
 
@@ -508,6 +513,19 @@ class RemoteSource:
             self.channel.cancel()
             self.channel.close()
         self._producers.release(self._consumer, is_broken=self._broken)
+
+
+def _compact(servers: Sequence[int]) -> Sequence[int]:
+    """Return the same in little room, where they ascend, as those of all loaders do."""
+    ascending = all(one < other for one, other in pairwise(servers))
+    return Runs.of(servers) if ascending else servers
+
+
+def _those_of(servers: Sequence[int], wanted: set[int]) -> Sequence[int]:
+    """Return those that are wanted, in their order; all of them are no second list."""
+    if wanted.issuperset(servers):
+        return servers
+    return _compact([server for server in servers if server in wanted])
 
 
 def _wait_turn(place: int, gap_s: float | None, max_concurrent: int | None) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import check_same_options
+from gigl_loader.remote.compact import ByServer, Runs
 from gigl_loader.transport.failures import Failure
 
 
@@ -27,17 +28,11 @@ class Sharing:
     """The ranks of one worker key, where they are more than one."""
 
     key: str
-    ranks: list[tuple[int, int]]
-    """``[first, end)`` of each run of ranks."""
+    ranks: Runs
     options: EpochOptions
     """Those that count: the leader's."""
     differ: list[int]
     """Ranks with another input or config than the leader."""
-
-    @property
-    def all_ranks(self) -> list[int]:
-        """The ranks, ascending."""
-        return [rank for first, end in self.ranks for rank in range(first, end)]
 
 
 @dataclass(frozen=True)
@@ -53,19 +48,19 @@ class Terms:
     def of(self, rank: int, key: str, own: EpochOptions) -> Sharing:
         """Return the ranks that share a key: one alone, where rank 0 said nothing of it."""
         found = next((one for one in self.sharing if one.key == key), None)
-        return found or Sharing(key, [(rank, rank + 1)], own, [])
+        return found or Sharing(key, Runs.of([rank]), own, [])
 
     def place(self, rank: int) -> int:
         """Return which of all leaders a leader is, by rank."""
-        followers = (one for shared in self.sharing for one in shared.all_ranks[1:])
-        return rank - sum(one < rank for one in followers)
+        before = (one.ranks.before(rank) for one in self.sharing)
+        return rank - sum(count - 1 for count in before if count)  # each key's first is a leader
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of creating producers, of the process that asked for them."""
 
-    producers: dict[int, int] | None
+    producers: ByServer | None
     """Their ids by server."""
     failure: Failure | None
 
@@ -74,7 +69,7 @@ class Outcome:
 class Outcomes:
     """What rank 0 makes of those of all."""
 
-    producers: dict[int, dict[int, int]]
+    producers: dict[int, ByServer]
     """By leader, of those that others share theirs with."""
     failed: int | None = None
     """The first rank that failed."""
@@ -92,24 +87,13 @@ def settle(why: str, offers: list[Offer]) -> Terms:
         by_key.setdefault(offer.key, []).append(rank)
     sharing = [
         Sharing(
-            key, _runs(ranks), offers[ranks[0]].options,
+            key, Runs.of(ranks), offers[ranks[0]].options,
             [one for one in ranks if offers[one].digest != offers[ranks[0]].digest],
         )
         for key, ranks in by_key.items()
         if len(ranks) > 1
     ]  # fmt: skip
     return Terms(sharing, offers[0].options)
-
-
-def _runs(ranks: list[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as runs ``[first, end)``."""
-    found: list[tuple[int, int]] = []
-    for rank in ranks:
-        if found and found[-1][1] == rank:
-            found[-1] = (found[-1][0], rank + 1)
-        else:
-            found.append((rank, rank + 1))
-    return found
 
 
 def sum_up(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:

@@ -311,7 +311,7 @@ def _(value: RemoteDistSamplingWorkerOptions) -> WorkerOptionsMessage:
     return WorkerOptionsMessage(
         **{
             **fields,
-            "server_rank": list(servers) if isinstance(servers, (list, tuple)) else [servers],
+            "server_rank": [servers] if isinstance(servers, int) else list(servers),
             "master_port": int(value.master_port),
             "buffer_size": parse_size(value.buffer_size),
         }

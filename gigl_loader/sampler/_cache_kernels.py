@@ -1,11 +1,13 @@
 """Compiled loops of the row cache: which rows to keep, by when each is needed next.
 
-One table is a handful of arrays::
+Batches have numbers, in the order in which they became known, whoever asks for them: the clock.
+They are filled in about that order. One table is a handful of arrays::
 
-    ring                a place per row asked for ("reference"): its id, and its next use
-    plan                of each reference, what was decided
+    ring                a place per row asked for ("reference"): its id, the batch that asks, and
+                        the places + 1 of the references to the same id before and after it, of
+                        those whose batches are still to be filled; 0: none
     starts, counts      by batch, modulo their length: its references
-    known               by id: place of its last reference + 1, slot + 1; 0: none
+    known               by id: place of the last of these references + 1, slot + 1; 0: none
     holder, until       by slot: id that it is for, next use
     held, top, below    by next use: number of slots that have it, and one of these; by slot: the
                         next of them; -1: none
@@ -25,18 +27,19 @@ Source:
 
 from gigl_loader.sampler._kernels import _jit
 
-LINKED, DECIDED, OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, FIRST, LAST = range(12)
-STATE_SIZE = 12
-"""Places of ``state``: batches linked and decided, the oldest whose plan was not taken, and the end
-of those that were added; references added and freed; slots in use; references that were found and
-not found; rows that the last decision kept without knowing when they are needed; where the queue
-begins and ends."""
-ABSENT, UNPLANNED = -1, -2
-"""In ``counts``: nothing is known of the batch; there was no room for its references."""
-TWICE, DONE = -1, -2
-"""Next use of a reference: the batch has the same id before; the batch was decided."""
+OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, FIRST, LAST = range(10)
+STATE_SIZE = 10
+"""Places of ``state``: the first batch that is still to be filled, and the end of those that are
+known; references added and freed; slots in use; references that were found and not found; rows that
+the last decision kept without knowing when they are needed; where the queue begins and ends."""
+ID, BATCH, BEFORE, AFTER = range(4)
+"""Columns of ``ring``."""
+ABSENT = -1
+"""In ``counts``: the batch was filled, or forgotten."""
+TWICE = -1
+"""Batch of a reference: the batch has the same id before."""
 MISSING = -1
-"""In ``plan``: fetched, and not kept. Above it: the slot; below: fetched, and kept in -2 - slot."""
+"""In a plan: fetched, and not kept. Above it: the slot; below: fetched, and kept in -2 - slot."""
 
 
 @_jit
@@ -77,107 +80,79 @@ def _push(slot, use, until, top, below):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def forget_future(state, ring, starts, counts, taken, slots):  # type: ignore[no-untyped-def]
-    """Begin another sequence of batches: keep the rows, and nothing of what was to come."""
-    until, held, top, _, queue, queued = slots
+def _move_on(state, starts, counts):  # type: ignore[no-untyped-def]
+    """Make room of the references of batches that are filled or forgotten."""
     never = starts.shape[0]
-    ring[:, 0] = -1
-    counts[:] = ABSENT
-    taken[:] = 0
-    held[:] = 0
-    top[:] = -1
-    state[FIRST] = state[LAST] = 0
-    for slot in range(state[USED]):
-        _enqueue(state, slot, never, until, queue, queued)
-    held[never] = state[USED]
-    state[LINKED] = state[DECIDED] = state[OLDEST] = state[NEWEST] = 0
-    state[HEAD] = state[TAIL] = 0
+    while state[OLDEST] < state[NEWEST] and counts[state[OLDEST] % never] == ABSENT:
+        state[OLDEST] += 1
+    is_empty = state[OLDEST] == state[NEWEST]
+    state[TAIL] = state[HEAD] if is_empty else starts[state[OLDEST] % never]
 
 
 @_jit
-def add(state, ring, starts, counts, batch, ids):  # type: ignore[no-untyped-def]
-    """Add the references of a batch; a second time, or where there is no room, they are not."""
-    place = batch % starts.shape[0]
-    if batch < state[LINKED] or batch - state[OLDEST] >= starts.shape[0]:
-        return
-    if counts[place] != ABSENT:
-        return
-    starts[place] = state[HEAD]
-    state[NEWEST] = max(state[NEWEST], batch + 1)
-    if state[HEAD] - state[TAIL] + ids.shape[0] > ring.shape[0]:
-        counts[place] = UNPLANNED
-        return
-    counts[place] = ids.shape[0]
-    at = state[HEAD] % ring.shape[0]
-    for i in range(ids.shape[0]):
-        ring[at, 0] = ids[i]
-        at += 1
-        if at == ring.shape[0]:
-            at = 0
-    state[HEAD] += ids.shape[0]
-
-
-@_jit
-def link(state, ring, starts, counts, known, slots):  # type: ignore[no-untyped-def]
-    """Tell references, and slots, of their next use, as far as batches have come in order."""
-    size, never = ring.shape[0], starts.shape[0]
+def add(state, ring, starts, counts, known, slots, ids):  # type: ignore[no-untyped-def]
+    """Add the references of the next batch; where there is no room, forget the oldest batches."""
+    size, never, count = ring.shape[0], starts.shape[0], ids.shape[0]
     until, held, top, below, _, _ = slots
-    while counts[state[LINKED] % never] != ABSENT and state[LINKED] - state[OLDEST] < never:
-        batch = state[LINKED] % never
-        begin = starts[batch] % size
-        at = begin
-        for i in range(max(0, counts[batch])):
-            ring[at, 1] = never
-            one = ring[at, 0]
-            previous = known[one, 0] - 1
-            is_awaited = False
-            if previous >= 0 and previous != at and ring[previous, 0] == one:
-                distance = previous - begin
-                if distance < 0:
-                    distance += size
-                if distance < i:
-                    ring[at, 1] = TWICE
-                elif ring[previous, 1] == never:
-                    ring[previous, 1] = batch
-                    is_awaited = True  # of a batch to come: its slot has an earlier next use
-            if ring[at, 1] != TWICE:
-                known[one, 0] = at + 1
-                slot = -1 if is_awaited else known[one, 1] - 1
-                if slot >= 0 and until[slot] == never:
-                    held[never] -= 1
-                    held[batch] += 1
-                    _push(slot, batch, until, top, below)
-            at += 1
-            if at == size:
-                at = 0
-        state[LINKED] += 1
+    while state[OLDEST] < state[NEWEST] and (
+        state[NEWEST] - state[OLDEST] >= never - 1 or state[HEAD] - state[TAIL] + count > size
+    ):
+        forget(state, ring, starts, counts, known, slots, state[OLDEST])
+    batch = state[NEWEST] % never
+    state[NEWEST] += 1
+    starts[batch] = state[HEAD]
+    if count > size:
+        counts[batch] = ABSENT
+        _move_on(state, starts, counts)
+        return
+    counts[batch] = count
+    at = state[HEAD] % size
+    for i in range(count):
+        one = ids[i]
+        before = known[one, 0]
+        ring[at, ID] = one
+        ring[at, BEFORE] = before
+        ring[at, AFTER] = 0
+        if before > 0 and ring[before - 1, BATCH] == batch:
+            ring[at, BATCH] = TWICE
+        else:
+            ring[at, BATCH] = batch
+            known[one, 0] = at + 1
+            if before > 0:
+                ring[before - 1, AFTER] = at + 1  # and its slot, if any, has an earlier next use
+            elif known[one, 1] > 0:
+                held[never] -= 1
+                held[batch] += 1
+                _push(known[one, 1] - 1, batch, until, top, below)
+        at += 1
+        if at == size:
+            at = 0
+    state[HEAD] += count
 
 
 @_jit
-def decide(state, ring, plan, starts, counts, known, holder, slots):  # type: ignore[no-untyped-def] # noqa: C901
-    """Plan the next batch: of what is kept and what it fetches, keep what is needed soonest."""
-    # unpacked once: each time, Numba counts references to six arrays, which takes longer than all
+def forget(state, ring, starts, counts, known, slots, batch):  # type: ignore[no-untyped-def]
+    """Forget that a batch was to be filled."""
     until, held, top, below, queue, queued = slots
     size, never = ring.shape[0], starts.shape[0]
-    batch = state[DECIDED] % never
-    begin, count = starts[batch] % size, max(0, counts[batch])
-    repeated = missing = 0
-    top[batch] = -1  # all that are on this stack are used now
-    at = begin
-    for _ in range(count):
-        use = ring[at, 1]
-        if use == TWICE:
-            repeated += 1
-        else:
-            slot = known[ring[at, 0], 1] - 1
-            if slot < 0:
-                plan[at] = MISSING
-                missing += 1
+    own = batch % never
+    if batch < state[OLDEST] or batch >= state[NEWEST] or counts[own] == ABSENT:
+        return
+    top[own] = -1
+    at = starts[own] % size
+    for _ in range(counts[own]):
+        if ring[at, BATCH] != TWICE:
+            before, after = ring[at, BEFORE], ring[at, AFTER]
+            if before > 0:
+                ring[before - 1, AFTER] = after
+            if after > 0:
+                ring[after - 1, BEFORE] = before
             else:
-                plan[at] = slot
-                ring[at, 1] = DONE
-                held[until[slot]] -= 1
-                # these lines stand again below: as a call, deciding takes twice as long
+                known[ring[at, ID], 0] = before
+            slot = known[ring[at, ID], 1] - 1
+            if slot >= 0 and until[slot] == own:
+                use = ring[after - 1, BATCH] if after > 0 else never
+                held[own] -= 1
                 held[use] += 1
                 if use == never:
                     _enqueue(state, slot, never, until, queue, queued)
@@ -186,27 +161,93 @@ def decide(state, ring, plan, starts, counts, known, holder, slots):  # type: ig
         at += 1
         if at == size:
             at = 0
+    counts[own] = ABSENT
+    _move_on(state, starts, counts)
+
+
+@_jit
+def look_up(state, known, ids, out):  # type: ignore[no-untyped-def]
+    """Write the slots of ids, `MISSING` for those without one: the plan of an unknown batch."""
+    for i in range(ids.shape[0]):
+        out[i] = known[ids[i], 1] - 1
+        if out[i] < 0:
+            state[MISSES] += 1
+        else:
+            state[HITS] += 1
+
+
+@_jit
+def decide(  # type: ignore[no-untyped-def] # noqa: C901
+    state, ring, starts, counts, known, holder, slots, batch, ids, out
+):
+    """Plan a batch that is filled now: of what is kept and what comes, keep what is needed soonest.
+
+    Batches with smaller numbers may be filled later.
+    """
+    # unpacked once: each time, Numba counts references to six arrays, which takes longer than all
+    until, held, top, below, queue, queued = slots
+    size, never = ring.shape[0], starts.shape[0]
+    own, count = batch % never, ids.shape[0]
+    if batch < state[OLDEST] or batch >= state[NEWEST] or counts[own] != count:
+        look_up(state, known, ids, out)
+        return
+    begin = starts[own] % size
+    repeated = missing = 0
+    top[own] = -1  # all that are on this stack are used now
+    at = begin
+    for i in range(count):
+        out[i] = MISSING
+        if ring[at, BATCH] == TWICE:
+            repeated += 1
+        else:
+            # these lines stand in `forget`, too: as a call, deciding takes twice as long
+            before, after = ring[at, BEFORE], ring[at, AFTER]
+            if before > 0:
+                ring[before - 1, AFTER] = after
+            if after > 0:
+                ring[after - 1, BEFORE] = before
+            else:
+                known[ids[i], 0] = before
+            slot = known[ids[i], 1] - 1
+            if slot < 0:
+                missing += 1
+            else:
+                out[i] = slot
+                if until[slot] == own:
+                    use = ring[after - 1, BATCH] if after > 0 else never
+                    held[own] -= 1
+                    held[use] += 1
+                    if use == never:
+                        _enqueue(state, slot, never, until, queue, queued)
+                    else:
+                        _push(slot, use, until, top, below)
+        at += 1
+        if at == size:
+            at = 0
+    counts[own] = ABSENT
     state[MISSES] += missing
     state[HITS] += count - repeated - missing
-    ahead = state[LINKED] - state[DECIDED]
-    furthest, last = ahead, never  # the next use to take from, how far ahead, and as it is noted
+    oldest = state[OLDEST]
+    furthest, last = state[NEWEST], never  # the next use to take from, and as it is noted
     at = begin
-    for _ in range(count if missing else 0):
-        use = ring[at, 1]
-        if use != TWICE and use != DONE:
-            ring[at, 1] = DONE
+    for i in range(count if missing else 0):
+        if out[i] == MISSING and ring[at, BATCH] != TWICE:
+            use, one = never, ring[at, AFTER]
+            if ring[at, BEFORE] > 0:  # a batch before this one, that is filled later
+                one = ring[at, BEFORE]
+                while ring[one - 1, BEFORE] > 0:
+                    one = ring[one - 1, BEFORE]
+            if one > 0:
+                use = ring[one - 1, BATCH]
             slot = -1
             if state[USED] < holder.shape[0]:
                 slot = state[USED]
                 state[USED] += 1
             else:
-                while held[last] == 0 and furthest > 1:
+                while held[last] == 0 and furthest > oldest:
                     furthest -= 1
-                    last = (batch + furthest) % never
-                own = ahead if use == never else use - batch
-                if own < 0:
-                    own += never
-                if own < furthest:
+                    last = furthest % never
+                if use != never and oldest + (use - oldest) % never < furthest:
                     if last == never:
                         slot = _dequeue(state, never, until, queue, queued)
                     else:
@@ -215,9 +256,9 @@ def decide(state, ring, plan, starts, counts, known, holder, slots):  # type: ig
                     held[last] -= 1
                     known[holder[slot], 1] = 0
             if slot >= 0:
-                holder[slot] = ring[at, 0]
-                known[ring[at, 0], 1] = slot + 1
-                plan[at] = -2 - slot
+                holder[slot] = ids[i]
+                known[ids[i], 1] = slot + 1
+                out[i] = -2 - slot
                 held[use] += 1
                 if use == never:
                     _enqueue(state, slot, never, until, queue, queued)
@@ -227,10 +268,10 @@ def decide(state, ring, plan, starts, counts, known, holder, slots):  # type: ig
         if at == size:
             at = 0
     at = begin
-    for _ in range(count if repeated else 0):
-        if ring[at, 1] == TWICE:
-            plan[at] = known[ring[at, 0], 1] - 1
-            if plan[at] < 0:
+    for i in range(count if repeated else 0):
+        if ring[at, BATCH] == TWICE:
+            out[i] = known[ids[i], 1] - 1
+            if out[i] < 0:
                 state[MISSES] += 1
             else:
                 state[HITS] += 1
@@ -238,36 +279,7 @@ def decide(state, ring, plan, starts, counts, known, holder, slots):  # type: ig
         if at == size:
             at = 0
     state[UNKNOWN] = held[never]
-    state[DECIDED] += 1
-
-
-@_jit
-def take_plan(state, plan, starts, counts, taken, batch, out):  # type: ignore[no-untyped-def]
-    """Copy the plan of a batch to ``out``, whose references then make room; return whether."""
-    size, never = plan.shape[0], starts.shape[0]
-    place = batch % never
-    if batch < state[OLDEST] or batch >= state[DECIDED] or taken[place]:
-        return False
-    taken[place] = 1
-    known = counts[place] == out.shape[0]
-    if known:
-        at = starts[place] % size
-        for i in range(out.shape[0]):
-            out[i] = plan[at]
-            at += 1
-            if at == size:
-                at = 0
-    while state[OLDEST] < state[DECIDED] and taken[state[OLDEST] % never]:
-        place = state[OLDEST] % never
-        taken[place] = 0
-        counts[place] = ABSENT
-        state[OLDEST] += 1
-    tail = state[HEAD]  # batches come in any order, so the first one left need not be the oldest
-    for one in range(state[OLDEST], state[NEWEST]):
-        if counts[one % never] != ABSENT:
-            tail = min(tail, starts[one % never])
-    state[TAIL] = tail
-    return known
+    _move_on(state, starts, counts)
 
 
 @_jit

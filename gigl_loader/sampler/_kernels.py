@@ -148,53 +148,6 @@ def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, cou
 
 
 @_jit
-def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
-    """Return the first place from ``start`` on whose time is above ``time``; ``stop`` if none."""
-    if start >= stop or times[stop - 1] <= time:  # seeds tend to be later than a whole row
-        return stop
-    size = stop - start
-    while size > 1:  # without a branch that nobody could predict
-        half = size >> 1
-        start += half * np.int64(times[start + half - 1] <= time)
-        size -= half
-    return start + np.int64(times[start] <= time)
-
-
-@_jit
-def count_timed(indptr, times, nodes, since, until, fanout, replace, last, starts, degrees, counts):  # type: ignore[no-untyped-def]
-    """Like `count_uniform`, over rows by time, cut to what is within the times of each node.
-
-    ``since`` is empty where no time is too early. With ``last`` a row is cut to its latest
-    ``fanout`` places.
-    """
-    num_rows = indptr.shape[0] - 1
-    lowest = np.iinfo(np.int64).min
-    total = 0
-    most = 0
-    for i in range(nodes.shape[0]):
-        node = nodes[i]
-        start = 0
-        stop = 0
-        if node < num_rows:
-            start = indptr[node]
-            stop = _first_after(times, start, indptr[node + 1], until[i])
-            if since.shape[0] > 0 and since[i] > lowest:
-                start = _first_after(times, start, stop, since[i] - 1)
-        if last and fanout >= 0:
-            start = max(start, stop - fanout)
-        degree = stop - start
-        take = degree
-        if fanout >= 0 and (degree > fanout or (replace and degree > 0)):
-            take = fanout
-        starts[i] = start
-        degrees[i] = degree
-        counts[i] = take
-        total += take
-        most = max(most, degree)
-    return total, most
-
-
-@_jit
 def _sift_down(keys, items, size):  # type: ignore[no-untyped-def]
     """Restore a max-heap of ``size`` whose root was replaced."""
     parent = 0
@@ -487,7 +440,6 @@ def load() -> None:
         draw_uniform(none, *rows, replace, key, np.zeros(0, np.uint8), none)
         count_weighted(indptr, weights, none, -1, replace, *rows)
         draw_weighted(weights, none, *rows, replace, key, np.zeros(0), none, none)
-        count_timed(indptr, none, none, none, none, -1, replace, replace, *rows)
     draw_labor(none, weights, *rows, key, np.zeros(0), none, none)
     gather(none, none, none)
     insert_nodes(ids, np.uint64(1023), none, 0, 0)

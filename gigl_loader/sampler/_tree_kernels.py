@@ -1,4 +1,4 @@
-"""Compiled inner loops of disjoint trees: what is labelled is a node of a tree.
+"""Compiled inner loops of disjoint trees, with or without times: labels are of a node of a tree.
 
 A *key* is a number that holds the tree above the bits of the node's id. Neighbours come tree after
 tree, so the places of a tree in the hash table lie near each other: what is being worked on stays
@@ -7,11 +7,13 @@ in the processor's cache, however large the table is.
 
 import numpy as np
 
-from gigl_loader.sampler._kernels import _jit, mix
+from gigl_loader.sampler._kernels import _at, _jit, _prefetch, mix
 
 _NEAR = 16
 """Places near a tree's that are tried before any place is: trees are not all of one size."""
 _NEAREST = 1024
+_AHEAD = 16
+"""Rows that memory is asked for before they are read."""
 _ONE, _TAG = np.uint64(1), np.uint64(33)
 
 
@@ -67,6 +69,68 @@ def reach(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_b
 
 
 @_jit
+def _first_after(times, start, stop, time):  # type: ignore[no-untyped-def]
+    """Return the first place from ``start`` on whose time is above ``time``; ``stop`` if none."""
+    if start >= stop or times[stop - 1] <= time:  # seeds tend to be later than a whole row
+        return stop
+    size = stop - start
+    while size > 1:  # without a branch that nobody could predict
+        half = size >> 1
+        start += half * np.int64(times[start + half - 1] <= time)
+        size -= half
+    return start + np.int64(times[start] <= time)
+
+
+@_jit
+def _look_up_rows(indptr, nodes, starts, stops):  # type: ignore[no-untyped-def]
+    """Write where the row of each node starts and stops; a node without a row has an empty one."""
+    num_rows, last = indptr.shape[0] - 1, nodes.shape[0] - 1
+    for i in range(nodes.shape[0]):
+        later = min(nodes[min(i + _AHEAD, last)], num_rows)
+        _prefetch(_at(indptr.ctypes.data + later * indptr.itemsize))
+        node = nodes[i]
+        starts[i] = indptr[node] if node < num_rows else 0
+        stops[i] = indptr[node + 1] if node < num_rows else 0
+
+
+@_jit
+def count_timed(indptr, times, nodes, since, until, fanout, replace, last, starts, degrees, counts):  # type: ignore[no-untyped-def]
+    """Like `count_uniform`, over rows by time, cut to what is within the times of each node.
+
+    ``since`` is empty where no time is too early. With ``last`` a row is cut to its latest
+    ``fanout`` places.
+
+    Two passes, as waiting for memory is what it costs: where a row's times lie has to be known
+    before they can be asked for ahead.
+    """
+    _look_up_rows(indptr, nodes, starts, degrees)  # degrees: where rows stop, until they are cut
+    lowest, end = np.iinfo(np.int64).min, nodes.shape[0] - 1
+    total = 0
+    most = 0
+    for i in range(nodes.shape[0]):
+        later = min(i + _AHEAD, end)
+        _prefetch(_at(times.ctypes.data + max(0, degrees[later] - 1) * times.itemsize))
+        middle = (starts[later] + degrees[later]) >> 1
+        _prefetch(_at(times.ctypes.data + middle * times.itemsize))
+        start = starts[i]
+        stop = _first_after(times, start, degrees[i], until[i])
+        if since.shape[0] > 0 and since[i] > lowest:
+            start = _first_after(times, start, stop, since[i] - 1)
+        if last and fanout >= 0:
+            start = max(start, stop - fanout)
+        degree = stop - start
+        take = degree
+        if fanout >= 0 and (degree > fanout or (replace and degree > 0)):
+            take = fanout
+        starts[i] = start
+        degrees[i] = degree
+        counts[i] = take
+        total += take
+        most = max(most, degree)
+    return total, most
+
+
+@_jit
 def seeds_of(keys, bits, seeds, out):  # type: ignore[no-untyped-def]
     """Write the seed of each key's tree into ``out``."""
     for i in range(keys.shape[0]):
@@ -90,3 +154,6 @@ def load() -> None:
     enter(*where, 0, 0)
     reach(*where, 0, none, none, 1, none, none)
     seeds_of(none, 1, none, none)
+    rows = none, none.copy(), none.copy()
+    for replace in (False, True):
+        count_timed(np.zeros(1, np.int64), *(none,) * 4, -1, replace, replace, *rows)

@@ -120,7 +120,7 @@ class Filler:
 
     Args:
         view: The partition, and what is nearby.
-        peers: Who has the rest.
+        peers: Who has the rest; these put rows into the memory that they are given for them.
         cache: Rows of other machines.
         ready_s: How long to wait for rows that another batch is fetching.
     """
@@ -242,8 +242,9 @@ class _RemoteRows:
         self._places = remote.places
         self._fetched = np.flatnonzero(plan < 0)
         self._cached = np.flatnonzero(plan >= 0)
-        self._late = self._held = self._fetched[:0]
+        self._copied = self._late = self._held = self._fetched[:0]
         self._asked = {matrix: ask(matrix, remote, self._fetched) for matrix in remote.matrices}
+        self._copied_rows: dict[Matrix, Array] = {}
         self._late_rows: dict[Matrix, Array] = {}
         self._held_rows: dict[Matrix, tuple[Array, Array]] = {}
         self._num_again = 0
@@ -280,7 +281,22 @@ class _RemoteRows:
         if kept.size:
             at = self._fetched[kept]
             slots = -2 - self._plan[at]
+            self._copy_out(slots)
             self._cache.store(self._owner, slots, self._remote.ids[at], rows, kept)
+
+    def _copy_out(self, slots: Array) -> None:
+        """Copy this batch's rows out of slots that rows that came with it are about to take."""
+        is_taken = np.isin(self._plan[self._cached], slots)
+        is_taken[self._absent()] = False
+        if not is_taken.any():
+            return
+        at = self._cached[is_taken]
+        copies = {m: self._cache.rows(self._owner, m)[self._plan[at]] for m in self._asked}
+        there = np.ones(at.size, bool)  # others may have taken some meanwhile
+        there[self._cache.absent(self._owner, self._plan[at], self._remote.ids[at])] = False
+        self._copied = at[there]
+        self._copied_rows = {matrix: rows[there] for matrix, rows in copies.items()}
+        self._cached = np.setdiff1d(self._cached, self._copied, assume_unique=True)
 
     def await_others(self, timeout_s: float) -> None:
         """Wait until rows that other batches fetch are there; fetch what does not come."""
@@ -301,7 +317,7 @@ class _RemoteRows:
     @property
     def num_cached(self) -> int:
         """How many rows need not be fetched."""
-        num = (self._held.size + self._cached.size) * len(self._remote.matrices)
+        num = (self._held.size + self._cached.size + self._copied.size) * len(self._remote.matrices)
         return int(num) - self._num_again
 
     def _absent(self) -> Array:
@@ -328,9 +344,9 @@ class _RemoteRows:
         if self._fetched.size:
             rows, at = self._asked[matrix].rows, self._fetched
             found.append((rows, np.arange(at.size), self._places[at]))
-        if self._late.size:
-            rows, at = self._late_rows[matrix], self._late
-            found.append((rows, np.arange(at.size), self._places[at]))
+        for those, at in ((self._copied_rows, self._copied), (self._late_rows, self._late)):
+            if at.size:
+                found.append((those[matrix], np.arange(at.size), self._places[at]))
         return found
 
     def repair(self, matrix: Matrix, out: Array) -> None:

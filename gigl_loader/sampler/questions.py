@@ -119,9 +119,9 @@ class Peers(Protocol):
         ...
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> Pending[RowsAnswer]:
-        """Ask a worker of ``partition`` for rows, which come to lie in ``out``.
+        """Ask a worker of ``partition`` for rows, which may come to lie in ``out``.
 
-        ``out`` has the shape and type of the answer, is contiguous, and stays untouched until the
-        answer is there.
+        The answer says where they are; ``out`` is memory for them, of its shape and type,
+        contiguous, and untouched until the answer is there.
         """
         ...

@@ -1,14 +1,17 @@
-"""Rows of other machines, kept in memory that the workers of a producer share.
+"""Rows of other machines, kept in memory that all workers share that read them.
 
 ::
 
-    workers draw batches ahead --> add(batch, ids) --.   in order: each row learns its next use
-    a worker fills a batch ------> plan(batch) ------+-> what is kept, what comes, what goes
+    workers draw batches ahead --> add(ids) --> number ---.   each row learns its next use
+    a worker fills a batch ------> plan(number, ids) -----+-> what is kept, what comes, what goes
                                    what was missing is fetched --> store() --> others copy it
 
-Which rows are kept is decided batch after batch by Belady's rule on the batches that are known, so
-it does not depend on which worker does what. Rows arrive when they arrive: a slot says whose row it
-has, and who finds another one there waits, or fetches.
+Whoever shares the memory, workers of one loader or of all ranks of a machine, there is one clock:
+batches are numbered as they become known. Which rows are kept is decided, as each batch is filled,
+by Belady's rule on all that are known. A batch that is known and never filled, because its worker
+or rank is gone or waits, holds rows until there is no room for the references of further batches:
+it is then forgotten, and if it is filled after all, nothing is kept for it. Rows arrive when they
+arrive: a slot says whose row it has, and who finds another one there waits, or fetches.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -40,12 +43,8 @@ _RING_SPARE = 1 << 18
 _LOCK_S = 60.0
 _SLOTS = ("until", "held", "top", "below", "queue", "queued")
 _FULL = 0.9
-_SEQUENCE, _BROKEN, _BEGUN, _TOTAL, _ALLOWED, _AHEAD, _ASKED, _KEPT, _ADDED, _GIVEN_UP = range(10)
-_HEADER_SIZE = 10
-"""Places of the header: sequence of the batches that were added, and of those that are no longer
-planned + 1; what the owner said: sequence, its batches, end of those that may be filled, batches to
-know ahead; bytes of the rows that batches ask for, bytes kept of them, and how many there were; the
-sequence that the owner gave up + 1."""
+_RECENT = 64
+"""Who has added none of so many batches, the last ones, is not counted as a user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +66,12 @@ class Table:
 
     def arrays(self) -> dict[Any, tuple[str, tuple[int, ...]]]:
         """Return dtype and shape of each array, by name; of the rows, by matrix."""
-        slots, places, batches = (self.capacity,), (self.references,), (_MOST_BATCHES,)
+        slots, batches = (self.capacity,), (_MOST_BATCHES,)
         ids = "int32" if self.num_ids < 1 << 31 else "int64"  # these are read all over the place
         return {
             "state": ("int64", (kernels.STATE_SIZE,)),
-            "ring": (ids, (*places, 2)), "plan": ("int32", places),
-            "starts": ("int64", batches), "counts": ("int64", batches), "taken": ("uint8", batches),
+            "ring": (ids, (self.references, 4)),
+            "starts": ("int64", batches), "counts": ("int64", batches),
             "known": ("int32", (self.num_ids, 2)),
             "holder": ("int64", slots), "stored": ("int64", slots), "until": ("int32", slots),
             "below": ("int32", slots), "queued": ("int32", slots),
@@ -103,7 +102,7 @@ def segment_bytes(tables: Mapping[Owner, Table]) -> int:
     """Return how much memory a cache of ``tables`` takes."""
     return (
         align(MUTEX_BYTES)
-        + align(8 * _HEADER_SIZE)
+        + align(8 * (1 + _RECENT))
         + sum(table.nbytes for table in tables.values())
     )
 
@@ -117,44 +116,45 @@ class _Arrays:
         for name, (dtype, shape) in table.arrays().items():
             found[name] = array_in(segment, dtype, shape, offset)
             offset += align(nbytes_of(dtype, shape))
-        self.state, self.ring, self.decided_as = found["state"], found["ring"], found["plan"]
-        self.starts, self.counts, self.taken = found["starts"], found["counts"], found["taken"]
-        self.known, self.holder, self.stored = found["known"], found["holder"], found["stored"]
+        self.state, self.ring = found["state"], found["ring"]
+        self.starts, self.counts, self.known = found["starts"], found["counts"], found["known"]
+        self.holder, self.stored = found["holder"], found["stored"]
+        self.held, self.top = found["held"], found["top"]
         self.slots = tuple(found[name] for name in _SLOTS)
         self.rows = {matrix: found[matrix] for matrix in table.matrices}
 
-    def forget_rows(self) -> None:
+    @property
+    def newest(self) -> int:
+        return int(self.state[kernels.NEWEST])
+
+    def forget_all(self, newest: int) -> None:
         self.state[:] = 0
-        self.known[:] = 0
-        self.stored[:] = -1
+        self.state[[kernels.OLDEST, kernels.NEWEST]] = newest
+        self.known[:] = self.held[:] = 0
+        self.counts[:] = kernels.ABSENT
+        self.stored[:] = self.top[:] = -1
 
-    def forget_future(self) -> None:
-        kernels.forget_future(
-            self.state, self.ring, self.starts, self.counts, self.taken, self.slots
+    def add(self, ids: Array) -> None:
+        kernels.add(
+            self.state, self.ring, self.starts, self.counts, self.known, self.slots, ids
+        )  # fmt: skip
+
+    def forget(self, batch: int) -> None:
+        kernels.forget(
+            self.state, self.ring, self.starts, self.counts, self.known, self.slots, batch
         )
 
-    def add(self, batch: int, ids: Array) -> None:
-        kernels.add(self.state, self.ring, self.starts, self.counts, batch, ids)
-        kernels.link(self.state, self.ring, self.starts, self.counts, self.known, self.slots)
-
-    def plan(self, batch: int, count: int) -> Array | None:
-        while self.state[kernels.DECIDED] <= batch < self.state[kernels.LINKED]:
-            kernels.decide(
-                self.state, self.ring, self.decided_as, self.starts, self.counts, self.known,
-                self.holder, self.slots,
-            )  # fmt: skip
-        out = np.empty(count, np.int32)
-        known = kernels.take_plan(
-            self.state, self.decided_as, self.starts, self.counts, self.taken, batch, out
-        )
-        return out if known else None
+    def plan(self, batch: int, ids: Array) -> Array:
+        out = np.empty(ids.size, np.int32)
+        kernels.decide(
+            self.state, self.ring, self.starts, self.counts, self.known, self.holder, self.slots,
+            batch, ids, out,
+        )  # fmt: skip
+        return out
 
 
 class RowCache:
     """The cache, as one process sees it.
-
-    A sequence of batches is an epoch of a loader: batches count from 0 in the order in which they
-    are filled. With a new sequence what was to come is forgotten, and rows stay.
 
     Args:
         memory: Shared by all processes that use the cache.
@@ -163,9 +163,14 @@ class RowCache:
     def __init__(self, memory: CacheMemory[Array]) -> None:
         segment = memory.segment
         self._mutex = segment[:MUTEX_BYTES]
-        self._header = array_in(segment, "int64", (_HEADER_SIZE,), align(MUTEX_BYTES))
+        offset = align(MUTEX_BYTES)
+        header = array_in(segment, "int64", (1 + _RECENT,), offset)
+        self._joined = header[:1]
+        """How many users there ever were."""
+        self._seen = header[1:]
+        """By user, modulo their number: the last batch that it added + 1."""
         self.tables: dict[Owner, _Arrays] = {}
-        offset = align(MUTEX_BYTES) + align(self._header.nbytes)
+        offset += align(header.nbytes)
         for owner, table in memory.tables.items():
             self.tables[owner] = _Arrays(table, segment, offset)
             offset += table.nbytes
@@ -173,58 +178,40 @@ class RowCache:
     def initialise(self) -> None:
         """Make the memory, which is new, a cache without rows; once, by who made it."""
         make_mutex(self._mutex)
-        self._header[:] = 0
-        self._header[_SEQUENCE] = self._header[_BEGUN] = -1
-        self._forget_all()
-
-    def _forget_all(self) -> None:
+        self._joined[:] = self._seen[:] = 0
         for arrays in self.tables.values():
-            arrays.forget_rows()
-            arrays.forget_future()
+            arrays.forget_all(0)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with holding(self._mutex, _LOCK_S) as was_abandoned:
             if was_abandoned:  # its holder was killed in the middle of a change
-                self._header[_BROKEN] = self._header[_SEQUENCE] + 1
-                self._forget_all()
+                # numbers that were given stay behind the clock: what they stand for is forgotten
+                newest = 1 + max(arrays.newest for arrays in self.tables.values())
+                for arrays in self.tables.values():
+                    arrays.forget_all(newest)
             yield
 
-    def _is_current(self, sequence: int) -> bool:
-        header = self._header
-        if sequence > header[_SEQUENCE]:
-            header[_SEQUENCE] = sequence
-            header[[_ASKED, _KEPT, _ADDED]] = 0
-            for arrays in self.tables.values():
-                arrays.forget_future()
-        return bool(sequence == header[_SEQUENCE]) and not self._is_broken(sequence)
+    def join(self) -> int:
+        """Return a number for a user: a loader of a rank, with its workers."""
+        with self._locked():
+            number = int(self._joined[0])
+            self._joined[0] = number + 1
+        return number % _RECENT
 
-    def _is_broken(self, sequence: int) -> bool:
-        return sequence + 1 in (self._header[_BROKEN], self._header[_GIVEN_UP])
+    @property
+    def num_users(self) -> int:
+        """How many share the clock: those that have added one of the last batches, at least 1."""
+        newest = max(arrays.newest for arrays in self.tables.values())
+        return max(1, int(np.count_nonzero(self._seen > max(0, newest - _RECENT))))
 
-    # -- the owner: how far to go --------------------------------------------------------------
-
-    def begin(self, sequence: int, total: int) -> None:
-        """Announce a sequence of ``total`` batches, none of which may be filled yet."""
-        self._header[_ALLOWED] = 0
-        self._header[_TOTAL] = total
-        self._header[_BEGUN] = sequence
-
-    def allow(self, stop: int, ahead: int) -> None:
-        """Let batches before ``stop`` be filled, each once the next ``ahead`` are known."""
-        self._header[_AHEAD] = ahead
-        self._header[_ALLOWED] = stop
-
-    def give_up(self, sequence: int) -> None:
-        """Plan no more of this sequence: all its rows are fetched from here on."""
-        self._header[_GIVEN_UP] = sequence + 1
-
-    def demand(self, sequence: int) -> tuple[int, int, int]:
-        """Return (bytes of rows asked for, bytes kept, batches) of what was added of a sequence."""
-        if self._header[_SEQUENCE] != sequence:
-            return 0, 0, 0
-        asked, kept, added = self._header[[_ASKED, _KEPT, _ADDED]].tolist()
-        return asked, kept, added
+    @property
+    def num_known(self) -> int:
+        """Batches from the first one that is known and not filled, to the last one."""
+        return max(
+            int(arrays.state[kernels.NEWEST] - arrays.state[kernels.OLDEST])
+            for arrays in self.tables.values()
+        )
 
     def unknown_share(self) -> float:
         """Return the share of the slots whose rows were kept last without knowing their next use.
@@ -244,56 +231,57 @@ class RowCache:
         tables = [arrays.table for arrays in self.tables.values()]
         return sum(table.row_bytes * table.capacity for table in tables)
 
-    # -- workers -------------------------------------------------------------------------------
+    def bytes_of(self, wanted: Mapping[Owner, Array]) -> int:
+        """Return the bytes of the rows that a batch asks for."""
+        nothing = np.empty(0, np.int64)
+        return sum(
+            arrays.table.row_bytes * wanted.get(owner, nothing).size
+            for owner, arrays in self.tables.items()
+        )
 
-    def may_fill(self, sequence: int, batch: int) -> bool:
-        """Return whether a batch that was added may be filled now."""
-        header = self._header
-        if header[_BEGUN] != sequence or batch >= header[_ALLOWED]:
-            return False
-        if self._is_broken(sequence):
-            return True
-        linked = min(int(arrays.state[kernels.LINKED]) for arrays in self.tables.values())
-        return linked >= min(int(header[_TOTAL]), batch + 1 + int(header[_AHEAD]))
+    # -- batches -------------------------------------------------------------------------------
 
-    def add(self, sequence: int, batch: int, wanted: Mapping[Owner, Array], kept: int = 0) -> None:
-        """Say which rows a batch is going to need.
+    def add(self, user: int, wanted: Mapping[Owner, Array]) -> int:
+        """Say which rows a batch is going to need; it comes after all that were added.
 
         Args:
-            sequence: Greater than any one before, or the one under way; what is older is ignored.
-            batch: In the sequence.
+            user: From `join`.
             wanted: By owner, ids of rows of other machines, ``[n]`` int64; perhaps repeated.
-            kept: Bytes that are kept of the batch until it is filled.
+
+        Returns:
+            The number of the batch, for `plan` or `forget`.
         """
         nothing = np.empty(0, np.int64)
         with self._locked():
-            if not self._is_current(sequence):
-                return
+            number = max(arrays.newest for arrays in self.tables.values())
             for owner, arrays in self.tables.items():
-                ids = wanted.get(owner, nothing)
-                arrays.add(batch, ids)
-                self._header[_ASKED] += arrays.table.row_bytes * ids.size
-            self._header[[_KEPT, _ADDED]] += (kept, 1)
+                arrays.add(wanted.get(owner, nothing))
+            self._seen[user] = number + 1
+        return number
 
-    def plan(self, sequence: int, batch: int, wanted: Mapping[Owner, Array]) -> dict[Owner, Array]:
-        """Return what was decided for a batch's rows; without owners of which nothing is known.
+    def forget(self, number: int) -> None:
+        """Say that a batch is not going to be filled."""
+        with self._locked():
+            for arrays in self.tables.values():
+                arrays.forget(number)
 
-        Call it once for each batch, when all batches of the window were added.
+    def plan(self, number: int, wanted: Mapping[Owner, Array]) -> dict[Owner, Array]:
+        """Decide what is kept of a batch that is filled now, and what it finds.
+
+        Args:
+            number: From `add`. Of a batch that was forgotten, or planned before, nothing is kept.
+            wanted: As it was added.
 
         Returns:
             By owner ``[n]`` int32, for each id: the slot that has its row; `MISSING`: it is to be
             fetched; below that, -2 - slot: it is to be fetched and stored there.
         """
         nothing = np.empty(0, np.int64)
-        plans = {}
         with self._locked():
-            if not self._is_current(sequence):
-                return {}
-            for owner, arrays in self.tables.items():
-                found = arrays.plan(batch, wanted.get(owner, nothing).size)
-                if found is not None:
-                    plans[owner] = found
-        return plans
+            return {
+                owner: arrays.plan(number, wanted.get(owner, nothing))
+                for owner, arrays in self.tables.items()
+            }
 
     def store(
         self, owner: Owner, slots: Array, ids: Array, values: Mapping[Matrix, Array], at: Array
@@ -442,8 +430,9 @@ def warm_up() -> None:
     cache = RowCache(memory)
     cache.initialise()
     wanted: dict[Owner, Array] = {owner: np.array([2], np.int64)}
-    cache.add(0, 0, wanted)
-    slots = (-2 - cache.plan(0, 0, wanted)[owner]).astype(np.int32)
+    number = cache.add(cache.join(), wanted)
+    slots = (-2 - cache.plan(number, wanted)[owner]).astype(np.int32)
+    cache.forget(cache.add(0, wanted))
     for width in (1, 2):
         rows = np.zeros((1, width), np.float32)
         kernels.store_rows(_as_bytes(rows), np.zeros(1, np.int64), slots, _as_bytes(rows))

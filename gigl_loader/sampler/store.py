@@ -16,6 +16,7 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import read_ahead
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler import _tree_kernels as tree_kernels
 from gigl_loader.sampler.later import Later, LaterRows
 from gigl_loader.sampler.questions import (
     Asked,
@@ -148,7 +149,7 @@ class LocalStore:
     ) -> tuple[int, int]:  # fmt: skip
         assert asked.until is not None, "timed questions say until when"
         since = _NO_TIMES if asked.since is None else asked.since
-        found: tuple[int, int] = kernels.count_timed(
+        found: tuple[int, int] = tree_kernels.count_timed(
             adjacency.indptr, order.times, at, since, asked.until, draw.fanout, replace, draw.last,
             *rows,
         )  # fmt: skip
@@ -189,19 +190,34 @@ class LocalStore:
         Raises:
             ProtocolError: It asks for what there is not.
         """
+        dtype, shape, write = self.rows_asked(request)
+        out = self._scratch.matrix("answer", dtype, shape)
+        write(out)
+        return RowsAnswer(out)
+
+    def rows_asked(
+        self, request: RowsRequest
+    ) -> tuple[str, tuple[int, ...], Callable[[Array], None]]:
+        """Return dtype and shape of what a question asks for, and what writes it to an array.
+
+        Raises:
+            ProtocolError: It asks for what there is not.
+        """
         _check_ids(request.ids)
+        ids = request.ids
         if request.kind == DEGREES and request.name in self._view.adjacency:
-            return RowsAnswer(self.degrees(request.name, request.ids))
+            edge_type = request.name
+            return "int64", ids.shape, lambda out: np.copyto(out, self.degrees(edge_type, ids))
         matrices = getattr(self._view, request.kind) if request.kind in _KINDS else {}
         attribute = request.attribute
         name = request.name if attribute is None else (request.name, attribute)
         if name not in matrices:
             raise ProtocolError(f"{request.kind!r} of {name!r} were asked for, none are")
-        rows = matrices[name]
-        shape = (request.ids.size, *rows.values.shape[1:])
-        out = self._scratch.matrix("answer", rows.dtype, shape)
-        gather_rows([(rows.values, rows.locate(request.ids), None)], out)
-        return RowsAnswer(out)
+        rows: Rows[Array] = matrices[name]
+        shape = (ids.size, *rows.values.shape[1:])
+        return (
+            rows.dtype, shape, lambda out: gather_rows([(rows.values, rows.locate(ids), None)], out)
+        )  # fmt: skip
 
 
 class GraphStore:

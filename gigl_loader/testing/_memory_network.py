@@ -40,17 +40,28 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._soon: deque[tuple[int, Callable[[], None]]] = deque()
+        """What is to be called without delay, and before time passes: most of a simulation."""
         self._order = itertools.count()
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         """Have ``function`` called when ``delay_s`` seconds have passed."""
-        heapq.heappush(self._events, (self.now + delay_s, next(self._order), function))
+        if delay_s > 0.0:
+            heapq.heappush(self._events, (self.now + delay_s, next(self._order), function))
+        else:
+            self._soon.append((next(self._order), function))
 
     def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
         """Let time pass until ``done()``, or until the clock shows ``until``."""
-        while not done() and self._events and self._events[0][0] <= until:
-            self.now, _, function = heapq.heappop(self._events)
-            function()
+        events, soon = self._events, self._soon
+        while not done():
+            if soon and not (events and events[0][0] <= self.now and events[0][1] < soon[0][0]):
+                soon.popleft()[1]()
+            elif events and events[0][0] <= until:
+                self.now, _, function = heapq.heappop(events)
+                function()
+            else:
+                break
         if not done() and until < math.inf:
             self.now = max(self.now, until)
 

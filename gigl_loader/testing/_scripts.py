@@ -2,12 +2,14 @@
 
 import atexit
 import contextlib
+import inspect
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from gigl_loader.testing import _zygote
 from gigl_loader.testing._forked import ForkedProcess
 from gigl_loader.testing._ports import free_port
 
@@ -32,6 +35,7 @@ def run_python(
     For tests of what a script does, in a process of its own with all that belongs to one: limits,
     signals, ``__main__``, the end of the interpreter. It is forked from the fork server, see
     `ForkedProcess`: a test of the start itself, or of what is imported when, uses `subprocess`.
+    What the script starts with `subprocess` as ``[sys.executable, ...]`` is a `ForkedPython`, too.
 
     Args:
         words: ``"-c", code``; ``"-m", module, *arguments``; ``"-"`` for a script from standard
@@ -62,6 +66,67 @@ def run_python(
         code = next((code for code in codes if code), 0)
         out, err = ("".join(one.printed(to) for one in started) for to in ("out", "err"))
         return subprocess.CompletedProcess(words, code, out, err)
+
+
+_execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_FLAGS = ("-u",)
+"""Options of the interpreter that change nothing here: all streams of these are unbuffered."""
+
+
+def _fork_or_execute(popen: "subprocess.Popen[Any]", *how: Any) -> None:
+    """Do as `subprocess.Popen` does where it starts a process whose streams are all set up."""
+    given = inspect.signature(_execute_child).bind(popen, *how).arguments
+    words, zygote = _words_of(given), _zygote.current_zygote()
+    if words is None or zygote is None:
+        _execute_child(popen, *how)
+        return
+    streams = [
+        number if (fd := given[name]) == -1 else fd
+        for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
+    ]
+    script = (
+        "from gigl_loader.testing import _scripts; "
+        f"_scripts._be({words!r}, {bool(given['start_new_session'])})"
+    )
+    environment = os.environ if given["env"] is None else given["env"]
+    popen.pid = zygote.fork(
+        script, streams, dict(environment), os.fspath(given["cwd"] or os.getcwd())
+    )
+    popen._child_created = True  # type: ignore[attr-defined]
+    pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+    popen._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+def _words_of(given: dict[str, Any]) -> list[str] | None:
+    """Return what the interpreter is told; None: it is another program, or starts another way."""
+    args = given["args"]
+    if isinstance(args, str | bytes | os.PathLike) or given["preexec_fn"] or given["pass_fds"]:
+        return None
+    program, *words = map(os.fspath, args)
+    while words and words[0] in _FLAGS:
+        del words[0]
+    if program != sys.executable or not words:
+        return None
+    return words if words[0] in ("-c", "-m", "-") or words[0][:1] != "-" else None
+
+
+class ForkedPython(subprocess.Popen[Any]):
+    """``subprocess.Popen([sys.executable, ...])``, but for the seconds that its imports take.
+
+    A child of this process with an interpreter of its own, as far as a script can tell. It is
+    forked from the zygote of this process, see `gigl_loader.testing._zygote`, and has one itself;
+    without a zygote, or with options of the interpreter, it starts as any other.
+    """
+
+    _execute_child = _fork_or_execute
+
+
+def _be(words: list[str], new_session: bool) -> None:
+    """Be the interpreter that is told ``words``: the streams, folder and environment are set."""
+    if new_session:
+        os.setsid()
+    _zygote.fork_zygote()
+    raise SystemExit(_interpret_to_the_end(words))
 
 
 class _Running:
@@ -123,19 +188,26 @@ def _run(words: list[str], place: Path, variables: dict[str, str], folder: Path)
         fd = os.open(place / name, flags, 0o600)
         os.dup2(fd, number)
         os.close(fd)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    raise SystemExit(_interpret_to_the_end(words))
+
+
+def _interpret_to_the_end(words: list[str]) -> int:
+    """Do what the interpreter does between its start and its end; return the exit code."""
     sys.stdin, sys.stdout, sys.stderr = (
         open(number, mode, buffering=1, closefd=False)  # noqa: SIM115 - until the end of the process
         for number, mode in enumerate(("r", "w", "w"))
     )
-    os.environ.clear()
-    os.environ.update(variables)
-    os.chdir(folder)
-    _use_threads(variables.get("OMP_NUM_THREADS"))
+    subprocess.Popen._execute_child = _fork_or_execute  # type: ignore[attr-defined]
+    _use_threads(os.environ.get("OMP_NUM_THREADS"))
     code = _call(words)
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    raise SystemExit(code)
+    return code
 
 
 def _use_threads(count: str | None) -> None:

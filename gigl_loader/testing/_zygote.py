@@ -64,17 +64,35 @@ class Zygote:
         Raises:
             ProtocolError: The zygote is gone.
         """
-        with self._lock, open(os.devnull) as null:
-            request = script, dict(os.environ), os.getcwd()
+        with open(os.devnull) as null:
+            return _Adopted(
+                self.fork(script, [null.fileno(), 1, 2, *fds], dict(os.environ), os.getcwd())
+            )
+
+    def fork(
+        self, script: str, fds: Sequence[int], environment: dict[str, str], folder: str
+    ) -> int:
+        """Return the pid of a child of this process that runs ``script``.
+
+        Args:
+            script: As of ``python -c``.
+            fds: Its standard streams, then what it inherits; ``sys.argv`` has the numbers there.
+            environment: Its whole environment.
+            folder: Where it runs.
+
+        Raises:
+            ProtocolError: The zygote is gone.
+        """
+        with self._lock:
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
-                pipe.send(self._socket, request, [null.fileno(), 1, 2, *fds])
+                pipe.send(self._socket, (script, environment, folder), list(fds))
                 answer = pipe.receive(self._socket)
             finally:
                 _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
         if answer is None:
             raise ProtocolError(f"the zygote of process {os.getpid()} is gone")
-        return _Adopted(answer[0])
+        return int(answer[0])
 
 
 @contextlib.contextmanager
@@ -91,6 +109,12 @@ def use_zygote(zygote: Zygote | None) -> Iterator[None]:
 def uses_zygote() -> bool:
     """Whether worker pools of this process start by a zygote."""
     return pool.start_supervisor is not pool.in_new_interpreter
+
+
+def current_zygote() -> Zygote | None:
+    """Return the zygote by which worker pools of this process start."""
+    zygote = getattr(pool.start_supervisor, "__self__", None)
+    return zygote if isinstance(zygote, Zygote) else None
 
 
 def fork_zygote() -> None:

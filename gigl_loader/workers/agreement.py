@@ -11,7 +11,9 @@
 import dataclasses
 import hashlib
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,10 +31,33 @@ from gigl_loader.workers.rendezvous import Rendezvous
 class Plan:
     """What this rank's workers are to know of those of other partitions."""
 
-    assignments: dict[str, Assignment] = field(default_factory=dict)
-    """By name of this rank's workers."""
     offers: dict[int, list[Offer]] = field(default_factory=dict)
     """By partition, where other ranks of this machine offer its memory."""
+    partition: int = 0
+    """This rank's."""
+    num_partitions: int = 0
+    everyone: bytes = b""
+    """Partition, host and ports of each rank, packed: of hundreds they are asked for at the start,
+    and where a worker is replaced."""
+
+    def assignments(self) -> dict[str, Assignment]:
+        """Return whom this rank's workers ask, and who asks them, by name.
+
+        Raises:
+            ConfigError: A partition has no rank.
+        """
+        if not self.everyone:
+            return {}
+        known = msgspec.msgpack.decode(self.everyone, type=list[_Place])
+        return assignments(_by_partition(known, self.num_partitions), self.partition)
+
+
+class _Place(NamedTuple):
+    """Where a rank's workers answer, and for which partition."""
+
+    partition: int
+    host: str
+    ports: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,6 +69,10 @@ class _Member:
     ports: tuple[int, ...]
     """Of its workers."""
     offer: Offer | None
+    cache: str = ""
+    """How much it keeps of other machines' rows; empty: it keeps none."""
+    rows: str = ""
+    """What tells its rows from those of another dataset, where it keeps others'."""
 
 
 class Agreement:
@@ -73,6 +102,10 @@ class Agreement:
         self._security, self._towards = security, towards
         self._host = ""
         self._offered: Offered | None = None
+        self._anyone_keeps = False
+        self._first_with_cache: int | None = None
+        self.name_of_cache = ""
+        """Of the rows that ranks of a machine keep together, after `exchange`."""
 
     @property
     def has_peers(self) -> bool:
@@ -111,11 +144,15 @@ class Agreement:
             security = dataclasses.replace(security, token=secret)
         return Access(host, security.for_workers(), hashlib.sha256(b"job" + nonce).hexdigest()[:8])
 
-    def exchange(self, workers: list[tuple[str, int] | None]) -> Plan:
+    def exchange(
+        self, workers: list[tuple[str, int] | None], cache: str = "", rows: str = ""
+    ) -> Plan:
         """Tell where this rank's workers answer, and return what they have to know of the others.
 
         Args:
             workers: Their addresses.
+            cache: How much is kept of other machines' rows; empty: nothing.
+            rows: What tells this rank's rows from those of another dataset.
 
         Raises:
             PeerError: A rank failed, or did not come up in time.
@@ -130,7 +167,7 @@ class Agreement:
         offer = None if self._offered is None else self._offered.offer
         ports = tuple(address[1] for address in workers if address is not None)
         listening_on = next(address[0] for address in workers if address is not None)
-        mine = _Member(own, listening_on, ports, offer)
+        mine = _Member(own, listening_on, ports, offer, cache, rows)
         rendezvous.publish("workers", msgspec.msgpack.encode(mine))
         found = [
             msgspec.msgpack.decode(data, type=_Member)
@@ -140,7 +177,34 @@ class Agreement:
         for member in found if offer is not None else ():
             if member.offer is not None and member.partition != own and member.host == mine.host:
                 offers.setdefault(member.partition, []).append(member.offer)
-        return Plan(assignments(_by_partition(found, self._view.num_partitions), own), offers)
+        self._anyone_keeps = any(member.cache for member in found)
+        self._first_with_cache = _first_like(mine, found)
+        names = "\n".join([cache, *(member.rows for member in found)])
+        self.name_of_cache = hashlib.sha256(names.encode()).hexdigest()
+        places = [_Place(one.partition, one.host, one.ports) for one in found]
+        plan = Plan(offers, own, self._view.num_partitions, msgspec.msgpack.encode(places))
+        plan.assignments()  # raises where a partition has no rank
+        return plan
+
+    def share_cache(self, make: Callable[[], bytes]) -> bytes | None:
+        """Return what the first rank that keeps as much on this machine offers; after `exchange`.
+
+        Args:
+            make: Returns what this rank offers; called where it is the first.
+
+        Returns:
+            None: this rank is the first, or no other rank's memory is read here.
+
+        Raises:
+            PeerError: The first rank failed, or did not come in time.
+        """
+        rendezvous, first = self._rendezvous, self._first_with_cache
+        if rendezvous is None or not self._anyone_keeps:
+            return None
+        is_first = first == rendezvous.rank
+        # all ranks: the last one to leave clears away the keys that it knows
+        rendezvous.publish("cache", make() if is_first else b"")
+        return None if is_first or first is None else rendezvous.wait_for("cache", first)
 
     def announce(self, what: str) -> None:
         """Tell the other ranks that this one got so far."""
@@ -173,8 +237,19 @@ class Agreement:
             self._offered.close()
 
 
+def _first_like(mine: _Member, members: list[_Member]) -> int | None:
+    """Return the first rank that reads this machine's memory and keeps as much as this one."""
+    if mine.offer is None or not mine.cache:
+        return None
+    return next(
+        rank
+        for rank, one in enumerate(members)
+        if one.offer is not None and (one.host, one.cache) == (mine.host, mine.cache)
+    )
+
+
 def _by_partition(
-    members: list[_Member], num_partitions: int
+    members: Sequence["_Member | _Place"], num_partitions: int
 ) -> dict[int, tuple[WorkerAddress, ...]]:
     """Return all workers by partition, in the order of ranks."""
     found: dict[int, tuple[WorkerAddress, ...]] = {}

@@ -3,38 +3,27 @@
 ::
 
     trainer: LookAhead -- limit of started batches --> tasks --> worker: AheadTasks
-                       -- header of the cache: filled up to here, once so many are known -->
+                       -- DrawnAhead: filled up to here, once so many are drawn -->
+                       <-- and which are drawn --
 
 A task is first drawn, then waits, then is filled by the same worker. Which may be filled is read in
-the cache's memory, so no message goes to and fro between the two.
+memory that both share, so no message goes to and fro between the two.
 """
 
 import heapq
 import math
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic
 
-import numpy as np
-
-from gigl_loader.dataset.view import PartitionView
-from gigl_loader.memory import segments
+from gigl_loader.dataset.view import A
+from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import CacheOptions
 from gigl_loader.sampler.ahead import DrawnBatch
-from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sampler.row_cache import (
-    WINDOW,
-    CacheMemory,
-    Owner,
-    RowCache,
-    Table,
-    make_tables,
-    segment_bytes,
-)
+from gigl_loader.sampler.row_cache import WINDOW, CacheMemory, RowCache
 
 STREAM = 0
 """The stream that is drawn ahead; others, which sample single batches, are filled at once."""
@@ -51,97 +40,127 @@ rows that are asked for again and again, as those of hubs, fill it without filli
 _POLL_S = 0.001
 
 
-def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:
-    """Return by owner how many rows the partitions ``remote`` have."""
-    found = {}
-    for kind, books in (("node", view.node_books), ("edge", view.edge_books)):
-        for name, book in books.items():
-            if book.bounds is not None:
-                sizes = np.diff(np.asarray(book.bounds), prepend=0)
-            else:
-                sizes = np.bincount(np.asarray(book.table), minlength=view.num_partitions)
-            found[kind, name] = int(sum(sizes[partition] for partition in remote))
-    return found
+_HEADER_SIZE = 5
+_BEGUN, _TOTAL, _ALLOWED, _AHEAD, _GIVEN_UP = range(_HEADER_SIZE)
+_MOST_KNOWN = 1 << 14
+"""Batches of one epoch that may be drawn and not filled."""
 
 
-def _tables(
-    view: PartitionView[Any], plan: SamplingPlan, nearby: Mapping[int, Any], size: int | float
-) -> dict[Owner, Table]:
-    remote = set(range(view.num_partitions)) - {view.partition_idx} - set(nearby)
-    features, edges = plan.collect_features, plan.with_edge
-    kinds = {
-        "node_labels": True, "node_features": features, "node_attributes": features,
-        "edge_features": features and edges, "edge_attributes": features and edges,
-    }  # fmt: skip
-    return make_tables(view, remote_rows(view, remote), size, kinds)
+class DrawnAhead:
+    """What a trainer and its workers tell each other in memory: what is drawn, what may be filled.
 
-
-def remote_bytes(view: PartitionView[Any], plan: SamplingPlan, nearby: Mapping[int, Any]) -> int:
-    """Return the bytes of all rows that ``plan`` may read from other machines; see `make_cache`."""
-    tables = _tables(view, plan, nearby, 1.0)
-    return sum(table.capacity * table.row_bytes for table in tables.values())
-
-
-def make_cache(
-    view: PartitionView[Any], plan: SamplingPlan, nearby: Mapping[int, Any], options: CacheOptions
-) -> CacheMemory | None:
-    """Return memory for the rows of other machines; None: there are none to keep.
+    A sequence of batches is an epoch of the loader: batches count from 0 in the order in which they
+    are filled.
 
     Args:
-        view: This rank's partition.
-        plan: What is sampled: of edges, rows are read where ids are asked for.
-        nearby: Partitions that are read in this machine's memory.
-        options: How much to keep.
-
-    Raises:
-        SharedMemoryError: The machine does not have as much memory.
+        memory: ``[NUM_WORDS]`` int64, zeros when new, shared by both.
     """
-    tables = _tables(view, plan, nearby, options.size)
-    if not tables:
-        return None
-    import torch  # the trainer's part: workers do without
 
-    from gigl_loader.memory import tensors
+    NUM_WORDS = _HEADER_SIZE + _MOST_KNOWN
 
-    nbytes = segment_bytes(tables)
-    fd = segments.create_memfd(nbytes, "gigl_loader.rows")
-    try:
-        segment = tensors.map_shared_tensor(fd, nbytes, torch.uint8, (nbytes,))
-    finally:
-        os.close(fd)
-    RowCache(CacheMemory(segment.numpy(), tables)).initialise()
-    return CacheMemory(segment, tables)
+    def __init__(self, memory: Array) -> None:
+        self._header, self._marks = memory[:_HEADER_SIZE], memory[_HEADER_SIZE:]
+        self._counted = (-1, 0)
+        """A sequence, and how many of its first batches are known to be drawn."""
+
+    def begin(self, sequence: int, total: int) -> None:
+        """Announce a sequence of ``total`` batches, none of which may be filled yet."""
+        self._header[_ALLOWED] = 0
+        self._header[_TOTAL] = total
+        self._header[_BEGUN] = sequence + 1
+
+    def allow(self, stop: int, ahead: int) -> None:
+        """Let batches before ``stop`` be filled, each once the next ``ahead`` are drawn."""
+        self._header[_AHEAD] = ahead
+        self._header[_ALLOWED] = stop
+
+    def give_up(self, sequence: int) -> None:
+        """Let none wait for those after it: one that was drawn may be drawn again."""
+        self._header[_GIVEN_UP] = sequence + 1
+
+    def note(self, sequence: int, batch: int) -> None:
+        """Say that a batch is drawn."""
+        self._marks[batch % _MOST_KNOWN] = _mark(sequence, batch)
+
+    def may_fill(self, sequence: int, batch: int) -> bool:
+        """Return whether a batch that was drawn may be filled now."""
+        header = self._header
+        if header[_BEGUN] != sequence + 1 or batch >= header[_ALLOWED]:
+            return False
+        if header[_GIVEN_UP] == sequence + 1:
+            return True
+        wanted = min(int(header[_TOTAL]), batch + 1 + int(header[_AHEAD]))
+        return self._num_drawn(sequence, wanted) >= wanted
+
+    def _num_drawn(self, sequence: int, most: int) -> int:
+        """Return how many batches are drawn without a gap from the first one on, up to ``most``."""
+        known, number = self._counted
+        number = number if known == sequence else 0
+        while number < most and self._marks[number % _MOST_KNOWN] >= _mark(sequence, number):
+            number += 1
+        self._counted = (sequence, number)
+        return number
+
+
+def _mark(sequence: int, batch: int) -> int:
+    return (sequence + 1 << 32) + batch + 1
+
+
+@dataclass(frozen=True)
+class AheadMemory(Generic[A]):
+    """What a worker that draws ahead maps."""
+
+    cache: CacheMemory[A]
+    drawn: A
+    """See `DrawnAhead`."""
+    user: int
+    """Of the cache: this worker's loader."""
 
 
 class LookAhead:
     """The trainer's side: how many batches to start, and which of them may be filled.
 
     Args:
-        memory: Of the cache.
+        cache: Whose size decides how far to look.
+        drawn: Where workers read what may be filled.
         options: How far to look.
     """
 
-    def __init__(self, memory: CacheMemory, options: CacheOptions) -> None:
-        self.memory = memory
-        self._cache = RowCache(CacheMemory(memory.segment.numpy(), memory.tables))
+    def __init__(self, cache: RowCache, drawn: DrawnAhead, options: CacheOptions) -> None:
+        self._cache, self._drawn = cache, drawn
         self._fixed = options.lookahead
         self._ahead = _FIRST_AHEAD if options.lookahead is None else options.lookahead
         self._sequence = -1
         self._growth = 1.0
         self._given_up = False
+        self._asked = self._kept = self._num_drawn = 0
 
     def begin(self, sequence: int, total: int) -> None:
         """Begin an epoch of ``total`` batches; ``sequence`` counts epochs."""
         self._sequence, self._given_up = sequence, False
-        self._cache.begin(sequence, total)
+        self._asked = self._kept = self._num_drawn = 0
+        self._drawn.begin(sequence, total)
+
+    def count(self, sequence: int, asked: int, kept: int) -> None:
+        """Count a batch that was drawn.
+
+        Args:
+            sequence: Its epoch; what is older is ignored.
+            asked: Bytes of the rows that it asks for.
+            kept: Bytes that are kept of it until it is filled.
+        """
+        if sequence == self._sequence:
+            self._asked += asked
+            self._kept += kept
+            self._num_drawn += 1
 
     def give_up(self) -> None:
-        """Do without the cache for the rest of the epoch: a worker that knew of it is lost.
+        """Draw none ahead for the rest of the epoch: a worker that had drawn some is lost.
 
-        Batches that it had drawn are drawn again, so that none may wait for those after it.
+        They are drawn again, so that none may wait for those after it.
         """
         self._given_up = True
-        self._cache.give_up(self._sequence)
+        self._drawn.give_up(self._sequence)
 
     def limit(self, taken: int, room: int) -> int:
         """Return how many batches may be started and not taken.
@@ -151,21 +170,24 @@ class LookAhead:
             room: Batches with their rows that there is room for, those that wait included.
         """
         if self._given_up:
-            self._cache.allow(taken + room, 0)
+            self._drawn.allow(taken + room, 0)
             return room + 1
-        asked, kept, added = self._cache.demand(self._sequence)
-        if added and self._fixed is None:
-            self._ahead = self._window(asked / added, kept / added)
-        self._cache.allow(taken + room if added else 0, self._ahead)
+        drawn = self._num_drawn
+        if drawn and self._fixed is None:
+            self._ahead = self._window(self._asked / drawn, self._kept / drawn)
+        self._drawn.allow(taken + room if drawn else 0, self._ahead)
         return room + self._ahead + 1
 
     def _window(self, asked: float, kept: float) -> int:
-        """Return how many batches to know ahead, of which one asks for, and keeps, so much."""
+        """Return how many batches to know ahead, of which one asks for, and keeps, so much.
+
+        Where others share the cache, what all of them know ahead counts.
+        """
         if self._cache.unknown_share() > _MUCH_UNKNOWN:
             self._growth = min(_MOST_GROWTH, self._growth * _GROWTH)
-        rows = self._growth * self._cache.row_bytes
-        wanted = math.ceil(WINDOW * rows / asked) if asked else _MOST_AHEAD
-        most = max(_MOST_KEPT * self._cache.row_bytes, _LEAST_KEPT) / max(kept, 1.0)
+        share = self._cache.row_bytes / self._cache.num_users
+        wanted = math.ceil(WINDOW * self._growth * share / asked) if asked else _MOST_AHEAD
+        most = max(_MOST_KEPT * share, _LEAST_KEPT) / max(kept, 1.0)
         return max(1, min(wanted, int(most), _MOST_AHEAD))
 
 
@@ -177,6 +199,8 @@ class Waiting:
     position: int
     ticket: BatchTicket = field(compare=False)
     batch: DrawnBatch = field(compare=False)
+    number: int = field(compare=False)
+    """In the cache; -1: none."""
     num_seeds: int = field(compare=False)
     sample_s: float = field(compare=False)
 
@@ -206,6 +230,12 @@ class AheadTasks:
             heapq.heappush(self._waiting, waiting)
             self._changed.notify()
 
+    def drop(self) -> list[Waiting]:
+        """Return the batches that were drawn, none of which is filled any more."""
+        with self._changed:
+            waiting, self._waiting = self._waiting, []
+            return waiting
+
     def get(self) -> Waiting | tuple[BatchTicket, int]:
         """Wait for the next thing to do: fill before draw, the earliest batch first."""
         with self._changed:
@@ -214,5 +244,5 @@ class AheadTasks:
                     return heapq.heappop(self._waiting)
                 if self._tasks:
                     return self._tasks.popleft()
-                # the cache's memory cannot wake anybody up
+                # shared memory cannot wake anybody up
                 self._changed.wait(_POLL_S if self._waiting else None)

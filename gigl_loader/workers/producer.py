@@ -45,12 +45,18 @@ from gigl_loader.options import (
 )
 from gigl_loader.ranks import suspect_ranks
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sampler.row_cache import CacheMemory
 from gigl_loader.transport import Security
 from gigl_loader.workers import messages
 from gigl_loader.workers.agreement import Agreement, Plan
-from gigl_loader.workers.ahead import LookAhead, make_cache, remote_bytes
-from gigl_loader.workers.peers import Access, worker_name
+from gigl_loader.workers.ahead import AheadMemory, DrawnAhead, LookAhead
+from gigl_loader.workers.machine_cache import (
+    MachineCache,
+    cache_of_machine,
+    name_of_rows,
+    remote_bytes,
+    tables_for,
+)
+from gigl_loader.workers.peers import Access, Assignment, worker_name
 from gigl_loader.workers.plugins import main_path_of, pickled
 from gigl_loader.workers.pool import Event, WorkerPool
 from gigl_loader.workers.recovery import LOOK_EVERY_S, Attendant, Recovery
@@ -186,7 +192,8 @@ class DistSamplingProducer:
         self._cache_options = cache
         self._look_ahead: LookAhead | None = None
         self._remote_bytes = 0
-        self._cache: CacheMemory | None = None
+        self._cache: MachineCache | None = None
+        self._ahead: AheadMemory[Tensor] | None = None
         self._at_once: Tensor | None = None
         self.add_stream(0, channel.capacity)
 
@@ -256,10 +263,13 @@ class DistSamplingProducer:
         """
         agreement = self._joined()
         try:
-            self._peer_plan = agreement.exchange(self._pool.addresses)
-            self._cache = self._make_cache(self._peer_plan.offers)
+            options = self._cache_options
+            kept = ("", "") if options is None else (str(options.size), name_of_rows(self._view))
+            self._peer_plan = agreement.exchange(self._pool.addresses, *kept)
+            self._join_cache(agreement, self._peer_plan.offers)
+            assignments = self._peer_plan.assignments()
             for worker in range(self.num_workers):
-                self._introduce(worker)
+                self._introduce(worker, assignments)
         except BaseException as error:
             self._fail(error)
             raise
@@ -267,29 +277,35 @@ class DistSamplingProducer:
         if agreement.has_peers and self._max_restarts:
             self._attendant = Attendant(self._attend)
 
-    def _introduce(self, worker: int) -> None:
+    def _introduce(self, worker: int, assignments: Mapping[str, Assignment]) -> None:
         """Tell a worker where the other partitions' workers are: it can sample from then on."""
         name = worker_name(self._joined().rank, worker)
-        whom, offers = self._peer_plan.assignments.get(name), self._peer_plan.offers
-        message = (messages.PEERS, name, whom, offers, self._cache is not None)
-        self._send(worker, message, self._cache)
+        whom, offers = assignments.get(name), self._peer_plan.offers
+        message = (messages.PEERS, name, whom, offers, self._ahead is not None)
+        self._send(worker, message, self._ahead)
 
     @property
     def remote_bytes(self) -> int:
         """Bytes of all rows that only other machines have."""
         return self._remote_bytes
 
-    def _make_cache(self, nearby: Mapping[int, Any]) -> CacheMemory | None:
-        """Return memory for rows of other machines, where it is wanted and there are some."""
-        if not self._joined().has_peers:
-            return None
+    def _join_cache(self, agreement: Agreement, nearby: Mapping[int, Any]) -> None:
+        """Get the machine's memory for rows of others, where it is wanted and there are some."""
+        if not agreement.has_peers:
+            return
         self._remote_bytes = remote_bytes(self._view, self._plan, nearby)
-        if self._cache_options is None:
-            return None
-        memory = make_cache(self._view, self._plan, nearby, self._cache_options)
-        if memory is not None:
-            self._look_ahead = LookAhead(memory, self._cache_options)
-        return memory
+        options = self._cache_options
+        tables = {}
+        if options is not None:
+            tables = tables_for(self._view, self._plan, nearby, options.size)
+        if options is None or not tables:
+            agreement.share_cache(bytes)  # nothing, and nobody waits for it in vain
+            return
+        self._cache = cache_of_machine(tables, agreement.name_of_cache, agreement.share_cache)
+        drawn = tensors.share_tensor(torch.zeros(DrawnAhead.NUM_WORDS, dtype=torch.int64))
+        rows = self._cache.rows
+        self._look_ahead = LookAhead(rows, DrawnAhead(drawn.numpy()), options)
+        self._ahead = AheadMemory(self._cache.memory, drawn, rows.join())
 
     def _joined(self) -> Agreement:
         if self._agreement is None:
@@ -411,6 +427,8 @@ class DistSamplingProducer:
             room = max(1, min(self.channel.capacity, room))
             state.limit = self._look_ahead.limit(state.taken, room)
         under_way = self._recovery.under_way
+        if not (under_way.has_lost or self._queue.has_turns):
+            return
         while (worker := self._recovery.free_worker()) is not None:
             # what was lost comes first, and had its room before
             task = under_way.next_lost(self._is_wanted, idle=not under_way.loads[worker])
@@ -550,7 +568,8 @@ class DistSamplingProducer:
         with self._lock:
             state = self._queue.streams[stream]
             received = state.take()
-            self._dispatch()
+            if received is not None:  # there is room for another one
+                self._dispatch()
             return received, state.finished
 
     def pump(
@@ -623,17 +642,26 @@ class DistSamplingProducer:
                 self._queue.streams[ticket.stream].cancel()
                 error = SamplingError(self._name_of(event.worker, ticket), cause, text)
                 failed.append((ticket.stream, error))
+        elif kind == messages.DRAWN:
+            self._count_drawn(*rest)
         elif kind == messages.STALE:
             self._recovery.under_way.done(event.worker, rest[0])
         elif kind == messages.DIED:
-            self.channel.forget(event.worker)
-            if self._look_ahead is not None:
-                self._look_ahead.give_up()
-            self._fatal = self._recovery.died(event.worker, *rest) or self._fatal
+            self._lose(event.worker, *rest)
         elif kind == messages.READY:
             self._welcome(event.worker)
         elif kind == messages.FAILED:
             self._fatal = SamplingError(f"start of sampling worker {event.worker}", *rest)
+
+    def _count_drawn(self, ticket: BatchTicket, asked: int, kept: int) -> None:
+        if self._look_ahead is not None:
+            self._look_ahead.count(ticket.generation, asked, kept)
+
+    def _lose(self, worker: int, pid: int, exitcode: int | None) -> None:
+        self.channel.forget(worker)
+        if self._look_ahead is not None:
+            self._look_ahead.give_up()
+        self._fatal = self._recovery.died(worker, pid, exitcode) or self._fatal
 
     def _file_batch(
         self, event: Event, ticket: BatchTicket, position: int, slot: int, nbytes: int,
@@ -658,7 +686,7 @@ class DistSamplingProducer:
                 order = self._at_once if at_once else self._order_of(stream.epoch)
                 message = (messages.GENERATION, number, stream.generation, order is not None)
                 self._send(worker, message, order)
-        self._introduce(worker)
+        self._introduce(worker, self._peer_plan.assignments())
         self._recovery.is_ready(worker)
 
     def _seeds_of(self, task: Task) -> list[int]:
@@ -697,6 +725,7 @@ class DistSamplingProducer:
         """Let a consumer have at most ``limit`` batches started and not taken."""
         with self._lock:
             self._queue.streams[number].limit = limit
+            self._dispatch()
 
     def describe_workers(self) -> str:
         """Say what the system says that the workers are doing."""
@@ -752,6 +781,8 @@ class DistSamplingProducer:
             segments.close_fds(list(event.fds))
         has_peers = self._agreement is not None and self._agreement.has_peers
         self._pool.stop(linger_s if has_peers else 0.0)
+        with self._lock:  # the memory goes, where nobody else has it
+            self._cache = self._ahead = self._look_ahead = None
         if self._agreement is not None:
             self._agreement.close()
         self.channel.close()

@@ -148,6 +148,11 @@ class FairQueue(Generic[T]):
                 self._in_turns.remove(number)
                 self._turns.remove(number)
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether a batch may be started."""
+        return bool(self._turns)
+
     def next_ticket(self) -> tuple[BatchTicket, int] | None:
         """Return the next batch to start, over all consumers, or None."""
         while self._turns:

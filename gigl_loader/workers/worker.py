@@ -38,9 +38,9 @@ from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.sampler.questions import Peers
-from gigl_loader.sampler.row_cache import CacheMemory, RowCache
+from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.workers import messages, pipe
-from gigl_loader.workers.ahead import STREAM, AheadTasks, Waiting
+from gigl_loader.workers.ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
 from gigl_loader.workers.peers import Answering, Asking, Assignment
 from gigl_loader.workers.setup import Plugins, WorkerSetup
 
@@ -103,6 +103,8 @@ class Worker:
         self._connecting: list[threading.Thread] = []
         self._num_asked = 0
         self._cache: RowCache | None = None
+        self._drawn: DrawnAhead | None = None
+        self._user = -1
         self._ahead = AheadTasks(self._may_fill)
 
     # -- start ----------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ class Worker:
         has_cache: bool,
     ) -> None:  # fmt: skip
         setup = self._setup
-        memory: CacheMemory[Array] | None = None
+        memory: AheadMemory[Array] | None = None
         if has_cache:
             memory = pipe.receive_object(self._sock)
         view = dataclasses.replace(setup.view, nearby=read_offers(offers, PartitionView))
@@ -188,7 +190,8 @@ class Worker:
         alone = min(setup.concurrency, setup.cpus)
         loop = self._sample_loop
         if memory is not None and self._asking is not None:
-            self._cache, loop = RowCache(memory), self._draw_and_fill
+            self._cache, self._drawn = RowCache(memory.cache), DrawnAhead(memory.drawn)
+            self._user, loop = memory.user, self._draw_and_fill
         for _ in range(alone if self._asking is None else setup.concurrency):
             threading.Thread(target=loop, daemon=True).start()
 
@@ -224,6 +227,9 @@ class Worker:
     def _stop(self, linger_s: float) -> None:
         """End; but answer the other partitions until their workers are done, or ask no more."""
         self._generations.clear()
+        if self._cache is not None:  # others of this machine share the memory
+            for waiting in self._ahead.drop():
+                self._cache.forget(waiting.number)
         if self._answering is None or linger_s <= 0:
             return
         deadline = time.monotonic() + _BYE_S
@@ -272,13 +278,14 @@ class Worker:
 
     def _may_fill(self, waiting: Waiting) -> bool:
         """Return whether a drawn batch may be filled, or is of an epoch that was broken off."""
-        assert self._cache is not None
+        assert self._drawn is not None
         generation, _ = self._generations.get(STREAM, (-1, None))
         is_stale = waiting.generation != generation
-        return is_stale or self._cache.may_fill(waiting.generation, waiting.position)
+        return is_stale or self._drawn.may_fill(waiting.generation, waiting.position)
 
     def _draw_and_fill(self) -> None:
         assert self._cache is not None
+        assert self._drawn is not None
         assert self._asking is not None
         here = {self._setup.view.partition_idx, *self._setup.view.nearby}
         filler = Filler(self._setup.view, self._asking, self._cache)
@@ -301,14 +308,17 @@ class Worker:
                 started = time.perf_counter()
                 fields = _all_fields(sampler, request, self._setup.view)
                 batch = keep_structure(fields, here)
+                is_ahead, wanted = ticket.stream == STREAM, batch.wanted()
                 drawn = Waiting(
-                    ticket.generation, found[1], ticket, batch, request.seeds.size,
-                    time.perf_counter() - started,
+                    ticket.generation, found[1], ticket, batch,
+                    self._cache.add(self._user, wanted) if is_ahead else -1,
+                    request.seeds.size, time.perf_counter() - started,
                 )  # fmt: skip
-                if ticket.stream == STREAM:
-                    self._cache.add(ticket.generation, found[1], batch.wanted(), batch.nbytes)
+                if is_ahead:
+                    self._drawn.note(ticket.generation, found[1])
                     self._ahead.put_drawn(drawn)
-                    self._send((messages.DRAWN, ticket))
+                    asked = self._cache.bytes_of(wanted)
+                    self._send((messages.DRAWN, ticket, asked, batch.nbytes))
                 else:
                     self._fill(filler, drawn, idle_s)
             except OSError as error:
@@ -321,12 +331,12 @@ class Worker:
         assert self._cache is not None
         ticket, plans = drawn.ticket, {}
         if self._generations.get(ticket.stream, (-1, None))[0] != ticket.generation:
+            self._cache.forget(drawn.number)
             self._send((messages.STALE, ticket))
             return
         started = time.perf_counter()
         if ticket.stream == STREAM:
-            wanted = drawn.batch.wanted()
-            plans = self._cache.plan(drawn.generation, drawn.position, wanted)
+            plans = self._cache.plan(drawn.number, drawn.batch.wanted())
         written = self._slots.write(filler.fill(drawn.batch, plans))
         stats = {
             "seeds": drawn.num_seeds, "idle_s": idle_s, "sample_s": drawn.sample_s,

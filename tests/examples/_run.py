@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from gigl_loader.testing import run_python
@@ -24,12 +23,11 @@ def run_example(script: str, *args: str, ranks: int | None = None, timeout_s: fl
 
 
 def torchrun_example(script: str, *args: str, ranks: int, timeout_s: float = 400) -> str:
-    """Return what an example printed that torchrun starts: slower, and as its user does."""
+    """Return what an example printed that torchrun starts, as its user does."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(EXAMPLES / script), *args],
-        capture_output=True, text=True, timeout=timeout_s, check=False, env=environment(),
-    )  # fmt: skip
+    done = run_python(
+        *launcher, str(EXAMPLES / script), *args, environment=environment(), timeout_s=timeout_s
+    )
     return _printed(done)
 
 

@@ -12,17 +12,18 @@ from _run import EXAMPLES, environment
 
 from gigl_loader import DistDataset
 from gigl_loader.testing import batch_digest, free_port, one_rank
+from gigl_loader.testing._scripts import ForkedPython
 
 pytestmark = pytest.mark.multiprocess
 
 BATCH_SIZE, EPOCHS = 64, 2
 
 
-def _torchrun(folder: Path, port: int, output: Any, *, stays: bool) -> subprocess.Popen:
+def _torchrun(folder: Path, port: int, output: Any, *, stays: bool) -> ForkedPython:
     """Be one machine of a job of one or two; each has one rank."""
     conf = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=10"
     faults = [] if stays else ["--kill-node-at=4"]
-    return subprocess.Popen(
+    return ForkedPython(
         [
             sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1",
             "--max-restarts=5", "--monitor-interval=0.2", "--rdzv-backend=c10d", "--rdzv-id=job",

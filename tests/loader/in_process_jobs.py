@@ -27,6 +27,7 @@ from gigl_loader import (
 )
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
+from gigl_loader.sampler.store import LocalStore
 from gigl_loader.testing import check_same_batches
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
@@ -83,7 +84,7 @@ def ranks_that_have_fewer_batches(rank: int, size: int) -> None:
     for given in (torch.arange(9), torch.arange(1)):
         with DistNeighborLoader(
             GRAPH.partitions(size)[rank], [3, 3], given, batch_size=2, seed=1,
-            exchange="collective",
+            exchange="collective", worker_concurrency=5 - rank,
         ) as loader:  # fmt: skip
             for _ in range(3):
                 found = [batch.batch.tolist() for batch in loader]
@@ -168,6 +169,27 @@ def a_sampler_raises(rank: int, size: int) -> None:
     kind, text = (SamplingError, "batch 2.*on purpose") if rank == 1 else (PeerError, "rank 1")
     with _loader(rank, size, sampler_options=options) as loader, pytest.raises(kind, match=text):
         list(loader)
+    for asked in ("answer_draw", "rows_asked"):
+        _an_answer_fails(rank, size, asked)
+
+
+def _an_answer_fails(rank: int, size: int, asked: str) -> None:
+    """Rank 1 cannot answer: an error on all ranks; an epoch later it can again."""
+
+    def fail(*_: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+    kind, text = (SamplingError, "to another rank.*on purpose") if rank == 1 else (
+        PeerError, "rank 1 could not sample"
+    )  # fmt: skip
+    with _loader(rank, size) as loader:
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                patch.setattr(LocalStore, asked, fail)
+            with pytest.raises(kind, match=text):
+                list(loader)
+            dist.barrier()  # until both have failed
+        assert len(list(loader)) == len(loader)
 
 
 def different_epochs(rank: int, size: int) -> None:

@@ -26,7 +26,7 @@ from gigl_loader import (
 )
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
-from gigl_loader.ranks import gather_from_ranks, tell_ranks
+from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
@@ -210,10 +210,11 @@ def partitions_here_and_there(rank: int, size: int) -> None:
 
     So rank 0 reads one partition in memory and asks for one, in the same batch.
     """
+    rank_0_decides(rank, size)
     exchange = Agreement.exchange
 
-    def exchange_and_spoil(self: Agreement, workers: list) -> Plan:
-        plan = exchange(self, workers)
+    def exchange_and_spoil(self: Agreement, *told: Any) -> Plan:
+        plan = exchange(self, *told)
         for offers in plan.offers.values():
             for number, offer in enumerate(offers):
                 region = dataclasses.replace(offer.mark.region, fd=0)
@@ -221,9 +222,10 @@ def partitions_here_and_there(rank: int, size: int) -> None:
                 offers[number] = dataclasses.replace(offer, mark=mark)
         return plan
 
+    os.environ[SAME_MEMORY_VARIABLE] = "0" if rank == 2 else "1"
+    one_cache_for_a_machine(rank, size)
     if rank == 1:
         Agreement.exchange = exchange_and_spoil  # type: ignore[method-assign]
-    os.environ[SAME_MEMORY_VARIABLE] = "0" if rank == 2 else "1"
     graph, edge_dir, given, how = CASES["typed"]
     found = []
     for dataset in (
@@ -244,6 +246,54 @@ def partitions_here_and_there(rank: int, size: int) -> None:
         assert time.monotonic() - start < LINGER_S / 2, "all said goodbye"
     check_same_batches(*found)
     dist.barrier()
+
+
+def one_cache_for_a_machine(rank: int, size: int) -> None:
+    """Ranks 0 and 1 share a machine: their loaders have one cache, and rank 2's another.
+
+    All batches are those of a loader without one, though one waits in the middle of an epoch, and
+    the one that made the memory leaves. The memory goes with the last loader.
+    """
+    graph, edge_dir, given, how = CASES["typed"]
+    dataset = graph.partitions(size, edge_dir=edge_dir)[rank]
+
+    def make(**more: Any) -> DistNeighborLoader:
+        return DistNeighborLoader(dataset, input_nodes=given, **COMMON, **how, **more)
+
+    with make() as loader:
+        expected = [batch_digest(batch) for batch in loader]
+    first, second = (make(remote_cache="40%", lookahead=ahead) for ahead in (None, 3))
+    assert _caches(first) == _caches(second)
+    together = _caches(first)
+    assert together[0] == together[1] != together[2]
+    waiting = iter(first)
+    found = [batch_digest(next(waiting))]
+    assert [batch_digest(batch) for batch in second] == expected
+    assert found + [batch_digest(batch) for batch in waiting] == expected
+    assert first.stats()["hit_rate"] > 0
+    first.shutdown()
+    third = make(remote_cache="40%")
+    assert _caches(third) == together, "the second one keeps it"
+    assert [batch_digest(batch) for batch in third] == expected
+    other = make(remote_cache="41%")
+    assert not set(_caches(other)) & set(together)
+    for loader in (second, third):
+        assert loader.stats()["hit_rate"] > 0
+    for loader in (second, third, other):
+        loader.shutdown()
+    assert "gigl_loader.rows" not in Path("/proc/self/maps").read_text()
+    assert not [fd for fd in Path("/proc/self/fd").iterdir() if _leads_to_rows(fd)]
+
+
+def _caches(loader: DistNeighborLoader) -> list[int]:
+    """Return what tells the memory of each rank's cache."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, loader._mp_producer._cache.inode)
+    return found
+
+
+def _leads_to_rows(fd: Path) -> bool:
+    return fd.is_symlink() and "gigl_loader.rows" in os.readlink(fd)
 
 
 def a_partition_in_the_same_memory_outlives_its_workers(rank: int, size: int) -> None:
@@ -275,8 +325,27 @@ def values_of_ranks(rank: int, size: int) -> None:
     assert tell_ranks("" if rank == 0 else "longer", size, str) == ""
 
 
+def rank_0_decides(rank: int, size: int) -> None:
+    """Only rank 0 has the values of all, by rank, as they were; all have what it makes of them."""
+    for length in (0, 1, 70_000):
+        # of another length on each rank, the longest is the last: data are padded on their way
+        told = [(one, b"\0x" * (one * length), None) for one in range(size)]
+        came = []
+
+        def decide(found: list[tuple[int, bytes, None]], came: list = came) -> dict[int, str]:
+            came.append(found)
+            return {one: "y" * len(data) for one, data, _ in found}
+
+        kind = tuple[int, bytes, None]
+        found = decide_with_ranks(told[rank], size, kind, decide, dict[int, str])
+        assert found == {one: "y" * (2 * one * length) for one in range(size)}
+        assert came == ([told] if rank == 0 else [])
+    assert decide_with_ranks(rank, 1, int, lambda alone: alone * 2, list[int]) == [rank, rank]
+
+
 def cases_without_faults(rank: int, size: int, folder: Path) -> None:
     values_of_ranks(rank, size)
+    rank_0_decides(rank, size)
     for same_memory in ("0", "1"):
         same_batches_as_one_partition(rank, size, folder, same_memory)
     a_partition_in_the_same_memory_outlives_its_workers(rank, size)

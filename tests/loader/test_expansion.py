@@ -299,3 +299,18 @@ def test_a_subgraph_of_the_seeds_alone() -> None:
     assert sorted(batch.e_id.tolist()) == list(range(300))
     assert batch.mapping.tolist() == list(range(40))
     check_same_batches([batch], [batch.clone()])
+
+
+def test_no_hop_leaves_the_seeds_alone() -> None:
+    seeds, links = torch.tensor([5, 2, 5]), torch.tensor([[7, 3], [3, 9]])
+    with DistNeighborLoader(GRAPH.dataset(), [], seeds, batch_size=3, num_workers=0) as loader:
+        (batch,) = loader
+    assert batch.n_id.tolist() == seeds.tolist()
+    assert batch.edge_index.shape == (2, 0)
+    assert batch.num_sampled_nodes == [3]
+    with DistLinkNeighborLoader(
+        GRAPH.dataset(), [], links, batch_size=2, neg_sampling="binary", num_workers=0
+    ) as loader:
+        (batch,) = loader
+    assert batch.n_id[batch.edge_label_index[:, :2]].tolist() == links.tolist()
+    assert batch.edge_index.shape == (2, 0)

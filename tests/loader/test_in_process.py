@@ -127,36 +127,40 @@ def test_another_partition_needs_collectives_or_workers() -> None:
 
 
 class _Rounds:
-    """Other ranks that have some rounds, each time that they are asked, and then end the epoch."""
+    """Other ranks that have a round each time that they are asked.
+
+    With the round ``count`` they end the epoch, or, where nobody is told, have stopped.
+    """
 
     size = 2
 
-    def __init__(self, count: int, ended: threading.Event) -> None:
+    def __init__(self, count: int, ended: threading.Event | None) -> None:
         self._count, self._ended, self._seen = count, ended, 0
 
     @property
     def rounds(self) -> int:
-        if self._seen == self._count:
+        if self._seen < self._count or self._ended is not None:
+            self._seen += 1
+        if self._seen == self._count and self._ended is not None:
             self._ended.set()
-        self._seen = min(self._seen + 1, self._count)
         return self._seen
 
 
 @pytest.mark.parametrize(("rounds", "error"), [(10, None), (3, "exchanged nothing for 0.01 s")])
 def test_an_epoch_waits_for_the_one_before_while_ranks_live(rounds: int, error: Any) -> None:
-    ended, never = threading.Event(), threading.Event()
+    ended = threading.Event()
     loader = _watched()
     source = loader._source
     source.epoch_options = dataclasses.replace(source.epoch_options, timeout_s=0.01)
-    source._peers = _Rounds(rounds, never if error else ended)
-    source._thread = threading.Thread(target=ended.wait)
-    source._thread.start()
+    source._peers = [_Rounds(rounds, None if error else ended)]
+    source._threads = [threading.Thread(target=ended.wait)]
+    source._threads[0].start()
     with contextlib.ExitStack() as stack:
         if error:
             stack.enter_context(pytest.raises(PeerTimeoutError, match=error))
         source._wait_for_former()
-        assert not source._thread.is_alive()
+        assert not source._threads[0].is_alive()
     ended.set()
-    source._thread.join()
-    source._thread = source._peers = None
+    source._threads[0].join()
+    source._threads, source._peers = [], []
     loader.shutdown()

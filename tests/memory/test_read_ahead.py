@@ -64,6 +64,19 @@ def test_what_is_in_memory_is_not_asked_for(values: np.ndarray) -> None:
     assert read_ahead.want(values, rows) == 0
 
 
+@pytest.mark.parametrize("fits", [False, True])
+def test_the_kernel_reads_on_only_where_files_fit_into_memory(
+    fits: bool, values: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "available_memory", lambda: values.nbytes * 10 * fits)
+    monkeypatch.setattr(read_ahead, "_is_resident", lambda addresses: False)
+    read_ahead.want(values, np.arange(0, ROWS, 40))
+    shown = Path("/proc/self/smaps").read_text()
+    mapping = shown[shown.index(f"{values.ctypes.data:x}-") :]
+    flags = mapping[mapping.index("VmFlags:") :].split("\n")[0].split()
+    assert ("rr" in flags) == (not fits), "rr: read at random"
+
+
 def test_a_kernel_that_refuses_is_asked_once(
     values: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,8 +97,11 @@ def channel_of(cluster: Cluster, **how: Any) -> Iterator[RemoteReceivingChannel]
     """Give a channel over a producer on each server."""
     producers = create(cluster, request_id="of a channel")
     channel = RemoteReceivingChannel(
-        list(range(len(producers))), producers, cluster=cluster, **{"timeout_s": 60.0, **how}
-    )
+        list(range(len(producers))),
+        dict(enumerate(producers)),
+        cluster=cluster,
+        **{"timeout_s": 60.0, **how},
+    )  # fmt: skip
     try:
         yield channel
     finally:
@@ -107,7 +110,7 @@ def channel_of(cluster: Cluster, **how: Any) -> Iterator[RemoteReceivingChannel]
 
 def start(channel: RemoteReceivingChannel, epoch: int) -> None:
     """Begin an epoch of 30 batches, the servers in turn."""
-    servers = len(channel._producers)
+    servers = len(channel._producer_ids)
     channel.start_epoch(epoch, [(batch % servers, batch) for batch in range(30)])
 
 

@@ -20,6 +20,7 @@ from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import EpochOptions, KHopNeighborSamplerOptions
 from gigl_loader.remote import messages, values
+from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import CALLS, EpochRequest, ProducerRequest
 from gigl_loader.remote.values import SchemaMessage, TensorMessage
 from gigl_loader.transport.codec import decode, encode, read_header
@@ -98,7 +99,7 @@ def test_a_create_request() -> None:
     )  # fmt: skip
     options.prefetch_size = 50  # above GLT's own limit
     request = ProducerRequest(
-        epoch_options=EpochOptions(seed=3, timeout_s=1.5), shard=None, client_ranks=(4, 5),
+        epoch_options=EpochOptions(seed=3, timeout_s=1.5), shard=None, client_ranks=Runs.of((4, 5)),
         request_id="once",
     )  # fmt: skip
     sampler = CustomSamplerOptions("package.Sampler", {"limit": 3, "names": ["a"], "none": None})

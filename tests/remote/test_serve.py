@@ -40,6 +40,8 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
         env=ENVIRONMENT, stderr=log,
     )  # fmt: skip
     try:
+        said = tmp_path / "log.txt"
+        wait_until(lambda: "serves partition" in said.read_text(), "it has started", 300)
         wait_until(lambda: _ask(port).returncode == 0, "it serves", 120)
         status = json.loads(_ask(port).stdout)
         assert status["pid"] == server.pid
@@ -66,12 +68,9 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
 
 @pytest.mark.longest
 def test_the_demo_learns(tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable, str(ROOT / "examples/graph_store/demo.py"), "--epochs", "4",
-            f"--figure={tmp_path}/curve.png",
-        ],
-        env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=380,
+    done = run_python(  # and the four processes that it starts
+        str(ROOT / "examples/graph_store/demo.py"), "--epochs", "4",
+        f"--figure={tmp_path}/curve.png", environment=ENVIRONMENT, timeout_s=380,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = re.search(r"test accuracy: ([\d.]+)", done.stdout)

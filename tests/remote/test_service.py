@@ -12,6 +12,7 @@ from gigl_loader.errors import ConfigError, ProtocolError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import EpochOptions
+from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import (
     EpochRequest,
     FetchRequest,
@@ -58,7 +59,9 @@ def test_shares_cover_all_batches_once(total):
     shares = [
         share_of_batches(
             total,
-            ProducerRequest(epoch_options=options, shard=shard, num_shards=2, client_ranks=ranks),
+            ProducerRequest(
+                epoch_options=options, shard=shard, num_shards=2, client_ranks=Runs.of(ranks)
+            ),
             consumer,
         )
         for shard in range(2)
@@ -131,7 +134,7 @@ def test_a_key_has_one_producer_however_many_ask_at_once(server):
 
 
 def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
-    request = ProducerRequest(epoch_options=EpochOptions(seed=1), client_ranks=(0, 1))
+    request = ProducerRequest(epoch_options=EpochOptions(seed=1), client_ranks=Runs.of((0, 1)))
     producer = server.create_sampling_producer(
         *_arguments(server, key="two", num_seeds=60, batch_size=2), request=request
     )
@@ -160,7 +163,7 @@ def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
 
 
 def test_a_client_that_is_gone_frees_its_producers(server):
-    request = ProducerRequest(epoch_options=EpochOptions(seed=1), client_ranks=(0, 1))
+    request = ProducerRequest(epoch_options=EpochOptions(seed=1), client_ranks=Runs.of((0, 1)))
     server.create_sampling_producer(*_arguments(server, key="gone"), request=request)
     server.client_gone((None, 0))
     assert len(server.status()["producers"]) == 1

@@ -1,17 +1,31 @@
 """Rows and edges by id, asked from storage servers."""
 
+import functools
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from in_process import joined, storage
+from in_process import SECURITY, joined, storage
 from store_cluster import HOST, info_of
 
-from gigl_loader import ConfigError, DistDataset, DistFeature, RemoteDistDataset
+from gigl_loader import (
+    ConfigError,
+    DistDataset,
+    DistFeature,
+    RemoteDistDataset,
+    ServerDiedError,
+)
+from gigl_loader.graph_store import DistServer
 from gigl_loader.remote import client, lookup
-from gigl_loader.testing import TinyGraph
+from gigl_loader.remote.client import current_cluster
+from gigl_loader.remote.endpoint import Endpoint
+from gigl_loader.remote.leader import Leader
+from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.testing import TinyGraph, wait_until
 
 PLAIN = TinyGraph.random(60, 400, seed=5)
 TYPED = TinyGraph.random(40, 200, heterogeneous=True)
@@ -34,6 +48,80 @@ def remote(partition: Any, servers: int, patch: pytest.MonkeyPatch) -> Iterator[
         with joined(address, servers) as cluster:
             patch.setattr(client, "_cluster", cluster)
             yield RemoteDistDataset(info_of(servers, 1), 0, timeout_s=60.0)
+
+
+class _Held:
+    """Look-ups of storage server 1 wait until it is gone; those of one started again do not."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.asked, self.gone = threading.Event(), threading.Event()
+        for name in ("get_rows", "get_edges"):
+            patch.setattr(DistServer, name, self._waiting(getattr(DistServer, name)))
+
+    def _waiting(self, method: Any) -> Any:
+        @functools.wraps(method)
+        def wait_and_call(server: DistServer, request: Any) -> Any:
+            if server.server_rank == 1 and not self.gone.is_set():
+                self.asked.set()
+                assert self.gone.wait(60)
+            return method(server, request)
+
+        return wait_and_call
+
+    def lose(self, endpoint: Endpoint) -> None:
+        """End the server once it is asked."""
+        assert self.asked.wait(60)
+        endpoint.close()
+        wait_until(lambda: current_cluster().lost == [1], "the client has heard of it")
+        self.gone.set()
+
+
+def whole(rank: int, servers: int) -> DistDataset:
+    return PLAIN.partitions(1)[0]
+
+
+@pytest.mark.parametrize("how", ["twin", "back", "never"])
+def test_a_question_under_way_outlives_its_server(how: str, monkeypatch) -> None:
+    ids, (node_type,) = torch.arange(60), PLAIN.num_nodes
+    (edge_type,) = PLAIN.edges
+    features, _ = PLAIN.node_rows(node_type, ids.tolist())
+    held, partition = _Held(monkeypatch), whole if how == "twin" else plain
+    with (
+        storage(2, partition=partition, rejoin_s=60.0) as (zero, one),
+        joined(zero.address, 2) as cluster,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        monkeypatch.setattr(client, "_cluster", cluster)
+        dataset = RemoteDistDataset(
+            info_of(2, 1), 0, timeout_s=60.0, reconnect_timeout=0.0 if how == "never" else 60.0
+        )
+        if how == "twin":
+            cluster._holders = [1]
+        asked = pool.submit(dataset.get_features, ids)
+        later = DistFeature(dataset, "node_features").async_get(ids)
+        edges = pool.submit(dataset.lookup.edges, edge_type, ids)
+        held.lose(one)
+        if how == "never":
+            for wait in (asked.result, later.wait, edges.result):
+                with pytest.raises(ServerDiedError):
+                    wait()
+            return
+        again = _started_again(zero) if how == "back" else None
+        try:
+            assert asked.result(60).tolist() == later.wait().tolist() == features
+            expected = PLAIN.dataset().view().adjacency[edge_type]
+            assert torch.equal(edges.result(60).sources, expected.indices.long())
+        finally:
+            if again is not None:
+                again.close()
+
+
+def _started_again(zero: Endpoint) -> Endpoint:
+    leader = Leader(*zero.address, SECURITY, "server 1", 10.0)
+    server = DistServer(plain(1, 2), 1, 2, security=SECURITY)
+    again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
+    again.start()
+    return again
 
 
 @pytest.mark.parametrize("servers", [1, 3])
@@ -91,9 +179,6 @@ def test_what_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_answers_for_its_own_rows_only() -> None:
-    from gigl_loader.graph_store import DistServer
-    from gigl_loader.sampler.questions import RowsRequest
-
     server = DistServer(plain(1, 2), 1, 2)
     name = next(iter(PLAIN.num_nodes))
     others = plain(0, 2).node_ids

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.sampler import _kernels as kernels
+from gigl_loader.sampler import _tree_kernels as tree_kernels
 from gigl_loader.sampler.nodes import NodeLabels, TreeLabels
 
 IDS = st.lists(st.integers(0, 40) | st.integers(2**40, 2**40 + 3), max_size=60)
@@ -156,8 +157,10 @@ def test_scratch_of_uniform_draws_is_left_clean() -> None:
 def test_load_compiles_every_kernel() -> None:
     kernels.load()
     names = (
-        "count_uniform", "draw_uniform", "count_weighted", "draw_weighted", "count_timed",
-        "draw_labor", "gather",
+        "count_uniform", "draw_uniform", "count_weighted", "draw_weighted", "draw_labor", "gather",
         "insert_nodes", "relabel", "look_up", "repeat_rows", "scatter_segments",
     )  # fmt: skip
     assert all(getattr(kernels, name).signatures for name in names)
+    tree_kernels.load()
+    names = ("enter", "reach", "count_timed", "seeds_of")
+    assert all(getattr(tree_kernels, name).signatures for name in names)

@@ -47,6 +47,37 @@ def test_words_as_of_the_interpreter(
     assert ("Traceback" in done.stderr) == (code == 1)
 
 
+CHILD = """
+import os, subprocess, sys
+child = subprocess.Popen(
+    [sys.executable, "-u", "-c", sys.argv[1], "x"], env={**os.environ, "A": "b"}, cwd=sys.argv[2],
+    start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+)
+assert child.communicate("in")[0].split() == [
+    "['-c',", "'x']", "in", sys.argv[2], "b", str(os.getpid()), str(child.pid), "True"
+]
+assert child.returncode == 3
+killed = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+assert killed.poll() is None
+killed.kill()
+assert killed.wait(60) == -9
+said = subprocess.run([sys.executable, "-c", "1 / 0"], capture_output=True, text=True)
+assert (said.returncode, said.stdout) == (1, "") and "ZeroDivisionError" in said.stderr
+assert subprocess.run(["sh", "-c", "exit 7"]).returncode == 7
+flags = subprocess.run([sys.executable, "-S", "-c", "import sys; sys.exit('torch' in sys.modules)"])
+assert flags.returncode == 0, "options of the interpreter: a new one"
+"""
+
+
+def test_what_a_script_starts_is_a_child_of_its_own(tmp_path: Path) -> None:
+    tells = (
+        "import os, sys; print(sys.argv, sys.stdin.read(), os.getcwd(), os.environ['A'], "
+        "os.getppid(), os.getsid(0), 'torch' in sys.modules); sys.exit(3)"
+    )
+    done = run_python("-c", CHILD, tells, str(tmp_path))
+    assert (done.stdout, done.returncode) == ("", 0), done.stderr
+
+
 def test_ranks_have_the_environment_of_torchrun() -> None:
     code = (
         "import torch, torch.distributed as dist; dist.init_process_group('gloo'); "

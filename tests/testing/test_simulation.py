@@ -5,6 +5,7 @@ import random
 import pytest
 
 from gigl_loader.options import EpochOptions
+from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.remote.shared import OwnBatches, share_of_batches
 from gigl_loader.testing.simulation import (
@@ -97,7 +98,7 @@ def test_batches_of_a_consumer_by_formula() -> None:
                 total,
                 ProducerRequest(
                     epoch_options=EpochOptions(seed=1), shard=shard, num_shards=shards,
-                    client_ranks=tuple(range(consumers)),
+                    client_ranks=Runs.of(range(consumers)),
                 ),
                 consumer,
             )

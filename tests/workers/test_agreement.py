@@ -80,7 +80,7 @@ def test_a_partition_alone_is_refused() -> None:
         Agreement(VIEWS[1], None, Security(), "127.0.0.1")
     whole = Agreement(TinyGraph.random(9, 20).dataset().view(), None, Security(), "127.0.0.1")
     assert whole.access() is None
-    assert whole.exchange([None]).assignments == {}
+    assert whole.exchange([None]).assignments() == {}
     whole.wait_for_rank_before("anything")
     whole.announce("anything")
     whole.close()

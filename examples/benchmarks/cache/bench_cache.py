@@ -29,7 +29,7 @@ from gigl_loader.sampler.packing import pack_ints, pack_runs
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.sampler.row_cache import CacheMemory, RowCache, Table, segment_bytes
 from gigl_loader.testing import as_worker_gets
-from gigl_loader.workers.ahead import LookAhead
+from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
 EDGE_FACTOR, FANOUTS, PARTS, ROW_BYTES = 16, (15, 10), 4, 400
 SHARES, BATCH_SIZES = (0.05, 0.1, 0.2, 0.4), (1024, 128)
@@ -91,24 +91,28 @@ def ours(trace: Trace, num_ids: int, capacity: int) -> tuple[int, int, float]:
         num_ids=num_ids, capacity=capacity, references=10 * capacity + (1 << 20),
         matrices={("node_features", "rows"): ("uint8", (ROW_BYTES,))},
     )  # fmt: skip
-    segment = torch.zeros(segment_bytes({OWNER: table}), dtype=torch.uint8)
-    cache = RowCache(CacheMemory(segment.numpy(), {OWNER: table}))
+    segment = np.zeros(segment_bytes({OWNER: table}), np.uint8)
+    cache = RowCache(CacheMemory(segment, {OWNER: table}))
     cache.initialise()
-    look_ahead = LookAhead(CacheMemory(segment, {OWNER: table}), CacheOptions(size=capacity))
+    user, numbers = cache.join(), []
+    drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))
+    look_ahead = LookAhead(cache, drawn, CacheOptions(size=capacity))
     look_ahead.begin(0, len(trace))
     fetched = added = most = 0
     elapsed = 0.0
     for batch, ids in enumerate(trace):
-        while not cache.may_fill(0, batch):  # as the workers do, whose trainer takes each batch
+        while not drawn.may_fill(0, batch):  # as the workers do, whose trainer takes each batch
             known = min(len(trace), batch + look_ahead.limit(batch, 1))
             began = time.thread_time()
             for one in range(added, max(known, added + (added == 0))):
-                cache.add(0, one, {OWNER: trace[one]}, 20 * trace[one].size)
+                numbers.append(cache.add(user, {OWNER: trace[one]}))
+                drawn.note(0, one)
+                look_ahead.count(0, ROW_BYTES * trace[one].size, 20 * trace[one].size)
             elapsed += time.thread_time() - began
             added = max(added, known)
         most = max(most, added - batch - 1)
         began = time.thread_time()
-        plan = cache.plan(0, batch, {OWNER: ids})[OWNER]
+        plan = cache.plan(numbers[batch], {OWNER: ids})[OWNER]
         elapsed += time.thread_time() - began
         fetched += int((plan < 0).sum())
     return fetched, most, 1e3 * elapsed / len(trace)

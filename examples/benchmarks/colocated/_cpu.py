@@ -38,6 +38,11 @@ def _ticks_of_run(run: str | None) -> int:
     return ticks
 
 
+def own_seconds(before: CpuClock, after: CpuClock) -> float:
+    """Return the CPU seconds of all processes of the contestant that are still there."""
+    return (after.own - before.own) / os.sysconf("SC_CLK_TCK")
+
+
 def share_of_others(before: CpuClock, after: CpuClock) -> float:
     """Return the part of all cores' time, 0 to 1, that neither idled nor was the contestant's."""
     total = after.total - before.total

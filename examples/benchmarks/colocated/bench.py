@@ -34,6 +34,7 @@ _NARROW_DIM = 8
 _SMALL_BATCH = 128
 _SCALE = 10
 _QUIET = 0.05
+_ENDS = 4  # of a seed edge and its negative
 _LONGER = 4  # times the batches for the fast ones, so that all are on the clock for seconds
 
 
@@ -143,24 +144,63 @@ def _contestants(args: argparse.Namespace) -> list[tuple[Contestant, Bar | None]
 
 def throughput(bench: Bench) -> str:
     """All contestants on one partition."""
-    entries = _contestants(bench.args)
-    job = bench.job()
-    values, last = bench.alternate([entry for entry, _ in entries], job, "seeds_per_s")
+    entries = [(contestant, bar, _GIGL) for contestant, bar in _contestants(bench.args)]
+    return _compare(bench, entries, bench.job())
+
+
+def _compare(bench: Bench, entries: Sequence[tuple[Contestant, Bar | None, str]], job: Job) -> str:
+    """Run (contestant, bar, whom it is compared with) in turn; return the table."""
+    values, last = bench.alternate([entry for entry, _, _ in entries], job, "seeds_per_s")
     rows = []
-    for contestant, bar in entries:
+    for contestant, bar, reference in entries:
         name = contestant.name
         if name not in values:
             problem = bench.problems.get(name, "not run")
-            rows.append([name, problem, "", "", "", verdict([], bar)])
+            rows.append([name, problem, "", "", "", "", verdict([], bar)])
             continue
-        against = ratios(values[_GIGL], values[name])
+        against = ratios(values[reference], values[name])
         rows.append([
             name, spread(list(values[name].values())), f"{last[name]['ms_per_batch']:.1f}",
-            f"{last[name]['rows_per_batch']:,.0f}", spread(against, 2), verdict(against, bar),
+            f"{last[name]['cpu_ms_per_batch']:.1f}", f"{last[name]['rows_per_batch']:,.0f}",
+            spread(against, 2) if against else "not measured", verdict(against, bar),
         ])  # fmt: skip
-    header = ["contestant", "seeds/s", "ms a batch (last)", "nodes a batch",
-              "gigl_loader 1 worker / it", "bar"]  # fmt: skip
+    header = ["contestant", "seeds/s", "ms a batch (last)", "CPU ms a batch (last)",
+              "nodes a batch", "gigl_loader / it", "bar"]  # fmt: skip
     return markdown(header, rows)
+
+
+def links(bench: Bench) -> str:
+    """Seed edges with a negative each, against PyG: a batch has as many ends as others nodes."""
+    job = bench.job(task="links", batch_size=max(1, bench.args.batch_size // _ENDS))
+    return _compare(bench, _against_pyg(bench.args, "LinkNeighborLoader"), job)
+
+
+def times(bench: Bench) -> str:
+    """Seeds with a time each, against PyG, and against our loader without times."""
+    uniform, last = (
+        _against_pyg(bench.args, f"NeighborLoader, {strategy}", temporal_strategy=strategy)
+        for strategy in ("uniform", "last")
+    )
+    timed = uniform[0][0]
+    untimed = replace(
+        timed, name="gigl_loader, the same graph without time_attr, 1 worker",
+        changes={**timed.changes, "task": "untimed"},
+    )  # fmt: skip
+    entries = [*uniform, *last, (untimed, Bar(0.7), timed.name)]
+    return _compare(bench, entries, bench.job(task="times"))
+
+
+def _against_pyg(
+    args: argparse.Namespace, name: str, **changes: Any
+) -> list[tuple[Contestant, Bar | None, str]]:
+    ours = Contestant(
+        name=f"gigl_loader Dist{name}, 1 worker", script="run_gigl.py", python=sys.executable,
+        changes={"batches": args.batches * _LONGER, **changes},
+    )  # fmt: skip
+    theirs = Contestant(
+        name=f"PyG {name}, 1 worker", script="run_pyg.py", python=args.python_pyg, changes=changes
+    )
+    return [(ours, None, ours.name), (theirs, Bar(5), ours.name)]
 
 
 def partitions(bench: Bench) -> str:
@@ -272,6 +312,8 @@ def scale(bench: Bench) -> str:
 
 CASES = {
     "throughput": throughput,
+    "links": links,
+    "times": times,
     "partitions": partitions,
     "startup": startup,
     "memory": memory,

@@ -2,17 +2,17 @@
 
 import importlib.metadata
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import _job
 import _memory
+import _tasks
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch_geometric.data import Data
 
-from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader import DistDataset, DistLinkNeighborLoader, DistNeighborLoader
 
 
 def _dataset(job: _job.Job) -> DistDataset:
@@ -21,26 +21,28 @@ def _dataset(job: _job.Job) -> DistDataset:
     target = np.repeat(np.arange(nodes), np.diff(arrays.indptr))
     edge_index = torch.from_numpy(np.stack([arrays.indices, target]))
     data = Data(x=torch.from_numpy(arrays.x), edge_index=edge_index, num_nodes=nodes)
+    if job.task in ("times", "untimed"):
+        data.time = _tasks.edge_times(job)
     if job.world_size == 1:
         return DistDataset.from_pyg(data)
     return DistDataset.from_pyg(data, partition_book=_job.owners(job), partition_idx=job.rank)
 
 
-def _loader(dataset: DistDataset, job: _job.Job) -> DistNeighborLoader:
-    return DistNeighborLoader(
-        dataset,
-        job.fanout,
-        _job.seeds_of_all_ranks(job),  # the ranks of one machine each take their block of it
-        num_workers=job.num_workers,
-        batch_size=job.batch_size,
-        seed=job.seed,
-        replace=job.replace,
-    )
-
-
-def _batches(loader: DistNeighborLoader) -> Iterator[_job.Batch]:
-    for data in loader:
-        yield data.x, data.edge_index
+def _loader(dataset: DistDataset, job: _job.Job) -> DistNeighborLoader | DistLinkNeighborLoader:
+    how: dict[str, Any] = {
+        "num_workers": job.num_workers, "batch_size": job.batch_size, "seed": job.seed,
+        "replace": job.replace,
+    }  # fmt: skip
+    if job.task == "links":
+        links = _tasks.links(job)
+        return DistLinkNeighborLoader(dataset, job.fanout, links, neg_sampling="binary", **how)
+    if job.task == "times":
+        how |= {
+            "input_time": _tasks.seed_times(job), "time_attr": "time",
+            "temporal_strategy": job.temporal_strategy,
+        }  # fmt: skip
+    seeds = _job.seeds_of_all_ranks(job)  # the ranks of one machine each take their block of it
+    return DistNeighborLoader(dataset, job.fanout, seeds, **how)
 
 
 def _startup(dataset: DistDataset, job: _job.Job) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def _memory_over_epochs(dataset: DistDataset, job: _job.Job) -> dict[str, Any]:
     history = []
     with _loader(dataset, job) as loader:
         for epoch in range(job.epochs):
-            _job.exactly(_batches(loader), job.warmup + job.batches)
+            _job.exactly(_tasks.batches(loader, job), job.warmup + job.batches)
             if epoch in (0, 4) or (epoch + 1) % 10 == 0:
                 history.append({"epoch": epoch + 1, **_memory.of_children()})
     return {"history": history, "feature_bytes": int(job.graph.x.nbytes)}
@@ -74,7 +76,7 @@ def run(job: _job.Job) -> dict[str, Any]:
         result = _memory_over_epochs(dataset, job)
     else:
         with _loader(dataset, job) as loader:
-            result = _job.measure(_batches(loader), job)
+            result = _job.measure(_tasks.batches(loader, job), job)
     dist.destroy_process_group()
     names = ("gigl-loader", "torch_geometric", "numba")
     return {**result, "versions": {name: _version(name) for name in names}}

@@ -18,50 +18,71 @@ import mmap
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import psutil
 import torch
+from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.memory import read_ahead
 
-FANOUTS, BATCH, DEGREE, WIDTH, BATCHES = [15, 10], 1024, 15, 160, 40
+FANOUTS, BATCH, DEGREE, WIDTH, CLASSES = [15, 10], 1024, 15, 160, 16
 NEAR = 0.9
 """Share of the edges of the local graph that stay within `BLOCK` nodes, as partitioners aim for."""
 BLOCK = 8192
+KINDS = {
+    "power-law": "R-MAT with the parameters of Graph500: some rows are read again and again",
+    "uniform": "neighbours anywhere: each row is as likely as any other",
+    "local": "nine of ten neighbours are within 8,192 nodes, as partitioners aim for",
+}
 RESIDENT, AHEAD, TOUCHED = "in memory", "from disk, read ahead", "from disk, when touched"
 
 
+def r_mat(num_nodes: int, random: np.random.Generator) -> np.ndarray:
+    """Return ``[2, edges]`` of R-MAT with the parameters of Graph500: 0.57, 0.19, 0.19, 0.05."""
+    scale = (num_nodes - 1).bit_length()
+    edges = np.zeros((2, DEGREE * num_nodes), np.int64)
+    for _ in range(scale):
+        draw = random.random(edges.shape[1], np.float32)
+        edges *= 2
+        edges += np.stack([draw > 0.76, (draw > 0.57) & (draw < 0.76) | (draw > 0.95)])
+    return random.permutation(1 << scale)[edges] % num_nodes
+
+
 def make(root: Path, kind: str, num_nodes: int) -> None:
-    """Write a graph: neighbours anywhere (``uniform``), or mostly in the same block (``local``)."""
+    """Write a graph of one of `KINDS`."""
     random = np.random.default_rng(0)
     target = np.repeat(np.arange(num_nodes), DEGREE)
     source = random.integers(0, num_nodes, target.size)
+    if kind == "power-law":
+        source, target = r_mat(num_nodes, random)
     if kind == "local":
         near = random.random(target.size) < NEAR
         source[near] = (target[near] // BLOCK * BLOCK + source[near] % BLOCK) % num_nodes
     x = torch.arange(num_nodes, dtype=torch.float32)[:, None].expand(-1, WIDTH).contiguous()
     data = Data(x=x, edge_index=torch.from_numpy(np.stack([source, target])), num_nodes=num_nodes)
     partition_graph(data, 1, root, progress=False)
+    seeds = np.unique(target)  # labelled nodes have neighbours
+    torch.save(torch.from_numpy(random.permutation(seeds)), root / "seeds.pt")
 
 
 @contextmanager
-def ballast(leave: int) -> Iterator[None]:
-    """Lock memory, so that ``leave`` bytes are there for the page cache."""
-    size = psutil.virtual_memory().available - leave
-    if size <= 0:
+def ballast(leave: int | None) -> Iterator[None]:
+    """Lock memory, so that ``leave`` bytes are there for the page cache; None: all of it."""
+    if leave is None or (size := psutil.virtual_memory().available - leave) <= 0:
         yield
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -76,30 +97,57 @@ def ballast(leave: int) -> Iterator[None]:
 
 def wait_for_pages(worker: int) -> None:
     """Switch reading ahead off, in a worker."""
-    read_ahead._refused = True
+    read_ahead._ask = lambda ranges: 0
 
 
-def epoch(root: Path, how: str, seeds: torch.Tensor) -> dict[str, float]:
-    """Return seconds of an epoch after a warm-up, and megabytes read from disk per batch."""
+def trainer() -> Callable[[Data], None]:
+    """Return what a training step does with a batch: GraphSAGE, two layers of 128."""
+    torch.manual_seed(0)
+    model = GraphSAGE(WIDTH, 128, num_layers=2, out_channels=CLASSES)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(batch: Data) -> None:
+        optimizer.zero_grad()
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        cross_entropy(out, batch.node[: batch.batch_size] % CLASSES).backward()
+        optimizer.step()
+
+    return step
+
+
+def epoch(root: Path, how: str, batches: int, leave: int | None) -> dict[str, float]:
+    """Return seconds of an epoch after a warm-up, alone and in training, and MB read per batch."""
     memory = "resident" if how == RESIDENT else "mapped"
     hook = wait_for_pages if how == TOUCHED else None
     dataset = DistDataset.load(root, 0, memory=memory, verify="off")
+    seeds, found = torch.load(root / "seeds.pt")[: BATCH * batches], {}
     with DistNeighborLoader(
         dataset, FANOUTS, seeds, batch_size=BATCH, shuffle=True, seed=1, worker_init_fn=hook
     ) as loader:
-        for _ in loader:
-            pass
-        read, started = psutil.disk_io_counters().read_bytes, time.perf_counter()
-        for batch in loader:
-            assert torch.equal(batch.x[:, 0].long(), batch.node)
-        seconds = time.perf_counter() - started
-        read = psutil.disk_io_counters().read_bytes - read
-    return {"seconds": seconds, "mb": read / BATCHES / 1e6}
+        first = next(iter(loader))  # processes and their memory are there: the rest is for files
+        steps: dict[str, Callable[[Data], None]] = {"alone": check, "training": trainer()}
+        steps["training"](first)
+        with ballast(leave):
+            for batch in loader:
+                check(batch)
+            for name, step in steps.items():
+                read, started = psutil.disk_io_counters().read_bytes, time.perf_counter()
+                for batch in loader:
+                    step(batch)
+                found[name] = time.perf_counter() - started
+                read = psutil.disk_io_counters().read_bytes - read
+                found["mb"] = read / batches / 1e6
+    return found
 
 
-def in_process(root: Path, how: str, num_nodes: int, leave: int) -> dict[str, float]:
+def check(batch: Data) -> None:
+    """See that a row is the one of its node."""
+    assert torch.equal(batch.x[:, 0].long(), batch.node)
+
+
+def in_process(root: Path, how: str, args: argparse.Namespace, leave: int) -> dict[str, float]:
     """Measure in a process of its own, so that no memory of the last one is there."""
-    given = json.dumps([str(root), how, num_nodes, leave])
+    given = json.dumps([str(root), how, args.batches, leave])
     done = subprocess.run(
         [sys.executable, __file__, "--one", given], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -107,15 +155,11 @@ def in_process(root: Path, how: str, num_nodes: int, leave: int) -> dict[str, fl
     return found
 
 
-def one(root: str, how: str, num_nodes: int, leave: int) -> None:
+def one(root: str, how: str, batches: int, leave: int) -> None:
     """Measure what `in_process` asks for, and print it."""
-    seeds = torch.from_numpy(np.random.default_rng(3).permutation(num_nodes)[: BATCH * BATCHES])
-    if how == RESIDENT:
-        print(json.dumps(epoch(Path(root), how, seeds)))
-        return
-    drop_from_cache(Path(root))
-    with ballast(leave):
-        print(json.dumps(epoch(Path(root), how, seeds)))
+    if how != RESIDENT:
+        drop_from_cache(Path(root))
+    print(json.dumps(epoch(Path(root), how, batches, None if how == RESIDENT else leave)))
 
 
 def drop_from_cache(root: Path) -> None:
@@ -163,21 +207,26 @@ def measure(kind: str, args: argparse.Namespace, folder: Path) -> list[str]:
     found: dict[str, list[dict[str, float]]] = {RESIDENT: [], AHEAD: [], TOUCHED: []}
     for number in range(args.rounds):
         for how, results in found.items():
-            results.append(in_process(root, how, args.nodes, leave))
+            if how == TOUCHED and number:
+                continue  # once says it: it takes longer than all others together
+            results.append(in_process(root, how, args, leave))
             print(f"{kind}, round {number}, {how}: {results[-1]}", flush=True)
-    base = [result["seconds"] for result in found[RESIDENT]]
     lines = [
-        f"## {kind}: {nbytes / 1e9:.2f} GB, {leave / 1e9:.2f} GB of memory left for them", "",
-        "| | seconds an epoch, median (spread) | times in memory | MB read a batch |",
-        "| --- | --- | --- | --- |",
+        f"## {kind}, {KINDS[kind]}", "",
+        f"{nbytes / 1e9:.2f} GB, {leave / 1e9:.2f} GB of memory left for them.", "",
+        "| | training epoch, s, median (spread) | times in memory | loading alone, s | times "
+        "| MB read a batch |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for how, results in found.items():
-        seconds = [result["seconds"] for result in results]
-        ratio = statistics.median(a / b for a, b in zip(seconds, base, strict=True))
-        spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
-        read = statistics.median(result["mb"] for result in results)
-        median = statistics.median(seconds)
-        lines.append(f"| {how} | {median:.2f} ({spread}) | {ratio:.2f} | {read:.1f} |")
+        cells = [how]
+        for name in ("training", "alone"):
+            seconds = [result[name] for result in results]
+            ratios = [a / b[name] for a, b in zip(seconds, found[RESIDENT], strict=False)]
+            spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
+            cells += [f"{median(seconds):.2f} ({spread})", f"{median(ratios):.2f}"]
+        cells.append(f"{median(result['mb'] for result in results):.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
     alone = [disk_alone(root, at_once) for at_once in (1, 32)]
     by = "fio" if shutil.which("fio") else "threads of this script"
     lines += ["", f"The disk alone ({by}): {alone[0]:,.0f} random pages/s one at a time, "
@@ -191,6 +240,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=40, help=f"of {BATCH} seeds")
+    parser.add_argument("--graphs", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--folder", type=Path, help="on the disk to be measured (default: temp)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -203,10 +254,11 @@ def main() -> None:
         f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} "
         f"cores, {psutil.virtual_memory().total / 2**30:.0f} GiB; torch {torch.__version__}, "
         f"gigl_loader {version('gigl-loader')}; {args.nodes:,} nodes, {DEGREE} edges each, "
-        f"{WIDTH} float32; fanouts {FANOUTS}, {BATCHES} batches of {BATCH} seeds, one worker.", "",
+        f"{WIDTH} float32; fanouts {FANOUTS}, {args.batches} batches of {BATCH} seeds, one worker.",
+        "",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        for kind in ("uniform", "local"):
+        for kind in args.graphs:
             lines += measure(kind, args, Path(folder))
     print("\n".join(lines))
     if args.out:

@@ -7,6 +7,7 @@ See README.md beside this file.
 
 import argparse
 import os
+import statistics
 import tempfile
 import time
 from typing import Any
@@ -52,14 +53,20 @@ def on_a_rank(rank: int, args: argparse.Namespace, folder: str, port: int) -> No
         )
         for way, how in WAYS.items()
     }  # fmt: skip
+    shares = []
     for number in range(args.rounds + 1):  # the first round waits for compiled code
         speeds = {way: timed(loader, args) for way, loader in loaders.items()}
         if number and rank == 0:
-            share = speeds["collective"][0] / speeds["workers over TCP"][0]
+            shares.append(speeds["collective"][0] / speeds["workers over TCP"][0])
             texts = [
                 f"{w} {s:,.0f} seeds/s, waiting {100 * p:.0f}%" for w, (s, p) in speeds.items()
             ]
-            print(f"  round {number}: {'; '.join(texts)}; collective is {share:.2f}", flush=True)
+            print(
+                f"  round {number}: {'; '.join(texts)}; collective is {shares[-1]:.2f}", flush=True
+            )
+    if rank == 0:
+        middle = statistics.median(shares)
+        print(f"  collective is {middle:.2f} of workers ({min(shares):.2f} to {max(shares):.2f})")
     for loader in loaders.values():
         loader.shutdown()
     dist.destroy_process_group()

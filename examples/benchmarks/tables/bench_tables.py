@@ -29,6 +29,7 @@ import duckdb
 import numpy as np
 import psutil
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 PARTS, WIDTH, FILES = 4, 64, 8
@@ -43,9 +44,8 @@ def write_tables(folder: Path, num_nodes: int, num_edges: int, ids: str) -> int:
     """Write nodes with 64 float16 and edges with targets of a power law; return bytes."""
     random = np.random.default_rng(0)
     if ids == "string":
-        names = pa.array([f"user_{i:08d}" for i in range(num_nodes)]).take(
-            pa.array(random.permutation(num_nodes))
-        )
+        numbers = pc.cast(pa.array(random.permutation(num_nodes)), pa.string())
+        names = pc.binary_join_element_wise("user", pc.utf8_lpad(numbers, 8, "0"), "_")
     else:
         names = pa.array(np.unique(random.integers(0, 2**62, num_nodes + num_nodes // 100)))
         names = names.take(pa.array(random.permutation(len(names))[:num_nodes]))

@@ -9,12 +9,14 @@ process group's collectives, workers (their time; a batch is its seeds), the mod
 """
 
 import hashlib
+import math
 import resource
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -53,6 +55,7 @@ from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.testing.simulation._group import SimulatedGroup
+from gigl_loader.testing.simulation._memory import held_by, own_bytes
 from gigl_loader.testing.simulation._network import SimulatedNetwork
 from gigl_loader.testing.simulation._workers import SimulatedMemory, SimulatedPool, WorkCosts
 from gigl_loader.testing.simulation._world import Process, World
@@ -75,6 +78,9 @@ class Size:
 
     ranks: int
     servers: int
+    partitions: int = 0
+    """Of the graph. Fewer than servers: server ``i`` has a twin, server ``i + partitions``. 0: as
+    many as servers."""
     batches: int = 100
     """Per rank and epoch."""
     epochs: int = 1
@@ -96,6 +102,20 @@ class Size:
     """Steps after which ranks save their states; 0: never."""
     in_step: bool = False
     """Whether ranks wait for each other after each step, as they do where gradients are summed."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that processes hold in tables of their own, when the last rank has its loader."""
+
+    rank: int = 0
+    """The last one."""
+    server: int = 0
+    """The last one."""
+    first_rank: int = 0
+    """Rank 0, which created the producers."""
+    first_server: int = 0
+    """Server 0, which knows all ranks and servers."""
 
 
 class Fault(Protocol):
@@ -197,9 +217,13 @@ class SimulatedJob:
         self._view, self._config = graph.view(), _config(graph, size)
         self.memory_before, self.memory_at_start = _resident_bytes(), 0
         """Bytes of this process, and when the last rank had its loader."""
+        self.held = Held()
+        """At the same time."""
+        self._loaded: dict[int, RemoteSource] = {}
         self._state: dict[str, Any] | None = None
         self._of_attempt: list[Rank] = []
         self._num_running = self._num_started = 0
+        self._resumed_by = 0
         self.restarts = 0
         """How often the ranks were started again."""
         self._trace = hashlib.sha256()
@@ -239,10 +263,16 @@ class SimulatedJob:
     def _has_failed(self) -> bool:
         return any(one.error is not None or not one.process.alive for one in self._of_attempt)
 
-    def lose_rank(self, number: int) -> None:
-        """Kill a rank. The others notice when they next wait for it."""
+    def lose_rank(self, number: int, resumed_by: int = 0) -> None:
+        """Kill a rank. The others notice when they next wait for it.
+
+        Args:
+            number: Which.
+            resumed_by: How many ranks go on with the job; 0: those that are left.
+        """
         rank = self._of_attempt[number % len(self._of_attempt)]
         if rank.process.alive and rank.ended is None and len(self._of_attempt) > 1:
+            self._resumed_by = resumed_by
             self.world.kill(rank.process)
             self._num_running -= 1
             self.group.lose(f"{rank.process.name} was killed")
@@ -252,12 +282,13 @@ class SimulatedJob:
         self._of_attempt[number % len(self._of_attempt)].process.slowness = factor
 
     def lose_server(self, number: int, down_s: float) -> None:
-        """Kill a storage server, if it is up; it is started again after ``down_s``."""
+        """Kill a storage server, if it is up; it is started again after ``down_s``, if ever."""
         process, _ = self.servers[number]
         if not process.alive:
             return
         self.world.kill(process)
-        self.world.clock.call_later(down_s, lambda: self.start_server(number))
+        if down_s < math.inf:
+            self.world.clock.call_later(down_s, lambda: self.start_server(number))
 
     def _resume(self) -> None:
         """Go on without the ranks that are gone, from what the others saved last."""
@@ -271,7 +302,8 @@ class SimulatedJob:
             kept = [n for n, place in enumerate(rank.places) if place < (epoch, yielded)]
             rank.places = [rank.places[n] for n in kept]
             rank.seeds = [rank.seeds[n] for n in kept]
-        self._start_ranks(len(left))
+        count, self._resumed_by = self._resumed_by or len(left), 0
+        self._start_ranks(count)
 
     def _start_ranks(self, count: int) -> None:
         self.group = SimulatedGroup(self.world, self.network, count)
@@ -299,8 +331,11 @@ class SimulatedJob:
                     gather_from_ranks=lambda *args: self.group.gather_from_ranks(*args),
                     decide_with_ranks=lambda *args: self.group.decide_with_ranks(*args),
                     current_cluster=lambda: self._clusters[self.world.process],
-                    # what all ranks have is held once
+                    record_function=lambda _: nullcontext(),
+                    # what all ranks have, or all servers, is held once
                     concatenated=lambda _: self._whole, digest_of=lambda *_: self._whole_digest,
+                    epoch_order=cache(producer.epoch_order),
+                    tensors=SimpleNamespace(share_tensor=lambda tensor: tensor),
                 )
             )  # fmt: skip
             yield
@@ -317,7 +352,8 @@ class SimulatedJob:
         self._soon(partial(self._serve, number, process), process)
 
     def _serve(self, number: int, process: Process) -> None:
-        view = replace(self._view, num_partitions=self.size.servers, partition_idx=number)
+        parts = self.size.partitions or self.size.servers
+        view = replace(self._view, num_partitions=parts, partition_idx=number % parts)
         server = DistServer(
             _Partition(view), number, self.size.servers, process.host, security=self._security
         )
@@ -367,7 +403,7 @@ class SimulatedJob:
                 EpochOptions(seed=size.seed, timeout_s=size.timeout_s), shard="world",
             )  # fmt: skip
             loaded.create(DistServer.create_sampling_producer, gap_s=None, max_concurrent=None)
-            self._note_start(rank)
+            self._note_start(rank, loaded)
             total = size.ranks * size.batches
             share = WorldShare(rank=rank.number, world_size=world_size, total=total)
             progress = Progress(share=share)
@@ -383,12 +419,29 @@ class SimulatedJob:
         finally:
             joined.close()
 
-    def _note_start(self, rank: Rank) -> None:
+    def _note_start(self, rank: Rank, loaded: RemoteSource) -> None:
         rank.started = self.world.clock.now
+        self._loaded[rank.number] = loaded
         rank.messages_at_start, rank.bytes_at_start = rank.process.messages, rank.process.bytes
         self._num_started += 1
         if self._num_started == self.size.ranks:
             self.memory_at_start = _resident_bytes()
+            self.held = self._held()
+
+    def _held(self) -> "Held":
+        last = self.size.ranks - 1
+        ranks = [self._held_by_rank(number) for number in (1 % (last + 1), last, 0)]
+        last = self.size.servers - 1
+        servers = [held_by(self.servers[number][1]) for number in (min(1, last), last, 0)]
+        return Held(
+            rank=own_bytes(ranks[1], ranks[:1]), server=own_bytes(servers[1], servers[:1]),
+            first_rank=own_bytes(ranks[2], ranks[:1]),
+            first_server=own_bytes(servers[2], servers[:1]),
+        )  # fmt: skip
+
+    def _held_by_rank(self, number: int) -> dict[int, int]:
+        process = self._of_attempt[number].process
+        return held_by(self._loaded[number], self._clusters[process])
 
     def _epoch(self, rank: Rank, loaded: RemoteSource, progress: Progress, world_size: int) -> None:
         check_same_start(progress.epoch, progress.yielded, world_size)

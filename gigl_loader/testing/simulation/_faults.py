@@ -1,5 +1,6 @@
 """What goes wrong in a simulated job, drawn from a seed, and what has to hold all the same."""
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -35,7 +36,10 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class LostServers:
-    """Some storage servers are killed at once, as with a rack; others take their places later."""
+    """Some storage servers are killed at once, as with a rack; others take their places later.
+
+    After ``math.inf`` seconds: never; their twins serve for them.
+    """
 
     at_s: float
     servers: tuple[int, ...]
@@ -49,21 +53,27 @@ class LostServers:
 
 @dataclass(frozen=True)
 class LostRank:
-    """A rank is killed: the others go on without it, from the last state."""
+    """A rank is killed: the job goes on from the last state, with another number of ranks."""
 
     at_s: float
     rank: int
+    resumed_by: int = 0
+    """How many ranks go on; 0: those that are left."""
 
     def happen(self, job: SimulatedJob) -> None:
         """Kill it."""
-        job.lose_rank(self.rank)
+        job.lose_rank(self.rank, self.resumed_by)
 
 
 Faults = list[SlowServers | SlowRank | LostServers | LostRank]
 
 
 def draw_faults(seed: int, size: Size) -> Faults:
-    """Return a schedule of one to four faults, within the time that an undisturbed job takes."""
+    """Return a schedule of one to four faults, within the time that an undisturbed job takes.
+
+    Where servers have twins, a rack is all first ones of the twins, or all second ones, and it may
+    be lost for good.
+    """
     drawn = random.Random(seed)
     first = size.start_spread_s + size.costs.start_s  # loaders are there
     last = first + size.epochs * size.batches * size.costs.step_s
@@ -77,12 +87,25 @@ def draw_faults(seed: int, size: Size) -> Faults:
         elif kind == "slow rank":
             found.append(SlowRank(at_s, drawn.randrange(size.ranks)))
         elif kind == "rank":
-            found.append(LostRank(at_s, drawn.randrange(size.ranks)))
+            resumed_by = drawn.choice((0, size.ranks // 2, size.ranks, size.ranks + 3))
+            found.append(LostRank(at_s, drawn.randrange(size.ranks), resumed_by))
+        elif kind == "rack" and size.partitions:
+            is_first = not any(isinstance(one, LostServers) for one in found)
+            found.append(_lost_rack(drawn, at_s, server, size, may_stay=is_first))
         else:
             count = max(1, size.servers // (4 if kind == "rack" else 100))
             lost = tuple(sorted({(server + n) % size.servers for n in range(count)}))
             found.append(LostServers(at_s, lost, drawn.uniform(0.5, 10.0)))
     return found
+
+
+def _lost_rack(
+    drawn: random.Random, at_s: float, server: int, size: Size, *, may_stay: bool
+) -> LostServers:
+    first = server // size.partitions * size.partitions
+    rack = tuple(range(first, min(first + size.partitions, size.servers)))
+    down_s = drawn.uniform(0.5, 10.0)
+    return LostServers(at_s, rack, math.inf if may_stay and drawn.random() < 0.5 else down_s)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import random
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from types import ModuleType, SimpleNamespace
@@ -51,44 +50,58 @@ class Process:
 
 
 class _Task:
+    __slots__ = ("_run", "_world", "greenlet", "name", "on_end", "over", "process")
+
     def __init__(
         self, world: "World", run: Callable[[], None], process: Process, name: str
     ) -> None:
-        self._world, self.process, self.name = world, process, name
+        self._world, self._run, self.process, self.name = world, run, process, name
         self.over = False
-        self.ended: list[Callable[[], None]] = []
-        self._greenlet = greenlet.greenlet(lambda: self._run(run), world.hub)
+        self.on_end: Callable[[], None] | None = None
+        self.greenlet: Any = None
+        """What runs it, once it has begun."""
 
-    def _run(self, run: Callable[[], None]) -> None:
+    def run(self) -> None:
+        """Do all of it. In a greenlet."""
         try:
-            run()
+            self._run()
         except greenlet.GreenletExit:
             pass
         except BaseException as error:
             self._world.failures.append((self, error, traceback.format_exc()))
         self.over = True
-        for tell in self.ended:
-            tell()
+        if self.on_end is not None:
+            self.on_end()
 
     def resume(self) -> None:
         """Go on, until it waits again. For the hub."""
         if self.process.alive and not self.over:
-            self._world.current = self
-            self._greenlet.switch()
-            self._world.current = None
+            world = self._world
+            world.current = self
+            if self.greenlet is None:
+                self.greenlet = world.idle_greenlet()
+            self.greenlet.switch()
+            world.current = None
 
     def throw(self) -> None:
         """End it where it stands."""
-        if self._greenlet and not self.over:
-            self._greenlet.throw()
+        if self.greenlet is not None and not self.over:
+            self.greenlet.throw()
 
 
 class _Waiter:
-    __slots__ = ("done", "task", "woken")
+    __slots__ = ("task", "woken")
 
     def __init__(self, task: _Task) -> None:
         self.task: _Task | None = task
-        self.woken = self.done = False
+        """Who waits; None: it goes on."""
+        self.woken = False
+
+    def resume(self) -> None:
+        """Let it go on, whether or not it was woken. For the hub."""
+        task, self.task = self.task, None
+        if task is not None:
+            task.resume()
 
 
 class World:
@@ -107,6 +120,7 @@ class World:
         self.closed = False
         self._outside = Process("the simulation", "10.255.255.255")
         self._tasks: dict[_Task, None] = {}
+        self._idle: list[Any] = []
         self._numbers = itertools.count()
 
     # -- tasks ----------------------------------------------------------------------------------
@@ -120,9 +134,21 @@ class World:
         """Start a thread of a process (None: of the running one)."""
         task = _Task(self, run, process or self.process, name)
         self._tasks[task] = None
-        task.ended.append(lambda: self._tasks.pop(task, None) and None)
         self.clock.call_later(0.0, task.resume)
         return task
+
+    def idle_greenlet(self) -> Any:
+        """Return a greenlet that runs the current task: a fresh one takes longer, and memory."""
+        return self._idle.pop() if self._idle else greenlet.greenlet(self._run_tasks, self.hub)
+
+    def _run_tasks(self) -> None:
+        while True:
+            task = self.current
+            assert task is not None, "it resumes"
+            task.run()
+            self._tasks.pop(task, None)
+            self._idle.append(greenlet.getcurrent())
+            self.hub.switch()
 
     def kill(self, process: Process) -> None:
         """End a process at once, as SIGKILL does: none of its code runs any more."""
@@ -153,8 +179,12 @@ class World:
         self.closed = True
         for _ in range(3):  # what ends may start something
             for task in list(self._tasks):
+                self.current = task
                 task.throw()
                 self._tasks.pop(task, None)
+        self.current = None
+        while self._idle:
+            self._idle.pop().throw()
 
     # -- waiting --------------------------------------------------------------------------------
 
@@ -171,20 +201,15 @@ class World:
         if waiter.woken:
             return True
         if timeout_s is not None:
-            self.clock.call_later(max(0.0, timeout_s), lambda: self._resume(waiter))
+            self.clock.call_later(timeout_s, waiter.resume)
         self.hub.switch()
         return waiter.woken
 
     def wake(self, waiter: _Waiter) -> None:
         """Let whoever waits go on, once the running thread waits itself."""
-        if not waiter.woken and not waiter.done:
+        if not waiter.woken and waiter.task is not None:
             waiter.woken = True
-            self.clock.call_later(0.0, lambda: self._resume(waiter))
-
-    def _resume(self, waiter: _Waiter) -> None:
-        if not waiter.done and waiter.task is not None:
-            waiter.done, task, waiter.task = True, waiter.task, None
-            task.resume()
+            self.clock.call_later(0.0, waiter.resume)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass for the running thread."""
@@ -275,7 +300,7 @@ class Thread:
     def start(self) -> None:
         """Begin."""
         self._task = self._world.spawn(self._run, name=self._name)
-        self._task.ended.append(self._over.set)
+        self._task.on_end = self._over.set
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""
@@ -289,13 +314,14 @@ class Thread:
 class Lock:
     """Stands in for ``threading.Lock``."""
 
+    __slots__ = ("_depth", "_owner", "_waiting", "_world")
     _again = False
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._owner: Any = None
         self._depth = 0
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: _Waiting = ()
 
     def acquire(self) -> bool:
         """Take it, or wait for it."""
@@ -304,8 +330,7 @@ class Lock:
             self._depth += 1
             return True
         while self._depth:
-            waiter = self._world.waiter()
-            self._waiting.append(waiter)
+            self._waiting, waiter = _joined_by(self._world, self._waiting)
             self._world.wait(waiter)
         self._owner, self._depth = me, 1
         return True
@@ -314,7 +339,8 @@ class Lock:
         """Give it back."""
         self._depth -= 1
         if self._depth == 0 and self._waiting:
-            self._world.wake(self._waiting.popleft())
+            first, *self._waiting = self._waiting
+            self._world.wake(first)
 
     def give_up(self) -> int:
         """Give it back, however often it was taken; return how often."""
@@ -327,9 +353,7 @@ class Lock:
         self.acquire()
         self._depth = depth
 
-    def __enter__(self) -> "Lock":
-        self.acquire()
-        return self
+    __enter__ = acquire
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -338,47 +362,65 @@ class Lock:
 class RLock(Lock):
     """Stands in for ``threading.RLock``."""
 
+    __slots__ = ()
     _again = True
+
+
+_Waiting = list[_Waiter] | tuple[()]
+"""Nothing, and no list either, as long as nobody waits: there are many of these, few waited for."""
+
+
+def _joined_by(world: World, waiting: _Waiting) -> tuple[_Waiting, _Waiter]:
+    waiter = world.waiter()
+    joined = waiting or []
+    joined.append(waiter)
+    return joined, waiter
+
+
+def _without(waiting: _Waiting, waiter: _Waiter) -> _Waiting:
+    return [one for one in waiting if one is not waiter]
 
 
 class Condition:
     """Stands in for ``threading.Condition``."""
 
+    __slots__ = ("_lock", "_waiting", "_world")
+
     def __init__(self, world: World, lock: Lock | None = None) -> None:
         self._world, self._lock = world, lock or RLock(world)
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: _Waiting = ()
 
-    def __enter__(self) -> "Condition":
-        self._lock.acquire()
-        return self
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until somebody notifies."""
-        waiter = self._world.waiter()
-        self._waiting.append(waiter)
+        self._waiting, waiter = _joined_by(self._world, self._waiting)
         depth = self._lock.give_up()
         woken = self._world.wait(waiter, timeout)
         if not woken:
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(waiter)
+            self._waiting = _without(self._waiting, waiter)
         self._lock.take_back(depth)
         return woken
 
     def notify_all(self) -> None:
         """Wake all."""
-        while self._waiting:
-            self._world.wake(self._waiting.popleft())
+        waiting, self._waiting = self._waiting, ()
+        for waiter in waiting:
+            self._world.wake(waiter)
 
 
 class Event:
     """Stands in for ``threading.Event``."""
 
+    __slots__ = ("_set", "_waiting", "_world")
+
     def __init__(self, world: World) -> None:
         self._world, self._set = world, False
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: _Waiting = ()
 
     def is_set(self) -> bool:
         """Return whether it is set."""
@@ -387,8 +429,9 @@ class Event:
     def set(self) -> None:
         """Set it."""
         self._set = True
-        while self._waiting:
-            self._world.wake(self._waiting.popleft())
+        waiting, self._waiting = self._waiting, ()
+        for waiter in waiting:
+            self._world.wake(waiter)
 
     def clear(self) -> None:
         """Take it back."""
@@ -397,40 +440,43 @@ class Event:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set."""
         if not self._set:
-            waiter = self._world.waiter()
-            self._waiting.append(waiter)
+            self._waiting, waiter = _joined_by(self._world, self._waiting)
             if not self._world.wait(waiter, timeout):
-                with contextlib.suppress(ValueError):
-                    self._waiting.remove(waiter)
+                self._waiting = _without(self._waiting, waiter)
         return self._set
 
 
 class SimpleQueue:
     """Stands in for ``queue.SimpleQueue``."""
 
+    __slots__ = ("_items", "_waiting", "_world")
+
     def __init__(self, world: World) -> None:
         self._world = world
-        self._items: deque[Any] = deque()
-        self._waiting: deque[_Waiter] = deque()
+        self._items: list[Any] = []
+        self._waiting: _Waiting = ()
 
     def put(self, item: Any) -> None:
         """Add."""
         self._items.append(item)
         if self._waiting:
-            self._world.wake(self._waiting.popleft())
+            first, *self._waiting = self._waiting
+            self._world.wake(first)
 
     def get(self) -> Any:
         """Take the first, or wait for one."""
         while not self._items:
-            waiter = self._world.waiter()
-            self._waiting.append(waiter)
+            self._waiting, waiter = _joined_by(self._world, self._waiting)
             self._world.wait(waiter)
-        return self._items.popleft()
+        return self._items.pop(0)
 
 
 class SimFuture(futures.Future[Any]):
     """Stands in for ``concurrent.futures.Future``: its own code, but for what it waits with."""
 
     def __init__(self, world: World) -> None:
-        super().__init__()
+        # not its own `__init__`, which makes a real condition: there are several for each batch
         self._condition = Condition(world)  # type: ignore[assignment]
+        self._state, self._result, self._exception = futures._base.PENDING, None, None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []

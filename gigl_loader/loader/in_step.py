@@ -1,0 +1,92 @@
+"""The batches of one epoch, between the threads that sample them and the one that takes them."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gigl_loader.errors import PeerTimeoutError
+from gigl_loader.message import Received
+
+_WAKE_S = 1.0
+
+
+class EpochBatches:
+    """What one rank samples in an epoch, taken in order.
+
+    Args:
+        number: The epoch.
+        batches: Indices of its batches.
+        order: Places of the seeds in the input; None: as they stand there.
+        room: Batches that may have been sampled and not taken.
+    """
+
+    def __init__(self, number: int, batches: Sequence[int], order: Any, room: int) -> None:
+        self.number, self.batches, self.order = number, batches, order
+        self.taken = 0
+        """Batches that the trainer has; also the place of its next one."""
+        self.is_broken_off = False
+        self.error: BaseException | None = None
+        """The first one; it ends the epoch."""
+        self._room = room
+        self._ready: dict[int, Received] = {}
+        self._changed = threading.Condition()
+
+    @property
+    def num_ready(self) -> int:
+        """Batches that wait to be taken."""
+        return len(self._ready)
+
+    def would_not_wait(self) -> bool:
+        """Return whether `take` has something to return or to raise."""
+        is_over = self.error is not None or self.taken == len(self.batches)
+        return is_over or self.taken in self._ready
+
+    def break_off(self) -> None:
+        """Let nobody wait any more."""
+        with self._changed:
+            self.is_broken_off = True
+            self._ready.clear()
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """End the epoch with ``error``, unless another one has."""
+        with self._changed:
+            self.error = self.error or error
+            self._changed.notify_all()
+
+    def hand_over(self, step: int, found: Received) -> None:
+        """Give batch number ``step`` to the trainer; waits while there is no room for it."""
+        with self._changed:
+            while step >= self.taken + self._room and not self._is_over():
+                self._changed.wait(_WAKE_S)
+            if not self.is_broken_off:
+                self._ready[step] = found
+                self._changed.notify_all()
+
+    def take(self, limit_s: float) -> Received:
+        """Return the next batch.
+
+        Raises:
+            PeerTimeoutError: There was none in ``limit_s`` seconds.
+            PeerError: What ended the epoch.
+        """
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            while self.taken not in self._ready:
+                if self.error is not None:
+                    raise self.error
+                if time.monotonic() >= deadline:
+                    raise PeerTimeoutError(
+                        f"batch {self.batches[self.taken]} of epoch {self.number} was not sampled "
+                        f"in {limit_s:.0f} s: the ranks sample together, so each has to take its "
+                        "batches; if a step really takes that long, raise `timeout`"
+                    )
+                self._changed.wait(_WAKE_S)
+            found = self._ready.pop(self.taken)
+            self.taken += 1
+            self._changed.notify_all()
+            return found
+
+    def _is_over(self) -> bool:
+        return self.is_broken_off or self.error is not None

@@ -1,0 +1,168 @@
+"""Sequences over all ranks of a job, or all its storage servers, in little room. They travel.
+
+Each rank and each server keeps some of these and looks at a few of their values, or at none. As
+tuples of Python's numbers and texts they would be most of what a rank holds where there are
+thousands.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import chain
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Runs(Sequence[int]):
+    """Ascending numbers as ranges.
+
+    ::
+
+        Runs.of([0, 1, 2, 3, 8, 10, 12])  ->  0 to 3 one by one, 8 to 12 two by two
+    """
+
+    ranges: tuple[tuple[int, int, int], ...] = ()
+    """First, end and step of each, as of Python's `range`."""
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> "Runs":
+        """Return ``numbers``, which ascend, none twice."""
+        if isinstance(numbers, cls):
+            return numbers
+        found: list[tuple[int, int, int]] = []
+        for number in numbers:
+            first, end, step = found[-1] if found else (number, number, 0)
+            if end - first == 1:  # the second one decides the step
+                found[-1] = (first, number + 1, number - first)
+            elif found and number == end - 1 + step:
+                found[-1] = (first, number + 1, step)
+            else:
+                found.append((number, number + 1, 1))
+        return cls(tuple(found))
+
+    @property
+    def _all(self) -> list[range]:
+        return [range(*one) for one in self.ranges]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._all))
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._all)
+
+    def __contains__(self, number: object) -> bool:
+        return any(number in one for one in self._all)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return list(self)[place]
+        left = place if place >= 0 else place + len(self)
+        for one in self._all:
+            if 0 <= left < len(one):
+                return one[left]
+            left -= len(one)
+        raise IndexError(place)
+
+    def index(self, number: int, *_: Any) -> int:
+        """Return where ``number`` stands; raises ValueError."""
+        if number not in self:
+            raise ValueError(f"{number} is not among {self}")
+        return self.before(number)
+
+    def before(self, number: int) -> int:
+        """Return how many are smaller than ``number``."""
+        return sum(len(range(first, min(end, number), step)) for first, end, step in self.ranges)
+
+    def __str__(self) -> str:
+        return str(list(self))
+
+
+NOBODY = Runs()
+
+
+@dataclass(frozen=True)
+class Addresses(Sequence[tuple[str, int]]):
+    """Hosts and ports."""
+
+    text: str = ""
+    """``host:port`` of each, with a space between."""
+
+    @classmethod
+    def of(cls, addresses: Iterable[tuple[str, int]]) -> "Addresses":
+        """Return ``addresses``, of which no host has a space in it."""
+        return cls(" ".join(f"{host}:{port}" for host, port in addresses))
+
+    def __len__(self) -> int:
+        return self.text.count(" ") + 1 if self.text else 0
+
+    def __getitem__(self, place: Any) -> Any:
+        texts = self.text.split(" ") if self.text else []
+        if isinstance(place, slice):
+            return [_address(one) for one in texts[place]]
+        return _address(texts[place])
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+NOWHERE = Addresses()
+
+
+@dataclass(frozen=True)
+class Generations(Sequence[int]):
+    """Which of the servers that had a rank one after another is meant, by rank; 0: not known."""
+
+    packed: bytes = b""
+    """8 bytes of each."""
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> "Generations":
+        """Return ``numbers``."""
+        return cls(struct.pack(f"<{len(numbers)}q", *numbers))
+
+    def __len__(self) -> int:
+        return len(self.packed) // 8
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return list(self)[place]
+        return struct.unpack_from("<q", self.packed, 8 * range(len(self))[place])[0]
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for (number,) in struct.iter_unpack("<q", self.packed))
+
+
+UNKNOWN = Generations()
+
+
+@dataclass(frozen=True)
+class ByServer(Mapping[int, int]):
+    """A number of each server, where most have the same one."""
+
+    parts: tuple[tuple[int, Runs], ...] = ()
+    """Each number that there is, and whose it is."""
+
+    @classmethod
+    def of(cls, numbers: Mapping[int, int]) -> "ByServer":
+        """Return ``numbers``."""
+        if isinstance(numbers, cls):
+            return numbers
+        servers: dict[int, list[int]] = {}
+        for server in sorted(numbers):
+            servers.setdefault(numbers[server], []).append(server)
+        return cls(tuple((number, Runs.of(some)) for number, some in servers.items()))
+
+    def __len__(self) -> int:
+        return sum(len(some) for _, some in self.parts)
+
+    def __iter__(self) -> Iterator[int]:
+        return merge(*(some for _, some in self.parts))
+
+    def __getitem__(self, server: int) -> int:
+        for number, some in self.parts:
+            if server in some:
+                return number
+        raise KeyError(server)

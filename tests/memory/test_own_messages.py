@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+import torch
+
+from gigl_loader.memory.own_messages import OwnMessages
+from gigl_loader.message import Field
+
+WIDTH = 1000
+
+
+def message(memory: OwnMessages, value: int, rows: int) -> torch.Tensor:
+    """Return the only tensor of a message whose numbers are all ``value``."""
+    found, nbytes = memory.write([Field.of("x", np.full((rows, WIDTH), value, np.float32))])
+    assert nbytes >= 4 * rows * WIDTH
+    assert found["x"].shape == (rows, WIDTH)
+    return found["x"]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 500])
+def test_messages_that_are_kept_keep_their_values(rows: int) -> None:
+    memory = OwnMessages()
+    kept = [message(memory, value, rows) for value in range(5)]
+    for value, tensor in enumerate(kept):
+        assert torch.equal(tensor, torch.full((rows, WIDTH), float(value)))
+
+
+def test_memory_of_a_large_message_is_used_again_once_its_last_tensor_is_gone() -> None:
+    memory = OwnMessages()
+    first = message(memory, 1, 500)
+    address, part = first.data_ptr(), first[7:9]
+    del first
+    second = message(memory, 2, 500)
+    assert second.data_ptr() != address  # a part of the first one is still held
+    assert torch.equal(part, torch.ones(2, WIDTH))
+    del part
+    assert message(memory, 3, 480).data_ptr() == address
+    assert torch.equal(second, torch.full((500, WIDTH), 2.0))
+
+
+def test_few_blocks_are_kept() -> None:
+    memory = OwnMessages()
+    many = [message(memory, value, 500) for value in range(9)]
+    del many
+    message(memory, 0, 500)
+    assert len(memory._free) + len(memory._returned) <= 3
+    message(memory, 0, 2000)  # those that are too small are given up
+    assert len(memory._free) + len(memory._returned) == 1
