@@ -242,7 +242,7 @@ class _RemoteRows:
         self._places = remote.places
         self._fetched = np.flatnonzero(plan < 0)
         self._cached = np.flatnonzero(plan >= 0)
-        self._held = self._copied = self._late = self._fetched[:0]
+        self._copied = self._late = self._held = self._fetched[:0]
         self._asked = {matrix: ask(matrix, remote, self._fetched) for matrix in remote.matrices}
         self._copied_rows: dict[Matrix, Array] = {}
         self._late_rows: dict[Matrix, Array] = {}
@@ -317,8 +317,8 @@ class _RemoteRows:
     @property
     def num_cached(self) -> int:
         """How many rows need not be fetched."""
-        num = self._held.size + self._copied.size + self._cached.size
-        return int(num) * len(self._remote.matrices) - self._num_again
+        num = (self._held.size + self._cached.size + self._copied.size) * len(self._remote.matrices)
+        return int(num) - self._num_again
 
     def _absent(self) -> Array:
         """Return the places in ``_cached`` whose rows are not in their slots."""

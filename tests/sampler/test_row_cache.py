@@ -287,6 +287,55 @@ def test_batches_are_the_same_bits(
         assert sum(request.ids.size for request in asked) <= most, "each row once, or twice"
 
 
+class _Overtaken(InProcessPeers):
+    """Answers when it is waited for the first time, after ``before_answer`` ran."""
+
+    before_answer = staticmethod(lambda: None)
+
+    def rows(self, partition: int, request: RowsRequest, out: np.ndarray):
+        answer = super().rows(partition, request, out)
+        return SimpleNamespace(wait=lambda: (self.before_answer(), answer.wait())[1])
+
+
+def test_rows_are_fetched_once_where_a_later_batch_comes_sooner() -> None:
+    """It takes the slots of rows that the earlier one uses for the last time."""
+    graph = TinyGraph.random(60, 400, seed=1)
+    views = [part.view() for part in graph.partitions(2, seed=1)]
+    view, plan = as_worker_gets(views[0]), _plan(graph, hetero=False)
+    remote = {("node", NODE): int((view.node_books[NODE].owner(np.arange(60)) != 0).sum())}
+    kinds = dict.fromkeys(("node_features", "node_labels", "node_attributes"), True)
+    cache = _cache(make_tables(view, remote, 0.3, kinds))
+    slow, fast = _Overtaken(views), InProcessPeers(views)
+    sampler = NeighborSampler(view, plan, Later(fast))
+    fillers = [Filler(view, one, cache, ready_s=0.0) for one in (slow, fast)]
+    random, user = np.random.default_rng(0), cache.join()
+    batches = []
+    for number in range(20):
+        seeds = random.integers(0, 60, 3)
+        request = SampleRequest(BatchTicket(0, 0, 0, number), seeds, seeds)
+        batches.append(keep_structure(sampler.sample(request), {0: view}))
+        cache.add(user, batches[-1].wanted())
+    fast.asked.clear()
+    planned = hits = 0
+
+    def fill(number: int) -> None:
+        nonlocal planned, hits
+        plans = cache.plan(number, batches[number].wanted())
+        if number % 2 == 0:  # the others may need rows that these wait for, and ask, too
+            planned += int((plans[OWNER] < 0).sum())
+        hits += int((plans[OWNER] >= 0).sum())
+        _read(fillers[number % 2].fill(batches[number], plans))
+
+    for number in range(0, 20, 2):
+        after = iter([number + 1])
+        slow.before_answer = lambda after=after: [fill(one) for one in after]
+        fill(number)
+    asked = [request.ids.size for _, request in slow.asked
+             if isinstance(request, RowsRequest) and request.kind == "node_features"]  # fmt: skip
+    assert hits > 20, "there is something to lose"
+    assert sum(asked) == planned
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3])
 def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
     """Though rows that come with a batch take the slots of rows that it has."""
@@ -310,55 +359,6 @@ def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
         _read(filler.fill(structure, plans))
     asked = [one for _, one in peers.asked if isinstance(one, RowsRequest)]
     assert missing == sum(one.ids.size for one in asked if one.kind == "node_features")
-
-
-class _Overtaken(InProcessPeers):
-    """Answers when it is waited for the first time, after ``before_answer`` ran."""
-
-    before_answer = staticmethod(lambda: None)
-
-    def rows(self, partition: int, request: RowsRequest, out: np.ndarray):
-        answer = super().rows(partition, request, out)
-        return SimpleNamespace(wait=lambda: (self.before_answer(), answer.wait())[1])
-
-
-def test_rows_are_fetched_once_where_a_later_batch_comes_sooner() -> None:
-    """It takes the slots of rows that the earlier one uses for the last time."""
-    graph = TinyGraph.random(60, 400, seed=1)
-    views = [part.view() for part in graph.partitions(2, seed=1)]
-    view, plan = as_worker_gets(views[0]), _plan(graph, hetero=False)
-    remote = {("node", NODE): int((view.node_books[NODE].owner(np.arange(60)) != 0).sum())}
-    kinds = dict.fromkeys(("node_features", "node_labels", "node_attributes"), True)
-    cache = _cache(make_tables(view, remote, 0.3, kinds))
-    slow, fast = _Overtaken(views), InProcessPeers(views)
-    sampler = NeighborSampler(view, plan, Later(fast))
-    fillers = [Filler(view, one, cache, ready_s=0.0) for one in (slow, fast)]
-    random, user = np.random.default_rng(0), cache.join()
-    batches, numbers = [], []
-    for batch in range(20):
-        seeds = random.integers(0, 60, 3)
-        request = SampleRequest(BatchTicket(0, 0, 0, batch), seeds, seeds)
-        batches.append(keep_structure(sampler.sample(request), {0: view}))
-        numbers.append(cache.add(user, batches[-1].wanted()))
-    fast.asked.clear()
-    planned = hits = 0
-
-    def fill(number: int) -> None:
-        nonlocal planned, hits
-        plans = cache.plan(numbers[number], batches[number].wanted())
-        if number % 2 == 0:  # the others may need rows that these wait for, and ask, too
-            planned += int((plans[OWNER] < 0).sum())
-        hits += int((plans[OWNER] >= 0).sum())
-        _read(fillers[number % 2].fill(batches[number], plans))
-
-    for number in range(0, 20, 2):
-        after = iter([number + 1])
-        slow.before_answer = lambda after=after: [fill(one) for one in after]
-        fill(number)
-    asked = [request.ids.size for _, request in slow.asked
-             if isinstance(request, RowsRequest) and request.kind == "node_features"]  # fmt: skip
-    assert hits > 20, "there is something to lose"
-    assert sum(asked) == planned
 
 
 def test_a_holder_that_was_killed_leaves_an_empty_cache() -> None:
