@@ -117,6 +117,31 @@ def test_a_failure_of_one_reaches_all_with_its_words(clients) -> None:
         one.close()
 
 
+def test_a_value_is_taken_though_its_rank_fails_at_a_later_step_meanwhile(clients) -> None:
+    """It publishes and fails between the look for its value and the look for failures."""
+    ranks = _meet(clients, 2)
+
+    class Store:
+        def __init__(self) -> None:
+            self.looks = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def check(self, names: list[str]) -> bool:
+            found = store.check(names)
+            self.looks += 1
+            if self.looks == 1:
+                assert not found
+                ranks[1].publish("key", b"there")
+                ranks[1].fail("ConfigError: of a later step")
+            return found
+
+    store = ranks[0]._store
+    ranks[0]._store = Store()
+    assert ranks[0].gather("key", [1]) == [b"there"]
+
+
 def test_ranks_that_do_not_come_are_named(clients) -> None:
     ranks = _meet(clients, 3, timeout_s=0.2)
     ranks[1].publish("key", b"")
