@@ -242,37 +242,16 @@ class _RemoteRows:
         self._places = remote.places
         self._fetched = np.flatnonzero(plan < 0)
         self._cached = np.flatnonzero(plan >= 0)
-        self._copied = self._late = self._held = self._fetched[:0]
+        self._scratch = scratch
         self._asked = {matrix: ask(matrix, remote, self._fetched) for matrix in remote.matrices}
-        self._copied_rows: dict[Matrix, Array] = {}
-        self._late_rows: dict[Matrix, Array] = {}
-        self._held_rows: dict[Matrix, tuple[Array, Array]] = {}
+        self._copies: list[tuple[Array, dict[Matrix, Array], Array]] = []
+        """Rows that are no longer read in their slots: places, rows by matrix, which of these."""
         self._num_again = 0
         if self._fetched.size:
-            self._take_held(scratch)
-
-    def _take_held(self, scratch: Scratch) -> None:
-        """Copy the rows that are here while others come.
-
-        A later batch, whose rows may come sooner, stores them in the slots of rows that are used in
-        this one for the last time: without the copy nearly half of the hits were fetched again over
-        a slow link.
-        """
-        here = np.delete(self._cached, self._absent())
-        if here.size == 0:
-            return
-        slots = self._plan[here].astype(np.int64)
-        rows = {}
-        for matrix in self._asked:
-            values = self._cache.rows(self._owner, matrix)
-            shape = (here.size, *values.shape[1:])
-            rows[matrix] = scratch.matrix(f"held {matrix}", values.dtype.name, shape)
-            gather_rows([(values, slots, None)], rows[matrix])
-        gone = self._cache.absent(self._owner, self._plan[here], self._remote.ids[here])
-        taken = np.delete(np.arange(here.size), gone)
-        self._held = here[taken]
-        self._held_rows = {matrix: (values, taken) for matrix, values in rows.items()}
-        self._cached = np.setdiff1d(self._cached, self._held, assume_unique=True)
+            # A later batch, whose rows may come sooner, stores them in the slots of rows that are
+            # used in this one for the last time: without the copy nearly half of the hits were
+            # fetched again over a slow link.
+            self._copy_out(np.delete(self._cached, self._absent()), "early")
 
     def store(self) -> None:
         """Wait for the answers, and let the cache have what it is to keep."""
@@ -281,22 +260,32 @@ class _RemoteRows:
         if kept.size:
             at = self._fetched[kept]
             slots = -2 - self._plan[at]
-            self._copy_out(slots)
+            is_taken = np.isin(self._plan[self._cached], slots)
+            is_taken[self._absent()] = False  # what came since the first copy
+            self._copy_out(self._cached[is_taken], "late")
             self._cache.store(self._owner, slots, self._remote.ids[at], rows, kept)
 
-    def _copy_out(self, slots: Array) -> None:
-        """Copy this batch's rows out of slots that rows that came with it are about to take."""
-        is_taken = np.isin(self._plan[self._cached], slots)
-        is_taken[self._absent()] = False
-        if not is_taken.any():
+    def _copy_out(self, at: Array, when: str) -> None:
+        """Copy rows that are here out of slots that other rows are about to take.
+
+        Args:
+            at: Their places in the plan.
+            when: Names the memory that they are copied to.
+        """
+        if at.size == 0:
             return
-        at = self._cached[is_taken]
-        copies = {m: self._cache.rows(self._owner, m)[self._plan[at]] for m in self._asked}
-        there = np.ones(at.size, bool)  # others may have taken some meanwhile
-        there[self._cache.absent(self._owner, self._plan[at], self._remote.ids[at])] = False
-        self._copied = at[there]
-        self._copied_rows = {matrix: rows[there] for matrix, rows in copies.items()}
-        self._cached = np.setdiff1d(self._cached, self._copied, assume_unique=True)
+        slots = self._plan[at].astype(np.int64)
+        rows = {}
+        for matrix in self._asked:
+            values = self._cache.rows(self._owner, matrix)
+            shape = (at.size, *values.shape[1:])
+            rows[matrix] = self._scratch.matrix(f"{when} {matrix}", values.dtype.name, shape)
+            gather_rows([(values, slots, None)], rows[matrix])
+        # others may have taken some meanwhile
+        gone = self._cache.absent(self._owner, self._plan[at], self._remote.ids[at])
+        there = np.delete(np.arange(at.size), gone)
+        self._copies.append((at[there], rows, there))
+        self._cached = np.setdiff1d(self._cached, at[there], assume_unique=True)
 
     def await_others(self, timeout_s: float) -> None:
         """Wait until rows that other batches fetch are there; fetch what does not come."""
@@ -307,18 +296,20 @@ class _RemoteRows:
             time.sleep(_POLL_S)
         if absent.size == 0:
             return
-        self._late = self._cached[absent]
+        late = self._cached[absent]
         self._cached = np.delete(self._cached, absent)
-        asked = {m: self._ask(m, self._remote, self._late, again=True) for m in self._asked}
-        self._late_rows = {matrix: one.wait() for matrix, one in asked.items()}
-        ids, everything = self._remote.ids[self._late], np.arange(self._late.size)
-        self._cache.store(self._owner, self._plan[self._late], ids, self._late_rows, everything)
+        asked = {m: self._ask(m, self._remote, late, again=True) for m in self._asked}
+        rows = {matrix: one.wait() for matrix, one in asked.items()}
+        ids, everything = self._remote.ids[late], np.arange(late.size)
+        self._cache.store(self._owner, self._plan[late], ids, rows, everything)
+        self._copies.append((late, rows, everything))
+        self._num_again += late.size * len(rows)
 
     @property
     def num_cached(self) -> int:
         """How many rows need not be fetched."""
-        num = (self._held.size + self._cached.size + self._copied.size) * len(self._remote.matrices)
-        return int(num) - self._num_again
+        planned = np.count_nonzero(self._plan >= 0) * len(self._remote.matrices)
+        return int(planned) - self._num_again
 
     def _absent(self) -> Array:
         """Return the places in ``_cached`` whose rows are not in their slots."""
@@ -339,14 +330,10 @@ class _RemoteRows:
             rows = self._cache.rows(self._owner, matrix)
             slots = self._plan[self._cached].astype(np.int64)
             found.append((rows, slots, self._places[self._cached]))
-        if self._held.size:
-            found.append((*self._held_rows[matrix], self._places[self._held]))
         if self._fetched.size:
             rows, at = self._asked[matrix].rows, self._fetched
             found.append((rows, np.arange(at.size), self._places[at]))
-        for those, at in ((self._copied_rows, self._copied), (self._late_rows, self._late)):
-            if at.size:
-                found.append((those[matrix], np.arange(at.size), self._places[at]))
+        found += [(copied[matrix], which, self._places[at]) for at, copied, which in self._copies]
         return found
 
     def repair(self, matrix: Matrix, out: Array) -> None:
