@@ -198,9 +198,8 @@ class StoreRendezvous:
         names = [_of(key, rank) for rank in ranks]
         if not names or self._store.check(names):
             return [self._store.get(name) for name in names], []
-        if self._store.check([_FAILED]):
-            if self._store.check(names):  # it published, went on and failed since the look above
-                return [self._store.get(name) for name in names], []
+        # again: that rank may have published, gone on and failed since the look above
+        if self._store.check([_FAILED]) and not self._store.check(names):
             rank, _, words = self._store.get(_FAILED).decode(errors="replace").partition("\n")
             raise PeerError(
                 f"rank {rank} failed while rank {self.rank} waited for {key!r} of other ranks: "
