@@ -39,6 +39,8 @@ from torch_geometric.nn import GraphSAGE
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
 from gigl_loader.memory import read_ahead
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cache"))
+
 FANOUTS, BATCH, DEGREE, WIDTH, CLASSES = [15, 10], 1024, 15, 160, 16
 NEAR = 0.9
 """Share of the edges of the local graph that stay within `BLOCK` nodes, as partitioners aim for."""
@@ -51,24 +53,16 @@ KINDS = {
 RESIDENT, AHEAD, TOUCHED = "in memory", "from disk, read ahead", "from disk, when touched"
 
 
-def r_mat(num_nodes: int, random: np.random.Generator) -> np.ndarray:
-    """Return ``[2, edges]`` of R-MAT with the parameters of Graph500: 0.57, 0.19, 0.19, 0.05."""
-    scale = (num_nodes - 1).bit_length()
-    edges = np.zeros((2, DEGREE * num_nodes), np.int64)
-    for _ in range(scale):
-        draw = random.random(edges.shape[1], np.float32)
-        edges *= 2
-        edges += np.stack([draw > 0.76, (draw > 0.57) & (draw < 0.76) | (draw > 0.95)])
-    return random.permutation(1 << scale)[edges] % num_nodes
-
-
 def make(root: Path, kind: str, num_nodes: int) -> None:
     """Write a graph of one of `KINDS`."""
     random = np.random.default_rng(0)
     target = np.repeat(np.arange(num_nodes), DEGREE)
     source = random.integers(0, num_nodes, target.size)
     if kind == "power-law":
-        source, target = r_mat(num_nodes, random)
+        from bench_cache import power_law
+
+        scale = (num_nodes - 1).bit_length()
+        source, target = power_law(scale, random, DEGREE)[:, : DEGREE * num_nodes] % num_nodes
     if kind == "local":
         near = random.random(target.size) < NEAR
         source[near] = (target[near] // BLOCK * BLOCK + source[near] % BLOCK) % num_nodes
