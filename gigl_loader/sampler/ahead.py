@@ -248,10 +248,7 @@ class _RemoteRows:
         """Rows that are no longer read in their slots: places, rows by matrix, which of these."""
         self._num_again = 0
         if self._fetched.size:
-            # A later batch, whose rows may come sooner, stores them in the slots of rows that are
-            # used in this one for the last time: without the copy nearly half of the hits were
-            # fetched again over a slow link.
-            self._copy_out(np.delete(self._cached, self._absent()), "early")
+            self._copy_out()
 
     def store(self) -> None:
         """Wait for the answers, and let the cache have what it is to keep."""
@@ -260,18 +257,17 @@ class _RemoteRows:
         if kept.size:
             at = self._fetched[kept]
             slots = -2 - self._plan[at]
-            is_taken = np.isin(self._plan[self._cached], slots)
-            is_taken[self._absent()] = False  # what came since the first copy
-            self._copy_out(self._cached[is_taken], "late")
             self._cache.store(self._owner, slots, self._remote.ids[at], rows, kept)
 
-    def _copy_out(self, at: Array, when: str) -> None:
-        """Copy rows that are here out of slots that other rows are about to take.
+    def _copy_out(self) -> None:
+        """Copy the rows that are here, while others come.
 
-        Args:
-            at: Their places in the plan.
-            when: Names the memory that they are copied to.
+        Rows of this batch, or of a later one whose rows come sooner, are stored in the slots of
+        rows that are used in this one for the last time: without the copy nearly half of the hits
+        were fetched again over a slow link. What is not here now does not come to such a slot any
+        more: `RowCache.store` asks whose it is.
         """
+        at = np.delete(self._cached, self._absent())
         if at.size == 0:
             return
         slots = self._plan[at].astype(np.int64)
@@ -279,7 +275,7 @@ class _RemoteRows:
         for matrix in self._asked:
             values = self._cache.rows(self._owner, matrix)
             shape = (at.size, *values.shape[1:])
-            rows[matrix] = self._scratch.matrix(f"{when} {matrix}", values.dtype.name, shape)
+            rows[matrix] = self._scratch.matrix(f"copied {matrix}", values.dtype.name, shape)
             gather_rows([(values, slots, None)], rows[matrix])
         # others may have taken some meanwhile
         gone = self._cache.absent(self._owner, self._plan[at], self._remote.ids[at])
