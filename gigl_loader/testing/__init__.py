@@ -10,13 +10,13 @@
 - `run_python`: a script in a process of its own that has imported torch already;
 - `run_cluster`: a storage and a compute cluster for one function; `free_port`;
 - `MemoryNetwork`: the transport in one thread, with a `Clock` of its own;
-- `Footprint`: what processes leave behind.
+- `Footprint`: what processes leave behind; `open_files`: what their descriptors lead to.
 """
 
 from gigl_loader.testing._cluster import run_cluster
 from gigl_loader.testing._digest import batch_digest
 from gigl_loader.testing._fakes import InProcessPeers, as_worker_gets, sample_message
-from gigl_loader.testing._footprint import Footprint
+from gigl_loader.testing._footprint import Footprint, open_files
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.testing._memory_network import Clock, MemoryNetwork
 from gigl_loader.testing._ports import free_port
@@ -45,6 +45,7 @@ __all__ = [
     "check_same_batches",
     "free_port",
     "one_rank",
+    "open_files",
     "run_cluster",
     "run_python",
     "run_ranks",

@@ -1,5 +1,6 @@
 """What processes hold on this machine, and whether all of it is gone when they are."""
 
+import contextlib
 import os
 import re
 from collections.abc import Collection
@@ -106,16 +107,22 @@ def _is_zygote(pid: int) -> bool:
         return False
 
 
-def _socket_inodes(pid: int) -> set[str]:
-    found = set()
-    try:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(fd)
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
-    except OSError:  # it ends while it is looked at
-        pass
+def open_files(pid: int | None = None) -> list[str]:
+    """Return what the descriptors of a process (None: this one) lead to, like ``socket:[7]``.
+
+    Other threads open and close some meanwhile: what is gone when it is looked at is left out.
+    """
+    folder = Path(f"/proc/{os.getpid() if pid is None else pid}/fd")
+    found = []
+    with contextlib.suppress(OSError):  # the process has ended
+        for fd in os.listdir(folder):
+            with contextlib.suppress(OSError):  # also the descriptor that lists them
+                found.append(os.readlink(folder / fd))
     return found
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    return {name[8:-1] for name in open_files(pid) if name.startswith("socket:[")}
 
 
 def _listening() -> set[str]:

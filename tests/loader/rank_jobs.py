@@ -34,6 +34,7 @@ from gigl_loader.testing import (
     batch_tensors,
     check_batch,
     check_same_batches,
+    open_files,
     wait_until,
 )
 from gigl_loader.transport import Security
@@ -282,7 +283,7 @@ def one_cache_for_a_machine(rank: int, size: int) -> None:
     for loader in (second, third, other):
         loader.shutdown()
     assert "gigl_loader.rows" not in Path("/proc/self/maps").read_text()
-    assert not [fd for fd in Path("/proc/self/fd").iterdir() if _leads_to_rows(fd)]
+    assert not [name for name in open_files() if "gigl_loader.rows" in name]
 
 
 def _caches(loader: DistNeighborLoader) -> list[int]:
@@ -290,10 +291,6 @@ def _caches(loader: DistNeighborLoader) -> list[int]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, loader._mp_producer._cache.inode)
     return found
-
-
-def _leads_to_rows(fd: Path) -> bool:
-    return fd.is_symlink() and "gigl_loader.rows" in os.readlink(fd)
 
 
 def a_partition_in_the_same_memory_outlives_its_workers(rank: int, size: int) -> None:

@@ -22,7 +22,7 @@ from gigl_loader.memory.same_host import (
     read_offers,
     region_of,
 )
-from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
+from gigl_loader.testing import TinyGraph, as_worker_gets, open_files, wait_until
 from gigl_loader.testing._forked import ForkedProcess
 
 
@@ -152,11 +152,7 @@ def test_mapped_partitions_keep_no_descriptor() -> None:
 
 
 def _open_files() -> list[str]:
-    links = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that lists them
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return sorted(link for link in links if not link.startswith("/proc/"))
+    return sorted(name for name in open_files() if not name.startswith("/proc/"))
 
 
 def test_nothing_stays_open_when_it_cannot_all_be_read(monkeypatch) -> None:

@@ -15,7 +15,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.mutex import holding
 from gigl_loader.sampler.row_cache import MISSING, Table
-from gigl_loader.testing import TinyGraph
+from gigl_loader.testing import TinyGraph, open_files
 from gigl_loader.workers import machine_cache
 from gigl_loader.workers.agreement import Agreement, _first_like, _Member
 from gigl_loader.workers.machine_cache import MachineCache, cache_of_machine, name_of_rows
@@ -37,8 +37,7 @@ def _nobody_else(make) -> None:
 
 
 def _num_open() -> int:
-    links = [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    return sum("gigl_loader.rows" in os.readlink(fd) for fd in links)
+    return sum("gigl_loader.rows" in name for name in open_files())
 
 
 def test_what_one_rank_stores_the_other_reads_and_keeps() -> None:
