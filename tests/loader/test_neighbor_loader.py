@@ -15,7 +15,7 @@ from torch_geometric.data import HeteroData
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
 from gigl_loader.testing import TinyGraph, check_batch, check_same_batches, wait_until
 from gigl_loader.testing._forked import slow_supervisors
-from gigl_loader.workers.producer import epoch_order
+from gigl_loader.workers.sampled_input import epoch_order
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 
