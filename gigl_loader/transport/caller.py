@@ -18,7 +18,6 @@ Only the silence of a peer that owes an answer counts: it would say each second 
 """
 
 import contextlib
-import errno
 import os
 import secrets
 import select
@@ -105,16 +104,9 @@ class Caller:
     """
 
     def __init__(
-        self,
-        address: str,
-        port: int,
-        security: Security,
-        name: str,
-        *,
-        patience_s: float = SILENCE_S,
-        what: str = "peer",
-        session: str | None = None,
-    ) -> None:
+        self, address: str, port: int, security: Security, name: str, *,
+        patience_s: float = SILENCE_S, what: str = "peer", session: str | None = None,
+    ) -> None:  # fmt: skip
         self._target, self._security, self._name = (address, port), security, name
         self._patience_s = patience_s
         self._addresses: list[tuple[int, addresses.Address]] = []
@@ -255,7 +247,7 @@ class Caller:
             self._fail_all(self._closed)
         elif link is None or link.broken:
             self._replace(deadline)
-        elif not self._read(link):
+        elif not self._read(link) and not link.broken:
             self._wait_to_read(link, deadline)
 
     def _read(self, link: _Link) -> bool:
@@ -303,18 +295,12 @@ class Caller:
             self._fail_all(PeerLostError(text, goodbye.end))
 
     def _break_off(self, link: _Link, error: ProtocolError) -> None:
-        link.stream.end(farewell(Kind.BYE, End.PROTOCOL, str(error)))
+        link.stream.end(farewell(End.PROTOCOL, str(error)))
         link.lose()
         self._fail_all(ProtocolError(f"{self.what}: {error}"))
 
     def _wait_to_read(self, link: _Link, deadline: float) -> None:
-        if link.broken:
-            return
-        try:
-            if link.stream.wait(select.POLLIN, min(_SLICE_S, deadline - time.monotonic())):
-                return
-        except OSError:
-            link.lose()
+        if link.stream.wait(select.POLLIN, min(_SLICE_S, deadline - time.monotonic())):
             return
         silent_s = self._silent_s(link)
         if silent_s > self._patience_s:
@@ -356,7 +342,9 @@ class Caller:
         nap, started = 0.05, time.monotonic()
         while self._link is None or self._link.broken:
             try:
-                with self._sending:
+                with self._role(deadline) as mine, self._sending:
+                    if not mine:
+                        raise TimeoutError("another thread has tried all the time")
                     self._adopt(self._dial(min(deadline, time.monotonic() + _HANDSHAKE_S)))
             except (OSError, EOFError) as error:
                 why = str(error) or "it closed the connection"
@@ -406,12 +394,7 @@ class Caller:
                 raise TimeoutError("it did not answer the handshake")
             return min(left, _SLICE_S)
 
-        number = stream.sock.connect_ex(address)
-        while number == errno.EINPROGRESS:
-            if stream.wait(select.POLLOUT, patience()):
-                number = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if number:
-            raise OSError(number, os.strerror(number))
+        stream.connect(address, patience)
         try:
             steps = join(stream, self._security, self._name, self.session, self._lane)
             return _Link(stream, drive(steps, stream, patience).max_ask_bytes)
@@ -488,7 +471,7 @@ class Caller:
                 self._closed = PeerLostError(f"{self.what}: closed on this side", End.CLOSED)
             link = self._link
         if link is not None:
-            link.stream.end(farewell(Kind.BYE, end, words or f"{self._name} is done"))
+            link.stream.end(farewell(end, words or f"{self._name} is done"))
             link.broken = True
         self._fail_all(self._closed)
         self._release_if_closed()

@@ -6,7 +6,7 @@
     KNOCK (plain) or TLS ClientHello  -->
                                       <--    [TLS]  GREETING(nonce)
     HELLO(name, nonce, proof)         -->
-                                      <--    ADMITTED(proof)  or  REFUSED(end, words)
+                                      <--    ADMITTED(proof)  or  BYE(end, words)
 
 The listener greets first: in TLS 1.3 a client learns at its first read that its certificate was
 refused. A plain caller knocks, so that a TLS listener can tell it in plain words what is wrong; and
@@ -69,15 +69,15 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Goodbye:
-    """Why a connection ends, in a BYE or REFUSED frame."""
+    """Why a connection ends, or does not come about."""
 
     end: End
     words: str
 
 
-def farewell(kind: Kind, end: End, words: str) -> bytes:
-    """Return a whole BYE or REFUSED frame."""
-    return bytes(pack(kind, Goodbye(end, words[:2000]))[0])
+def farewell(end: End, words: str) -> bytes:
+    """Return a whole BYE frame."""
+    return bytes(pack(Kind.BYE, Goodbye(end, words[:2000]))[0])
 
 
 def join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
@@ -92,7 +92,7 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
     except (ssl.SSLError, ProtocolError) as error:
         refusal = _refusal(stream, error, "the listener", encrypted=security.mode.encrypted)
         if isinstance(error, OtherVersionError):
-            stream.end(farewell(Kind.BYE, End.REFUSED_VERSION, str(error)))
+            stream.end(farewell(End.REFUSED_VERSION, str(error)))
         raise refusal from error
 
 
@@ -109,7 +109,7 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     admitted = decode((yield from _expect(stream, Kind.ADMITTED)).body, [], Admitted)
     if not hmac.compare_digest(admitted.proof, security.proof(b"listener", nonces, certificate)):
         words = f"it does not know the cluster token of this side: {_SAME_TOKEN}"
-        stream.end(farewell(Kind.BYE, End.REFUSED_TOKEN, words))
+        stream.end(farewell(End.REFUSED_TOKEN, words))
         raise JoinRefusedError(words, End.REFUSED_TOKEN)
     return admitted
 
@@ -148,7 +148,7 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
 
 def _expect(stream: Stream, kind: Kind) -> Steps:
     frame: Frame = yield from read_frame(stream, 0, max_header_bytes=_MAX_BYTES)
-    if frame.kind in (Kind.REFUSED, Kind.BYE):
+    if frame.kind is Kind.BYE:
         goodbye = decode(frame.body, [], Goodbye)
         raise JoinRefusedError(goodbye.words, goodbye.end)
     if frame.kind is not kind:

@@ -180,7 +180,7 @@ class Listener:
             self._thread.join(_CLOSE_S)
         with self._lock:  # there will be no more
             connections = list(self._connections.values())
-        goodbye = farewell(Kind.BYE, end, words or f"{self.name} shut down")
+        goodbye = farewell(end, words or f"{self.name} shut down")
         for connection in connections:
             connection.dismiss(End.CLOSED, goodbye, deadline - time.monotonic())
         for connection in connections:
@@ -302,7 +302,7 @@ class Listener:
             ]
             connection.peer = peer
         for old in former:
-            old.dismiss(End.REPLACED, farewell(Kind.BYE, End.REPLACED, "a fresh one is there"))
+            old.dismiss(End.REPLACED, farewell(End.REPLACED, "a fresh one is there"))
 
     def forget(self, connection: "_Connection") -> None:
         """Release a connection that is over."""
@@ -369,7 +369,7 @@ class _Connection:
         except ConfigError as error:  # certificates that were renewed and cannot be read
             self._refuse(End.REFUSED_CERTIFICATE, str(error))
         except (EOFError, OSError) as error:
-            if isinstance(error, _SilentError) or self._dismissed is End.REFUSED_SLOW:
+            if isinstance(error, _SilentError) or self._dismissed is End.GONE:
                 why = "it did not finish the handshake"
                 self._listener.refused(End.REFUSED_SLOW, self.address, why)
         return None
@@ -380,7 +380,7 @@ class _Connection:
         deadline = time.monotonic() + _DRAIN_S
         with contextlib.suppress(OSError):
             if end is not End.REFUSED_CERTIFICATE:  # TLS has sent its own alert
-                self.stream.say(farewell(Kind.REFUSED, end, words))
+                self.stream.say(farewell(end, words))
             self.stream.sock.shutdown(socket.SHUT_WR)
             while self.stream.wait(select.POLLIN, _left(deadline)) & select.POLLIN:
                 if not self.stream.sock.recv(1 << 16):
@@ -399,7 +399,7 @@ class _Connection:
             end = self._last_words()
         except ProtocolError as error:
             end = End.PROTOCOL
-            self.stream.end(farewell(Kind.BYE, end, str(error)), 1.0)
+            self.stream.end(farewell(end, str(error)), 1.0)
         finally:
             peer.gone.set()
             self._listener.on_end(peer, self._dismissed or end)
@@ -475,7 +475,7 @@ class _Connection:
 def _shed(pending: list[_Connection]) -> None:
     """End the handshake that has made no progress for the longest time."""
     slowest = min(pending, key=lambda one: one.stream.heard)
-    slowest.dismiss(End.REFUSED_SLOW)
+    slowest.dismiss(End.GONE)  # no refusal: it may have been admitted just now, and comes back
     slowest.thread.join(0.1)  # its descriptor and thread are free again, mostly at once
 
 
