@@ -27,7 +27,7 @@ from gigl_loader.remote.dataset import RemoteDistDataset
 
 _SAMPLE_ROWS = 4096
 """Rows that tell one graph from another."""
-_PIECE = 1 << 20
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,15 @@ class PartitionGraph:
 
     def features(self) -> dict[NodeType, RowSource]:
         """See `GraphSource`."""
-        return {
-            name: OwnedRows(rows.values, rows.locate(self.owners.own[name]), rows.scales)
-            for name, rows in self._view.node_features.items()
-        }
+        return {name: self._own_rows(name) for name in self._view.node_features}
+
+    def _own_rows(self, name: NodeType) -> OwnedRows:
+        rows, own = self._view.node_features[name], self.owners.own[name]
+        places = rows.locate(own)
+        first, count = (int(places[0]) if len(places) else 0), len(places)
+        if torch.equal(places, torch.arange(first, first + count)):  # 8 bytes a node saved
+            return OwnedRows(rows.values[first : first + count], None, rows.scales)
+        return OwnedRows(rows.values, places, rows.scales)
 
     def digest(self) -> str:
         """See `GraphSource`."""
