@@ -384,7 +384,8 @@ class WorkerPool:
                 self._supervisor.wait(5.0)
             except subprocess.TimeoutExpired:
                 self._supervisor.kill()  # the kernel ends its workers with it
-                self._supervisor.wait(5.0)
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it will, if not at once
+                    self._supervisor.wait(5.0)
 
     def disown(self) -> None:
         """Forget the workers, in a forked child: they are the parent's.

@@ -573,7 +573,7 @@ def a_bind_that_fails(rank: int, size: int) -> None:
     agreement.address_towards = lambda host: f"192.0.2.{rank + 1}"  # type: ignore[assignment]
     producer = _producer(GRAPH.partitions(size)[rank])
     with pytest.raises(PeerError, match=r"192\.0\.2\."):
-        producer.init(meet_ranks(20.0), Security.resolve("", "", True))
+        producer.init(meet_ranks(60.0), Security.resolve("", "", True))
     producer.shutdown()
 
 
@@ -591,7 +591,7 @@ def _producer(dataset: Any) -> DistSamplingProducer:
     return DistSamplingProducer(
         dataset, NodeSamplerInput(torch.arange(8)), config, options,
         BaseDistLoader.create_colocated_channel(options),
-        epoch_options=EpochOptions(seed=1, timeout_s=20.0),
+        epoch_options=EpochOptions(seed=1, timeout_s=60.0),
     )  # fmt: skip
 
 
