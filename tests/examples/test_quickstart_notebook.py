@@ -4,6 +4,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from _run import EXAMPLES
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 
 pytestmark = pytest.mark.multiprocess
@@ -11,7 +12,10 @@ pytestmark = pytest.mark.multiprocess
 
 def test_the_notebook_trains(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        notebook, AsyncKernelManager(transport="ipc"),  # ports might be taken before it binds them
+        timeout=400, startup_timeout=400, resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()  # fmt: skip
     printed = "".join(
         output.get("text", "")
         for cell in notebook.cells
