@@ -144,7 +144,8 @@ def test_sums_of_producers_that_ended_are_kept() -> None:
 def test_who_may_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Beyond loopback, only with a certificate: a plain reader and one without get nothing."""
     folder = make_folder(tmp_path / "tls", [HOST])
-    monkeypatch.setattr(metrics, "is_loopback", lambda host: False)
+    for module in ("remote.metrics", "transport.security"):
+        monkeypatch.setattr(f"gigl_loader.{module}.is_loopback", lambda host: False)
     security = Security.resolve(tls_dir=str(folder), token="", insecure=False)
     with _listening(security=security) as url:
         reader = ssl.create_default_context(cafile=f"{folder}/ca.pem")
