@@ -14,7 +14,7 @@ def test_the_notebook_trains(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     sockets = Config(
         KernelManager={"transport": "ipc"}
-    )  # ports could be taken before it binds them
+    )  # a port may be taken meanwhile
     NotebookClient(
         notebook, config=sockets, timeout=400, startup_timeout=400,
         resources={"metadata": {"path": str(tmp_path)}},
