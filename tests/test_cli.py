@@ -53,7 +53,7 @@ def test_certificates_and_tokens(
     capsys.readouterr()
     assert cli.main(["token"]) == 0
     token = capsys.readouterr().out.strip()
-    Security.resolve(token=token).check_listener("10.0.0.1", loopback=False)
+    Security.resolve(token=token).check_listener("10.0.0.1")
 
 
 def test_a_probe_of_a_closed_port_ends_at_once_and_imports_little() -> None:

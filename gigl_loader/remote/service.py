@@ -49,10 +49,10 @@ from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.remote.shared import Clients, Fetched, SharedProducer
 from gigl_loader.sampler._kernels import load as load_kernels
-from gigl_loader.transport import Security
-from gigl_loader.transport.addresses import free_ports
-from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer, seed_or_drawn
+from gigl_loader.transport import Security, free_ports
+from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.workers.rendezvous import Rendezvous
+from gigl_loader.workers.sampled_input import seed_or_drawn
 
 _log = logging.getLogger(__name__)
 

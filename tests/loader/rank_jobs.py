@@ -293,7 +293,7 @@ def one_cache_for_a_machine(rank: int, size: int) -> None:
 def _caches(loader: DistNeighborLoader) -> list[int]:
     """Return what tells the memory of each rank's cache."""
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, loader._mp_producer._cache.inode)
+    dist.all_gather_object(found, loader._mp_producer._ranks.cache.inode)
     return found
 
 

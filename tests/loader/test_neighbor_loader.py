@@ -20,7 +20,7 @@ from gigl_loader.testing import (
     wait_until,
 )
 from gigl_loader.testing._forked import slow_supervisors
-from gigl_loader.workers.producer import epoch_order
+from gigl_loader.workers.sampled_input import epoch_order
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 

@@ -151,7 +151,7 @@ def test_a_peer_that_drops_every_connection_is_given_up(plain: Network) -> None:
         raise OSError("a bug in the owner")
 
     service = plain.service()
-    service.listener._on_peer = drop  # type: ignore[attr-defined]
+    service.listener.on_peer = drop
     caller = plain.caller(service.listener.address, patience_s=1.0)
     with pytest.raises(PeerLostError, match="then drops the connection"):
         caller.ask("double", question(1), Answer).wait(60)

@@ -111,7 +111,7 @@ def test_settings_that_differ_are_refused_with_words_at_both_ends(
 def test_another_version_is_named(plain: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     service = plain.service()
     with socket.create_connection(service.listener.address) as sock:
-        sock.sendall(stream.KNOCK_FRAME.replace(b"GLt\0\x01", b"GLt\0\x07"))
+        sock.sendall(stream.KNOCK_FRAME.replace(b"GLt\0\x02", b"GLt\0\x07"))
         data = b""
         while piece := sock.recv(1000):
             data += piece
@@ -220,7 +220,7 @@ def test_a_frame_that_announces_16_gib_costs_nothing(plain: Network) -> None:
     service = plain.service()
     head = struct.Struct("<4sBBxxIIQ")
     with socket.create_connection(service.listener.address) as sock:
-        sock.sendall(head.pack(b"GLt\0", 1, 1, 100, 1, 16 << 30))
+        sock.sendall(head.pack(b"GLt\0", stream.VERSION, 1, 100, 1, 16 << 30))
         data = b""
         while piece := sock.recv(1000):
             data += piece

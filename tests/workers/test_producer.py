@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.testing import TinyGraph
 from gigl_loader.workers import restarts
-from gigl_loader.workers.producer import epoch_order, seed_or_drawn
+from gigl_loader.workers.sampled_input import epoch_order, seed_or_drawn
 
 GRAPH = TinyGraph.random(50, 300)
 DATASET = GRAPH.dataset()
