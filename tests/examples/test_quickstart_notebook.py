@@ -12,9 +12,7 @@ pytestmark = pytest.mark.multiprocess
 
 def test_the_notebook_trains(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
-    sockets = Config(
-        KernelManager={"transport": "ipc"}
-    )  # a port may be taken meanwhile
+    sockets = Config(KernelManager={"transport": "ipc"})  # a port may be taken meanwhile
     NotebookClient(
         notebook, config=sockets, timeout=400, startup_timeout=400,
         resources={"metadata": {"path": str(tmp_path)}},
