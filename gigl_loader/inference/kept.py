@@ -32,9 +32,7 @@ class KeptTensors:
         self._end = 0
         self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
 
-    def get(
-        self, key: Hashable, fetch: Callable[[], list[Tensor | None]]
-    ) -> list[Tensor | None]:
+    def get(self, key: Hashable, fetch: Callable[[], list[Tensor | None]]) -> list[Tensor | None]:
         """Return what ``fetch`` returned when ``key`` was asked for first."""
         if key in self._kept:
             return [self._read(one) if isinstance(one, tuple) else one for one in self._kept[key]]

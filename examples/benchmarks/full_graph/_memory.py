@@ -59,7 +59,5 @@ def warm_up(rank: int, ranks: int, folder: Path | str) -> None:
     """Let a tiny graph load what is compiled, so that neither time nor memory count it."""
     tiny = Data(x=torch.randn(9, 3), edge_index=torch.arange(9).repeat(2, 1))
     book = torch.arange(9) % ranks
-    part = DistDataset.from_pyg(
-        tiny, partition_book=book, partition_idx=rank, num_partitions=ranks
-    )
+    part = DistDataset.from_pyg(tiny, partition_book=book, partition_idx=rank, num_partitions=ranks)
     full_graph_inference(GraphSAGE(3, 3, 1).eval(), part, out=f"{folder}/tiny")
