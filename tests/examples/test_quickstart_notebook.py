@@ -4,17 +4,18 @@ from pathlib import Path
 import nbformat
 import pytest
 from _run import EXAMPLES
-from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 pytestmark = pytest.mark.multiprocess
 
 
 def test_the_notebook_trains(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    sockets = Config(KernelManager={"transport": "ipc"})  # a port may be taken meanwhile
     NotebookClient(
-        notebook, AsyncKernelManager(transport="ipc"),  # ports might be taken before it binds them
-        timeout=400, startup_timeout=400, resources={"metadata": {"path": str(tmp_path)}},
+        notebook, config=sockets, timeout=400, startup_timeout=400,
+        resources={"metadata": {"path": str(tmp_path)}},
     ).execute()  # fmt: skip
     printed = "".join(
         output.get("text", "")

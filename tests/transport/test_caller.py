@@ -30,7 +30,7 @@ from gigl_loader.transport import (
     Listener,
     Method,
     Security,
-    pulse,
+    listener,
 )
 
 
@@ -115,7 +115,7 @@ def test_a_slow_answer_times_out_and_can_be_waited_for_again(network: Network) -
 
 
 def test_a_busy_peer_is_not_silent(plain: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "TICK_S", 0.05)  # so that a busy machine is not silent for long
+    monkeypatch.setattr(listener, "TICK_S", 0.05)  # so that a busy machine is not silent for long
     service = plain.service()
     caller = plain.caller(service.listener.address, patience_s=2.0)
     reply = caller.ask("gated", question(4), Answer)
