@@ -21,7 +21,6 @@ from store_cluster import HOST, free_port
 from gigl_loader import ConfigError
 from gigl_loader.loader.epoch import LoaderStats
 from gigl_loader.logs import WhereFilter, answering, know
-from gigl_loader.remote import metrics
 from gigl_loader.remote.metrics import COUNTERS, GAUGES, MetricsListener, ServerCounts, metric_name
 from gigl_loader.transport import Security
 from gigl_loader.transport.certs import make_folder
