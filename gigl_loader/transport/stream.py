@@ -128,8 +128,8 @@ class Stream:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, seconds in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2)):
-            sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         self.sock = sock
         self.send_lock = threading.Lock()
@@ -201,8 +201,7 @@ class Stream:
         """
         if self.send_lock.acquire(timeout=max(0.0, patience_s)):
             try:
-                if self._flush():
-                    self.push([memoryview(data)])
+                self.push([memoryview(data)])
             finally:
                 self.send_lock.release()
 
@@ -240,9 +239,7 @@ class Stream:
                 if not self._feed():
                     return 0
                 continue
-            if read == 0:
-                raise EOFError("the connection was closed")
-            return int(read)
+            return self._note(int(read))
 
     def _feed(self) -> bool:
         """Move what came to the TLS engine; False where nothing did."""

@@ -115,7 +115,7 @@ def test_a_slow_answer_times_out_and_can_be_waited_for_again(network: Network) -
 
 
 def test_a_busy_peer_is_not_silent(plain: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "TICK_S", 0.05)  # a busy machine is not silent for long
+    monkeypatch.setattr(listener, "TICK_S", 0.05)  # so that a busy machine is not silent for long
     service = plain.service()
     caller = plain.caller(service.listener.address, patience_s=2.0)
     reply = caller.ask("gated", question(4), Answer)
@@ -229,14 +229,14 @@ def test_a_listener_that_is_not_up_yet_is_waited_for(network: Network) -> None:
 def _at_port(network: Network, port: int) -> Service:
     service = Service.__new__(Service)
     service.asked = []
-    late = Listener(
+    listener = Listener(
         "127.0.0.1",
         port,
         network.security,
         {"double": Method(Question, Answer, service._double)},
         "service",
     )
-    network.opened.append(late.start())
+    network.opened.append(listener.start())
     return service
 
 
@@ -403,7 +403,7 @@ caller = Caller("127.0.0.1", {service.listener.address[1]}, Security.local(), "x
 caller.connect(time.monotonic() + 60)
 reply = caller.ask("never", {{"number": 1, "rows": np.zeros(1)}}, int)
 threading.Thread(target=reply.wait, daemon=True).start()
-while caller._reader is None:
+while not caller._reading:
     time.sleep(0.01)
 time.sleep(0.1)
 """
