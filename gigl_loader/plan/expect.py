@@ -199,4 +199,4 @@ def kept_share(share: Array, log_missed: Array, cache: float) -> float:
         taken = 1 - share @ (missed(2.0**middle) * (1 + 2.0**middle * chance))
         low, high = (middle, high) if taken <= cache else (low, middle)
     used = share * chance
-    return float(1 - used @ missed(2.0**low) / used.sum())
+    return max(0.0, float(1 - used @ missed(2.0**low) / used.sum()))

@@ -1,8 +1,9 @@
 """What ``gigl-loader plan`` predicts beside what `bench_machines.py` measured, case by case.
 
-The plan gets the partition directories and the costs that were calibrated on the same machine, and
-of each case what a user would give: deployment, machines, link, cache. All machines of the
-benchmark share the cores of one, so their limit is what the work of all of them costs together::
+The plan gets the partition directories and the costs that were calibrated on the same machine, with
+a graph of their own and without a link, and of each case what a user would give: deployment,
+machines, link, cache. Nothing is fitted to the cases. All machines of the benchmark share the cores
+of one, so their limit is what the work of all of them costs together::
 
     gigl-loader plan --calibrate costs.json
     python examples/benchmarks/network/bench_machines.py --keep GRAPHS --records records.jsonl
@@ -23,7 +24,7 @@ from gigl_loader.plan.model import Job, Plan, estimate
 
 RATE_WITHIN, MEMORY_WITHIN = 0.20, 0.10
 HEADINGS = (
-    "graph", "rows as", "machines", "deployment", "link", "cache", "limit", "seeds/s: predicted",
+    "graph", "columns", "machines", "deployment", "link", "cache", "limit", "seeds/s: predicted",
     "measured", "predicted / measured", "bytes per seed: ratio", "hit rate: predicted",
     "measured", "GB: predicted", "measured", "predicted / measured",
 )  # fmt: skip
@@ -40,6 +41,7 @@ def plan_of(case: dict[str, Any], costs: Costs) -> Plan:
         **{**known, "dtype": case["dtype"]}, fanouts=(15, 10), batch_size=case["batch_size"],
         machines=case["parts"], servers=case["parts"] if is_store else 0, link_gbit=gbit,
         deployment="graph-store" if is_store else "colocated", workers=1,
+        cores=os.cpu_count() or 1,  # threads of a worker use what the others leave
         cache=0.0 if case["cache"] == "none" else float(case["cache"].rstrip("%")) / 100,
     )  # fmt: skip
     return estimate(job, costs, degrees)
@@ -60,10 +62,10 @@ def line_of(case: dict[str, Any], costs: Costs) -> tuple[str, float, float]:
     rate, limit = rate_of(plan, cores)
     rates, memory = rate / case["seeds_per_s"], plan.total_memory / max(case["memory"])
     to_rank = case["rows_per_seed"] + case["structure_per_seed"]
-    nbytes = sum(n for name, n in plan.wire.items() if plan.job.servers == 0 or "batches" in name)
+    nbytes = sum(n for name, n in plan.wire.items() if not plan.job.is_store or "batches" in name)
     is_without = case["hit_rate"] is None
     cells = (
-        case["graph"], case["dtype"], case["parts"], case["deployment"], case["rate"],
+        case["graph"], f"{case['width']} {case['dtype']}", case["parts"], case["deployment"], case["rate"],
         case["cache"], limit, f"{rate:,.0f}", f"{case['seeds_per_s']:,.0f}", f"**{rates:.2f}**",
         f"{nbytes / to_rank:.2f}", "-" if is_without else f"{plan.batch.hit_rate:.0%}",
         "-" if is_without else f"{case['hit_rate']:.0%}", f"{plan.total_memory / 1e9:.2f}",
