@@ -192,6 +192,7 @@ class DistSamplingProducer:
         self._cache_options = cache
         self._look_ahead: LookAhead | None = None
         self._remote_bytes = 0
+        self._rows_apart = False
         self._cache: MachineCache | None = None
         self._ahead: AheadMemory[Tensor] | None = None
         self._at_once: Tensor | None = None
@@ -266,6 +267,7 @@ class DistSamplingProducer:
             options = self._cache_options
             kept = ("", "") if options is None else (str(options.size), name_of_rows(self._view))
             self._peer_plan = agreement.exchange(self._pool.addresses, *kept)
+            self._rows_apart = self._leaves_rows_out(agreement, self._peer_plan.offers)
             self._join_cache(agreement, self._peer_plan.offers)
             assignments = self._peer_plan.assignments()
             for worker in range(self.num_workers):
@@ -281,8 +283,21 @@ class DistSamplingProducer:
         """Tell a worker where the other partitions' workers are: it can sample from then on."""
         name = worker_name(self._joined().rank, worker)
         whom, offers = assignments.get(name), self._peer_plan.offers
-        message = (messages.PEERS, name, whom, offers, self._ahead is not None)
+        how = (self._ahead is not None, self._rows_apart)
+        message = (messages.PEERS, name, whom, offers, *how)
         self._send(worker, message, self._ahead)
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether batches come without rows, which who takes them asks their owners for."""
+        return self._rows_apart
+
+    def _leaves_rows_out(self, agreement: Agreement, nearby: Mapping[int, Any]) -> bool:
+        """Return whether rows would leave two machines on their way, or are kept where they go."""
+        far = set(range(self._view.num_partitions)) - {self._view.partition_idx} - set(nearby)
+        options = self.epoch_options
+        would_ask = agreement.has_peers and bool(far)
+        return options.cache is not None or (options.asks_for_rows and would_ask)
 
     @property
     def remote_bytes(self) -> int:
@@ -330,7 +345,6 @@ class DistSamplingProducer:
             ),
             replaceable=self._max_restarts > 0,
             plugins=self._plugins,
-            rows_apart=self.epoch_options.cache is not None,
             main_path=self._main_path,
         )
 

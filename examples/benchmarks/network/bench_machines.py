@@ -2,7 +2,8 @@
 
 Each machine is a network namespace whose link `tc tbf` limits; a storage server is a machine, and
 so is a rank. One row per case: seeds/s of a rank, bytes per seed by kind, share of rows that the
-cache had, CPU seconds per gigabyte received, share of its link that the busiest machine used.
+cache had, CPU time per gigabyte received and per seed, share of its link that the busiest machine
+used.
 Needs root, `ip` and `tc`::
 
     python examples/benchmarks/network/bench_machines.py --keep FOLDER --out results.md
@@ -33,8 +34,8 @@ PORT = 29_411
 LIMIT_S = 1800.0
 HEADINGS = (
     "graph", "rows as", "machines", "deployment", "link", "cache", "seeds/s per rank",
-    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "busiest link", "GB of memory",
-    "cores for other work",
+    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "CPU us per seed: servers",
+    "ranks", "busiest link", "GB of memory", "cores for other work",
 )  # fmt: skip
 
 
@@ -297,10 +298,18 @@ def line_of(found: dict[str, Any]) -> str:
         found["cache"], f"{found['seeds_per_s']:,.0f}", f"{found['rows_per_seed']:,.0f}",
         f"{found['structure_per_seed']:,.0f}",
         "-" if found["hit_rate"] is None else f"{found['hit_rate']:.0%}",
-        f"{found['cpu_s_per_gb']:.2f}", f"{found['busiest_link']:.0%}",
+        f"{found['cpu_s_per_gb']:.2f}", *_cpu_us_per_seed(found), f"{found['busiest_link']:.0%}",
         f"{max(found['memory']) / 1e9:.2f}", f"{found['others']:.1f}",
     )  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def _cpu_us_per_seed(found: dict[str, Any]) -> tuple[str, str]:
+    """Return CPU microseconds of all servers, and of all ranks, for one seed."""
+    num_servers = found["parts"] if found["deployment"] == "graph store" else 0
+    seeds = found["seeds_per_s"] * found["parts"] * found["seconds"]
+    servers, ranks = sum(found["cpu_s"][:num_servers]), sum(found["cpu_s"][num_servers:])
+    return (f"{1e6 * servers / seeds:,.0f}" if num_servers else "-"), f"{1e6 * ranks / seeds:,.0f}"
 
 
 def main() -> None:
