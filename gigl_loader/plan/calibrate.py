@@ -33,12 +33,12 @@ from gigl_loader.plan.costs import Costs
 from gigl_loader.transport import Caller, Listener, Method, Security
 from gigl_loader.transport.certs import token
 
-_NODES, _DEGREE = 300_000, 16
+_NODES, _DEGREE = 500_000, 16
 _WIDTHS = (0, 16, 128)
 """Columns of float32 in each of the graphs that batches are taken of."""
-_FANOUTS, _BATCH_SIZE, _CACHE = (15, 10), 512, 0.2
+_FANOUTS, _BATCH_SIZE, _CACHE = (15, 10), 1024, 0.2
 _CASES: tuple[tuple[list[int], int, bool], ...] = (
-    ([1], 64, False), ([15, 10], 256, False), ([15, 10], 256, True), ([4, 2], 1024, True),
+    ([1], 64, False), ([15, 10], 1024, False), ([15, 10], 1024, True), ([4, 2], 1024, True),
     ([5], 1024, False), ([5], 1024, True),
 )  # fmt: skip
 """Of sampling alone: fanouts, batch size, and whether there are features."""
@@ -72,7 +72,7 @@ def calibrate(rounds: int = 3, say: Callable[[str], None] = lambda line: None) -
         machine=f"{_processor()}, {platform.system()} {platform.release()}",
         date=date.today().isoformat(),
         **dict(zip(_SAMPLING, sampling, strict=True)), **asking, **delivering,
-        plain_s_per_gb=plain_s, tls_s_per_gb=tls_s,
+        plain_s_per_gb=plain_s, tls_s_per_gb=tls_s, link_s_per_gb=0.0,
         **dict(zip(_MEMORY, cluster.idle_bytes(), strict=True)), spread=_spread(alone),
     )  # fmt: skip
 
@@ -189,7 +189,7 @@ def non_negative(rows: Array, seconds: Array) -> Array:
     return found
 
 
-# --- a little cluster ------------------------------------------------------------------------------
+# --- a little cluster -----------------------------------------------------------------------------
 
 
 def _measure_asking(roots: dict[int, str]) -> list[Took]:

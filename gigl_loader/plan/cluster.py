@@ -24,7 +24,7 @@ from typing import Any
 from gigl_loader.errors import PeerError
 
 RANKS = 2
-_WARM_UP, _COUNTED, _AFTER = 8, 24, 6
+_WARM_UP, _COUNTED, _AFTER = 8, 80, 6
 """Batches of a rank: until all that is ahead is under way, those that count, and those after them,
 so that there is as much ahead at the end as at the beginning."""
 _CACHE_WARM_UP = 24

@@ -48,6 +48,9 @@ class Costs:
     """CPU seconds for 10**9 bytes, of each end of a connection."""
     tls_s_per_gb: float
     """The same, encrypted."""
+    link_s_per_gb: float
+    """CPU seconds for 10**9 bytes that cross a link, of both ends, beyond what they cost within a
+    machine: packets. 0: not known, a single machine cannot measure it."""
     process_bytes: float
     """Memory of its own of a training process with a loader, before there is a graph."""
     supervisor_bytes: float

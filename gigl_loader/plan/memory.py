@@ -3,7 +3,7 @@
 ::
 
     graph        what partitions lie in          dataset/: shared, once per machine
-    slots        finished batches                memory/slots.py: written by workers, read by trainers
+    slots        finished batches                memory/slots.py: of workers, read by trainers
     threads      batches being made              sampler/: work memory of each sampling thread
     questions    rows asked for and answered     sampler/store.py: one matrix for each thread that
                                                  asks, one for each connection that answers
@@ -26,6 +26,8 @@ _HELD = 2
 """Batches beyond those that may be under way: the one that trains, and the one that it replaces."""
 _WINDOW, _RING_SPARE, _MOST_BATCHES = 5, 1 << 18, 1 << 14
 """Of a cache: references per slot and way, further ones, and batches known at once."""
+_MOST_GROWTH = 2.0
+"""Of the batches drawn ahead, where those of the window do not show when rows are used next."""
 _UNDER_WAY = 3
 """Batches whose rows a client of a graph store has asked for."""
 _PACKED = 0.3
@@ -132,7 +134,7 @@ def _slot(job: Job, batch: BatchSize) -> float:
 
 def _thread(batch: BatchSize) -> float:
     """Return the work memory of a sampling thread."""
-    most = batch.seeds + batch.edges  # ids that are labelled: those found before, and the last draws
+    most = batch.seeds + batch.edges  # ids that get labels: of hops before, and the last draws
     table = 1 << max(12, int(2 * most - 1).bit_length())
     labels = 8 * table + 8 * _GROWN * most
     # of each edge: neighbours here, from elsewhere and merged; targets, labels, and both collected;
@@ -169,8 +171,9 @@ def _ahead(job: Job, batch: BatchSize) -> float:
         return 0.0
     users = 1 if job.is_store else job.ranks_per_machine
     most = max(2 * slots * job.row_bytes / users, 64 * 2**20) / _drawn(job, batch)
-    ahead = max(1.0, min(_WINDOW * slots / users / wanted, most))
-    return ahead + CONCURRENCY * job.workers
+    window = _WINDOW * slots / users / wanted
+    growth = min(_MOST_GROWTH, max(1.0, batch.horizon / window))
+    return max(1.0, min(window * growth, most)) + CONCURRENCY * job.workers
 
 
 def _cores_of_a_worker(job: Job) -> float:

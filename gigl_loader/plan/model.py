@@ -81,7 +81,7 @@ def estimate(job: Job, costs: Costs, degrees: Degrees | None = None) -> Plan:
 def _estimate(job: Job, costs: Costs, degrees: Degrees | None) -> Plan:
     batch = expect(degrees or job.degrees(), job.fanouts, job.batch_size, job.cache)
     wire = bytes_per_seed(job, batch)
-    cpu = cpu_per_seed(job, batch, costs)
+    cpu = cpu_per_seed(job, batch, wire, costs)
     memory, machine = memory_of(job, batch, costs)
     bounds = bounds_of(job, wire, cpu)
     return Plan(job, batch, memory, machine, wire, cpu, bounds, _connections(job), costs.spread)

@@ -8,7 +8,7 @@ _ID_BYTES = 4.0
 """On the wire, of an id that is asked for; packed ids of the first billions of nodes."""
 _EDGE_BYTES = 3.0
 """On the wire, of an edge; more where degrees are small."""
-_LINK_SHARE = 0.92
+_LINK_SHARE = 0.9
 """Of a link's bits that carry what is sent."""
 
 
@@ -32,15 +32,17 @@ def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
     return {name: nbytes / batch.seeds for name, nbytes in found.items()}
 
 
-def cpu_per_seed(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
+def cpu_per_seed(
+    job: Job, batch: BatchSize, wire: dict[str, float], costs: Costs
+) -> dict[str, float]:
     """Return by kind CPU seconds per seed, of all processes that have a part in it."""
     remote, rows = job.remote_share, batch.nodes if job.row_bytes else 0.0
     width = job.row_bytes
     per_byte = 2 * (costs.tls_s_per_gb - costs.plain_s_per_gb) / 1e9 if job.encrypted else 0.0
     sampled = costs.batch_s + costs.edge_s * batch.edges + costs.node_s * batch.nodes
-    found = {"sampling": sampled, "asking for neighbours": costs.asked_edge_s * batch.edges * remote}
     structure = (batch.asked + batch.edges) * remote * _ID_BYTES
-    found["asking for neighbours"] += per_byte * structure
+    asked = costs.asked_edge_s * batch.edges * remote + per_byte * structure
+    found = {"sampling": sampled, "asking for neighbours": asked}
     wanted = rows * (1.0 if job.is_store else remote)
     missed = wanted * (1 - batch.hit_rate)
     if job.is_store:
@@ -63,23 +65,36 @@ def cpu_per_seed(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     if job.cache:
         hits = wanted - missed
         found["keeping rows"] = costs.cached_row_s * wanted + costs.cached_byte_s * hits * width
-    return {name: seconds / batch.seeds for name, seconds in found.items()}
+    found = {name: seconds / batch.seeds for name, seconds in found.items()}
+    between, delivered = _between_and_delivered(wire)
+    per_byte = costs.link_s_per_gb / 1e9
+    if job.is_store:
+        found["packets of servers"] = per_byte * (between + delivered / 2)
+        found["packets of training machines"] = per_byte * delivered / 2
+    else:
+        found["packets"] = per_byte * between
+    return found
 
 
-_OF_TRAINING_MACHINES = ("receiving batches", "keeping rows")
+def _between_and_delivered(wire: dict[str, float]) -> tuple[float, float]:
+    """Return bytes per seed between partitions, and to training machines of a graph store."""
+    delivered = sum(nbytes for name, nbytes in wire.items() if "batches" in name)
+    return sum(wire.values()) - delivered, delivered
+
+
+_OF_TRAINING_MACHINES = ("receiving batches", "keeping rows", "packets of training machines")
 """Of a graph store: what its clients do, all else is its servers'."""
 
 
 def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[str, float]:
     """Return seeds/s of all ranks by what limits them."""
     ranks = job.machines * job.ranks_per_machine
-    between = sum(nbytes for name, nbytes in wire.items() if "batches" not in name)
-    delivered = sum(nbytes for name, nbytes in wire.items() if "batches" in name)
+    between, delivered = _between_and_delivered(wire)
     link = job.link_gbit * 1e9 / 8 * _LINK_SHARE
     if job.is_store:
         training = sum(cpu.get(name, 0.0) for name in _OF_TRAINING_MACHINES)
         storage = sum(cpu.values()) - training
-        sampled = storage - cpu["sending batches"]
+        sampled = storage - cpu["sending batches"] - cpu["packets of servers"]
         found = {
             "workers": job.servers * ranks * job.workers * _cores_of_a_worker(job) / sampled,
             "cores of servers": job.servers * job.cores / storage,

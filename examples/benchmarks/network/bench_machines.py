@@ -78,9 +78,7 @@ class Case:
 # --- the graphs -----------------------------------------------------------------------------------
 
 
-def write_graph(
-    kind: str, dtype: str, parts: int, nodes: int, folder: Path, width: int
-) -> None:
+def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path, width: int) -> None:
     """Partition a graph, unless it is there: uniform and R-MAT at random, communities by METIS.
 
     Seeds, its training nodes, are those that have neighbours: half of the nodes of R-MAT have none,
