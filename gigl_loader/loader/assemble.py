@@ -38,7 +38,8 @@ from gigl_loader.options import (
     parse_size,
 )
 from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
-from gigl_loader.workers.producer import DistSamplingProducer, check_seed_times, seed_or_drawn
+from gigl_loader.workers.producer import DistSamplingProducer
+from gigl_loader.workers.sampled_input import check_seed_times, seed_or_drawn
 
 DEFAULT_PREFETCH = 4
 """Batches under way per storage server."""

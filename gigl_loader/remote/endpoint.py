@@ -513,11 +513,6 @@ class Endpoint:
             self._handout.lose(session)
 
     @property
-    def is_closing(self) -> bool:
-        """Whether this server ends."""
-        return self._stopping
-
-    @property
     def error(self) -> ServerDiedError | None:
         """Why serving ended early."""
         return self._error

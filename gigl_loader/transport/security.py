@@ -28,6 +28,7 @@ from pathlib import Path
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.transport import certs
+from gigl_loader.transport.addresses import is_loopback
 
 TLS_DIR_VARIABLE = "GIGL_LOADER_TLS_DIR"
 TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
@@ -99,13 +100,15 @@ class Security:
             return self
         return dataclasses.replace(self, throwaway=self._own_certificate())
 
-    def check_listener(self, host: str, *, loopback: bool) -> None:
-        """Refuse a listener that strangers could reach.
+    def check_listener(self, host: str) -> None:
+        """Refuse a listener that strangers could reach, or whose certificates cannot be used.
 
         Raises:
             ConfigError: It is open to other machines with nothing set, or with a weak token.
         """
-        if loopback or self.mode is Mode.CERTIFICATES:
+        if self.mode.encrypted:
+            self.context(server=True)
+        if is_loopback(host) or self.mode is Mode.CERTIFICATES:
             return
         if self.mode is Mode.LOCAL:
             raise ConfigError(
@@ -120,6 +123,12 @@ class Security:
                 f"the cluster token has {len(self.token)} characters and can be guessed; a "
                 f"listener at {host} needs 128 bits: set {TOKEN_VARIABLE} to what `gigl-loader "
                 "token` prints"
+            )
+        if self.mode is Mode.INSECURE:
+            _log.warning(
+                "this process listens on %s without encryption: whoever can read the network reads "
+                "the data",
+                host,
             )
 
     def proof(self, role: bytes, nonces: bytes, certificate: bytes) -> bytes:

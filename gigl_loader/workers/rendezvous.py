@@ -15,7 +15,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar, cast
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 import torch.distributed as dist
@@ -269,40 +270,35 @@ class StoreRendezvous:
 
 
 class _Calls:
-    """Does calls one after another in a daemon thread, so that who waits has a deadline."""
+    """Does calls one after another in a daemon thread, so that who waits has a deadline.
+
+    An executor of `concurrent.futures` would have the process wait at its end for a call that the
+    store never answers.
+    """
 
     def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def do(self, call: Callable[[], T], limit_s: float) -> T:
         """Return the result of ``call``, or raise what it raises; TimeoutError: it takes longer."""
-        done = threading.Event()
-        result: list[T] = []
-        failure: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                result.append(call())
-            except BaseException as error:
-                failure.append(error)
-            done.set()
-
-        self._queue.put(run)
-        if not done.wait(limit_s):
-            raise TimeoutError
-        if failure:
-            raise failure[0]
-        return result[0]
+        future: Future[T] = Future()
+        self._queue.put((future, call))
+        return future.result(limit_s)
 
     def close(self) -> None:
         """Let the thread end, where no call holds it."""
         self._queue.put(None)
 
     def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
-            call()
+        while (item := self._queue.get()) is not None:
+            future, call = item
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
 
 
 def _set(store: Store, key: str, value: bytes) -> None:

@@ -18,6 +18,7 @@ from gigl_loader.dataset.partition import partition_graph
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.memory import tensors as _tensors
 from gigl_loader.memory.segments import close_fds, loads
+from gigl_loader.testing import open_files
 
 RING = Graph({N: 8}, {E: [(i, (i + 1) % 8) for i in range(8)] + [(3, 3), (0, 1)]}, {}, False)
 SHOP = Graph(
@@ -220,14 +221,19 @@ def test_what_is_written_to_a_mapped_tensor_stays_in_the_process(tmp_path: Path)
     DistDataset.load(tmp_path, 0, verify="now")
 
 
+def _of(folder: Path) -> list[str]:
+    """Return the files in ``folder`` that this process has open."""
+    return [name for name in open_files() if name.startswith(str(folder))]
+
+
 def test_descriptors_and_mappings_go_with_the_dataset(tmp_path: Path) -> None:
     _write(RING, tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
+    assert not _of(tmp_path)
     dataset = DistDataset.load(tmp_path, 0, memory="mapped", verify="off")
-    assert len(os.listdir("/proc/self/fd")) > before
+    assert _of(tmp_path)
     assert str(tmp_path) in Path("/proc/self/maps").read_text()
     del dataset
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not _of(tmp_path)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 

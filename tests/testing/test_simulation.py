@@ -22,7 +22,7 @@ from gigl_loader.testing.simulation import (
     meet_colocated,
     run_job,
 )
-from gigl_loader.workers.producer import epoch_order
+from gigl_loader.workers.sampled_input import epoch_order
 
 SMALL = Size(ranks=6, servers=4, batches=12, epochs=2, in_step=True, save_every=4, seed=5)
 TWINS = replace(SMALL, partitions=2)
