@@ -29,7 +29,7 @@ from _watch import Watch, all_cpu_s
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cache"))
 
-FANOUTS, WIDTH, DEGREE = [15, 10], 100, 20
+FANOUTS, DEGREE = [15, 10], 20
 PORT = 29_411
 LIMIT_S = 1800.0
 HEADINGS = (
@@ -55,6 +55,8 @@ class Case:
     batches: int
     tail: int
     """Batches after those that count, so that what is ahead of the trainer stays the same."""
+    width: int
+    """Columns of the features."""
 
     @property
     def is_store(self) -> bool:
@@ -76,7 +78,7 @@ class Case:
 # --- the graphs -----------------------------------------------------------------------------------
 
 
-def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path) -> None:
+def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path, width: int) -> None:
     """Partition a graph, unless it is there: uniform and R-MAT at random, communities by METIS.
 
     Seeds, its training nodes, are those that have neighbours: half of the nodes of R-MAT have none,
@@ -98,7 +100,7 @@ def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path) -> 
     count = 1 << scale
     generator = torch.Generator().manual_seed(0)
     data = Data(
-        x=torch.randn((count, WIDTH), generator=generator), edge_index=torch.from_numpy(edges),
+        x=torch.randn((count, width), generator=generator), edge_index=torch.from_numpy(edges),
         num_nodes=count, train_mask=torch.from_numpy(np.bincount(edges[1], minlength=count) > 0),
     )  # fmt: skip
     method = "metis" if kind == "communities" else "random"
@@ -321,7 +323,7 @@ def main() -> None:
         args.batch_size, args.warmup, args.batches, args.tail = 64, 4, 30, 4
     lines = [
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs for all machines, "
-        f"2 ** {(args.nodes - 1).bit_length()} nodes, {DEGREE} edges each, {WIDTH} features, "
+        f"2 ** {(args.nodes - 1).bit_length()} nodes, {DEGREE} edges each, {args.width} features, "
         f"fan-outs {FANOUTS}, batches of {args.batch_size}.",
         "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|",
     ]  # fmt: skip
@@ -347,6 +349,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rates", nargs="+", default=["1gbit", "2.5gbit", "10gbit"])
     parser.add_argument("--caches", nargs="+", default=["none", "20%", "40%"])
     parser.add_argument("--nodes", type=int, default=1_000_000, help="made a power of two")
+    parser.add_argument("--width", type=int, default=100, help="columns of the features")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--warmup", type=int, default=40, help="batches; the cache fills meanwhile")
     parser.add_argument("--batches", type=int, default=60)
@@ -365,8 +368,8 @@ def _cases(args: argparse.Namespace, folder: Path) -> Any:
     for graph in args.graphs:
         for dtype in args.dtypes:
             for parts in args.parts:
-                root = folder / f"{graph} {dtype} {parts}"
-                write_graph(graph, dtype, parts, args.nodes, root)
+                root = folder / f"{graph} {dtype} {parts} of {args.width}"
+                write_graph(graph, dtype, parts, args.nodes, root, args.width)
                 for _ in range(args.rounds):
                     for deployment in args.deployments:
                         for rate in args.rates:
@@ -374,6 +377,7 @@ def _cases(args: argparse.Namespace, folder: Path) -> Any:
                                 yield Case(
                                     graph, dtype, parts, deployment, rate, cache, str(root),
                                     args.batch_size, args.warmup, args.batches, args.tail,
+                                    args.width,
                                 )  # fmt: skip
 
 
