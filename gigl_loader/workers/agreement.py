@@ -137,7 +137,7 @@ class Agreement:
             host, security = ("::1" if ":" in self._host else "127.0.0.1"), Security.local()
         else:
             host, security = self._host, self._security
-            security.check_listener(host)
+            security.check_listener(host, loopback=False)
         if security.mode is not Mode.CERTIFICATES:
             # the nonce keeps other jobs out, the cluster's token strangers
             secret = hashlib.sha256(self._security.token.encode() + nonce).hexdigest()
