@@ -16,8 +16,8 @@ COSTS = Costs(
     asked_edge_s=2e-7, asked_row_s=3e-7, asked_byte_s=1e-9, cached_row_s=1e-7, cached_byte_s=1e-10,
     sent_edge_s=1e-8, sent_row_s=1e-7, sent_byte_s=1e-9,
     received_edge_s=1e-8, received_row_s=1e-7, received_byte_s=1e-9,
-    plain_s_per_gb=0.5, tls_s_per_gb=2.0, link_s_per_gb=1.0, process_bytes=3e8, supervisor_bytes=5e7,
-    worker_bytes=1e7, library_bytes=2e8, spread=0.1,
+    plain_s_per_gb=0.5, tls_s_per_gb=2.0, link_s_per_gb=1.0, process_bytes=3e8,
+    supervisor_bytes=5e7, worker_bytes=1e7, library_bytes=2e8, spread=0.1,
 )  # fmt: skip
 JOB = Job(nodes=1e6, edges=2e7, dim=100, fanouts=(15, 10), batch_size=1000, machines=1)
 

@@ -68,7 +68,8 @@ def line_of(case: dict[str, Any], costs: Costs) -> tuple[str, float, float]:
     is_without = case["hit_rate"] is None
     cells = (
         case["graph"], f"{plan.job.dim} {case['dtype']}", case["parts"], case["deployment"],
-        case["rate"], case["cache"], limit, f"{rate:,.0f}", f"{case['seeds_per_s']:,.0f}", f"**{rates:.2f}**",
+        case["rate"], case["cache"], limit, f"{rate:,.0f}", f"{case['seeds_per_s']:,.0f}",
+        f"**{rates:.2f}**",
         f"{nbytes / to_rank:.2f}", "-" if is_without else f"{plan.batch.hit_rate:.0%}",
         "-" if is_without else f"{case['hit_rate']:.0%}", f"{plan.total_memory / 1e9:.2f}",
         f"{max(case['memory']) / 1e9:.2f}", f"**{memory:.2f}**",
@@ -107,7 +108,8 @@ def main() -> None:
     fits = sum(abs(memory - 1) <= MEMORY_WITHIN for *_, memory in found)
     lines = [
         f"{datetime.date.today()}, {os.cpu_count()} CPUs for all machines; costs: "
-        f"{costs.machine}, {costs.date}, {costs.link_s_per_gb:.2f} s per GB over a link. Seeds/s within {RATE_WITHIN:.0%}: {near} of {len(found)}; "
+        f"{costs.machine}, {costs.date}, {costs.link_s_per_gb:.2f} s per GB over a link. "
+        f"Seeds/s within {RATE_WITHIN:.0%}: {near} of {len(found)}; "
         f"memory within {MEMORY_WITHIN:.0%}: {fits} of {len(found)}.",
         "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|",
         *(line for line, *_ in found),
