@@ -403,7 +403,7 @@ caller = Caller("127.0.0.1", {service.listener.address[1]}, Security.local(), "x
 caller.connect(time.monotonic() + 60)
 reply = caller.ask("never", {{"number": 1, "rows": np.zeros(1)}}, int)
 threading.Thread(target=reply.wait, daemon=True).start()
-while not caller._reading:
+while caller._reader is None:
     time.sleep(0.01)
 time.sleep(0.1)
 """
