@@ -92,8 +92,8 @@ def partition_graph(
             read and send them so, batches have float32, made of them on the trainer's device.
             None, and types that are not named: as they are.
         order: How rows of features, labels and attributes of nodes lie in a partition: ``"ids"``:
-            ascending; ``"degree"``: those that most edges lead to as a neighbour first, so that
-            batches of a graph that is read from disk touch fewer pages. Ids and batches are the
+            ascending; ``"degree"``: those that most edges lead to as a neighbour first: batches
+            of a graph that is read from disk then touch fewer pages. Ids and batches are the
             same; finding rows takes 4 bytes for each node of the whole graph in each partition.
 
     Raises:
