@@ -170,8 +170,7 @@ class Agreement:
         mine = _Member(own, listening_on, ports, offer, cache, rows)
         rendezvous.publish("workers", msgspec.msgpack.encode(mine))
         found = [
-            msgspec.msgpack.decode(data, type=_Member)
-            for data in rendezvous.gather_all("workers")
+            msgspec.msgpack.decode(data, type=_Member) for data in rendezvous.gather_all("workers")
         ]
         offers: dict[int, list[Offer]] = {}
         for member in found if offer is not None else ():
