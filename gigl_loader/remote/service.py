@@ -408,7 +408,7 @@ class DistServer(PartitionAnswers):
 
     def start_new_epoch_sampling(
         self, producer_id: int, epoch: int, *, request: EpochRequest | None = None
-    ) -> None:
+    ) -> bool:
         """Begin an epoch of one consumer.
 
         Args:
@@ -416,11 +416,14 @@ class DistServer(PartitionAnswers):
             epoch: With the seed it decides the shuffle and every draw.
             request: Consumer, generation and batches. None: of consumer 0, all of this server's.
 
+        Returns:
+            Whether batches come without rows; see `EpochOptions.asks_for_rows`.
+
         Raises:
             UsageError: There is no such producer.
             PeerError: A worker is gone.
         """
-        self._shared(producer_id).start_epoch(epoch, request or EpochRequest())
+        return self._shared(producer_id).start_epoch(epoch, request or EpochRequest())
 
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
         """Break the epoch of one consumer off.

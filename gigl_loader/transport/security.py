@@ -100,15 +100,20 @@ class Security:
             return self
         return dataclasses.replace(self, throwaway=self._own_certificate())
 
-    def check_listener(self, host: str) -> None:
+    def check_listener(self, host: str, *, loopback: bool | None = None) -> None:
         """Refuse a listener that strangers could reach, or whose certificates cannot be used.
+
+        Args:
+            host: Where it listens.
+            loopback: Whether only this machine is to reach it; None: by the address.
 
         Raises:
             ConfigError: It is open to other machines with nothing set, or with a weak token.
         """
         if self.mode.encrypted:
             self.context(server=True)
-        if is_loopback(host) or self.mode is Mode.CERTIFICATES:
+        loopback = is_loopback(host) if loopback is None else loopback
+        if loopback or self.mode is Mode.CERTIFICATES:
             return
         if self.mode is Mode.LOCAL:
             raise ConfigError(

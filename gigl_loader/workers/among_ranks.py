@@ -16,7 +16,7 @@ from torch import Tensor
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import UsageError
 from gigl_loader.memory import tensors
-from gigl_loader.options import CacheOptions
+from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Security
 from gigl_loader.workers import messages
@@ -40,10 +40,15 @@ class AmongRanks:
         view: This rank's partition.
         plan: What is sampled.
         cache: Which rows of other machines to keep; None: none.
+        epoch_options: What who takes the batches does for itself.
     """
 
-    def __init__(self, view: PartitionView, plan: SamplingPlan, cache: CacheOptions | None) -> None:
+    def __init__(
+        self, view: PartitionView, plan: SamplingPlan, cache: CacheOptions | None,
+        epoch_options: EpochOptions,
+    ) -> None:  # fmt: skip
         self._view, self._plan, self._options = view, plan, cache
+        self._epoch_options = epoch_options
         self._agreement: Agreement | None = None
         self._peer_plan = Plan()
         self._ahead: AheadMemory[Tensor] | None = None
@@ -82,6 +87,16 @@ class AmongRanks:
     def has_peers(self) -> bool:
         """Whether workers of other partitions ask this rank's."""
         return self._agreement is not None and self._agreement.has_peers
+
+    @property
+    def rows_apart(self) -> bool:
+        """Whether batches are handed over without rows, whose owners are asked by who takes them.
+
+        They are where rows are kept there, or would leave two machines on their way. Known once
+        this rank is connected.
+        """
+        options = self._epoch_options
+        return options.cache is not None or (options.asks_for_rows and self.remote_bytes > 0)
 
     def connect(self, addresses: list[tuple[str, int] | None]) -> None:
         """Exchange with the other ranks where workers answer, and get the cache of the machine.
@@ -130,7 +145,8 @@ class AmongRanks:
         """
         name = worker_name(self.agreement.rank, worker)
         whom, offers = assignments.get(name), self._peer_plan.offers
-        return (messages.PEERS, name, whom, offers, self._ahead is not None), self._ahead
+        how = (self._ahead is not None, self.rows_apart)
+        return (messages.PEERS, name, whom, offers, *how), self._ahead
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks why this one gives up, where it has met them."""

@@ -107,7 +107,7 @@ class DistSamplingProducer:
         )
         self._view = view
         self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
-        self._ranks = AmongRanks(view, self._plan, cache)
+        self._ranks = AmongRanks(view, self._plan, cache, self.epoch_options)
         sampler = default_sampler
         if isinstance(sampler_options, CustomSamplerOptions):
             sampler = (sampler_options.class_path, sampler_options.keywords)
@@ -206,6 +206,11 @@ class DistSamplingProducer:
             self._attendant = Attendant(self._attend)
 
     @property
+    def rows_apart(self) -> bool:
+        """Whether batches come without rows; see `AmongRanks.rows_apart`."""
+        return self._ranks.rows_apart
+
+    @property
     def remote_bytes(self) -> int:
         """Bytes of all rows that only other machines have."""
         return self._ranks.remote_bytes
@@ -228,7 +233,6 @@ class DistSamplingProducer:
             ),
             replaceable=self.epoch_options.max_restarts > 0,
             plugins=self._plugins,
-            rows_apart=self.epoch_options.cache is not None,
             main_path=self._main_path,
         )
 

@@ -55,7 +55,7 @@ def _client(info, rank, folder):
     nodes = share_of_each_server(info, rank, 2)
     own = torch.cat(list(nodes.values())).tolist()
     with DistNeighborLoader(
-        RemoteDistDataset(info, rank), [3, 2], nodes, prefetch_size=2, worker_concurrency=3, **HOW
+        RemoteDistDataset(info, rank), [3, 2], nodes, prefetch_size=1, worker_concurrency=3, **HOW
     ) as loader:
         _two_epochs(loader, own, folder / f"{rank}.pt")
         dist.barrier()

@@ -62,6 +62,51 @@ def test_every_rank_gets_the_values_of_all(clients) -> None:
         one.close()
 
 
+def test_what_all_publish_is_gathered_once(clients) -> None:
+    """By rank 0: the others ask for one value, however many ranks there are."""
+    ranks = _meet(clients, 3)
+    values = [b"", b"\x00\xff", b"x" * 100_000]
+    asked: list[str] = []
+
+    class Store:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def get(self, name: str) -> bytes:
+            asked.append(name)
+            return store.get(name)
+
+    store = ranks[2]._store
+    ranks[2]._store = Store()
+
+    def gather(rank: int) -> list[bytes]:
+        ranks[rank].publish("key", values[rank])
+        return ranks[rank].gather_all("key")
+
+    assert _at_once(*(lambda rank=rank: gather(rank) for rank in range(3))) == [values] * 3
+    assert asked == ["key of all/0"]
+    for one in ranks:
+        one.close()
+
+
+def test_who_is_missing_is_said_to_all(clients) -> None:
+    ranks = _meet(clients, 3, timeout_s=0.2)
+
+    def gather(rank: int) -> list[bytes]:
+        ranks[rank].publish("key", b"")
+        try:
+            return ranks[rank].gather_all("key")
+        except PeerTimeoutError as error:
+            ranks[rank].fail(str(error))
+            raise
+
+    for error in _at_once(lambda: gather(0), lambda: gather(2)):
+        assert isinstance(error, PeerError)
+        assert "for 'key' of ranks [1]" in str(error)
+    for one in ranks:
+        one.close()
+
+
 def test_many_in_a_row_do_not_mix(clients) -> None:
     stores = [clients(rank) for rank in range(2)]
 
