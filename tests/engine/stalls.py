@@ -21,7 +21,7 @@ def pass_the_timeout(loader: DistNeighborLoader, hangs: Callable[[], object]) ->
         found = pump(min(timeout_s, 0.05), *failures)
         busy = sum(map(bool, recovery.under_way.loads))
         if not found and busy == 1 and not recovery._hung and hangs():
-            producer._last_progress = float("-inf")
+            recovery._last_progress = float("-inf")
         return found
 
     producer.pump = pump_and_age
