@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,9 @@ def test_a_list_of_functions() -> None:
 
 def test_progress_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     full_graph_inference(make("SAGE"), DATASET, progress=True)
-    assert "120 rows," in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert re.search(r"layer 1 of 2 +50% +[\d,]+ rows/s +\d+:\d\d left", shown)
+    assert "120 rows," in shown
     full_graph_inference(make("SAGE"), DATASET)
     assert capsys.readouterr().err == ""
 
