@@ -250,7 +250,7 @@ def delivering_costs(
         took.storage_s - _alone_s(sampling, took, 0) - asked_edge_s * remote * took.edges
         for took in found
     ]
-    costs = {}
+    costs: dict[str, float] = {}
     for name, seconds in (("sent", sent), ("received", [took.training_s for took in found])):
         edge_s = max(0.0, seconds[0] / found[0].edges)
         left = [one - edge_s * took.edges for one, took in zip(seconds[1:], found[1:], strict=True)]

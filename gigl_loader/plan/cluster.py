@@ -108,8 +108,7 @@ def _processes(kinds: Sequence[Kind], num_servers: int, folder: str) -> "Iterato
     started: list[_Process] = []
     try:
         for number in range(num_servers):
-            args = (number, kinds[0].root, ports)
-            started.append(_start(spawn, _serve, args))
+            started.append(_start(spawn, _serve, (number, kinds[0].root, ports)))
         for rank in range(RANKS):
             args = (rank, list(kinds), ports if num_servers else (), folder)
             started.append(_start(spawn, _train, args))
@@ -257,8 +256,8 @@ def _train(
 def _info(ports: tuple[int, ...]) -> Any:
     from gigl_loader.remote.dataset import GraphStoreInfo
 
-    host = "127.0.0.1"
-    return GraphStoreInfo(RANKS, RANKS, 1, host, host, host, 0, 0, *ports, 0)
+    host, (compute_port, rpc_port) = "127.0.0.1", ports
+    return GraphStoreInfo(RANKS, RANKS, 1, host, host, host, 0, 0, compute_port, rpc_port, 0)
 
 
 def _serve(pipe: Connection, number: int, root: str, ports: tuple[int, ...]) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.expect import Degrees
-from gigl_loader.plan.model import DTYPE_BYTES, Job, Plan, estimate
+from gigl_loader.plan.job import DTYPE_BYTES, Job
+from gigl_loader.plan.model import Plan, estimate
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _EXAMPLE = """example:
