@@ -96,11 +96,23 @@ def judge(scores: Tensor, known: Tensor, held_out: Tensor) -> Ranking:
     """
     scores = scores.clone()
     scores[known[0], known[1]] = float("-inf")
-    hidden = torch.zeros(scores.shape, dtype=torch.bool)
+    return judge_lists(scores.topk(TOP).indices, scores.size(1), known, held_out)
+
+
+def judge_lists(best: Tensor, num_items: int, known: Tensor, held_out: Tensor) -> Ranking:
+    """Judge lists of items, however they were found.
+
+    Args:
+        best: ``[num_users, TOP]`` int64, without known items, best first; -1: no item.
+        num_items: Items that there are.
+        known: As for `judge`.
+        held_out: The same.
+    """
+    hidden = torch.zeros((len(best), num_items), dtype=torch.bool)
     hidden[held_out[0], held_out[1]] = True
     hidden[known[0], known[1]] = False
     total = hidden.sum(1)
-    hits = hidden.gather(1, scores.topk(TOP).indices).double()
+    hits = (hidden.gather(1, best.clamp(min=0)) & (best >= 0)).double()
     discount = 1 / torch.arange(2, TOP + 2).double().log2()
     best = discount.cumsum(0)[total.clamp(1, TOP) - 1]
     users = total > 0

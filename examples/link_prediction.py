@@ -20,7 +20,17 @@ import torch
 import torch.distributed as dist
 from _figure import save_curve
 from _links_data import USES, load_links
-from _links_model import LinkModel, Ranking, RetrievalLoss, embed, judge, judge_links
+from _links_model import (
+    TOP,
+    LinkModel,
+    Ranking,
+    RetrievalLoss,
+    embed,
+    judge,
+    judge_links,
+    judge_lists,
+)
+from _links_nearest import check_faiss, nearest_items
 from _links_single import MemorySampler, PygSampler
 from _ranks import on_all_ranks, process_group, shared_folder, sum_over_ranks
 from torch import Tensor
@@ -72,11 +82,20 @@ def parse_args() -> argparse.Namespace:
         default="memory",
         help="the one-process run: sampled in memory, by PyG's loaders, or left out",
     )
+    parser.add_argument(
+        "--nearest", choices=("all", "faiss"), default="all",
+        help="faiss: rank the test links once more, by the items that an index of faiss finds",
+    )  # fmt: skip
+    parser.add_argument(
+        "--faiss-index", default="HNSW32", help="as faiss.index_factory reads it; Flat: exact"
+    )
     parser.add_argument("--figure", type=Path, default=Path("out/link_curve.png"))
     args = parser.parse_args()
     for name, value in PRESETS[args.dataset].items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
+    if args.nearest == "faiss":
+        check_faiss()
     return args
 
 
@@ -203,6 +222,25 @@ def test_links(scores: Tensor, dataset: DistDataset) -> tuple[float, ...]:
     return (*rank_items(scores, dataset, TEST), rank / links, hits / links)
 
 
+def rank_nearest(
+    users: Tensor, items: Tensor, dataset: DistDataset, index: str
+) -> tuple[float, ...]:
+    """Return recall@20 and NDCG@20 of the test links, of the lists that an index finds."""
+    known = torch.cat([dataset.positive_label_edges(links) for links in (USES, VAL)], dim=1)
+    held_out = dataset.positive_label_edges(TEST)
+    asked, row = torch.cat([known[0], held_out[0]]).unique(return_inverse=True)
+    known, held_out = (
+        torch.stack([rows, links[1]])
+        for rows, links in zip(
+            row.split([known.size(1), held_out.size(1)]), (known, held_out), strict=True
+        )
+    )
+    best = nearest_items(users[asked], items, known, TOP, index)
+    found = judge_lists(best, items.size(0), known, held_out)
+    recall, ndcg, count = sum_over_ranks(found.recall, found.ndcg, found.users)
+    return recall / count, ndcg / count
+
+
 def train(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tuple[float, ...]:
     """Return what `test_links` finds after the last epoch."""
     torch.manual_seed(seed)
@@ -213,11 +251,10 @@ def train(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tuple[fl
         parallel = DistributedDataParallel(RetrievalLoss(model, args.temperature))
         optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
-        def scores() -> Tensor:
-            users, items = (
+        def embeddings() -> list[Tensor]:
+            return [
                 all_embeddings(model, loaders.everybody[t], t, sizes[t]) for t in ("user", "item")
-            )
-            return users @ items.T
+            ]
 
         for epoch in range(1, args.epochs + 1):
             title = f"seed {seed}, epoch {epoch:2d}/{args.epochs}"
@@ -228,7 +265,8 @@ def train(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tuple[fl
                 loss = train_epoch(pairs, parallel, optimizer, bar)
             if epoch % args.judge_every and epoch < args.epochs:
                 continue
-            recall, ndcg = rank_items(scores(), dataset, VAL)
+            users, items = embeddings()
+            recall, ndcg = rank_items(users @ items.T, dataset, VAL)
             curve.append((epoch, loss, recall))
             if is_first:
                 print(
@@ -236,7 +274,13 @@ def train(args: argparse.Namespace, dataset: DistDataset, seed: int) -> tuple[fl
                     f"NDCG@20 {ndcg:.4f}",
                     flush=True,
                 )
-        result = test_links(scores(), dataset)
+        users, items = embeddings()
+    result = test_links(users @ items.T, dataset)
+    if args.nearest == "faiss":
+        recall, ndcg = rank_nearest(users, items, dataset, args.faiss_index)
+        if is_first:
+            how = f"by faiss {args.faiss_index}"
+            print(f"{title}  {how}: test recall@20 {recall:.4f}  NDCG@20 {ndcg:.4f}", flush=True)
     if is_first and seed == args.seeds[0]:
         draw_curve(args, curve)
     return result

@@ -101,7 +101,7 @@ class RankExchange:
             receive: Rows from each rank.
             out: ``[sum(receive), ...]``, memory for what comes; None: it is taken afresh.
         """
-        device = torch.device(self._device) if self._device else rows.device
+        device = self._place(rows)
         came = out
         if came is None or came.device.type != device.type:
             came = torch.empty((sum(receive), *rows.shape[1:]), dtype=rows.dtype, device=device)
@@ -112,6 +112,15 @@ class RankExchange:
             )  # fmt: skip
         return came.to(rows.device) if out is None or out is came else out.copy_(came)
 
+    def _place(self, rows: Tensor) -> torch.device:
+        """Return where the backend reads and writes; rows that lie on a device of its stay there.
+
+        A rank need not have made the device of its rows the current one.
+        """
+        if self._device is None or rows.device.type == self._device:
+            return rows.device
+        return torch.device(self._device)
+
     def swap_counts(self, send: Sequence[int]) -> list[int]:
         """Return how many rows each rank sends here, given how many go to each."""
         if self.size == 1:
@@ -121,7 +130,7 @@ class RankExchange:
 
     def add_up(self, values: Tensor) -> Tensor:
         """Do what `total` does, without a gradient."""
-        out = values.detach().clone().to(self._device or values.device)
+        out = values.detach().clone().to(self._place(values))
         with named_failures(self._doing):
             dist.all_reduce(out, group=self._group)
         return out.to(values.device)

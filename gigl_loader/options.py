@@ -320,7 +320,9 @@ def check_reconnect(seconds: float) -> None:
         raise ConfigError(f"reconnect_timeout must be seconds >= 0, got {seconds!r}")
 
 
-_NOT_OF_BATCHES = ("in_order", "timeout_s", "max_restarts", "reconnect_timeout_s", "cache")
+_NOT_OF_BATCHES = (
+    "in_order", "timeout_s", "max_restarts", "reconnect_timeout_s", "cache", "asks_for_rows",
+)  # fmt: skip
 """Fields of `EpochOptions` that may differ between ranks which share batches."""
 
 
@@ -349,6 +351,9 @@ class EpochOptions:
     """Seconds that a storage server may be away before that is an error; 0: it is one at once."""
     cache: "CacheOptions | None" = None
     """Of a graph store: rows that the compute process keeps; batches then travel without rows."""
+    asks_for_rows: bool = False
+    """Of a graph store: the compute process asks the owners for rows that a sampling server would
+    have to ask other machines for, so that none leaves a server twice."""
 
     def of_batches(self) -> dict[str, str]:
         """Return what the content of a batch depends on, as texts by name."""

@@ -6,13 +6,18 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # before torch is imported, here and in all that is started: its threads sleep while they wait for
 # each other, as on a busy machine they would spin for most of a test's processor time
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-settings.register_profile("gigl_loader", deadline=None, print_blob=True)
+settings.register_profile(
+    "gigl_loader",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],  # by the clock: a busy machine would fail it
+)
 settings.load_profile("gigl_loader")
 
 

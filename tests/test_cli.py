@@ -53,7 +53,7 @@ def test_certificates_and_tokens(
     capsys.readouterr()
     assert cli.main(["token"]) == 0
     token = capsys.readouterr().out.strip()
-    Security.resolve(token=token).check_listener("10.0.0.1", loopback=False)
+    Security.resolve(token=token).check_listener("10.0.0.1")
 
 
 def test_a_probe_of_a_closed_port_ends_at_once_and_imports_little() -> None:
@@ -61,12 +61,13 @@ def test_a_probe_of_a_closed_port_ends_at_once_and_imports_little() -> None:
         "import sys; from gigl_loader import cli; code = cli.main(['status', sys.argv[1]]); "
         "assert not {'torch', 'numba'} & set(sys.modules); sys.exit(code)"
     )
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
-    asked = subprocess.run(
-        [sys.executable, "-c", script, f"127.0.0.1:{port}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    with socket.socket() as taken:  # nobody listens, and nobody else gets the port meanwhile
+        taken.bind(("127.0.0.1", 0))
+        asked = subprocess.run(
+            [sys.executable, "-c", script, f"127.0.0.1:{taken.getsockname()[1]}"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
     assert asked.returncode == 3, asked.stderr
     answer = json.loads(asked.stdout)
     assert answer["health"] == "not listening"

@@ -327,6 +327,13 @@ def _ids_of(rows: Rows) -> Tensor | None:
     return None if rows.whole else torch.arange(rows.values.size(0)) + rows.first
 
 
+def row_order(view: PartitionView) -> dict[NodeType, Tensor]:
+    """Return `Pieces.row_order` of a partition."""
+    of_nodes = {**view.node_labels, **view.node_features}
+    found = {node_type: _ids_of(rows) for node_type, rows in of_nodes.items()}
+    return {t: ids for t, ids in found.items() if ids is not None and bool((ids.diff() < 0).any())}
+
+
 # --- write ----------------------------------------------------------------------------------------
 
 
@@ -376,7 +383,7 @@ class MappedWriter:
             for key, rows in by_key.items():
                 node_type, name = (key, "") if isinstance(key, str) else key
                 where = f"{kind}/{node_type}/{name}" if name else f"{kind}/{node_type}"
-                _write_rows(lookups, where, node_type, rows)
+                _write_rows(lookups, where, node_type, rows, pieces.row_order.get(node_type))
         of_edges: list[tuple[str, dict[Any, FeaturePartitionData]]] = [
             ("edge_features", pieces.edge_features), ("edge_attributes", with_weights(pieces)),
         ]  # fmt: skip
@@ -469,14 +476,19 @@ def _write_values(lookups: _Lookups, where: str, values: Tensor) -> None:
     write_array(lookups.folder, lookups.part, name, array, dtype_name(values.dtype))
 
 
-def _write_rows(lookups: _Lookups, where: str, node_type: NodeType, rows: Rows) -> None:
-    ids, values = _ids_of(rows), rows.values
-    if ids is not None and ids.numel() and int(ids.max()) - int(ids.min()) + 1 == ids.numel():
+def _write_rows(
+    lookups: _Lookups, where: str, node_type: NodeType, rows: Rows, order: Tensor | None
+) -> None:
+    ids, values, index = _ids_of(rows), rows.values, rows.index
+    if order is not None:
+        values = values[rows.locate(order)]
+        index = torch.full((len(order) if index is None else len(index),), -1)
+        index[order] = torch.arange(len(order))
+    elif ids is not None and ids.numel() and int(ids.max()) - int(ids.min()) + 1 == ids.numel():
         lookups.part.ranges[where] = {"first": int(ids.min())}
-        values = values[torch.argsort(ids)]
-    elif rows.index is not None:
-        narrow = rows.values.size(0) <= _INT32_IDS
-        index = rows.index.to(torch.int32) if narrow else rows.index
+        values, index = values[torch.argsort(ids)], None
+    if index is not None:
+        index = index.to(torch.int32) if len(values) <= _INT32_IDS else index
         lookups.add(where, node_type, index, "index")
     _write_values(lookups, where, values)
     if rows.scales is not None:

@@ -57,6 +57,9 @@ class Pieces:
     edge_attributes: dict[tuple[EdgeType, str], FeaturePartitionData] = field(default_factory=dict)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
     """Over all partitions, where that is known."""
+    row_order: dict[NodeType, Tensor] = field(default_factory=dict)
+    """By node type: the ids that this partition owns, in the order in which their rows are to be
+    stored; types that are not named: ascending."""
 
 
 def is_labeled_homogeneous(num_nodes: dict[NodeType, int], edge_types: list[EdgeType]) -> bool:

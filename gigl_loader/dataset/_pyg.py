@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -48,6 +48,10 @@ _OF_NODES = ("feat", "pos", "node_type", "n_id", "batch")
 Labels = Tensor | tuple[Tensor, Tensor | None]
 """Positive label edges, or positives and negatives: ``[2, n]`` int64, anchors first."""
 Supervision = Labels | Mapping[EdgeType, Labels]
+
+
+RowOrder = Literal["ids", "degree"]
+"""In which order rows of nodes are stored: see `partition_graph`."""
 
 
 @dataclass
@@ -286,11 +290,12 @@ class Cutter:
 
     def __init__(
         self, source: Source, node_books: dict[NodeType, Book], edge_dir: EdgeDir,
-        num_partitions: int,
+        num_partitions: int, order: RowOrder = "ids",
     ) -> None:  # fmt: skip
         self._source, self._edge_dir, self._count = source, edge_dir, num_partitions
         self.node_books = node_books
         self._owners: dict[EdgeType, Tensor] = {}
+        self._uses = _neighbor_degrees(source, edge_dir) if order == "degree" else {}
         self.edge_books: dict[EdgeType, Book] = {}
         if num_partitions == 1:
             return
@@ -346,6 +351,10 @@ class Cutter:
         source, mine = self._source, None
         if self._count > 1:
             mine = owned_ids(self.node_books[node_type], pieces.partition_idx)
+        if node_type in self._uses:
+            uses = self._uses[node_type] if mine is None else self._uses[node_type][mine]
+            order = torch.argsort(uses, descending=True, stable=True)
+            pieces.row_order[node_type] = order if mine is None else mine[order]
         if node_type in source.node_features:
             scales = source.feature_scales.get(node_type)
             pieces.node_features[node_type] = _take(source.node_features[node_type], mine, scales)
@@ -360,6 +369,18 @@ class Cutter:
                 if mine is not None:
                     ids = ids[self.node_books[node_type].owner(ids) == pieces.partition_idx]
                 pieces.splits.setdefault(split, {})[node_type] = ids
+
+
+def _neighbor_degrees(source: Source, edge_dir: EdgeDir) -> dict[NodeType, Tensor]:
+    """Return by type, ``[num_nodes]`` int64: edges that lead to each node as a neighbour."""
+    end, found = 1 - expanded_end(edge_dir), {}
+    for node_type, count in source.num_nodes.items():
+        found[node_type] = torch.zeros(count, dtype=torch.int64)
+    for edge_type, part in source.edges.items():
+        node_type = (edge_type[0], edge_type[2])[end]
+        count = source.num_nodes[node_type]
+        found[node_type] += torch.bincount(part.edge_index[end], minlength=count)
+    return found
 
 
 def _take(values: Tensor, ids: Tensor | None, scales: Tensor | None = None) -> FeaturePartitionData:

@@ -35,6 +35,7 @@ from gigl_loader.dataset._disk import (
     write_partition,
 )
 from gigl_loader.dataset._mapped import is_mapped_format
+from gigl_loader.dataset._mapped_io import MappedPart, row_order
 from gigl_loader.dataset._pieces import SPLITS, Pieces
 from gigl_loader.dataset._pyg import read_pyg
 from gigl_loader.dataset._target import check_target
@@ -337,9 +338,16 @@ def split_partitions(
             _collect(folder / f"part{partition_idx}" / EXTRAS_DIR, plan, spill, partition_idx)
         _finish(root, folder, pieces, plan, label_types)
         if mapped:
-            shares = (read_partition(folder, index, None) for index in range(count))
+            shares = (_share(root, folder, index) for index in range(count))
             made = {"method": "split_partitions", "seed": plan.seed}
             write_mapped(new, shares, original_ids_of=root, **made)
+
+
+def _share(root: Path, folder: Path, partition_idx: int) -> Pieces:
+    """Return a partition that was split, its rows to be stored in the order that they had."""
+    pieces = read_partition(folder, partition_idx, None)
+    pieces.row_order = row_order(MappedPart(root, partition_idx, "mapped").view())
+    return pieces
 
 
 def _split_pieces(pieces: Pieces, plan: _Plan, spill: Path) -> None:

@@ -143,6 +143,7 @@ class ChunkReader:
                     ahead = pool.submit(self._read, step, reads, step in done)
                 if chunk is not None:
                     yield chunk
+                del chunk  # its memory is free before the next but one is read
 
     def _read(self, index: int, reads: Reads, done: bool) -> Chunk | None:
         start, stop = self.bounds(index)

@@ -17,7 +17,8 @@ from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
-from gigl_loader.inference.layers import LayerFunction, layers_of
+from gigl_loader.inference.kept import KeptTensors
+from gigl_loader.inference.layers import Layer, LayerFunction, layers_of
 from gigl_loader.inference.parquet import ParquetRows, check_parquet
 from gigl_loader.inference.progress import ProgressLine
 from gigl_loader.inference.results import Results, model_digest
@@ -64,7 +65,8 @@ def full_graph_inference(
     destination rows, and what it gives is written to a file before the next one reads it. All ranks
     call this together; rows of neighbours that other ranks computed come by ``all_to_all``, chunk
     by chunk. Of a graph store, the servers send edges and features, and each compute process
-    computes a range of the nodes.
+    computes a range of the nodes; it keeps the edges that came for the layers after the first one,
+    in memory, or with ``out`` in a file there that is gone with the process.
 
     With ``out``, a run that was killed goes on where it was when it is started again in the same
     way: finished chunks are kept, if a digest says that they are whole.
@@ -124,6 +126,8 @@ def full_graph_inference(
     line = ProgressLine(len(layers) * run.num_rows, shown=shown)
     with ExitStack() as stack:
         results = _results(graph, exchange.rank, out, identity, stack)
+        if isinstance(graph, StoredGraph):
+            _keep_edges(graph, layers, out, stack)
         files = _parquet_files(results, graph, batch_size, stack) if format == "parquet" else {}
         values = run.compute(results, files, line)
     found = {
@@ -194,6 +198,16 @@ def _results(
         found[name] = Results(folder, rank, own, identity)
         stack.callback(found[name].close)
     return found
+
+
+def _keep_edges(graph: StoredGraph, layers: list[Layer], out: Any, stack: ExitStack) -> None:
+    norms = {norm for layer in layers for norm in layer.norms.values()}
+    if len(layers) + len(norms) < 2:  # edges are read once
+        return
+    kept = KeptTensors(None if out is None else Path(out))
+    stack.callback(kept.close)
+    weight = any(layer.weight for layer in layers) or any(norm.weighted for norm in norms)
+    graph.keep_edges(kept, weight=weight, attr=any(layer.attr for layer in layers))
 
 
 def _parquet_files(

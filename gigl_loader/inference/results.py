@@ -13,6 +13,7 @@ A folder (one for each node type on a heterogeneous graph) holds, for each rank 
 import hashlib
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ class Results:
         np.save(self._path(".ids.npy"), ids.numpy())
         self._read_log()
         self._log = open(self._path(".log"), "a")  # noqa: SIM115 - closed by close()
+        if self._cut_off:
+            self._log.write("\n")
 
     def _path(self, ending: str) -> Path:
         assert self._folder is not None
@@ -67,11 +70,15 @@ class Results:
                     f"{path} is of a run that differs in {changed}: give out= another folder, or "
                     "remove this one"
                 )
-        path.write_text(json.dumps(identity, indent=1) + "\n")
+        half = path.with_suffix(".json.half")
+        half.write_text(json.dumps(identity, indent=1) + "\n")
+        os.replace(half, path)  # a run that is killed leaves all of it or nothing
 
     def _read_log(self) -> None:
         path = self._path(".log")
-        for line in path.read_text().splitlines() if path.exists() else ():
+        text = path.read_text() if path.exists() else ""
+        self._cut_off = bool(text) and not text.endswith("\n")
+        for line in text.splitlines():
             words = line.split()
             if len(words) != 4 or words[3] != "ok":  # the last line may be cut off
                 continue

@@ -19,10 +19,15 @@ from gigl_loader.inference.progress import ProgressLine
 from gigl_loader.inference.results import Results
 from gigl_loader.inference.rows import OwnedRows, RowSource
 from gigl_loader.inference.sources import GraphSource
+from gigl_loader.memory.freed import give_back_freed
 from gigl_loader.memory.tensors import dtype_name, dtype_named
 
 KEPT_DTYPES = (torch.float16, torch.float32, torch.float64)
 """What rows may be kept as."""
+
+_GIVE_BACK_EVERY = 16
+"""Chunks after which freed memory goes back to the kernel: their small arrays are spread over the
+heaps of two threads, and what malloc keeps of them was 25 MiB more than all of a chunk."""
 
 _Shape = tuple[int, str]
 """Width and dtype of rows."""
@@ -52,6 +57,7 @@ class LayerRun:
             for name in sorted(graph.owners.own)
         }
         self._degrees: dict[Norm, OwnedRows] = {}
+        self._chunks_since_freed = 0
 
     @property
     def num_rows(self) -> int:
@@ -69,6 +75,7 @@ class LayerRun:
             files: Parquet files for the last layer, by type.
             line: Shows how far it is.
         """
+        give_back_freed()  # of all that was worked out before
         first, found = self._resume(results)
         line.skip(first * self.num_rows)
         sources: Mapping[NodeType, RowSource] = self._graph.features()
@@ -148,6 +155,8 @@ class LayerRun:
                 if file is not None and index == last:
                     file.advance(rows, chunk.stop)
             line.add(chunk.num_dst, f"layer {index + 1} of {last + 1}")
+            del chunk, found  # what they hold is free before the next but one is read
+            self._give_back()
         if nothing and not results.has_nothing(index):
             results.note_nothing(index)
         # also the point at which every rank has finished reading the layer before
@@ -156,6 +165,12 @@ class LayerRun:
         if rows is None and shape is not None:  # this rank has no node of the type
             rows = results.create(index, shape[0], dtype_named(shape[1]), last=index == last)
         return rows
+
+    def _give_back(self) -> None:
+        self._chunks_since_freed += 1
+        if self._chunks_since_freed >= _GIVE_BACK_EVERY:
+            self._chunks_since_freed = 0
+            give_back_freed()
 
     def _reads(self, layer: Layer, name: NodeType, sources: Mapping[NodeType, RowSource]) -> Reads:
         norms = {norm for norm in layer.norms.values() if norm.edge_type[2] == name}
@@ -184,12 +199,14 @@ class LayerRun:
                 tensors: list[Tensor] = []
                 waiting.append(self._prepared(chunk, ids=layer.ids))
                 waiting[-1].map(tensors.append)
+                del chunk
                 yield tensors
+                del tensors
 
         with torch.no_grad():
             for tensors in DevicePrefetcher(parts(), self._device):
-                there = iter(tensors)
-                yield waiting.pop(0).map(lambda _, there=there: next(there))
+                yield _filled(waiting.pop(0), tensors)
+                del tensors
 
     def _prepared(self, chunk: Chunk, *, ids: bool) -> Chunk:
         """Return a chunk in the dtype of the layers, ready to be copied."""
@@ -209,6 +226,11 @@ class LayerRun:
         if (self._kept_dtype or found.dtype) not in KEPT_DTYPES:
             raise ConfigError(f"{layer.name} returned {found.dtype}: choose dtype=torch.float32")
         return found.detach().to("cpu", self._kept_dtype or found.dtype)
+
+
+def _filled(chunk: Chunk, tensors: list[Tensor]) -> Chunk:
+    there = iter(tensors)
+    return chunk.map(lambda _: next(there))
 
 
 def _shape(rows: Tensor | None) -> _Shape | None:

@@ -20,6 +20,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.graph import message_types
+from gigl_loader.inference.kept import KeptTensors
 from gigl_loader.inference.results import tensor_digest
 from gigl_loader.inference.rows import OwnedRows, Owners, RowSource, StoredRows
 from gigl_loader.inference.shares import NodeShares
@@ -27,7 +28,7 @@ from gigl_loader.remote.dataset import RemoteDistDataset
 
 _SAMPLE_ROWS = 4096
 """Rows that tell one graph from another."""
-_PIECE = 1 << 20
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,15 @@ class PartitionGraph:
 
     def features(self) -> dict[NodeType, RowSource]:
         """See `GraphSource`."""
-        return {
-            name: OwnedRows(rows.values, rows.locate(self.owners.own[name]), rows.scales)
-            for name, rows in self._view.node_features.items()
-        }
+        return {name: self._own_rows(name) for name in self._view.node_features}
+
+    def _own_rows(self, name: NodeType) -> OwnedRows:
+        rows, own = self._view.node_features[name], self.owners.own[name]
+        places = rows.locate(own)
+        first, count = (int(places[0]) if len(places) else 0), len(places)
+        if torch.equal(places, torch.arange(first, first + count)):  # 8 bytes a node saved
+            return OwnedRows(rows.values[first : first + count], None, rows.scales)
+        return OwnedRows(rows.values, places, rows.scales)
 
     def digest(self) -> str:
         """See `GraphSource`."""
@@ -186,7 +192,20 @@ class StoredGraph:
             for edge_type, name in self._names.items()
             if dataset.lookup.edges(name, nothing, weights=True).weights is not None
         }
-        self.owners: Owners = RangeShares(dataset.fetch_num_nodes(), exchange)
+        self._num_nodes = dataset.fetch_num_nodes()
+        self.owners: Owners = RangeShares(self._num_nodes, exchange)
+        self._kept: KeptTensors | None = None
+        self._kept_parts = False, False
+
+    def keep_edges(self, kept: KeptTensors, *, weight: bool, attr: bool) -> None:
+        """Keep edges that are fetched from now on.
+
+        Args:
+            kept: Where.
+            weight: Whether any layer reads weights: they come with the edges then.
+            attr: Whether any reads features of edges.
+        """
+        self._kept, self._kept_parts = kept, (weight, attr)
 
     def _message_types(self) -> dict[EdgeType, EdgeType]:
         if not self.is_heterogeneous:
@@ -198,6 +217,23 @@ class StoredGraph:
 
     def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> Edges:
         """See `GraphSource`; not collective."""
+        if self._kept is None or not ids.numel():
+            parts = self._fetch(edge_type, ids, weight, attr)
+        else:  # a chunk is a range of ids
+            key = edge_type, int(ids[0]), ids.numel()
+            parts = self._kept.get(key, lambda: self._fetch(edge_type, ids, *self._kept_parts))
+        sources, counts, weights, rows = parts
+        assert sources is not None
+        assert counts is not None
+        targets = torch.repeat_interleave(torch.arange(ids.numel()), counts.long())
+        return Edges(
+            sources.long(), targets, weights if weight else None, rows if attr else None
+        )  # fmt: skip
+
+    def _fetch(
+        self, edge_type: EdgeType, ids: Tensor, weight: bool, attr: bool
+    ) -> list[Tensor | None]:
+        """Return sources and counts (in half of the bytes, where they fit), weights, features."""
         name = self._names[edge_type]
         attr = attr and edge_type in self.with_attr
         found = self._dataset.lookup.edges(name, ids, weights=weight, edge_ids=attr)
@@ -206,8 +242,9 @@ class StoredGraph:
             if found.edge_ids is None:
                 raise ConfigError(f"the edges {name} have no ids to look their features up by")
             rows = self._dataset.lookup.rows("edge_features", name, found.edge_ids)
-        targets = torch.repeat_interleave(torch.arange(ids.numel()), found.counts)
-        return Edges(found.sources, targets, found.weights, rows)
+        few = self._num_nodes[edge_type[0]] <= torch.iinfo(torch.int32).max
+        sources = found.sources.int() if few else found.sources
+        return [sources, found.counts.int(), found.weights, rows]
 
     def features(self) -> dict[NodeType, RowSource]:
         """See `GraphSource`."""

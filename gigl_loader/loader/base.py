@@ -56,8 +56,9 @@ from gigl_loader.options import EpochOptions, SamplerOptions, parse_size, sample
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION
-from gigl_loader.workers.producer import DistSamplingProducer, seed_or_drawn
+from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.rendezvous import meet_ranks
+from gigl_loader.workers.sampled_input import seed_or_drawn
 
 logger = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BatchTicket, Rece
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
-from gigl_loader.workers.producer import epoch_order, make_plan, view_of
+from gigl_loader.workers.sampled_input import epoch_order, make_plan, view_of
 from gigl_loader.workers.schedule import num_batches
 
 logger = logging.getLogger(__name__)

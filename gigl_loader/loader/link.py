@@ -1,6 +1,6 @@
 """`DistABLPLoader`: anchors, their positives and negatives, the neighbourhoods of all of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Unpack
 
@@ -12,8 +12,8 @@ from gigl_loader.collate.link import add_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError
+from gigl_loader.loader.args import LoaderArgs
 from gigl_loader.loader.assemble import (
-    LoaderArgs,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -22,8 +22,9 @@ from gigl_loader.loader.assemble import (
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
 from gigl_loader.loader.inputs import NodeInput
+from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
 from gigl_loader.loader.link_input import link_inputs
-from gigl_loader.loader.neighbor import local_input
+from gigl_loader.loader.neighbor import DistNeighborLoader, local_input
 from gigl_loader.loader.runtime import (
     DistributedContext,
     DistributedRuntimeInfo,
@@ -43,19 +44,13 @@ from gigl_loader.loader.time_input import (
     check_time_given,
 )
 from gigl_loader.message import SampleMessage
-from gigl_loader.options import (
-    DEFAULT_MAX_RESTARTS,
-    DEFAULT_RECONNECT_S,
-    DEFAULT_TIMEOUT_S,
-    ExpansionKeywords,
-    FeatureStoreOptions,
-    SamplerOptions,
-)
+from gigl_loader.options import SamplerOptions
 from gigl_loader.remote.dataset import ABLPInputNodes, RemoteDistDataset
 
 _SAMPLER = "gigl_loader.sampler.link.anchor_sampler"
 
 
+@with_keywords(like=DistNeighborLoader)
 class DistABLPLoader(BaseDistLoader):
     """Yields batches for anchor-based link prediction.
 
@@ -79,41 +74,14 @@ class DistABLPLoader(BaseDistLoader):
         supervision_edge_type: Colocated: what is predicted, ``(anchor type, relation, label
             type)``, or a list of these. None: the default edge type of a labeled-homogeneous
             dataset. Graph store: None, for the input says it.
-        num_workers: As in `DistNeighborLoader`, and so are all that are not named here.
         batch_size: Anchors per batch.
-        pin_memory_device: Where batches go.
-        worker_concurrency: Batches that a worker has under way; with ``exchange="collective"``,
-            this process.
-        prefetch_size: Graph store only.
-        channel_size: Most shared memory of the batches under way.
-        process_start_gap_seconds: None: a rank starts when the one before it is ready.
-        num_cpu_threads: Threads of torch operations of this process.
-        shuffle: Shuffle the anchors every epoch.
-        drop_last: Leave an incomplete last batch out.
-        with_weight: Draw neighbours by edge weight.
         sampler_options: Another sampler, one with ``AnchorRoots``, or again the fanout.
-        context: Deprecated.
-        local_process_rank: Deprecated.
-        local_process_world_size: Deprecated.
-        non_blocking_transfers: Copy to a CUDA device ahead of use.
         use_label_edge_index_output: Labels as one tensor instead of a dict by anchor.
         exclude_supervision: Leave edges of a batch out that are a copy of one of its positives, in
             either direction. True: over all message-passing edge types that connect the two node
             types; a list: over these types only.
-        seed: Decides shuffle and draws.
-        replace: Draw neighbours with replacement.
-        in_order: Yield batches in order.
-        timeout: Seconds without progress before a wait is an error.
-        worker_init_fn: Called in each worker.
-        even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
-        with_edge: Deliver edge ids.
-        device_prefetch: Batches copied ahead to a CUDA device.
-        exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
-        shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
-        remote_cache: Memory for rows of other machines: ``"2GB"`` or ``"20%"`` of them.
-        lookahead: Batches to draw ahead for it; None: as its size asks for.
         input_time: The time of each anchor, which its labels have too; see `DistNeighborLoader`.
-        **expansion: As in `DistNeighborLoader`.
+        **keywords: Those of `gigl_loader.loader.keywords.LoaderKeywords`.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -147,29 +115,21 @@ class DistABLPLoader(BaseDistLoader):
         use_label_edge_index_output: bool = False,
         *,
         exclude_supervision: bool | Sequence[EdgeType] = False,
-        seed: int | None = None,
-        replace: bool = False,
-        in_order: bool = True,
-        timeout: float = DEFAULT_TIMEOUT_S,
-        max_restarts: int = DEFAULT_MAX_RESTARTS,
-        reconnect_timeout: float = DEFAULT_RECONNECT_S,
-        worker_init_fn: Callable[[int], None] | None = None,
-        even_ranks: str | None = None,
-        with_edge: bool | None = None,
-        device_prefetch: int = 2,
-        exchange: str = "workers",
-        shard: str = "machine",
-        feature_store: FeatureStoreOptions | None = None,
-        remote_cache: int | str | None = None,
-        lookahead: int | None = None,
-        weight_attr: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        transform_sampler_output: Callable[[Any], Any] | None = None,
         input_time: TimeInput | None = None,
-        **expansion: Unpack[ExpansionKeywords],
+        **keywords: Unpack[LoaderKeywords],
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
-        args = LoaderArgs.collect(locals())
+        args = LoaderArgs.of(
+            type(self), num_neighbors, num_workers=num_workers, batch_size=batch_size,
+            context=context, local_process_rank=local_process_rank,
+            local_process_world_size=local_process_world_size,
+            pin_memory_device=pin_memory_device, worker_concurrency=worker_concurrency,
+            channel_size=channel_size, prefetch_size=prefetch_size,
+            process_start_gap_seconds=process_start_gap_seconds, num_cpu_threads=num_cpu_threads,
+            shuffle=shuffle, drop_last=drop_last, with_weight=with_weight,
+            sampler_options=sampler_options, non_blocking_transfers=non_blocking_transfers,
+            **keywords,
+        )  # fmt: skip
         check_time_given(input_time, args.expansion)
         if exclude_supervision and args.expansion.in_trees:
             raise ConfigError(

@@ -1,6 +1,6 @@
 """`DistLinkNeighborLoader`: batches seeded by edges, with negatives that are drawn for them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import Any, Unpack
 
@@ -14,8 +14,8 @@ from gigl_loader.collate.edges import add_edge_labels
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType, NodeType
 from gigl_loader.errors import ConfigError
+from gigl_loader.loader.args import LoaderArgs
 from gigl_loader.loader.assemble import (
-    LoaderArgs,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -34,6 +34,8 @@ from gigl_loader.loader.edge_input import (
     weights_of,
 )
 from gigl_loader.loader.inputs import check_servers
+from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
+from gigl_loader.loader.neighbor import DistNeighborLoader
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
 from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.time_input import (
@@ -44,20 +46,14 @@ from gigl_loader.loader.time_input import (
     read_times,
 )
 from gigl_loader.message import IS_HETERO, SampleMessage
-from gigl_loader.options import (
-    DEFAULT_MAX_RESTARTS,
-    DEFAULT_RECONNECT_S,
-    DEFAULT_TIMEOUT_S,
-    ExpansionKeywords,
-    FeatureStoreOptions,
-    SamplerOptions,
-)
+from gigl_loader.options import SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 _TIMES = "edge_label_time"
 _SAMPLER = "gigl_loader.sampler.edges.edge_sampler"
 
 
+@with_keywords(like=DistNeighborLoader)
 class DistLinkNeighborLoader(BaseDistLoader):
     """Yields the neighbourhoods of edges, as PyG's ``LinkNeighborLoader`` does.
 
@@ -81,40 +77,13 @@ class DistLinkNeighborLoader(BaseDistLoader):
         neg_sampling: ``"binary"``, ``"triplet"``, or PyG's `NegativeSampling` with amount and
             weights; None: no negatives.
         neg_sampling_ratio: PyG's older way to say ``NegativeSampling("binary", ratio)``.
-        num_workers: As in `DistNeighborLoader`, and so are all that are not named here.
         batch_size: Seed edges per batch.
-        context: Deprecated.
-        local_process_rank: Deprecated.
-        local_process_world_size: Deprecated.
-        pin_memory_device: Where batches go.
-        worker_concurrency: Batches that a worker has under way; with ``exchange="collective"``,
-            this process.
-        channel_size: Most shared memory of the batches under way.
-        prefetch_size: Graph store only.
-        process_start_gap_seconds: None: a rank starts when the one before it is ready.
-        num_cpu_threads: Threads of torch operations of this process.
-        shuffle: Shuffle the edges every epoch.
-        drop_last: Leave an incomplete last batch out.
-        with_weight: Draw neighbours by edge weight.
         sampler_options: Another sampler, one with ``EdgeRoots``, or again the fanout.
-        non_blocking_transfers: Copy to a CUDA device ahead of use.
         strict: No negative is an edge of the graph; asks the owner of each.
-        seed: Decides shuffle, draws and negatives.
-        replace: Draw neighbours with replacement.
-        in_order: Yield batches in order.
-        timeout: Seconds without progress before a wait is an error.
-        worker_init_fn: Called in each worker.
-        even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
-        with_edge: Deliver edge ids.
-        device_prefetch: Batches copied ahead to a CUDA device.
-        exchange: ``"workers"`` or ``"collective"``: how other partitions are asked.
-        shard: ``"machine"`` or ``"world"``: how batches are split over ranks.
-        remote_cache: Memory for rows of other machines: ``"2GB"`` or ``"20%"`` of them.
-        lookahead: Batches to draw ahead for it; None: as its size asks for.
         edge_label_time: The time of each seed edge, ``[num_edges]`` numbers (by server where the
             edges are): needed with ``time_attr``. Negatives are not later either.
-        **expansion: As in `DistNeighborLoader`. Where trees are disjoint, each end of an edge has
-            its own, and ``batch`` is the place of the edge.
+        **keywords: Those of `gigl_loader.loader.keywords.LoaderKeywords`. Where trees are
+            disjoint, each end of an edge has its own, and ``batch`` is the place of the edge.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -149,29 +118,21 @@ class DistLinkNeighborLoader(BaseDistLoader):
         non_blocking_transfers: bool = True,
         *,
         strict: bool = False,
-        seed: int | None = None,
-        replace: bool = False,
-        in_order: bool = True,
-        timeout: float = DEFAULT_TIMEOUT_S,
-        max_restarts: int = DEFAULT_MAX_RESTARTS,
-        reconnect_timeout: float = DEFAULT_RECONNECT_S,
-        worker_init_fn: Callable[[int], None] | None = None,
-        even_ranks: str | None = None,
-        with_edge: bool | None = None,
-        device_prefetch: int = 2,
-        exchange: str = "workers",
-        shard: str = "machine",
-        feature_store: FeatureStoreOptions | None = None,
-        remote_cache: int | str | None = None,
-        lookahead: int | None = None,
-        weight_attr: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        transform_sampler_output: Callable[[Any], Any] | None = None,
         edge_label_time: TimeInput | None = None,
-        **expansion: Unpack[ExpansionKeywords],
+        **keywords: Unpack[LoaderKeywords],
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
-        args = LoaderArgs.collect(locals())
+        args = LoaderArgs.of(
+            type(self), num_neighbors, num_workers=num_workers, batch_size=batch_size,
+            context=context, local_process_rank=local_process_rank,
+            local_process_world_size=local_process_world_size,
+            pin_memory_device=pin_memory_device, worker_concurrency=worker_concurrency,
+            channel_size=channel_size, prefetch_size=prefetch_size,
+            process_start_gap_seconds=process_start_gap_seconds, num_cpu_threads=num_cpu_threads,
+            shuffle=shuffle, drop_last=drop_last, with_weight=with_weight,
+            sampler_options=sampler_options, non_blocking_transfers=non_blocking_transfers,
+            **keywords,
+        )  # fmt: skip
         check_time_given(edge_label_time, args.expansion, _TIMES)
         if edge_label_time is None and args.expansion.time_attr is not None:
             raise ConfigError(

@@ -1,6 +1,5 @@
 """`DistNeighborLoader`: k-hop neighbourhoods of given nodes, in both deployments."""
 
-from collections.abc import Callable
 from itertools import count
 from typing import Any, ClassVar, Unpack
 
@@ -10,8 +9,8 @@ from torch import Tensor
 from gigl_loader._glt import Dataset, NodeSamplerInput
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import NodeType
+from gigl_loader.loader.args import LoaderArgs
 from gigl_loader.loader.assemble import (
-    LoaderArgs,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -26,6 +25,7 @@ from gigl_loader.loader.inputs import (
     typed_by_server,
     typed_seeds,
 )
+from gigl_loader.loader.keywords import LoaderKeywords, with_keywords
 from gigl_loader.loader.runtime import DistributedContext, runtime_or_alone
 from gigl_loader.loader.sampler_choice import SamplerClass
 from gigl_loader.loader.time_input import (
@@ -35,17 +35,11 @@ from gigl_loader.loader.time_input import (
     check_time_given,
 )
 from gigl_loader.message import INPUT_ID
-from gigl_loader.options import (
-    DEFAULT_MAX_RESTARTS,
-    DEFAULT_RECONNECT_S,
-    DEFAULT_TIMEOUT_S,
-    ExpansionKeywords,
-    FeatureStoreOptions,
-    SamplerOptions,
-)
+from gigl_loader.options import SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 
+@with_keywords()
 class DistNeighborLoader(BaseDistLoader):
     """Yields the sampled k-hop neighbourhoods of batches of seeds as PyG `Data` or `HeteroData`.
 
@@ -84,45 +78,9 @@ class DistNeighborLoader(BaseDistLoader):
         with_weight: Draw neighbours by edge weight.
         sampler_options: Another sampler, or again the fanout.
         non_blocking_transfers: Copy to a CUDA device on a side stream, ahead of use.
-        seed: Decides shuffle and draws. None: drawn once, and logged.
-        replace: Draw neighbours with replacement.
-        in_order: Yield batches in order. False trades order for latency.
-        timeout: Seconds without progress before a wait is an error.
-        max_restarts: Workers that are replaced in an epoch when they die, or make no progress for
-            ``timeout``; the batches stay the same. 0: the first one lost is an error.
-        reconnect_timeout: Graph store: seconds that a storage server may be away, killed and
-            started again or out of reach; the batches stay the same. 0: that is an error at once.
-        worker_init_fn: Called with the worker's number in each worker before it samples.
-        even_ranks: ``"drop"`` or ``"wrap"``: all ranks take the same number of steps.
-        with_edge: Deliver edge ids. None: where there are edge features.
-        device_prefetch: Batches copied ahead to a CUDA device.
-        exchange: Colocated, with several partitions: how they are asked. ``"workers"``: by sampling
-            processes, over connections. ``"collective"``: this process samples ahead in threads,
-            in step with the other ranks, which exchange by ``all_to_all`` of a gloo group; no
-            process, no port. ``timeout`` is then also how long a rank may compute between batches.
-        shard: How batches are split over ranks. ``"machine"``: by seeds, as ``input_nodes`` says.
-            ``"world"``: all ranks are given the seeds of the whole job, whose batches are numbered
-            over all ranks; rank ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what
-            the job has taken, and goes on with any number of ranks.
-        feature_store: A PyG ``FeatureStore`` of one's own, for features that the dataset has not.
-        remote_cache: With workers: memory for rows of other machines, of all with a graph store, as
-            bytes (``"2GB"``, with what it takes to find them) or as a share of these rows
-            (``"20%"``). Batches are drawn ahead, so that those rows are kept that are needed again
-            soonest. The ranks of a machine, and loaders over the same dataset, share it; with a
-            graph store each loader has its own. Where a colocated worker is lost, its loader draws
-            none ahead for the rest of the epoch. None: nothing is kept.
-        lookahead: Batches to draw ahead. None: those that ask for 5 times what the cache holds,
-            after which more would change nothing.
-        weight_attr: Name of the edge attribute to draw by, in place of ``edge_weight``; implies
-            ``with_weight``.
-        transform: Called in this process with each batch; what it returns is yielded in its place.
-        transform_sampler_output: Called in this process with PyG's ``SamplerOutput`` of each batch,
-            before it becomes one; returns it changed. Nothing that was not sampled can be added.
         input_time: The time of each seed, ``[num_seeds]`` numbers; with a graph store by server.
             None: the seeds' own ``time_attr``.
-        **expansion: ``subgraph_type``, ``disjoint``, ``time_attr``, ``temporal_strategy``,
-            ``time_window`` and ``sampler``: see `gigl_loader.options.ExpansionOptions`, and the
-            guide's page on time and subgraphs.
+        **keywords: Those of `gigl_loader.loader.keywords.LoaderKeywords`.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.
@@ -155,29 +113,21 @@ class DistNeighborLoader(BaseDistLoader):
         sampler_options: SamplerOptions | None = None,
         non_blocking_transfers: bool = True,
         *,
-        seed: int | None = None,
-        replace: bool = False,
-        in_order: bool = True,
-        timeout: float = DEFAULT_TIMEOUT_S,
-        max_restarts: int = DEFAULT_MAX_RESTARTS,
-        reconnect_timeout: float = DEFAULT_RECONNECT_S,
-        worker_init_fn: Callable[[int], None] | None = None,
-        even_ranks: str | None = None,
-        with_edge: bool | None = None,
-        device_prefetch: int = 2,
-        exchange: str = "workers",
-        shard: str = "machine",
-        feature_store: FeatureStoreOptions | None = None,
-        remote_cache: int | str | None = None,
-        lookahead: int | None = None,
-        weight_attr: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        transform_sampler_output: Callable[[Any], Any] | None = None,
         input_time: TimeInput | None = None,
-        **expansion: Unpack[ExpansionKeywords],
+        **keywords: Unpack[LoaderKeywords],
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
-        args = LoaderArgs.collect(locals())
+        args = LoaderArgs.of(
+            type(self), num_neighbors, num_workers=num_workers, batch_size=batch_size,
+            context=context, local_process_rank=local_process_rank,
+            local_process_world_size=local_process_world_size,
+            pin_memory_device=pin_memory_device, worker_concurrency=worker_concurrency,
+            channel_size=channel_size, prefetch_size=prefetch_size,
+            process_start_gap_seconds=process_start_gap_seconds, num_cpu_threads=num_cpu_threads,
+            shuffle=shuffle, drop_last=drop_last, with_weight=with_weight,
+            sampler_options=sampler_options, non_blocking_transfers=non_blocking_transfers,
+            **keywords,
+        )  # fmt: skip
         check_time_given(input_time, args.expansion)
         runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:

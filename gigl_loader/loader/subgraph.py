@@ -1,16 +1,19 @@
 """`DistSubGraphLoader`: the subgraph induced by a neighbourhood, as graphlearn-torch has it."""
 
 from itertools import count
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 from gigl_loader._glt import Dataset
 from gigl_loader.loader.config import NumNeighbors
 from gigl_loader.loader.inputs import NodeInput
+from gigl_loader.loader.keywords import AllKeywords, with_keywords
 from gigl_loader.loader.neighbor import DistNeighborLoader
 from gigl_loader.loader.sampler_choice import SamplerClass
+from gigl_loader.loader.time_input import TimeInput
 from gigl_loader.remote.dataset import RemoteDistDataset
 
 
+@with_keywords(like=DistNeighborLoader, subgraph_type="induced")
 class DistSubGraphLoader(DistNeighborLoader):
     """Yields all edges between the nodes of a k-hop neighbourhood, whoever owns them.
 
@@ -38,9 +41,10 @@ class DistSubGraphLoader(DistNeighborLoader):
         dataset: Dataset | RemoteDistDataset,
         input_nodes: NodeInput | None = None,
         num_neighbors: NumNeighbors | None = None,
-        **keywords: Any,
+        *,
+        input_time: TimeInput | None = None,
+        **keywords: Unpack[AllKeywords],
     ) -> None:
         fanout = [0] if num_neighbors is None else num_neighbors
-        super().__init__(
-            dataset, fanout, input_nodes, **{"subgraph_type": "induced", **keywords}
-        )  # fmt: skip
+        keywords.setdefault("subgraph_type", "induced")
+        super().__init__(dataset, fanout, input_nodes, input_time=input_time, **keywords)

@@ -1,14 +1,17 @@
 """Measures what work costs on this machine.
 
-Loading is timed in this process (``num_workers=0``), over a random graph that does not fit into the
-processor's caches, with batches of different fanouts and widths; the cost of a batch, an edge, a
-node and a byte are the non-negative ones that explain the times best. The transport is timed
-between two processes.
+Three steps, each of which counts what the ones before it left over. Sampling and reading alone: in
+as many processes at once as there are ranks (``num_workers=0``), over a random graph, with batches
+of different fanouts and widths. Asking other partitions, and keeping their rows: two ranks with
+workers. Delivering batches: two storage servers and two ranks. The cost of an edge, a node, a row
+and a byte are the non-negative ones that explain the CPU seconds best. The transport is timed
+between two processes. What a process holds before there is a graph is read of the same ones.
 """
 
 import multiprocessing
 import platform
 import statistics
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,79 +27,122 @@ import torch
 
 from gigl_loader.errors import PeerError
 from gigl_loader.memory.segments import Array
+from gigl_loader.plan import cluster
+from gigl_loader.plan.cluster import Kind, Took
 from gigl_loader.plan.costs import Costs
 from gigl_loader.transport import Caller, Listener, Method, Security
 from gigl_loader.transport.certs import token
 
-_NODES, _DEGREE, _WIDTH = 400_000, 16, 128
+_NODES, _DEGREE = 500_000, 16
+_WIDTHS = (0, 16, 128)
+"""Columns of float32 in each of the graphs that batches are taken of."""
+_FANOUTS, _BATCH_SIZE, _CACHE = (15, 10), 1024, 0.2
 _CASES: tuple[tuple[list[int], int, bool], ...] = (
-    ([1], 64, False), ([15, 10], 256, False), ([15, 10], 256, True), ([4, 2], 1024, True),
+    ([1], 64, False), ([15, 10], 1024, False), ([15, 10], 1024, True), ([4, 2], 1024, True),
     ([5], 1024, False), ([5], 1024, True),
 )  # fmt: skip
-"""Fanouts, batch size, and whether there are features."""
+"""Of sampling alone: fanouts, batch size, and whether there are features."""
 _REPLY_BYTES, _AHEAD = 8_000_000, 4
 _WAIT_S = 60.0
+_ALONE_S = 300.0
 
 
 def calibrate(rounds: int = 3, say: Callable[[str], None] = lambda line: None) -> Costs:
-    """Return what work costs on this machine; takes about a minute.
+    """Return what work costs on this machine; takes about two minutes.
 
     Args:
-        rounds: How often everything is measured; the spread is that of the rounds.
+        rounds: How often sampling and the transport are measured; the spread is that of the rounds.
         say: Called with a line for each step.
     """
-    say(f"a graph of {_NODES:,} nodes and {_NODES * _DEGREE:,} edges")
-    plain, featured = _datasets()
-    loading, wires = [], []
-    for number in range(rounds):
-        say(f"round {number + 1} of {rounds}")
-        loading.append(_loading_costs(plain, featured))
-        wires.append([_wire_costs(security) for security in _securities()])
-    middle = [statistics.median(column) for column in zip(*loading, strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        say(f"graphs of {_NODES:,} nodes and {_NODES * _DEGREE:,} edges")
+        roots = {width: _write_graph(width, Path(folder, str(width))) for width in _WIDTHS}
+        say(f"sampling alone, {rounds} rounds in {cluster.RANKS} processes at once")
+        alone = _alone(rounds, roots)
+        sampling = [statistics.median(column) for column in zip(*alone, strict=True)]
+        say("asking other partitions, with and without a cache")
+        asking = asking_costs(sampling, _measure_asking(roots))
+        say("delivering batches from storage servers")
+        found = _measure_delivering(roots)
+        delivering = delivering_costs(sampling, asking["asked_edge_s"], found)
+    say("the transport")
+    wires = [[_wire_costs(security) for security in _securities()] for _ in range(rounds)]
     plain_s, tls_s = (statistics.median(column) for column in zip(*wires, strict=True))
     return Costs(
         machine=f"{_processor()}, {platform.system()} {platform.release()}",
         date=date.today().isoformat(),
-        batch_s=middle[0], edge_s=middle[1], node_s=middle[2], row_byte_s=middle[3],
-        plain_s_per_gb=plain_s, tls_s_per_gb=tls_s,
-        process_bytes=float(_resident_bytes()), worker_bytes=_WORKER_BYTES,
-        spread=_spread(loading),
+        **dict(zip(_SAMPLING, sampling, strict=True)), **asking, **delivering,
+        plain_s_per_gb=plain_s, tls_s_per_gb=tls_s, link_s_per_gb=0.0,
+        **dict(zip(_MEMORY, cluster.idle_bytes(), strict=True)), spread=_spread(alone),
     )  # fmt: skip
 
 
-_WORKER_BYTES = 45e6
-"""A worker does without torch, and shares the graph: what it has of its own varies little."""
+_MEMORY = ("process_bytes", "supervisor_bytes", "worker_bytes", "library_bytes")
+_SAMPLING = ("batch_s", "edge_s", "node_s", "row_byte_s")
 
 
-def _spread(loading: list[list[float]]) -> float:
+def _spread(alone: list[list[float]]) -> float:
     """Return half the range of what a usual batch costs, over its median."""
-    usual = [c[0] + c[1] * 80_000 + c[2] * 60_000 + c[3] * 60_000 * 400 for c in loading]
+    usual = [c[0] + c[1] * 80_000 + c[2] * 60_000 + c[3] * 60_000 * 400 for c in alone]
     return (max(usual) - min(usual)) / 2 / statistics.median(usual)
 
 
-# --- loading --------------------------------------------------------------------------------------
+# --- sampling alone -------------------------------------------------------------------------------
 
 
-def _datasets() -> tuple[Any, Any]:
+def _write_graph(width: int, root: Path) -> str:
+    """Partition a random graph, one part for each rank."""
+    from torch_geometric.data import Data
+
+    from gigl_loader.dataset.partition import partition_graph
+
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(0, _NODES, (2, _NODES * _DEGREE), generator=generator)
+    data = Data(edge_index=edge_index, num_nodes=_NODES)
+    if width:
+        data.x = torch.ones(_NODES, width)
+    partition_graph(data, cluster.RANKS, root, method="random", progress=False)
+    return str(root)
+
+
+def _alone(rounds: int, roots: dict[int, str]) -> list[list[float]]:
+    """Return for each round the costs of sampling, measured in processes that run at once.
+
+    Cores that share memory, or a core, are slower when all of them work.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(cluster.RANKS) as pool:
+        found = pool.starmap_async(_loading_costs, [(rounds,)] * cluster.RANKS)
+        each: list[list[list[float]]] = found.get(_ALONE_S)
+    return [np.mean(costs, axis=0).tolist() for costs in zip(*each, strict=True)]
+
+
+def _loading_costs(rounds: int) -> list[list[float]]:
+    """Return of each round the CPU seconds of a batch, an edge, a node and a byte of a row."""
+    plain, featured = _whole(0), _whole(_WIDTHS[-1])
+    found = []
+    for _ in range(rounds):
+        rows, seconds = [], []
+        for fanouts, batch_size, with_rows in _CASES:
+            dataset = featured if with_rows else plain
+            took, nodes, edges = _time_batches(dataset, fanouts, batch_size)
+            rows.append([1.0, edges, nodes, nodes * _WIDTHS[-1] * 4.0 * with_rows])
+            seconds.append(took)
+        found.append([float(cost) for cost in non_negative(np.array(rows), np.array(seconds))])
+    return found
+
+
+def _whole(width: int) -> Any:
     from torch_geometric.data import Data
 
     from gigl_loader.dataset.local import DistDataset
 
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(0, _NODES, (2, _NODES * _DEGREE), generator=generator)
-    x = torch.ones(_NODES, _WIDTH)
-    graph = Data(edge_index=edge_index, num_nodes=_NODES)
-    return DistDataset.from_pyg(graph), DistDataset.from_pyg(Data(x=x, edge_index=edge_index))
-
-
-def _loading_costs(plain: Any, featured: Any) -> list[float]:
-    """Return CPU seconds of a batch, an edge, a node and a byte of a row."""
-    rows, seconds = [], []
-    for fanouts, batch_size, with_rows in _CASES:
-        took, nodes, edges = _time_batches(featured if with_rows else plain, fanouts, batch_size)
-        rows.append([1.0, edges, nodes, nodes * _WIDTH * 4.0 * with_rows])
-        seconds.append(took)
-    return [float(cost) for cost in non_negative(np.array(rows), np.array(seconds))]
+    data = Data(edge_index=edge_index, num_nodes=_NODES)
+    if width:
+        data.x = torch.ones(_NODES, width)
+    return DistDataset.from_pyg(data)
 
 
 def _time_batches(dataset: Any, fanouts: list[int], batch_size: int) -> tuple[float, float, float]:
@@ -140,6 +187,99 @@ def non_negative(rows: Array, seconds: Array) -> Array:
             best, found = error, np.zeros(kinds)
             found[columns] = part
     return found
+
+
+# --- a little cluster -----------------------------------------------------------------------------
+
+
+def _measure_asking(roots: dict[int, str]) -> list[Took]:
+    """Take batches of each width, then of each that has rows with a cache."""
+    kinds = [Kind(roots[width], _FANOUTS, _BATCH_SIZE) for width in _WIDTHS]
+    cached = [Kind(roots[width], _FANOUTS, _BATCH_SIZE, _CACHE) for width in _WIDTHS[1:]]
+    return cluster.measure([*kinds, *cached])
+
+
+def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:
+    """Return what asking other partitions costs, and keeping their rows, in all processes.
+
+    Args:
+        sampling: Costs of a batch, an edge, a node and a byte where nobody is asked.
+        found: Of each width, then of each that has rows with a cache.
+    """
+    remote, num = 1 - 1 / cluster.RANKS, len(_WIDTHS)
+    plain, asked, cached = found[0], found[1:num], found[num:]
+    edge_s = max(0.0, (plain.cpu_s - _alone_s(sampling, plain, 0)) / (remote * plain.edges))
+
+    def left_over(took: Took, width: int) -> float:
+        return took.cpu_s - _alone_s(sampling, took, width) - edge_s * remote * took.edges
+
+    amounts = [_rows_and_bytes(remote * took.nodes, width) for took, width in _with_rows(asked)]
+    left = [left_over(*one) for one in _with_rows(asked)]
+    row_s, byte_s = _explain(amounts, left)
+    kept, left = [], []
+    for took, width in _with_rows(cached):
+        rows = remote * took.nodes
+        missed = rows * (1 - took.hit_rate)
+        left.append(left_over(took, width) - missed * (row_s + byte_s * width * 4))
+        kept.append(_rows_and_bytes(rows, width, took.hit_rate))
+    kept_row_s, kept_byte_s = _explain(kept, left)
+    return {
+        "asked_edge_s": edge_s, "asked_row_s": row_s, "asked_byte_s": byte_s,
+        "cached_row_s": kept_row_s, "cached_byte_s": kept_byte_s,
+    }  # fmt: skip
+
+
+def _measure_delivering(roots: dict[int, str]) -> list[Took]:
+    """Take batches of each width from storage servers."""
+    kinds = [Kind(roots[width], _FANOUTS, _BATCH_SIZE, from_store=True) for width in _WIDTHS]
+    return [cluster.measure([kind])[0] for kind in kinds]
+
+
+def delivering_costs(
+    sampling: list[float], asked_edge_s: float, found: list[Took]
+) -> dict[str, float]:
+    """Return what it costs to hand batches out, and to receive them.
+
+    Args:
+        sampling: As for `asking_costs`.
+        asked_edge_s: From there.
+        found: Of each width.
+    """
+    remote = 1 - 1 / cluster.RANKS
+    sent = [
+        took.storage_s - _alone_s(sampling, took, 0) - asked_edge_s * remote * took.edges
+        for took in found
+    ]
+    costs = {}
+    for name, seconds in (("sent", sent), ("received", [took.training_s for took in found])):
+        edge_s = max(0.0, seconds[0] / found[0].edges)
+        left = [one - edge_s * took.edges for one, took in zip(seconds[1:], found[1:], strict=True)]
+        rows = [_rows_and_bytes(took.nodes, width) for took, width in _with_rows(found[1:])]
+        row_s, byte_s = _explain(rows, left)
+        costs |= {f"{name}_edge_s": edge_s, f"{name}_row_s": row_s, f"{name}_byte_s": byte_s}
+    return costs
+
+
+def _with_rows(found: list[Took]) -> list[tuple[Took, int]]:
+    """Return each measurement with the width of its rows."""
+    return list(zip(found, _WIDTHS[1:], strict=True))
+
+
+def _alone_s(sampling: list[float], took: Took, width: int) -> float:
+    """Return CPU seconds of a batch if it were sampled and read in one place."""
+    batch_s, edge_s, node_s, byte_s = sampling
+    return batch_s + edge_s * took.edges + (node_s + byte_s * 4 * width) * took.nodes
+
+
+def _rows_and_bytes(rows: float, width: int, share: float = 1.0) -> list[float]:
+    return [rows, rows * share * 4 * width]
+
+
+def _explain(amounts: list[list[float]], seconds: list[float]) -> list[float]:
+    """Return the costs, none below zero, of each kind of work."""
+    least = 1e-9  # where noise leaves nothing, there is nothing to explain
+    return [float(cost) for cost in
+            non_negative(np.array(amounts), np.maximum(seconds, least))]  # fmt: skip
 
 
 # --- the transport --------------------------------------------------------------------------------
@@ -230,19 +370,3 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.machine()
-
-
-def _resident_bytes() -> int:
-    """Return the memory of a fresh process that imports what training does."""
-    with _first_word_of(_report_memory) as nbytes:
-        return int(nbytes)
-
-
-def _report_memory(pipe: Connection) -> None:
-    import torch_geometric.nn  # noqa: F401
-
-    import gigl_loader.loader.neighbor  # noqa: F401
-
-    with open("/proc/self/statm") as file:
-        resident = int(file.read().split()[1])
-    pipe.send(resident * 4096)

@@ -159,10 +159,40 @@ def read_root(root: Path) -> tuple[dict[str, Any], Degrees]:
         edges += int(adjacency.indices.numel())
         seeds.append(dataset.train_node_ids)
         info = dataset.node_feature_info
-    known: dict[str, Any] = {"nodes": float(nodes), "edges": float(edges), "dim": 0}
+    known: dict[str, Any] = {
+        "nodes": float(nodes), "edges": float(edges), "dim": 0, "resident": resident_bytes(root),
+    }  # fmt: skip
     if info is not None:
         known |= {"dim": info.dim, "dtype": str(info.dtype).removeprefix("torch.")}
     return known, Degrees.measured(degrees, pulls, _is_seed(nodes, seeds))
+
+
+_PARTS_OF_A_GRAPH = (
+    ("rows and labels", ("node_features", "edge_features", "node_labels", "node_attributes",
+                         "edge_attributes", "lookup", "splits")),
+    ("edges", ("edges",)),
+    ("books", ("books",)),
+)  # fmt: skip
+
+
+def resident_bytes(root: Path) -> tuple[tuple[str, float], ...]:
+    """Return by kind the bytes that the largest part of a directory takes once it is loaded.
+
+    Of a directory that graphlearn-torch wrote nothing is returned: its files are no tensors.
+    """
+    sizes = {
+        part: {file: float(file.stat().st_size) for file in part.rglob("*.bin")}
+        for part in root.glob("part[0-9]*")
+    }
+    if not any(sizes.values()):
+        return ()
+    largest = max(sizes, key=lambda part: sum(sizes[part].values()))
+    files = {file.relative_to(largest): nbytes for file, nbytes in sizes[largest].items()}
+    files |= {file.relative_to(root): file.stat().st_size for file in root.glob("books/**/*.bin")}
+    return tuple(
+        (name, sum(nbytes for file, nbytes in files.items() if file.parts[0] in folders))
+        for name, folders in _PARTS_OF_A_GRAPH
+    )
 
 
 def _is_seed(nodes: int, of_parts: Sequence[Any]) -> Any:

@@ -24,14 +24,41 @@ class Costs:
     """Of each distinct node: labelling it and finding its row."""
     row_byte_s: float
     """Of each byte of a row: copying it into the batch."""
+    asked_edge_s: float
+    """Of each edge that another partition drew: asking, answering and merging, of both ends."""
+    asked_row_s: float
+    """Of each row that another partition has, of both ends, without its bytes."""
+    asked_byte_s: float
+    """Of each byte of it."""
+    cached_row_s: float
+    """Of each row of another partition that a batch needs: deciding what is kept, and looking."""
+    cached_byte_s: float
+    """Of each byte of a row that was kept: copying it."""
+    sent_edge_s: float
+    """Of each edge of a batch that a storage server hands out, with all that goes along."""
+    sent_row_s: float
+    """Of each row that it sends to a rank, without its bytes."""
+    sent_byte_s: float
+    """Of each byte of it."""
+    received_edge_s: float
+    """The same where batches are received."""
+    received_row_s: float
+    received_byte_s: float
     plain_s_per_gb: float
     """CPU seconds for 10**9 bytes, of each end of a connection."""
     tls_s_per_gb: float
     """The same, encrypted."""
+    link_s_per_gb: float
+    """CPU seconds for 10**9 bytes that cross a link, of both ends, beyond what they cost within a
+    machine: packets. 0: not known, a single machine cannot measure it."""
     process_bytes: float
-    """Memory of a training process with torch and PyG, before there is a graph."""
+    """Memory of its own of a training process with a loader, before there is a graph."""
+    supervisor_bytes: float
+    """Of the process that starts a loader's workers and watches them."""
     worker_bytes: float
-    """Memory of a sampling process that is its own."""
+    """Of a sampling process."""
+    library_bytes: float
+    """Of files that all of them map: libraries, once for each machine."""
     spread: float
     """How far rounds of the measurement were apart, as a share: half of the range."""
 

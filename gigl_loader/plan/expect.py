@@ -128,6 +128,8 @@ class BatchSize:
     """Nodes that neighbours were drawn for: what is asked of partitions."""
     hit_rate: float
     """Share of the rows of other machines that a cache has."""
+    horizon: float = 0.0
+    """Batches within which rows that a cache keeps are used again."""
 
 
 def expect(
@@ -164,12 +166,13 @@ def expect(
         log_missed = log_missed - draws / degrees.nodes * degrees.pull
         expanded = -np.expm1(log_missed) - before
     nodes = float(degrees.nodes * (degrees.share @ -np.expm1(log_missed)))
-    hits = kept_share(degrees.share, log_missed, cache)
-    return BatchSize(float(batch_size), nodes, edges, asked, hits)
+    horizon = kept_for(degrees.share, log_missed, cache)
+    hits = kept_share(degrees.share, log_missed, horizon)
+    return BatchSize(float(batch_size), nodes, edges, asked, hits, horizon)
 
 
-def kept_share(share: Array, log_missed: Array, cache: float) -> float:
-    """Return the share of the rows of batches that a cache has which knows when they are used next.
+def kept_for(share: Array, log_missed: Array, cache: float) -> float:
+    """Return the batches within which a row has to be used again to be kept, by Belady's rule.
 
     Args:
         share: ``[classes]`` float64, of the rows; sums to 1.
@@ -188,15 +191,24 @@ def kept_share(share: Array, log_missed: Array, cache: float) -> float:
     chance = -np.expm1(log_missed)
     if cache <= 0 or not share @ chance > 0:
         return 0.0
-
-    def missed(batches: float) -> Array:
-        found: Array = np.exp(batches * log_missed)
-        return found
-
     low, high = -60.0, 60.0  # of the logarithm of T
     for _ in range(100):
         middle = (low + high) / 2
-        taken = 1 - share @ (missed(2.0**middle) * (1 + 2.0**middle * chance))
+        missed = np.exp(2.0**middle * log_missed)
+        taken = 1 - share @ (missed * (1 + 2.0**middle * chance))
         low, high = (middle, high) if taken <= cache else (low, middle)
-    used = share * chance
-    return float(1 - used @ missed(2.0**low) / used.sum())
+    return float(2.0**low)
+
+
+def kept_share(share: Array, log_missed: Array, horizon: float) -> float:
+    """Return the share of the rows of batches that are used again within ``horizon`` batches.
+
+    Args:
+        share: As for `kept_for`.
+        log_missed: As for `kept_for`.
+        horizon: From there; a cache that knows when rows are used next has these.
+    """
+    used = share * -np.expm1(log_missed)
+    if horizon <= 0 or not used.sum() > 0:
+        return 0.0
+    return max(0.0, float(1 - used @ np.exp(horizon * log_missed) / used.sum()))

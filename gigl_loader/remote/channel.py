@@ -144,6 +144,8 @@ class RemoteReceivingChannel(ChannelBase):
         self._error: Exception | None = None
         self._last_arrival = 0.0
         self._closed = False
+        self.rows_apart = False
+        """Whether batches of the epoch come without rows; see `gigl_loader.sampler.apart`."""
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -188,9 +190,11 @@ class RemoteReceivingChannel(ChannelBase):
             for server, wanted in asked.items()
         ]  # fmt: skip
         try:
+            apart = []
             for server, answer in zip(asked, answers, strict=True):
                 what = f"the start of epoch {epoch} on storage server {server.rank}"
-                result_of(answer, deadline - time.monotonic(), what, self._timeout_s)
+                apart.append(result_of(answer, deadline - time.monotonic(), what, self._timeout_s))
+            self.rows_apart = any(apart)
         except BaseException:
             self.cancel()
             raise

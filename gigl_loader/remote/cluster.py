@@ -208,11 +208,6 @@ class Cluster:
         news = self.links.made[0].news
         return rank in news.away or self._address_of(rank) != self.links.made[rank].address
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all servers are those that this process knows."""
-        return not self.lost
-
     def twin_of(self, server: int, servers: Sequence[int]) -> int | None:
         """Return one of ``servers`` that serves the same partition; None: there is none."""
         partitions = self.num_partitions

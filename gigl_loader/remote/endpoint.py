@@ -32,9 +32,7 @@ from gigl_loader.remote.messages import (
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.servers import ServerBook
 from gigl_loader.remote.service import DistServer, caller
-from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.transport import End, Listener, Method, Peer, Security
-from gigl_loader.workers.wire import RowsQuestion
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +133,6 @@ class Endpoint:
         return {
             "watch": Method(Watch, News, self._watch),
             "fetch": Method(FetchRequest, FetchAnswer, self._handout.fetch),
-            "rows": Method(RowsQuestion, RowsAnswer, self.server.row_answers.rows),
             "give_back": Method(GiveBack, Nothing, self._handout.give_back),
             **agree,
             **{
@@ -514,11 +511,6 @@ class Endpoint:
     def _lose_all(self, sessions: Sequence[str]) -> None:
         for session in sessions:
             self._handout.lose(session)
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether this server ends."""
-        return self._stopping
 
     @property
     def error(self) -> ServerDiedError | None:

@@ -20,8 +20,10 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.link import result_of
 from gigl_loader.remote.messages import EdgesRequest
-from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.remote.values import TensorMessage
+from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
 from gigl_loader.sampler.store import row_type
+from gigl_loader.workers.wire import RowsQuestion
 
 if TYPE_CHECKING:  # it imports this module
     from gigl_loader.remote.dataset import RemoteDistDataset
@@ -152,16 +154,16 @@ class StoreLookup:
     ) -> "tuple[list[Future[Any]], Callable[[list[Any]], Tensor]]":
         pieces = self._pieces("edge" if kind == "edge_features" else "node", name, ids)
         answers = [
-            self._ask(server, "get_rows", RowsRequest(kind, name, ids[at].numpy()))
-            for server, at in pieces
+            self._ask(server, "get_rows", _question(kind, name, ids[at])) for server, at in pieces
         ]
 
-        def build(parts: list[dict[str, Tensor]]) -> Tensor:
-            first = parts[0]["values"]
-            out = first.new_empty((ids.numel(), *first.shape[1:]))
-            for (_, at), part in zip(pieces, parts, strict=True):
-                out[at] = part["values"]
-            return widened(out, parts[0].get("scales"))
+        def build(parts: list[RowsAnswer]) -> Tensor:
+            rows = [TensorMessage(part.dtype, part.values).result for part in parts]
+            out = rows[0].new_empty((ids.numel(), *rows[0].shape[1:]))
+            for (_, at), some in zip(pieces, rows, strict=True):
+                out[at] = some
+            scales = parts[0].scales
+            return widened(out, None if scales is None else torch.from_numpy(scales))
 
         return answers, build
 
@@ -209,6 +211,10 @@ class StoreLookup:
             return book, None if book is None else len(book)
         book = self._dataset.fetch_node_partition_book(name)
         return book, self._dataset.fetch_num_nodes().get(name)
+
+
+def _question(kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> RowsQuestion:
+    return RowsQuestion.of(RowsRequest(kind, name, ids.numpy()), with_scales=True)
 
 
 def _in_order(count: int, places: list[Tensor], parts: list[dict[str, Tensor]]) -> StoredEdges:

@@ -30,7 +30,8 @@ from gigl_loader.remote.values import (
     WorkerOptionsMessage,
 )
 from gigl_loader.sampler.packing import PackedRuns
-from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.questions import RowsAnswer
+from gigl_loader.workers.wire import RowsQuestion
 
 R = TypeVar("R", bound="Request")
 A = TypeVar("A", bound="Answer")
@@ -308,7 +309,7 @@ class GetABLPInput(Request):
 class GetRows(Request):
     """Arguments of `DistServer.get_rows`."""
 
-    request: RowsRequest
+    request: RowsQuestion
 
 
 @dataclass(frozen=True)
@@ -336,6 +337,13 @@ class Nothing(Answer):
 
 
 @dataclass(frozen=True)
+class Flag(Answer):
+    """Yes or no."""
+
+    value: bool
+
+
+@dataclass(frozen=True)
 class Number(Answer):
     """A number: an id."""
 
@@ -347,6 +355,13 @@ class Numbers(Answer):
     """Several numbers."""
 
     value: list[int]
+
+
+@dataclass(frozen=True)
+class Rows(Answer):
+    """Rows of a matrix."""
+
+    value: RowsAnswer
 
 
 @dataclass(frozen=True)
@@ -495,7 +510,7 @@ CALLS: dict[str, Call] = {
     "create_sampling_producer": Call(CreateProducer, Number),
     "destroy_sampling_producer": Call(DestroyProducer, Nothing),
     "release_sampling_producer": Call(ReleaseProducer, Nothing),
-    "start_new_epoch_sampling": Call(StartEpoch, Nothing),
+    "start_new_epoch_sampling": Call(StartEpoch, Flag),
     "cancel_epoch_sampling": Call(CancelEpoch, Nothing),
     "fetch_one_sampled_message": Call(FetchOne, Sampled),
     "sample_seeds": Call(SampleSeeds, Batch),
@@ -516,7 +531,7 @@ CALLS: dict[str, Call] = {
     "get_row_books": Call(NoArguments, RowBooks),
     "get_node_ids": Call(GetNodeIds, Ids),
     "get_ablp_input": Call(GetABLPInput, ABLPInput),
-    "get_rows": Call(GetRows, Tensors),
+    "get_rows": Call(GetRows, Rows),
     "get_edges": Call(GetEdges, Tensors),
     "get_free_ports": Call(GetFreePorts, Numbers),
 }

@@ -224,9 +224,8 @@ def _check_installed() -> None:
 
 
 def _tls(host: str, security: Security) -> ssl.SSLContext | None:
-    loopback = is_loopback(host)
-    security.check_listener(host, loopback=loopback)
-    if loopback or security.mode is Mode.INSECURE:
+    security.check_listener(host)
+    if is_loopback(host) or security.mode is Mode.INSECURE:
         return None
     if security.mode is Mode.TOKEN:
         raise ConfigError(

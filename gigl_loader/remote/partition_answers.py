@@ -1,12 +1,13 @@
 """What a storage server knows about its partition, for who asks."""
 
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.lookup import Kind, check_ids
+from gigl_loader.dataset.lookup import check_ids
 from gigl_loader.dataset.neighbours import all_edges
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -23,10 +24,12 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.shares import Share
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
 from gigl_loader.remote.row_answers import RowAnswers
-from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.sampler.store import row_type
+from gigl_loader.workers.wire import RowsQuestion
 
 
 class PartitionAnswers:
@@ -164,29 +167,23 @@ class PartitionAnswers:
         negatives = {negative: labels[negative]} if negative in labels else None
         return anchor_type, anchors, {positive: labels[positive]}, negatives
 
-    def get_rows(self, request: RowsRequest) -> dict[str, Tensor]:
-        """Return ``values`` (``[n, ...]``), in the order of the ids, as they are stored.
+    def get_rows(self, request: RowsQuestion) -> RowsAnswer:
+        """Return rows in the order of the ids, as they are stored.
 
-        ``scales`` are with them where features are stored in fewer bytes; see `Rows.scales`.
+        They lie in memory of this thread until it answers the next such question.
 
         Raises:
             ConfigError: There is no such matrix, or an id is not this server's.
         """
-        view = self.dataset.view()
-        known = request.kind in get_args(Kind)
-        rows = getattr(view, request.kind).get(request.name) if known else None
-        if rows is None:
-            raise ConfigError(
-                f"the graph has no {request.kind.replace('_', ' ')} of {request.name!r}"
-            )
-        books: Any = view.edge_books if request.kind == "edge_features" else view.node_books
-        ids = torch.from_numpy(request.ids)
+        view, asked = self.dataset.view(), request.unpacked()
+        rows = self.row_answers.matrix(asked)
+        books: Any = view.edge_books if asked.kind.startswith("edge") else view.node_books
         if not rows.whole:
-            self._check_owned(ids, request.name, books.get(request.name))
-        found = {"values": rows.values[rows.locate(ids)]}
-        if rows.scales is not None:
-            found["scales"] = rows.scales
-        return found
+            self._check_owned(torch.from_numpy(asked.ids), asked.name, books.get(asked.name))
+        answer = self.row_answers.rows(asked)
+        if request.with_scales and rows.scales is not None:
+            return replace(answer, scales=as_array(rows.scales))
+        return answer
 
     def get_edges(self, request: EdgesRequest) -> dict[str, Tensor]:
         """Return the edges of some nodes, one node after the other, each in canonical order.

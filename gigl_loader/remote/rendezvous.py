@@ -183,6 +183,10 @@ class ServerRendezvous:
             raise PeerError(f"{found.failure} (while server {self._server} waited for {key!r})")
         return list(found.values)
 
+    def gather_all(self, key: str) -> list[bytes]:
+        """Return what every server published under ``key``: one question and one answer."""
+        return self.gather(key, range(self.world_size))
+
     def _ask(self, request: Gather) -> Gathered:
         if self._table is not None:
             future = self._table.gather(request)

@@ -5,12 +5,11 @@ import threading
 from typing import Any
 
 from gigl_loader.dataset.view import Book, PartitionView, Rows
+from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.messages import RowBook
-from gigl_loader.sampler.questions import RowsAnswer
-from gigl_loader.transport import Peer
-from gigl_loader.workers.wire import RowsQuestion
+from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
 
 _KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
@@ -28,14 +27,31 @@ class RowAnswers:
         self._view = view
         self._per_thread = threading.local()  # a store owns scratch memory
 
-    def rows(self, question: RowsQuestion, peer: Peer) -> RowsAnswer:
+    def matrix(self, request: RowsRequest) -> Rows[Any]:
+        """Return the matrix that a question names.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        known = getattr(self._view, request.kind) if request.kind in _KINDS else {}
+        attribute = request.attribute
+        rows: Rows[Any] | None = known.get(
+            request.name if attribute is None else (request.name, attribute)
+        )
+        if rows is None:
+            raise ConfigError(
+                f"the graph has no {request.kind.replace('_', ' ')} of {request.name!r}"
+            )
+        return rows
+
+    def rows(self, request: RowsRequest) -> RowsAnswer:
         """Return rows of a matrix, in scratch memory of this thread, which sends them next."""
         store = getattr(self._per_thread, "store", None)
         if store is None:
             from gigl_loader.sampler.store import LocalStore  # Numba: only where rows are asked for
 
             store = self._per_thread.store = LocalStore(_of_arrays(self._view))
-        answer: RowsAnswer = store.answer_rows(question.unpacked())
+        answer: RowsAnswer = store.answer_rows(request)
         return answer
 
     def books(self) -> list[RowBook]:

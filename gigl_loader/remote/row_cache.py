@@ -1,4 +1,4 @@
-"""Rows of a graph store that a compute process keeps: batches come without, and are filled here.
+"""Batches of a graph store that come without rows: filled here, from a cache where there is one.
 
 ::
 
@@ -93,6 +93,8 @@ class _Batch:
 def _described(received: Received) -> _Batch:
     """Return a batch with what it says of the rows that it lacks."""
     message = dict(received.message)
+    if ROWS not in message:
+        return _Batch(received, list(message), [], {})
     order, specs = read_rows_apart(message.pop(ROWS).numpy())
     ids = {(owner_of_rows(one), one.ids): message[one.ids].numpy() for one in specs}
     return _Batch(replace(received, message=message), order, specs, ids)
@@ -108,15 +110,16 @@ class RowKeeper:
 
     Args:
         cluster: The storage servers.
-        options: What to keep.
+        options: What to keep; None: nothing.
         room: Batches that may be filled, or on their way, and not taken.
         timeout_s: Seconds without any batch before a wait is an error.
         pin_memory: Fill page-locked memory.
     """
 
     def __init__(
-        self, cluster: Cluster, options: CacheOptions, room: int, timeout_s: float, pin_memory: bool
-    ) -> None:
+        self, cluster: Cluster, options: CacheOptions | None, room: int, timeout_s: float,
+        pin_memory: bool,
+    ) -> None:  # fmt: skip
         self._options, self._room, self._timeout_s = options, room, timeout_s
         self._pin, self._pool = pin_memory, BufferPool(pin_memory)
         self._questions = RowQuestions(cluster, self._pool.take_leased, timeout_s)
@@ -301,11 +304,13 @@ class RowKeeper:
     def _drawn(self, total: int, received: Received) -> _Batch:
         """Note what a batch is going to need."""
         message = received.message
-        if not self._pin:  # it may lie in the server's memory, which a window of batches would fill
+        if (
+            self._options is not None and not self._pin
+        ):  # it may lie in the server's memory, which a window of batches would fill
             message = {key: tensor.clone() for key, tensor in message.items()}
         batch = _described(replace(received, message=message))
-        if self._cache is None:
-            self._make_cache(batch, total)
+        if self._cache is None and self._options is not None:
+            self._make_cache(self._options, batch, total)
         if self._cache is not None and self._look_ahead is not None:
             wanted = batch.wanted()
             batch.number = self._cache.add(self._user, wanted)
@@ -314,7 +319,7 @@ class RowKeeper:
         self._last_progress = time.monotonic()
         return batch
 
-    def _make_cache(self, batch: _Batch, total: int) -> None:
+    def _make_cache(self, options: CacheOptions, batch: _Batch, total: int) -> None:
         """Make the memory for rows: the first batch says which there are."""
         matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
         for one in batch.specs:
@@ -325,13 +330,13 @@ class RowKeeper:
         matrices = {owner: some for owner, some in matrices.items() if sizes[owner]}
         if not matrices:
             return
-        tables = tables_of(matrices, sizes, sizes, self._options.size)
+        tables = tables_of(matrices, sizes, sizes, options.size)
         memory = torch.zeros(segment_bytes(tables), dtype=torch.uint8)
         self._cache = RowCache(CacheMemory(memory.numpy(), tables))
         self._cache.initialise()
         self._user = self._cache.join()
         drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))
-        self._look_ahead = LookAhead(self._cache, drawn, self._options)
+        self._look_ahead = LookAhead(self._cache, drawn, options)
         self._look_ahead.begin(self._sequence, total)
 
     def _ask(self, batch: _Batch) -> list[_Source]:
@@ -370,6 +375,8 @@ class RowKeeper:
     # -- a batch with its rows ------------------------------------------------------------------
 
     def _filled_up(self, batch: _Batch, sources: list[_Source]) -> Received:
+        if not batch.specs:
+            return batch.received
         started = time.perf_counter()
         sizes = {
             one.key: align(nbytes_of(one.dtype, (source.ids.size, *one.shape)))
@@ -392,7 +399,7 @@ class RowKeeper:
             at += sum(sizes[one.key] for one in source.specs)
         message = {key: message[key] for key in batch.order}
         counts.took_s = time.perf_counter() - started
-        stats = counts.added_to(batch.received.stats)
+        stats = counts.added_to(batch.received.stats, self._options is not None)
         return replace(batch.received, message=message, stats=stats)
 
     def _with_lost_ones(
@@ -483,11 +490,11 @@ class _Counts:
         each = sum(nbytes_of(one.dtype, one.shape) for one in source.specs)
         self.row_bytes += each * sum(source.num_from.values())
 
-    def added_to(self, stats: dict[str, Any]) -> dict[str, Any]:
+    def added_to(self, stats: dict[str, Any], has_cache: bool) -> dict[str, Any]:
         """Return what the batch's worker measured, with this."""
         received = {**stats.get("received", {}), "rows": self.row_bytes}
+        hits = {"cached_rows": max(0, self.needed - self.rows_from.total())} if has_cache else {}
         return {
-            **stats, "received": received, "rows_from": dict(self.rows_from),
-            "cached_rows": max(0, self.needed - self.rows_from.total()),
+            **stats, "received": received, "rows_from": dict(self.rows_from), **hits,
             "network_s": self.waited_s, "gather_s": stats.get("gather_s", 0.0) + self.took_s,
         }  # fmt: skip

@@ -14,9 +14,8 @@ from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, ProtocolError
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.link import ServerLink
-from gigl_loader.remote.messages import RowBook
+from gigl_loader.remote.messages import CALLS, GetRows, RowBook
 from gigl_loader.sampler.apart import RowsApart
-from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.sampler.row_cache import Owner, owner_of
 from gigl_loader.sampler.store import rows_request
 from gigl_loader.transport import ArraySpec, Caller
@@ -129,7 +128,8 @@ class RowQuestions:
 
         link = self._cluster.link(self._cluster.stand_in(server))
         try:
-            reply = self._caller(link).ask("rows", question, RowsAnswer, into=room)
+            answer = CALLS["get_rows"].answer
+            reply = self._caller(link).ask("get_rows", GetRows(question), answer, into=room)
         except GiglLoaderError as error:
             raise link.named(error) from error
 

@@ -49,9 +49,10 @@ from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.remote.shared import Clients, Fetched, SharedProducer
 from gigl_loader.sampler._kernels import load as load_kernels
-from gigl_loader.transport import Security, free_port
-from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer, seed_or_drawn
+from gigl_loader.transport import Security, free_ports
+from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.workers.rendezvous import Rendezvous
+from gigl_loader.workers.sampled_input import seed_or_drawn
 
 _log = logging.getLogger(__name__)
 
@@ -407,7 +408,7 @@ class DistServer(PartitionAnswers):
 
     def start_new_epoch_sampling(
         self, producer_id: int, epoch: int, *, request: EpochRequest | None = None
-    ) -> None:
+    ) -> bool:
         """Begin an epoch of one consumer.
 
         Args:
@@ -415,11 +416,14 @@ class DistServer(PartitionAnswers):
             epoch: With the seed it decides the shuffle and every draw.
             request: Consumer, generation and batches. None: of consumer 0, all of this server's.
 
+        Returns:
+            Whether batches come without rows; see `EpochOptions.asks_for_rows`.
+
         Raises:
             UsageError: There is no such producer.
             PeerError: A worker is gone.
         """
-        self._shared(producer_id).start_epoch(epoch, request or EpochRequest())
+        return self._shared(producer_id).start_epoch(epoch, request or EpochRequest())
 
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
         """Break the epoch of one consumer off.
@@ -566,7 +570,7 @@ class DistServer(PartitionAnswers):
 
     def get_free_ports(self, num_ports: int) -> list[int]:
         """Return ports that are free on this server at this moment."""
-        return [free_port(self._host) for _ in range(num_ports)]
+        return free_ports(num_ports, self._host)
 
     def ping(self) -> int:
         """Return this process's id: it lives, and answers."""

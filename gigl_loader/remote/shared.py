@@ -144,10 +144,13 @@ class SharedProducer:
 
     # -- consumers ------------------------------------------------------------------------------
 
-    def start_epoch(self, epoch: int, request: EpochRequest) -> None:
+    def start_epoch(self, epoch: int, request: EpochRequest) -> bool:
         """Begin a consumer's epoch; what is left of the one before is dropped.
 
         Once for each generation, however often it is asked.
+
+        Returns:
+            Whether its batches come without rows.
 
         Raises:
             PeerError: A worker is gone.
@@ -157,7 +160,7 @@ class SharedProducer:
             consumer = self._get(request.consumer)
             self._check()
             if consumer.generation == request.generation != 0:
-                return  # asked again after a lost connection
+                return self.producer.rows_apart  # asked again after a lost connection
             batches: Sequence[int]
             if request.batches is None:
                 total = self.producer.num_batches
@@ -171,6 +174,7 @@ class SharedProducer:
                 self.producer.start_epoch(epoch, batches, stream=request.consumer)
             finally:
                 _answer([(future, _STALE) for future in stale])
+            return self.producer.rows_apart
 
     def cancel_epoch(self, request: EpochRequest) -> None:
         """Break a consumer's epoch off, if it is still the one of ``request.generation``."""

@@ -27,6 +27,7 @@ from gigl_loader.errors import (
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
     AT_ONCE_STREAM,
+    ROWS,
     BatchTicket,
     Received,
     SampleMessage,
@@ -96,7 +97,7 @@ class RemoteSource:
         self._config, self._sampler_options = config, sampler_options
         self._options = copy.copy(options)
         self._options.server_rank = self._servers
-        self.epoch_options = epoch_options
+        self.epoch_options = replace(epoch_options, asks_for_rows=True)
         self._pin_memory, self._shard = pin_memory, shard
         self._input = concatenated(inputs)
         self._active = _those_of(
@@ -124,7 +125,7 @@ class RemoteSource:
         self._to_come: deque[int] = deque()
         """Batches of the epoch that were not handed out, as `start_epoch` got them."""
         self._rows: RowKeeper | None = None
-        """Fills batches that come without rows; None: they come with them."""
+        """Fills batches that come without rows; None: they came with them so far."""
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -264,12 +265,15 @@ class RemoteSource:
             cluster=self._cluster,
             watched=self._live,
         )
-        options = self.epoch_options
-        if options.cache is not None and self._rows is None:
+
+    def _row_keeper(self) -> RowKeeper:
+        if self._rows is None:
+            options = self.epoch_options
             room = max(2, self._options.prefetch_size * max(1, len(self._active)))
             self._rows = RowKeeper(
                 self._cluster, options.cache, room, options.timeout_s, self._pin_memory
             )
+        return self._rows
 
     def _own_share(self) -> OwnBatches:
         total = num_batches(self.num_seeds, self._config.batch_size, self._config.drop_last)
@@ -301,8 +305,8 @@ class RemoteSource:
         places = {server: place for place, server in enumerate(self._sampling)}
         batches = [self._place(index, places) for index in self._to_come]
         self._channel.start_epoch(self._epoch, batches)
-        if self._rows is not None:
-            self._rows.begin(self._channel, len(self._to_come))
+        if self._rows is not None or self._channel.rows_apart:
+            self._row_keeper().begin(self._channel, len(self._to_come))
 
     def _place(self, index: int, places: Mapping[int, int]) -> tuple[int, int]:
         """Return who samples a batch, by place among those that sample, and the batch."""
@@ -468,7 +472,8 @@ class RemoteSource:
                 return self._with_rows(Received(ticket, self._ask_at_once(index), {}))
 
     def _with_rows(self, received: Received) -> Received:
-        return received if self._rows is None else self._rows.fill_at_once(received)
+        apart = ROWS in received.message
+        return self._row_keeper().fill_at_once(received) if apart else received
 
     def _ask_at_once(self, index: Tensor) -> SampleMessage:
         if self._producers.replaced:

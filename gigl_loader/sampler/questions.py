@@ -101,6 +101,10 @@ class RowsAnswer:
 
     values: Array
     """``[num_ids, ...]``, of the matrix's storage type."""
+    dtype: str = ""
+    """Name of the type that is stored; empty: of no matrix."""
+    scales: Array | None = None
+    """Of quantised rows, where asked for; see `gigl_loader.dataset.view.Rows.scales`."""
 
 
 class Pending(Protocol[T_co]):

@@ -193,7 +193,7 @@ class LocalStore:
         dtype, shape, write = self.rows_asked(request)
         out = self._scratch.matrix("answer", dtype, shape)
         write(out)
-        return RowsAnswer(out)
+        return RowsAnswer(out, dtype)
 
     def rows_asked(
         self, request: RowsRequest

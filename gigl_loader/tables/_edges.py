@@ -1,8 +1,8 @@
 """Edges: ids to numbers by a join, then each partition's edges in order.
 
-A join takes one file of the table at a time, and leaves Parquet by partition: what a killed run has
-to do again is one file. Dangling edges leave the join as a partition of their own, so counting them
-costs nothing.
+One file of the table is mapped at a time, so that a killed run has to do no more than one again: by
+look-ups in memory where the ids of nodes fit into half of it, else by a join of the engine. What
+leaves that is Parquet by partition; dangling edges are counted there and written nowhere.
 """
 
 import os
@@ -22,7 +22,10 @@ from gigl_loader.dataset._mapped import ArraySpec, Part, array_path
 from gigl_loader.dataset.schema import EdgeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
+from gigl_loader.tables._index import Index
 from gigl_loader.tables._job import Job
+from gigl_loader.tables._lookup import look_up_edges
+from gigl_loader.tables._nodes import Dictionary, fits
 from gigl_loader.tables._source import (
     Table,
     TableFile,
@@ -64,6 +67,11 @@ class Extras:
         found += ["weight"] if self.weight else []
         found += ["time"] if self.time else []
         return [*found, "pos"] if found else []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take of each edge in memory."""
+        return 20 * bool(self.names) + (self.width * self.dtype.itemsize if self.features else 0)
 
     def select(self, first_row: int) -> str:
         """Return SQL for them, where edges come from the user's table."""
@@ -107,11 +115,23 @@ class Ends:
     row: str
     """The column of the node that edges are grouped by."""
     neighbor: str
-    row_pairs: Path
-    """Directory of Parquet files with the numbers of its ids."""
-    neighbor_pairs: Path
+    row_ids: Dictionary
+    neighbor_ids: Dictionary
     bounds: Array
     """``[num_partitions]`` int64, where the numbers of each partition of the row's type end."""
+
+    def indexes(self, job: Job) -> tuple[Index, Index] | None:
+        """Return the indexes of both, where they fit into memory together."""
+        row, neighbor = self.row_ids.index, self.neighbor_ids.index
+        if row is None or neighbor is None or not fits(job, {row, neighbor}):
+            return None
+        return row, neighbor
+
+    def release(self) -> None:
+        """Give the memory of indexes back."""
+        for ids in (self.row_ids, self.neighbor_ids):
+            if ids.index is not None:
+                ids.index.release()
 
 
 @dataclass
@@ -181,7 +201,7 @@ def map_edges(
         target, name = folder / str(i), f"{stage}/{key}/{i}"
         source = f"read_parquet({quoted(file.path)}, file_row_number=true)"
         select = extras.select(file.first_row)
-        joins[name] = partial(_join, job, table, ends, target, source, select)
+        joins[name] = partial(_map, job, table, ends, extras, target, source, select)
         files[name] = file
         mapped.files.append(target)
     with job.stage(f"{stage} {key}", table.num_rows) as progress:
@@ -190,6 +210,7 @@ def map_edges(
                 _refuse_dangling(job, table, files[name], ends, counts[_DANGLING], drop_dangling)
             mapped.add(counts)
             progress(files[name].num_rows)
+    ends.release()
     return mapped
 
 
@@ -200,38 +221,59 @@ def map_again(job: Job, before: Mapped, ends: Ends, extras: Extras, edge_type: E
     select, joins = "".join(f", e.{name}" for name in extras.names), {}
     for i, folder in enumerate(before.files):
         target = mapped.folder / str(i)
-        joins[f"map/{key}/{i}"] = partial(_join_again, job, ends, folder, target, select)
+        joins[f"map/{key}/{i}"] = partial(_map_again, job, ends, extras, folder, target, select)
         mapped.files.append(target)
     with job.stage(f"map {key}", int(before.counts.sum())) as progress:
         for _, counts in job.steps(joins):
             mapped.add(counts)
             progress(sum(counts))
+    ends.release()
     return mapped
 
 
-def _join_again(job: Job, ends: Ends, folder: Path, target: Path, select: str) -> list[int]:
+def _map_again(
+    job: Job, ends: Ends, extras: Extras, folder: Path, target: Path, select: str
+) -> list[int]:
     files = sorted(str(path) for path in folder.glob("part=0/*.parquet"))
     if not files:
         return [0] * (len(ends.bounds) + 1)
     source = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning=false)"
-    return _join(job, None, ends, target, source, select)
+    return _map(job, None, ends, extras, target, source, select)
 
 
-def _join(
-    job: Job, table: Table | None, ends: Ends, target: Path, source: str, select: str
-) -> list[int]:
+def _map(
+    job: Job, table: Table | None, ends: Ends, extras: Extras, target: Path, source: str,
+    select: str,
+) -> list[int]:  # fmt: skip
     """Return edges by partition, and the dangling ones last."""
     draft = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")  # a lost task may live on
     shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
+    row, neighbor = _key(table, "e", ends.row), _key(table, "e", ends.neighbor)
+    indexes = ends.indexes(job)
+    if indexes is None:
+        counts = _join(job, table, ends, draft, source, row, neighbor, select)
+    else:
+        counts = look_up_edges(
+            job, indexes, ends.bounds, draft, f"SELECT {row}, {neighbor}{select} FROM {source} e",
+            extra_bytes=extras.nbytes, filesystem=None if table is None else table.filesystem,
+        )  # fmt: skip
+    os.replace(draft, target)
+    return counts
+
+
+def _join(
+    job: Job, table: Table | None, ends: Ends, draft: Path, source: str, row: str, neighbor: str,
+    select: str,
+) -> list[int]:  # fmt: skip
     owner = " ".join(f"WHEN r.node < {end} THEN {k}" for k, end in enumerate(ends.bounds.tolist()))
     sql = f"""
         COPY (
             SELECT r.node AS row, n.node AS neighbor{select},
                 CASE WHEN r.node IS NULL OR n.node IS NULL THEN {_DANGLING} {owner} END AS part
             FROM {source} e
-            LEFT JOIN {_pairs(ends.row_pairs)} r ON {_key(table, "e", ends.row)} = r.id
-            LEFT JOIN {_pairs(ends.neighbor_pairs)} n ON {_key(table, "e", ends.neighbor)} = n.id
+            LEFT JOIN {_pairs(ends.row_ids.pairs)} r ON {row} = r.id
+            LEFT JOIN {_pairs(ends.neighbor_ids.pairs)} n ON {neighbor} = n.id
         ) TO {quoted(draft)} (FORMAT parquet, PARTITION_BY (part), COMPRESSION snappy)
     """
     with job.engine() as engine:
@@ -244,7 +286,6 @@ def _join(
         for k in [*range(len(ends.bounds)), _DANGLING]
     ]
     shutil.rmtree(draft / f"part={_DANGLING}", ignore_errors=True)
-    os.replace(draft, target)
     return counts
 
 
@@ -273,7 +314,7 @@ def _refuse_dangling(
     job: Job, table: Table, file: TableFile, ends: Ends, count: int, drop: bool
 ) -> None:
     source = f"read_parquet({quoted(file.path)}, file_row_number=true)"
-    sides = ((ends.row, ends.row_pairs), (ends.neighbor, ends.neighbor_pairs))
+    sides = ((ends.row, ends.row_ids.pairs), (ends.neighbor, ends.neighbor_ids.pairs))
     for column, pairs in sides:
         key = _key(table, "e", column)
         missing = f"{key} NOT IN (SELECT id FROM {_pairs(pairs)})"
@@ -364,8 +405,7 @@ def _in_order(job: Job, files: list[str], extras: Extras) -> Iterator[Any]:
         return
     columns = ["row", "neighbor", *extras.names]
     order = "row, neighbor" + (", pos" if extras.names else "")
-    row_bytes = 16 + 4 * extras.width + 12 * bool(extras.names)
-    count = min(_MANY_ROWS, max(1024, _SORT_BYTES // row_bytes))
+    count = min(_MANY_ROWS, max(1024, _SORT_BYTES // (16 + extras.nbytes)))
     with job.engine() as engine:
         found = engine.sql(
             f"SELECT {', '.join(columns)} FROM read_parquet([{', '.join(map(quoted, files))}], "

@@ -28,7 +28,7 @@ class Job:
         folder: The scratch directory. What a run with the same settings left there is used.
         settings: Everything that decides the result.
         memory: Bytes that the process may use.
-        threads: Of the engine.
+        threads: Of the engine, and of look-ups.
         progress: Show it on stderr.
         run_steps: Runs steps that do not need each other, in any order, and yields (place, result)
             of each as it ends. None: here, one after the other.
@@ -42,8 +42,8 @@ class Job:
         progress: bool, run_steps: "RunSteps | None" = None,
     ) -> None:  # fmt: skip
         self._run_steps = run_steps or _one_by_one
-        self.folder, self._threads, self._shown = folder, threads, progress
-        self._limit = int((memory - _BASE_BYTES) * _ENGINE_SHARE)
+        self.folder, self.threads, self._shown = folder, threads, progress
+        self.usable_bytes = memory - _BASE_BYTES
         mark = hashlib.blake2b(json.dumps(settings, default=str).encode()).hexdigest()
         state = folder / "job.json"
         if state.exists():
@@ -96,22 +96,24 @@ class Job:
         return {**vars(self), "_run_steps": _one_by_one}
 
     @contextmanager
-    def engine(self, *, ordered: bool = False) -> Iterator[Any]:
+    def engine(self, *, ordered: bool = False, beside: int = 0) -> Iterator[Any]:
         """Yield a connection of DuckDB that spills to the scratch directory.
 
         Args:
             ordered: Rows keep the order of the file, which costs memory.
+            beside: Bytes of memory that something else takes meanwhile.
 
         Raises:
             UsageError: Memory or disk are too small. The run can go on.
         """
         spill = self.folder / "spill" / uuid.uuid4().hex  # of each engine, wherever it runs
         spill.mkdir(parents=True)
+        limit = int((self.usable_bytes - beside) * _ENGINE_SHARE)
         connection = duckdb.connect(
             ":memory:",
             config={
-                "memory_limit": f"{self._limit}B",
-                "threads": self._threads,
+                "memory_limit": f"{limit}B",
+                "threads": self.threads,
                 "temp_directory": str(spill),
                 "preserve_insertion_order": ordered,
                 "autoinstall_known_extensions": False,
@@ -121,7 +123,7 @@ class Job:
             yield connection
         except duckdb.OutOfMemoryException as error:
             raise UsageError(
-                f"{self._limit / 1e6:.0f} MB for the engine are too few, or {spill} is full: "
+                f"{limit / 1e6:.0f} MB for the engine are too few, or {spill} is full: "
                 f"{str(error).splitlines()[0]}; call again with more memory, or with free space "
                 "there, to go on"
             ) from error

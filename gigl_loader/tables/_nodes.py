@@ -22,6 +22,7 @@ from gigl_loader.dataset._original import PARQUET
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
+from gigl_loader.tables._index import NO_NODE, Index
 from gigl_loader.tables._job import Job
 from gigl_loader.tables._source import (
     BATCH_ROWS,
@@ -242,6 +243,46 @@ class _Ids:
     def close(self) -> None:
         for files in self._files.values():
             files.close()
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """Where the numbers of ids are."""
+
+    pairs: Path
+    """A directory of Parquet files with ids and numbers."""
+    index: Index | None
+    """The same in memory, where it fits into half of it."""
+
+
+def open_dictionary(
+    job: Job, table: Table, column: str, node_type: NodeType, pairs: Path, *, text: bool
+) -> Dictionary:
+    """Return the numbers of a table's ids, each of which is there once.
+
+    Raises:
+        ConfigError: An id is there twice; the message names the first ones and their rows.
+    """
+    index = make_index(job, node_type, pairs, table.num_rows, text=text)
+    if index is None:
+        check_unique(job, table, column, node_type, pairs)
+    return Dictionary(pairs, index)
+
+
+def make_index(
+    job: Job, node_type: NodeType, pairs: Path, num_nodes: int, *, text: bool
+) -> Index | None:
+    """Build the index of some ids; None: it has no room, or ids are not told from each other."""
+    name = f"index/{pairs.parent.name}/{node_type}"
+    index = Index(job.folder / f"{name}.bin", num_nodes, text=text)
+    if num_nodes >= NO_NODE or not fits(job, {index}):
+        return None
+    return None if job.step(name, lambda: index.build(pairs)) else index
+
+
+def fits(job: Job, indexes: set[Index]) -> bool:
+    """Return whether indexes leave as much memory as they take."""
+    return 2 * sum(index.nbytes for index in indexes) <= job.usable_bytes
 
 
 def check_unique(job: Job, table: Table, column: str, node_type: NodeType, folder: Path) -> None:

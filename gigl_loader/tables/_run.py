@@ -38,10 +38,12 @@ from gigl_loader.tables._methods import (
     place_by_metis,
 )
 from gigl_loader.tables._nodes import (
+    Dictionary,
     Numbering,
-    check_unique,
     finish_ids,
+    make_index,
     number_arrow,
+    open_dictionary,
     write_dictionary,
 )
 from gigl_loader.tables._report import Report, describe_part
@@ -77,7 +79,7 @@ class Run:
                 "is removed; run again"
             )
         self._numbering: dict[NodeType, Numbering] = {}
-        self._pairs: dict[NodeType, Path] = {}
+        self._ids: dict[NodeType, Dictionary] = {}
         self._classes: dict[NodeType, int] = {}
 
     def make(self, began: float) -> Report:
@@ -173,21 +175,22 @@ class Run:
             folder = write_dictionary(
                 self._job, table, spec, node_type, numbering, "number", self._out
             )
-            check_unique(self._job, table, spec.id, node_type, folder)
-            self._pairs[node_type] = folder
             text = id_kind(table, spec.id) == "text"
+            self._ids[node_type] = open_dictionary(
+                self._job, table, spec.id, node_type, folder, text=text
+            )
             finish_ids(self._job, self._shared, node_type, numbering, self._out, text=text)
 
     # --- edges ------------------------------------------------------------------------------------
 
     def _ends(
-        self, edge_type: EdgeType, pairs: dict[NodeType, Path], columns: tuple[str, str],
+        self, edge_type: EdgeType, ids: dict[NodeType, Dictionary], columns: tuple[str, str],
         bounds: dict[NodeType, Array],
     ) -> Ends:  # fmt: skip
         row = self._row_end(edge_type)
         types = (edge_type[0], edge_type[2])
         return Ends(
-            columns[row], columns[1 - row], pairs[types[row]], pairs[types[1 - row]],
+            columns[row], columns[1 - row], ids[types[row]], ids[types[1 - row]],
             bounds[types[row]],
         )  # fmt: skip
 
@@ -200,19 +203,20 @@ class Run:
 
     def _map_rows(self, extras: dict[EdgeType, Extras]) -> dict[EdgeType, Mapped]:
         """Map the edges that are walked to rows of the tables."""
-        pairs, bounds = {}, {}
+        ids, bounds = {}, {}
         for node_type, table in self._nodes.items():
             owners = np.zeros(table.num_rows, np.uint16)
             numbering = Numbering.of(table, owners, 1)
             spec = self._graph.nodes[node_type]
-            pairs[node_type] = write_dictionary(
-                self._job, table, spec, node_type, numbering, "rows-of", None
+            folder = write_dictionary(self._job, table, spec, node_type, numbering, "rows-of", None)
+            text = id_kind(table, spec.id) == "text"
+            ids[node_type] = open_dictionary(
+                self._job, table, spec.id, node_type, folder, text=text
             )
-            check_unique(self._job, table, spec.id, node_type, pairs[node_type])
             bounds[node_type] = numbering.ends
         return {
             t: map_edges(
-                self._job, self._edges[t], self._ends(t, pairs, self._columns(t), bounds),
+                self._job, self._edges[t], self._ends(t, ids, self._columns(t), bounds),
                 extras[t], t, "map-rows", drop_dangling=self._drop,
             )
             for t in self._graph.walked
@@ -232,14 +236,14 @@ class Run:
                     self._job, before[edge_type], ends, extras[edge_type], edge_type
                 )
             else:
-                ends = self._ends(edge_type, self._pairs, self._columns(edge_type), bounds)
+                ends = self._ends(edge_type, self._ids, self._columns(edge_type), bounds)
                 found[edge_type] = map_edges(
                     self._job, table, ends, extras[edge_type], edge_type, "map",
                     drop_dangling=self._drop,
                 )  # fmt: skip
         return found
 
-    def _row_numbers(self, node_type: NodeType) -> Path:
+    def _row_numbers(self, node_type: NodeType) -> Dictionary:
         """Write the number of each row of a table of nodes."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -264,7 +268,8 @@ class Run:
                         parquet.write_batch(pa.record_batch([ids, node], schema=schema))
 
         self._job.step(f"row-numbers/{node_type}", write)
-        return folder
+        index = make_index(self._job, node_type, folder, table.num_rows, text=False)
+        return Dictionary(folder, index)
 
     def _sort(
         self, mapped: dict[EdgeType, Mapped], extras: dict[EdgeType, Extras]

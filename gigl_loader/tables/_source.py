@@ -55,7 +55,7 @@ class Table:
     """
 
     def __init__(self, job: Job, key: str, source: Any, where: str) -> None:
-        self.where, self._filesystem = where, None
+        self.where, self.filesystem = where, None
         found = self._list(job, key, source)
         self.files: list[TableFile] = []
         first = 0
@@ -115,13 +115,13 @@ class Table:
         try:
             import fsspec
 
-            self._filesystem, inner = fsspec.core.url_to_fs(path)
+            self.filesystem, inner = fsspec.core.url_to_fs(path)
         except ImportError as error:
             raise ConfigError(
                 f"{path} needs a file system that is not installed ({error}): install fsspec and "
                 "what it asks for, or copy the files to a disk"
             ) from error
-        files: Any = self._filesystem
+        files: Any = self.filesystem
         if files.isdir(inner):
             found = [p for p in files.find(inner) if _is_data(p)]
         else:
@@ -135,8 +135,8 @@ class Table:
 
     def _open(self, path: str, name: str) -> Any:
         try:
-            if self._filesystem is not None and "://" in path:
-                return pq.ParquetFile(self._filesystem.open(path))
+            if self.filesystem is not None and "://" in path:
+                return pq.ParquetFile(self.filesystem.open(path))
             return pq.ParquetFile(path)
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"{self.where}: {name} cannot be read as Parquet: {error}") from error
@@ -151,8 +151,8 @@ class Table:
 
     def register(self, connection: Any) -> None:
         """Let an engine read the files."""
-        if self._filesystem is not None:
-            connection.register_filesystem(self._filesystem)
+        if self.filesystem is not None:
+            connection.register_filesystem(self.filesystem)
 
     def type_of(self, column: str) -> Any:
         """Return the Arrow type of a column.

@@ -64,7 +64,7 @@ class Footprint:
         found += [f"System V segment of process {pid}" for pid in _sysv_creators() & set(self.pids)]
         return found
 
-    def check_gone(self, timeout_s: float = 60.0) -> None:
+    def check_gone(self, timeout_s: float = 120.0) -> None:
         """Wait until nothing is left.
 
         Raises:

@@ -1,19 +1,26 @@
 """Ports for tests."""
 
+import fcntl
+import os
 import random
+import tempfile
 from pathlib import Path
 
 from gigl_loader.transport import addresses
 
 _FIRST = 15_000
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_given: set[int] = set()
+_locks: tuple[int, int] = (-1, -1)
+"""This process, and its descriptor of the file in which it has locked a byte for each port."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port of ``host`` that nothing listens on.
 
     It lies below the range from which the system takes ports by itself: one from that range may be
-    given to any other socket before the caller binds it.
+    given to any other socket before the caller binds it. No other call on this machine returns it
+    while this process lives.
 
     Args:
         host: An address of this machine.
@@ -26,6 +33,21 @@ def free_port(host: str = "127.0.0.1") -> int:
     draw = random.SystemRandom()  # tests in other processes draw too, and may share a seed
     for _ in range(99):
         port = draw.randrange(first, below)
-        if addresses.is_free(host, port):
+        if _reserve(port) and addresses.is_free(host, port):
             return port
     raise OSError(f"99 ports of {host} between {first} and {below} are taken")
+
+
+def _reserve(port: int) -> bool:
+    """Keep ``port`` for this process until it ends; False: it, or another one, was given it."""
+    global _locks
+    if _locks[0] != os.getpid():  # a fork has none of its parent's locks
+        path = Path(tempfile.gettempdir(), f"gigl_loader-ports-{os.getuid()}")
+        _locks = os.getpid(), os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.lockf(_locks[1], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:  # the kernel releases it when that process ends
+        return False
+    is_new = port not in _given
+    _given.add(port)
+    return is_new

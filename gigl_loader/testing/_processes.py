@@ -24,7 +24,7 @@ def run_ranks(
     *args: Any,
     world_size: int,
     tmp_path: Path,
-    timeout_s: float = 60.0,
+    timeout_s: float = 200.0,
     may_die: Collection[int] = (),
 ) -> None:
     """Call ``fn(rank, world_size, *args)`` on the ranks of a gloo group; no port is used.
@@ -75,6 +75,20 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
         end_group()
 
 
+def meet_in_store(name: str) -> None:
+    """Return once all ranks of the group have called this; none of their connections is used.
+
+    For tests in which a rank dies next. `dist.barrier` may be over for that rank while its bytes
+    are still on their way to another, which would fail there, and not where the test expects it.
+
+    Args:
+        name: Of this meeting; used once.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{name}/{dist.get_rank()}", "")
+    store.wait([f"{name}/{rank}" for rank in range(dist.get_world_size())])
+
+
 def _watch(ranks: list[Any], tmp_path: Path, deadline: float, may_die: set[int]) -> None:
     while True:
         codes = {rank: process.exitcode for rank, process in enumerate(ranks)}
@@ -99,8 +113,7 @@ def _entry(
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
         # Gloo connects all pairs: a rank whose own part is done may end, by ``fn``, before its
         # peers have connected, and they would fail in place of waiting.
-        store.set(f"connected/{rank}", "")
-        store.wait([f"connected/{peer}" for peer in range(size)], limit)
+        meet_in_store("connected")
         fn(rank, size, *args)
         end_group()
     except BaseException:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:
     """Ask ``condition`` until it is true: every few milliseconds, later ten times a second.
 
     Args:

@@ -200,16 +200,22 @@ def _fork_orphan(message: tuple[str, dict[str, str], str], fds: list[int]) -> in
     between = os.fork()
     if between == 0:
         me = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _never_return(lambda: _await_adoption(me), lambda: _run(message, fds))
-        os.write(write, pid.to_bytes(8, "little"))
+        if os.fork() == 0:
+            _never_return(
+                lambda: _introduce(write), lambda: _await_adoption(me), lambda: _run(message, fds)
+            )
         os._exit(0)
     os.close(write)
     with open(read, "rb") as answer:
         pid = int.from_bytes(answer.read(8), "little")
     os.waitpid(between, 0)
     return pid
+
+
+def _introduce(write: int) -> None:
+    """Tell the pid; first take a name of its own: who knows the pid must not see a zygote."""
+    _libc.prctl(_PR_SET_NAME, b"python")
+    os.write(write, os.getpid().to_bytes(8, "little"))
 
 
 def _await_adoption(between: int) -> None:
@@ -219,7 +225,6 @@ def _await_adoption(between: int) -> None:
 
 def _run(message: tuple[str, dict[str, str], str], fds: list[int]) -> None:
     script, environment, folder = message
-    _libc.prctl(_PR_SET_NAME, b"python")
     for number, fd in enumerate(fds[:_STREAMS]):
         os.dup2(fd, number)
     _close_all_but(*fds[_STREAMS:])

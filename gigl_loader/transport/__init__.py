@@ -7,6 +7,7 @@ says who may connect. `gigl_loader.testing.MemoryNetwork` is the same in one thr
 from gigl_loader.transport.addresses import (
     address_towards,
     free_port,
+    free_ports,
     is_loopback,
     refuse_loopback_name,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "Security",
     "address_towards",
     "free_port",
+    "free_ports",
     "is_loopback",
     "refuse_loopback_name",
 ]

@@ -146,8 +146,3 @@ def listen(host: str, port: int) -> socket.socket:
             "that no other program uses"
         ) from error
     return sock
-
-
-def adopt(fd: int) -> socket.socket:
-    """Return the socket that a descriptor stands for; it is closed with it."""
-    return socket.socket(fileno=fd)

@@ -17,26 +17,34 @@ is silent for ``patience_s``         gives up
 Only the silence of a peer that owes an answer counts: it would say each second that it lives.
 """
 
+import contextlib
 import os
 import secrets
 import select
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from gigl_loader.errors import (
     GiglLoaderError,
+    JoinRefusedError,
     PeerLostError,
     PeerTimeoutError,
     ProtocolError,
 )
 from gigl_loader.transport import addresses
-from gigl_loader.transport.codec import Array, ArraySpec, decode, empty_arrays
+from gigl_loader.transport.codec import (
+    MAX_HEADER_BYTES,
+    Array,
+    ArraySpec,
+    decode,
+    empty_arrays,
+)
 from gigl_loader.transport.ends import End
-from gigl_loader.transport.handshake import Goodbye, farewell
-from gigl_loader.transport.link import HANDSHAKE_S, SLICE_S, Link, dial
+from gigl_loader.transport.handshake import Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import (
@@ -44,21 +52,37 @@ from gigl_loader.transport.stream import (
     TICK_S,
     Frame,
     Kind,
+    Steps,
+    Stream,
+    drive,
     pack,
     read_frame,
 )
 
 T = TypeVar("T")
 
-SUSPECT_S = 2.0
-"""Silence after which fresh connections are tried; who owes an answer speaks each second."""
 MAX_ANSWER_BYTES = 64 << 30
 """The most that the arrays of one answer may hold."""
+_SUSPECT_S = 2.0  # of silence, then fresh connections are tried; a debtor speaks each second
 _DIAL_S = 0.5  # one attempt while the peer is silent: a lost first packet is sent again after 1 s
+_HANDSHAKE_S = 3.0  # for a listener that has begun to answer
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
-_FRUITLESS = 5
-# Connections in a row that were admitted and then lost before anything was heard. A bad network
-# does that for a while; where it lasts longer than the patience, the listener ends each time.
+_SLICE_S = 0.25  # longest sleep before what may have changed is looked at again
+
+
+class _Link:
+    """A connection that was admitted."""
+
+    def __init__(self, stream: Stream, max_ask_bytes: int) -> None:
+        self.stream, self.max_ask_bytes = stream, max_ask_bytes
+        self.steps: Steps | None = None
+        """What reads the next frame, begun and left in its middle; None: not begun."""
+        self.broken, self.since = False, time.monotonic()
+
+    def lose(self) -> None:
+        """Give it up, and wake whoever waits on it."""
+        self.broken = True
+        self.stream.shutdown()
 
 
 class Caller:
@@ -80,16 +104,9 @@ class Caller:
     """
 
     def __init__(
-        self,
-        address: str,
-        port: int,
-        security: Security,
-        name: str,
-        *,
-        patience_s: float = SILENCE_S,
-        what: str = "peer",
-        session: str | None = None,
-    ) -> None:
+        self, address: str, port: int, security: Security, name: str, *,
+        patience_s: float = SILENCE_S, what: str = "peer", session: str | None = None,
+    ) -> None:  # fmt: skip
         self._target, self._security, self._name = (address, port), security, name
         self._patience_s = patience_s
         self._addresses: list[tuple[int, addresses.Address]] = []
@@ -100,17 +117,16 @@ class Caller:
     def _reset(self) -> None:
         """Start with no connection: at first, and in a fork, where all of it is the parent's."""
         self._pid, self._lane = os.getpid(), secrets.token_hex(8)
-        self._link: Link | None = None
+        self._link: _Link | None = None
         self._unanswered: deque[Reply[Any]] = deque()
         self._heard = time.monotonic()
-        self._fruitless, self._fruitless_since = 0, 0.0
+        self._fruitless = 0  # connections in a row on which nothing was heard
         self._closed: GiglLoaderError | None = None
-        # order of locks: the reader's role, then _sending, then _state
+        # Order of locks: the role, then _sending, then _state. Whoever asks has _sending first, and
+        # therefore takes the role only if nobody has it.
         self._state = threading.Condition()
-        self._sending = (
-            threading.Lock()
-        )  # held for a whole question, and while one link replaces another
-        self._reading = False  # the role of who reads; handed on under _state
+        self._sending = threading.RLock()  # for a whole question, and while a link is replaced
+        self._reader: int | None = None  # the thread that has the role: it reads and connects
 
     # --- asking -------------------------------------------------------------------------------
 
@@ -135,73 +151,57 @@ class Caller:
         """
         if os.getpid() != self._pid:
             self._reset()
-        reply: Reply[T] = Reply(self, method, pack(Kind.ASK, request, method), answer_type, into)
+        views = pack(Kind.ASK, request, method)
+        reply: Reply[T] = Reply(self._wait_for, method, views, answer_type, into)
         with self._sending:
+            link = self._link
+            if link is not None:
+                self._check_size(reply, link.max_ask_bytes)
             with self._state:
                 if self._closed is not None:
                     raise _again(self._closed)
                 if not self._unanswered:
                     self._heard = time.monotonic()  # before, the peer had nothing to say
                 self._unanswered.append(reply)
-            link = self._link
-            if link is None or link.broken:
-                self._try_to_connect()  # sends all that is unanswered
-            else:
-                self._check_size(link, reply)
+            if link is not None and not link.broken:
                 self._send(link, reply)
+            else:
+                with self._role() as mine:
+                    if mine:  # else whoever has it sees to it
+                        self._replace(time.monotonic() + _DIAL_S)  # sends all that is unanswered
         self._release_if_closed()
         return reply
 
-    def _try_to_connect(self) -> None:
-        """Connect for a question, if that works at once; else whoever waits sees to it."""
-        role = self._take_role()
-        if role:
-            try:
-                self._adopt(self._dial(time.monotonic() + _DIAL_S))
-            except (OSError, EOFError):
-                pass
-            except GiglLoaderError as error:
-                self._fail_all(error)
-            finally:
-                self._leave_role()
-
-    def _check_size(self, link: Link, reply: Reply[Any]) -> None:
+    def _check_size(self, reply: Reply[Any], most: int) -> None:
         size = sum(view.nbytes for view in reply.views)
-        if size > link.max_ask_bytes + (2 << 20):
-            with self._state:
-                self._unanswered.remove(reply)
+        if size > most + 2 * MAX_HEADER_BYTES:
             raise ProtocolError(
-                f"a question to {self.what} ({reply.method}) has {size} bytes; it takes "
-                f"{link.max_ask_bytes}: split the input, or raise the listener's max_ask_bytes"
+                f"a question to {self.what} ({reply.method}) has {size} bytes; it takes {most}: "
+                "split the input, or raise the listener's max_ask_bytes"
             )
 
-    def _send(self, link: Link, reply: Reply[Any], *, role: bool = False) -> None:
+    def _send(self, link: _Link, reply: Reply[Any]) -> None:
         """Send one question; reads meanwhile, since the peer may be blocked by an answer to us."""
         views = list(reply.views)
         try:
             with link.stream.send_lock:
                 while not link.stream.push(views):
-                    self._wait_to_send(link, role)
+                    self._wait_to_send(link)
         except (EOFError, OSError):
             link.lose()  # whoever waits for the answer replaces it
 
-    def _wait_to_send(self, link: Link, role: bool) -> None:
-        mine = role or self._take_role()
-        try:
-            events = select.POLLOUT | (select.POLLIN if mine else 0)
-            ready = link.stream.wait(events, SLICE_S)
+    def _wait_to_send(self, link: _Link) -> None:
+        with self._role() as mine:
+            ready = link.stream.wait(select.POLLOUT | (select.POLLIN if mine else 0), _SLICE_S)
             if mine and ready & ~select.POLLOUT:
                 self._read(link)
-        finally:
-            if mine and not role:
-                self._leave_role()
         if not ready and self._silent_s(link) > self._patience_s:
             raise OSError("the peer takes no bytes and is silent")
 
     # --- waiting ------------------------------------------------------------------------------
 
-    def wait_for(self, reply: Reply[Any], timeout_s: float | None) -> None:
-        """Return once ``reply`` is done; for `Reply`.
+    def _wait_for(self, reply: Reply[Any], timeout_s: float | None) -> None:
+        """Return once ``reply`` is done.
 
         Raises:
             PeerTimeoutError: It was not, in time.
@@ -210,69 +210,61 @@ class Caller:
         while not reply.done:
             if os.getpid() != self._pid:
                 raise PeerLostError(f"{self.what} was asked before a fork", End.CLOSED)
-            if self._take_role(deadline):
-                try:
-                    self._read_until(reply, deadline)
-                finally:
-                    self._leave_role()
-                    self._release_if_closed()
+            with self._role(deadline) as mine:
+                while mine and not reply.done:
+                    self._turn(deadline)
+                    if time.monotonic() >= deadline:
+                        break
+            self._release_if_closed()
             if not reply.done and time.monotonic() >= deadline:
                 raise PeerTimeoutError(
                     f"{self.what} did not answer {reply.method!r} within {timeout_s:.1f} s; it is "
                     "alive, so it is busy: see its log, or raise the timeout"
                 )
 
-    def _take_role(self, until: float = 0.0) -> bool:
-        """Become the one that reads; waits for that, or any answer, no longer than ``until``."""
+    @contextlib.contextmanager
+    def _role(self, until: float = 0.0) -> Iterator[bool]:
+        """Try to be the one that reads; waits for that, or any answer, no longer than ``until``."""
+        me = threading.get_ident()
         with self._state:
-            if self._reading and until:
+            if self._reader not in (None, me) and until:
                 self._state.wait(max(0.0, min(until - time.monotonic(), 60.0)))
-            if self._reading:
-                return False
-            self._reading = True
-            return True
-
-    def _leave_role(self) -> None:
-        with self._state:
-            self._reading = False
-            self._state.notify_all()
-
-    def _read_until(self, reply: Reply[Any], deadline: float) -> None:
-        """Read, and keep a connection up, until ``reply`` is done or time is up. Has the role."""
-        while not reply.done:
-            if self._closed is not None:
-                self._fail_all(self._closed)
-            elif self._link is None or self._link.broken:
-                self._replace(deadline)
-            elif not self._read(self._link):
-                self._wait_to_read(self._link, deadline)
-            if time.monotonic() >= deadline:
-                return
-
-    def _read(self, link: Link) -> bool:
-        """Take what came; True if that was a whole frame. Has the role."""
+            former = self._reader
+            if former is None:
+                self._reader = me
         try:
-            frame = self._next_frame(link)
-            if frame is not None:
-                self._take(link, frame)
-            return frame is not None
+            yield self._reader == me
+        finally:
+            if former is None:
+                with self._state:
+                    self._reader = None
+                    self._state.notify_all()
+
+    def _turn(self, deadline: float) -> None:
+        """Do what comes next for an answer to come. Has the role."""
+        link = self._link
+        if self._closed is not None:
+            self._fail_all(self._closed)
+        elif link is None or link.broken:
+            self._replace(deadline)
+        elif not self._read(link) and not link.broken:
+            self._wait_to_read(link, deadline)
+
+    def _read(self, link: _Link) -> bool:
+        """Take what came; True if that was a whole frame. Has the role."""
+        link.steps = link.steps or read_frame(link.stream, MAX_ANSWER_BYTES, self._room)
+        try:
+            try:
+                next(link.steps)  # a later call goes on where this one leaves
+            except StopIteration as whole:
+                link.steps = None
+                self._take(link, whole.value)
+                return True
         except (EOFError, OSError):
             link.lose()
         except ProtocolError as error:
             self._break_off(link, error)
         return False
-
-    def _next_frame(self, link: Link) -> Frame | None:
-        """Return a frame, or None where more bytes have to come; a later call goes on."""
-        if link.steps is None:
-            link.steps = read_frame(link.stream, MAX_ANSWER_BYTES, self._room)
-        try:
-            next(link.steps)
-        except StopIteration as done:
-            link.steps = None
-            frame: Frame = done.value
-            return frame
-        return None
 
     def _room(self, specs: list[ArraySpec]) -> list[Array]:
         """Return the memory for the arrays of the next answer."""
@@ -280,8 +272,7 @@ class Caller:
             reply = self._unanswered[0] if self._unanswered else None
         return empty_arrays(specs) if reply is None else reply.room(specs)
 
-    def _take(self, link: Link, frame: Frame) -> None:
-        link.heard_anything, self._fruitless = True, 0
+    def _take(self, link: _Link, frame: Frame) -> None:
         if frame.kind is Kind.ALIVE:
             return
         if frame.kind is Kind.BYE:
@@ -290,46 +281,45 @@ class Caller:
         with self._state:
             reply = self._unanswered.popleft() if self._unanswered else None
         if reply is None or frame.kind not in (Kind.ANSWER, Kind.ERROR):
-            self._break_off(link, ProtocolError(f"{frame.kind.name} came from {self.what} unasked"))
-            return
+            raise ProtocolError(f"{frame.kind.name} came unasked")
         reply.take(frame, self.what)
         with self._state:
             self._state.notify_all()
 
-    def _dismissed(self, link: Link, goodbye: Goodbye) -> None:
+    def _dismissed(self, link: _Link, goodbye: Goodbye) -> None:
         link.lose()
         if goodbye.end is End.PROTOCOL:
             self._fail_all(ProtocolError(f"{self.what} did not understand: {goodbye.words}"))
-        elif goodbye.end not in (End.REFUSED_BUSY, End.REPLACED):
+        elif goodbye.end is not End.REPLACED:
             text = f"{self.what} ended the connection ({goodbye.end.value}): {goodbye.words}"
             self._fail_all(PeerLostError(text, goodbye.end))
 
-    def _break_off(self, link: Link, error: ProtocolError) -> None:
-        link.stream.end(farewell(Kind.BYE, End.PROTOCOL, str(error)))
+    def _break_off(self, link: _Link, error: ProtocolError) -> None:
+        link.stream.end(farewell(End.PROTOCOL, str(error)))
         link.lose()
         self._fail_all(ProtocolError(f"{self.what}: {error}"))
 
-    def _wait_to_read(self, link: Link, deadline: float) -> None:
-        if link.broken:
-            return
-        try:
-            if link.stream.wait(select.POLLIN, min(SLICE_S, deadline - time.monotonic())):
-                return
-        except OSError:
-            link.lose()
+    def _wait_to_read(self, link: _Link, deadline: float) -> None:
+        if link.stream.wait(select.POLLIN, min(_SLICE_S, deadline - time.monotonic())):
             return
         silent_s = self._silent_s(link)
-        if silent_s > self._patience_s + _GRACE_S:
-            self._give_up(End.SILENT, f"nothing was heard for {silent_s:.1f} s")
-        elif silent_s > self._patience_s:
+        if silent_s > self._patience_s:
             link.lose()
-        elif silent_s > max(1.5 * TICK_S, min(SUSPECT_S, self._patience_s / 2)):
-            self._try(self._attempt_until(deadline))
+        elif silent_s > max(1.5 * TICK_S, min(_SUSPECT_S, self._patience_s / 2)):
+            self._try(deadline)
 
-    def _silent_s(self, link: Link | None) -> float:
+    def _silent_s(self, link: _Link | None) -> float:
+        """Return for how long nothing was heard; a fresh connection has time to be heard on.
+
+        Once that is broken, what came with its handshake does not count: a listener may let this
+        side in and drop it, again and again.
+        """
+        since = self._heard
         if link is not None:
-            self._heard = max(self._heard, link.stream.heard)
-        return time.monotonic() - self._heard
+            if link.stream.heard > link.since:
+                self._heard = max(self._heard, link.stream.heard)
+            since = self._heard if link.broken else max(self._heard, link.since)
+        return time.monotonic() - since
 
     # --- connections --------------------------------------------------------------------------
 
@@ -352,58 +342,102 @@ class Caller:
         nap, started = 0.05, time.monotonic()
         while self._link is None or self._link.broken:
             try:
-                with self._sending:
-                    self._adopt(self._dial(min(deadline, time.monotonic() + HANDSHAKE_S)))
+                with self._role(deadline) as mine, self._sending:
+                    if not mine:
+                        raise TimeoutError("another thread has tried all the time")
+                    self._adopt(self._dial(min(deadline, time.monotonic() + _HANDSHAKE_S)))
             except (OSError, EOFError) as error:
                 why = str(error) or "it closed the connection"
                 if isinstance(error, ConnectionRefusedError) and on_wait is None:
                     raise PeerLostError(f"{self.what}: nothing listens there", End.GONE) from error
                 if time.monotonic() + nap > deadline:
-                    waited = time.monotonic() - started
-                    text = f"{self.what} did not come up within {waited:.0f} s (last: {why})"
                     raise PeerTimeoutError(
-                        f"{text}: see its log, check address, port and firewall"
+                        f"{self.what} did not come up within {time.monotonic() - started:.0f} s "
+                        f"(last: {why}): see its log, check address, port and firewall"
                     ) from error
                 if on_wait is not None:
                     on_wait(why)
                 time.sleep(nap)
                 nap = min(nap * 1.5, 1.0)
 
-    def _dial(self, deadline: float) -> Link:
-        """Return a fresh connection that was admitted; see `dial`."""
+    def _dial(self, deadline: float) -> _Link:
+        """Return a fresh connection to the first address that admits this caller.
+
+        Raises:
+            OSError, EOFError: None does, now.
+            GiglLoaderError: The listener refused, or this side was closed.
+        """
         # once: in an outage the name server is out of reach too
         self._addresses = self._addresses or addresses.resolve(*self._target)
+        failure: Exception = OSError("it has no address")
+        for family, address in self._addresses:
+            stream = Stream(socket.socket(family, socket.SOCK_STREAM))
+            try:
+                return self._join(stream, address, deadline)
+            except BaseException as error:
+                stream.shutdown()
+                stream.close()
+                if isinstance(error, GiglLoaderError) or not isinstance(error, OSError | EOFError):
+                    raise
+                failure = error
+        raise failure
 
-        def refuse_if_closed() -> None:
+    def _join(self, stream: Stream, address: addresses.Address, deadline: float) -> _Link:
+        latest = max(deadline, time.monotonic() + _HANDSHAKE_S)
+
+        def patience() -> float:
+            # one that has begun to greet is alive, so the machine is busy: it gets the whole time
+            left = (latest if stream.first_bytes else deadline) - time.monotonic()
             if self._closed is not None:
                 raise _again(self._closed)
+            if left <= 0:
+                raise TimeoutError("it did not answer the handshake")
+            return min(left, _SLICE_S)
 
-        who = (self._name, self.session, self._lane)
-        return dial(self._addresses, self._security, who, self.what, deadline, refuse_if_closed)
+        stream.connect(address, patience)
+        try:
+            steps = join(stream, self._security, self._name, self.session, self._lane)
+            return _Link(stream, drive(steps, stream, patience).max_ask_bytes)
+        except JoinRefusedError as error:
+            text = f"{self.what} and {self._name} do not let each other in: {error}"
+            raise JoinRefusedError(text, error.end) from error
 
-    def _adopt(self, link: Link) -> None:
+    def _adopt(self, link: _Link) -> None:
         """Use ``link`` from here on and ask again what is unanswered. Has ``_sending``."""
-        former, self._link, self._heard = self._link, link, time.monotonic()
+        former, self._link = self._link, link
         if former is not None:
+            was_heard = former.stream.heard > former.since
+            self._fruitless = 0 if was_heard else self._fruitless + 1
             former.lose()
             former.stream.close()
         with self._state:
             again = list(self._unanswered)
         for reply in again:
             if not reply.done and not link.broken:
-                self._send(link, reply, role=True)
+                self._send(link, reply)
 
-    def _attempt_until(self, deadline: float) -> float:
-        """Return when one attempt to connect has to be over."""
-        given_up = self._heard + self._patience_s + _GRACE_S
-        return max(time.monotonic() + 0.05, min(deadline, time.monotonic() + _DIAL_S, given_up))
+    def _replace(self, deadline: float) -> None:
+        """Connect, at first or after a connection was lost. Has the role."""
+        link = self._link
+        silent_s = self._silent_s(link)
+        if silent_s <= self._patience_s + _GRACE_S:
+            if link is not None:  # one that drops connections is not dialled as fast as it can
+                time.sleep(max(0.0, link.since + 0.1 - time.monotonic()))
+            self._try(deadline)
+        elif self._fruitless > 1:
+            self._give_up(End.GONE, "it lets this side in and then drops the connection")
+        else:
+            self._give_up(End.SILENT, f"nothing was heard for {silent_s:.1f} s")
 
-    def _try(self, until: float) -> None:
+    def _try(self, deadline: float) -> None:
+        """Dial once, for a short time."""
         started = time.monotonic()
+        given_up = self._heard + self._patience_s + _GRACE_S
+        until = max(started + 0.05, min(deadline, started + _DIAL_S, given_up))
         try:
             fresh = self._dial(until)
         except ConnectionRefusedError:
-            self._give_up(End.GONE, "its process is gone: nothing listens there any more")
+            self._give_up(End.GONE, "its process is gone: nothing listens there")
         except (OSError, EOFError):
             time.sleep(max(0.0, min(until, started + 0.1) - time.monotonic()))
         except GiglLoaderError as error:
@@ -414,36 +448,16 @@ class Caller:
             with self._sending:
                 self._adopt(fresh)
 
-    def _replace(self, deadline: float) -> None:
-        """Connect again after a connection was lost. Has the role."""
-        former = self._link
-        if former is not None and not former.heard_anything:
-            self._fruitless_since = self._fruitless_since if self._fruitless else time.monotonic()
-            self._fruitless += 1
-        if former is not None:
-            former.heard_anything = True  # counted once
-        silent_s = self._silent_s(former)
-        fruitless_s = time.monotonic() - self._fruitless_since
-        if self._fruitless > _FRUITLESS and fruitless_s > self._patience_s:
-            self._give_up(End.GONE, "it lets this side in and then drops the connection")
-        elif silent_s > self._patience_s + _GRACE_S:
-            self._give_up(End.SILENT, f"it could not be reached for {silent_s:.1f} s")
-        else:
-            if self._fruitless > _FRUITLESS:
-                time.sleep(0.1)  # it would be dialled as fast as it drops
-            self._try(self._attempt_until(deadline))
-
     def _give_up(self, end: End, why: str) -> None:
         self._fail_all(PeerLostError(f"{self.what} is lost ({end.value}): {why}", end))
 
     def _fail_all(self, error: GiglLoaderError) -> None:
         with self._state:
             failed, self._unanswered = list(self._unanswered), deque()
-            self._fruitless = 0
             if self._link is not None:
                 self._link.lose()  # its answers would be taken for those to later questions
             for reply in failed:
-                reply.fail(_again(error))
+                reply.end(_again(error))
             self._state.notify_all()
 
     # --- the end ------------------------------------------------------------------------------
@@ -457,21 +471,19 @@ class Caller:
                 self._closed = PeerLostError(f"{self.what}: closed on this side", End.CLOSED)
             link = self._link
         if link is not None:
-            link.stream.end(farewell(Kind.BYE, end, words or f"{self._name} is done"))
+            link.stream.end(farewell(end, words or f"{self._name} is done"))
             link.broken = True
         self._fail_all(self._closed)
         self._release_if_closed()
 
     def _release_if_closed(self) -> None:
         """Release the descriptor, once nobody is in a call on it: the last one to leave does."""
-        if self._closed is None or not self._take_role():
+        if self._closed is None:
             return
-        try:
-            if self._link is not None and self._sending.acquire(blocking=False):
+        with self._role() as mine:
+            if mine and self._link is not None and self._sending.acquire(blocking=False):
                 self._link.stream.close()
                 self._sending.release()
-        finally:
-            self._leave_role()
 
     def __enter__(self) -> "Caller":
         return self

@@ -6,7 +6,7 @@
     KNOCK (plain) or TLS ClientHello  -->
                                       <--    [TLS]  GREETING(nonce)
     HELLO(name, nonce, proof)         -->
-                                      <--    ADMITTED(proof)  or  REFUSED(end, words)
+                                      <--    ADMITTED(proof)  or  BYE(end, words)
 
 The listener greets first: in TLS 1.3 a client learns at its first read that its certificate was
 refused. A plain caller knocks, so that a TLS listener can tell it in plain words what is wrong; and
@@ -16,7 +16,6 @@ whatever else listens on the port answers to a knock with something that can be 
 import contextlib
 import hmac
 import os
-import socket
 import ssl
 from dataclasses import dataclass
 
@@ -38,7 +37,7 @@ from gigl_loader.transport.stream import (
 
 NONCE_BYTES = 32
 _MAX_BYTES = 4096  # of a frame before the other side is known
-_TLS_HANDSHAKE = 0x16  # the first byte of a ClientHello
+_TLS_RECORDS = (b"\x14", b"\x15", b"\x16", b"\x17")  # what TLS may open with
 _SAME_TOKEN = f"set {TOKEN_VARIABLE} to one value on all machines"
 
 
@@ -70,15 +69,15 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Goodbye:
-    """Why a connection ends, in a BYE or REFUSED frame."""
+    """Why a connection ends, or does not come about."""
 
     end: End
     words: str
 
 
-def farewell(kind: Kind, end: End, words: str) -> bytes:
-    """Return a whole BYE or REFUSED frame."""
-    return bytes(pack(kind, Goodbye(end, words[:2000]))[0])
+def farewell(end: End, words: str) -> bytes:
+    """Return a whole BYE frame."""
+    return bytes(pack(Kind.BYE, Goodbye(end, words[:2000]))[0])
 
 
 def join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
@@ -90,13 +89,11 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
     """
     try:
         return (yield from _join(stream, security, name, session, lane))
-    except ssl.SSLError as error:
-        raise _tls_refusal(stream, error, "the other side") from error
-    except OtherVersionError as error:
-        stream.end(farewell(Kind.BYE, End.REFUSED_VERSION, str(error)))
-        raise JoinRefusedError(str(error), End.REFUSED_VERSION) from error
-    except ProtocolError as error:
-        raise _other_service(stream) from error
+    except (ssl.SSLError, ProtocolError) as error:
+        refusal = _refusal(stream, error, "the listener", encrypted=security.mode.encrypted)
+        if isinstance(error, OtherVersionError):
+            stream.end(farewell(End.REFUSED_VERSION, str(error)))
+        raise refusal from error
 
 
 def _join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
@@ -112,7 +109,7 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     admitted = decode((yield from _expect(stream, Kind.ADMITTED)).body, [], Admitted)
     if not hmac.compare_digest(admitted.proof, security.proof(b"listener", nonces, certificate)):
         words = f"it does not know the cluster token of this side: {_SAME_TOKEN}"
-        stream.end(farewell(Kind.BYE, End.REFUSED_TOKEN, words))
+        stream.end(farewell(End.REFUSED_TOKEN, words))
         raise JoinRefusedError(words, End.REFUSED_TOKEN)
     return admitted
 
@@ -125,20 +122,16 @@ def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
         EOFError, OSError: The connection broke.
     """
     try:
-        if security.mode.encrypted:
-            yield from _expect_tls(stream)
-            yield from stream.start_tls(security.context(server=True), server=True)
         return (yield from _admit(stream, security, max_ask_bytes))
-    except ssl.SSLError as error:
-        raise _tls_refusal(stream, error, "the caller") from error
-    except OtherVersionError as error:
-        raise JoinRefusedError(str(error), End.REFUSED_VERSION) from error
-    except ProtocolError as error:
-        raise JoinRefusedError(str(error), _end_of_opening(stream)) from error
+    except (ssl.SSLError, ProtocolError) as error:
+        encrypted = security.mode.encrypted
+        raise _refusal(stream, error, "the caller", encrypted=encrypted) from error
 
 
 def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
     mine = os.urandom(NONCE_BYTES)
+    if security.mode.encrypted:
+        yield from stream.start_tls(security.context(server=True), server=True)
     stream.push(pack(Kind.GREETING, Greeting(mine)))
     if not security.mode.encrypted:
         yield from _expect(stream, Kind.KNOCK)
@@ -155,7 +148,7 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
 
 def _expect(stream: Stream, kind: Kind) -> Steps:
     frame: Frame = yield from read_frame(stream, 0, max_header_bytes=_MAX_BYTES)
-    if frame.kind in (Kind.REFUSED, Kind.BYE):
+    if frame.kind is Kind.BYE:
         goodbye = decode(frame.body, [], Goodbye)
         raise JoinRefusedError(goodbye.words, goodbye.end)
     if frame.kind is not kind:
@@ -163,64 +156,27 @@ def _expect(stream: Stream, kind: Kind) -> Steps:
     return frame
 
 
-def _expect_tls(stream: Stream) -> Steps:
-    """Refuse a plain caller before TLS turns its bytes into a riddle."""
-    first = b""
-    while not first:
-        try:
-            first = stream.sock.recv(len(MAGIC), socket.MSG_PEEK)
-        except BlockingIOError:
-            yield
-            continue
-        if not first:
-            raise EOFError("the connection was closed")
-    if first[0] != _TLS_HANDSHAKE:
-        ours = MAGIC.startswith(first)
-        raise JoinRefusedError(
-            "this side speaks TLS and the caller does not: give both the same certificates, "
-            "the same token or --insecure",
-            End.REFUSED_MODE if ours else End.REFUSED_SERVICE,
+def _refusal(stream: Stream, error: Exception, who: str, *, encrypted: bool) -> JoinRefusedError:
+    """Say what a handshake that failed means, by the first bytes that came and what they hit."""
+    if isinstance(error, OtherVersionError):
+        return JoinRefusedError(str(error), End.REFUSED_VERSION)
+    opening = stream.first_bytes
+    ours, is_tls = opening.startswith(MAGIC), opening[:1] in _TLS_RECORDS
+    if opening and (ours if encrypted else is_tls):
+        which = (
+            "does not speak TLS and this side does" if encrypted else "speaks TLS, not this side"
         )
-
-
-def _end_of_opening(stream: Stream) -> End:
-    opening = stream.first_bytes
-    return End.REFUSED_MODE if opening[:1] == bytes([_TLS_HANDSHAKE]) else End.REFUSED_SERVICE
-
-
-def _tls_refusal(stream: Stream, error: ssl.SSLError, who: str) -> JoinRefusedError:
-    """Say what a failed TLS handshake means."""
-    opening = stream.first_bytes
+        text = f"{who} {which}: give both the same certificates, the same token or --insecure"
+        return JoinRefusedError(text, End.REFUSED_MODE)
+    if not isinstance(error, ssl.SSLError) or (opening and not is_tls):
+        with contextlib.suppress(OSError):  # what else is here by now
+            opening += stream.sock.recv(40)
+        text = f"{who} is another service, or a faulty one: it sent {opening[:40]!r} ({error})"
+        return JoinRefusedError(text, End.REFUSED_SERVICE)
     reason = getattr(error, "verify_message", "") or error.reason or str(error)
     reason = str(reason).replace("_", " ").lower()
-    if opening.startswith(MAGIC):
-        text = f"{who} does not speak TLS and this side does: start both with the same settings"
-        return JoinRefusedError(text, End.REFUSED_MODE)
-    if opening and not 0x14 <= opening[0] <= 0x17:  # record types of TLS
-        return _other_service(stream)
     if "alert" in reason:
         text = f"{who} refused this side's certificate: {reason}"
     else:
         text = f"the certificate of {who} is not accepted here: {reason}"
     return JoinRefusedError(text, End.REFUSED_CERTIFICATE)
-
-
-def _other_service(stream: Stream) -> JoinRefusedError:
-    opening = stream.first_bytes
-    with contextlib.suppress(OSError):  # what else is here by now
-        opening += stream.sock.recv(40)
-    text = f"another service is there: it answered with {opening[:40]!r}"
-    return JoinRefusedError(text, End.REFUSED_SERVICE)
-
-
-def drain_refused(stream: Stream) -> Steps:
-    """Read what a refused peer still sends, so that a reset does not overtake the words to it."""
-    stream.sock.shutdown(socket.SHUT_WR)
-    budget = 1 << 18
-    while budget > 0:
-        try:
-            got = len(stream.sock.recv(1 << 16))
-        except BlockingIOError:
-            yield
-            continue
-        budget = budget - got if got else 0

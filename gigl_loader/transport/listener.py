@@ -1,36 +1,55 @@
-"""Answers the questions of callers: a door that admits them, and a thread for each one inside."""
+"""Answers the questions of callers: a thread that accepts, and a thread for each connection.
+
+The accepting thread waits for no caller. It also says each second, on every connection that owes an
+answer, that this side lives, and learns at once when a caller hangs up while a handler works.
+
+A connection's thread does the handshake, within three seconds, and then answers. At most 128
+handshakes are under way, 64 from one address; the one that has said nothing for the longest time
+makes room for a new one, so that thousands of half-open connections neither keep real callers out
+nor take memory, threads or descriptors without bound.
+"""
 
 import contextlib
 import logging
 import resource
 import select
+import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from gigl_loader.errors import ProtocolError
+from gigl_loader.errors import ConfigError, JoinRefusedError, ProtocolError
 from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import decode
-from gigl_loader.transport.door import CLOSE_S, Door
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.failures import describe
-from gigl_loader.transport.handshake import Goodbye, Hello, farewell
-from gigl_loader.transport.pulse import pulse
+from gigl_loader.transport.handshake import Goodbye, Hello, admit, farewell
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import (
+    ALIVE_FRAME,
     SILENCE_S,
+    TICK_S,
     Frame,
     Kind,
     Stream,
+    close_in_children,
     drive,
     pack,
     read_frame,
 )
 
 _log = logging.getLogger(__name__)
+
+_HANDSHAKE_S = 3.0
+_MAX_PENDING = 128
+_MAX_PENDING_PER_ADDRESS = 64
+_CLOSE_S = 2.0  # how long whoever closes a listener waits for what is under way
+_DRAIN_S = 0.5  # for a refused caller to read why
+_REPORT_EVERY_S = 60.0
 
 
 @dataclass(eq=False)
@@ -114,158 +133,288 @@ class Listener:
         silence_s: float = SILENCE_S,
         inherits: int | None = None,
     ) -> None:
-        loopback = addresses.is_loopback(address)
-        security.check_listener(address, loopback=loopback)
-        if security.mode.encrypted:
-            security.context(server=True)  # certificates that cannot be used are refused now
-        elif not loopback:
-            _log.warning(
-                "%s listens on %s without encryption: whoever can read the network reads the data",
-                *(name, address),
-            )
+        security.check_listener(address)
         self.name, self.security, self.table = name, security, dict(table)
         self.max_ask_bytes, self.silence_s = max_ask_bytes, silence_s
-        self._on_peer = on_peer or (lambda peer: None)
-        self._on_end = on_end or (lambda peer, end: None)
-        self._lock = threading.Lock()
-        self._connections: dict[_Connection, threading.Thread] = {}
+        self.on_peer = on_peer or (lambda peer: None)
+        self.on_end = on_end or (lambda peer, end: None)
+        self._lock = threading.Lock()  # guards the connections and what is counted
+        self._connections: dict[int, _Connection] = {}  # by descriptor
+        self._refused: Counter[str] = Counter()
+        self._reported, self._unreported = -_REPORT_EVERY_S, 0
         self._closed = False
-        sock = addresses.listen(address, port) if inherits is None else addresses.adopt(inherits)
-        self.address: tuple[str, int] = sock.getsockname()[:2]
-        self._door = Door(sock, name, security, max_ask_bytes, self._take_in)
+        self._sock = (
+            addresses.listen(address, port) if inherits is None else socket.socket(fileno=inherits)
+        )
+        self._sock.setblocking(False)
+        close_in_children(self._sock)
+        self.address: tuple[str, int] = self._sock.getsockname()[:2]
+        self._epoll = select.epoll()
+        self._epoll.register(self._sock, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name=f"{name} door", daemon=True)
 
     def start(self) -> "Listener":
         """Begin to admit callers; returns itself."""
         _raise_descriptor_limit()
-        pulse()
-        self._door.thread.start()
+        self._thread.start()
         return self
 
     def fileno(self) -> int:
         """Return the descriptor that it listens on, for whoever is to go on after this process."""
-        return self._door.fileno()
+        return self._sock.fileno()
 
     def stats(self) -> dict[str, Any]:
         """Return how many callers are ``open`` and ``pending``, and ``refused`` by `End`."""
-        return {
-            "open": len(self._connections),
-            "pending": len(self._door.pending),
-            "refused": dict(self._door.refused),
-        }
+        pending = len(self._pending())
+        opened = len(self._connections) - pending
+        return {"open": opened, "pending": pending, "refused": dict(self._refused)}
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
         """Tell all callers goodbye and stop. Idempotent, from any thread."""
-        with self._lock:
-            self._closed, connections = True, dict(self._connections)
-        self._door.close()
-        deadline = time.monotonic() + CLOSE_S
-        goodbye = farewell(Kind.BYE, end, words or f"{self.name} shut down")
+        self._closed, deadline = True, time.monotonic() + _CLOSE_S
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        if self._thread.ident is None:
+            self._release()
+        else:
+            self._thread.join(_CLOSE_S)
+        with self._lock:  # there will be no more
+            connections = list(self._connections.values())
+        goodbye = farewell(end, words or f"{self.name} shut down")
         for connection in connections:
             connection.dismiss(End.CLOSED, goodbye, deadline - time.monotonic())
-        for thread in connections.values():
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+        for connection in connections:
+            if connection.thread is not threading.current_thread():
+                connection.thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _take_in(self, stream: Stream, hello: Hello, address: str) -> None:
-        """Serve a caller that was admitted.
+    # --- the accepting thread -----------------------------------------------------------------
 
-        Raises:
-            RuntimeError: No thread can be started.
-        """
-        connection = _Connection(self, stream, Peer(hello.name, address, hello.session), hello.lane)
-        thread = threading.Thread(
-            target=connection.run, name=f"{self.name} for {hello.name}", daemon=True
-        )
+    def _run(self) -> None:
+        due = time.monotonic() + TICK_S
+        while not self._closed:
+            try:
+                self._look(max(0.0, due - time.monotonic()))
+                if time.monotonic() >= due:
+                    due = time.monotonic() + TICK_S
+                    self._say_alive()
+            except Exception:  # nothing that one caller does may end this thread
+                if not self._closed:
+                    _log.exception("%s: accepting failed; it goes on", self.name)
+                    time.sleep(0.1)
+        self._release()
+
+    def _release(self) -> None:
+        self._sock.close()
+        self._epoll.close()
+
+    def _look(self, timeout_s: float) -> None:
+        for number, _ in self._epoll.poll(timeout_s):
+            if number == self._sock.fileno():
+                self._accept()
+                continue
+            connection = self._connections.get(number)
+            # looked at again, because the number may belong to a newer connection by now
+            with contextlib.suppress(OSError):
+                if connection is not None and connection.stream.wait(select.POLLRDHUP, 0):
+                    connection.hang_up()
+
+    def _say_alive(self) -> None:
         with self._lock:
-            if self._closed:
-                raise RuntimeError("closed")
-            former = [c for c in self._connections if c.same_lane(connection)]
+            debtors = [one for one in self._connections.values() if one.owes]
+        for connection in debtors:
+            with contextlib.suppress(OSError):  # the connection's own thread sees it too
+                connection.stream.say(ALIVE_FRAME)
+
+    def _accept(self) -> None:
+        try:
+            sock, source = self._sock.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if not self._closed:
+                self._busy("a caller", error)
+            return
+        try:
+            connection = _Connection(self, Stream(sock), str(source[0]))
+        except OSError:  # it is gone already
+            sock.close()
+            return
+        self._make_room(connection.address)
+        with self._lock:
+            self._connections[sock.fileno()] = connection
+        try:
+            # edge-triggered: one event for each connection, no call of the kernel per question
+            self._epoll.register(sock, select.EPOLLRDHUP | select.EPOLLET)
+            self._start(connection.thread, connection.address)
+        except (OSError, RuntimeError):
+            self.forget(connection)
+
+    def _start(self, thread: threading.Thread, address: str) -> None:
+        try:
             thread.start()
-            self._connections[connection] = thread
-        for old in former:
-            old.dismiss(End.REPLACED, farewell(Kind.BYE, End.REPLACED, "a fresh one is there"), 0)
+        except RuntimeError as error:  # the limit on threads
+            self._busy(address, error)
+            thread.start()
+
+    def _busy(self, who: str, error: Exception) -> None:
+        """Count a caller for which no descriptor or thread is left, and free one of each."""
+        self.refused(End.REFUSED_BUSY, who, str(error))
+        pending = self._pending()
+        if pending:
+            _shed(pending)
+        else:
+            time.sleep(0.05)  # whoever else holds them
+
+    def _make_room(self, address: str) -> None:
+        pending = self._pending()
+        same = [one for one in pending if one.address == address]
+        if len(same) >= _MAX_PENDING_PER_ADDRESS:
+            _shed(same)
+        elif len(pending) >= _MAX_PENDING:
+            _shed(pending)
+
+    def _pending(self) -> "list[_Connection]":
+        with self._lock:
+            every = list(self._connections.values())
+        return [one for one in every if one.peer is None and one.thread.ident is not None]
 
     # --- for the connections ------------------------------------------------------------------
 
-    def began(self, connection: "_Connection") -> None:
-        """Tell the owner of a new peer."""
-        self._on_peer(connection.peer)
-
-    def over(self, connection: "_Connection", end: End) -> None:
-        """Forget a connection and tell the owner."""
+    def refused(self, end: End, who: str, why: str) -> None:
+        """Count a refusal; say so in the log at most once a minute."""
         with self._lock:
-            self._connections.pop(connection, None)
-        try:
-            self._on_end(connection.peer, end)
-        except Exception:
-            _log.exception("%s: the end of %s was not handled", self.name, connection.peer.name)
+            self._refused[end.value] += 1
+            self._unreported += 1
+            if time.monotonic() - self._reported < _REPORT_EVERY_S:
+                return
+            self._reported, count, self._unreported = time.monotonic(), self._unreported, 0
+        _log.warning(
+            "%s refused %d connection(s), the last one from %s: %s", self.name, count, who, why
+        )
+
+    def admitted(self, connection: "_Connection", peer: Peer) -> None:
+        """Let a caller in; what it still has on a former connection is over."""
+        with self._lock:
+            former = [
+                one
+                for one in self._connections.values()
+                if one.peer is not None and one.lane == connection.lane
+            ]
+            connection.peer = peer
+        for old in former:
+            old.dismiss(End.REPLACED, farewell(End.REPLACED, "a fresh one is there"))
+
+    def forget(self, connection: "_Connection") -> None:
+        """Release a connection that is over."""
+        connection.stream.shutdown()
+        with self._lock:
+            self._connections.pop(connection.stream.sock.fileno(), None)
+        connection.stream.close()
 
 
 class _Connection:
-    """One admitted caller, served by one thread."""
+    """One caller, from the first byte to the last, in a thread of its own."""
 
-    def __init__(self, listener: Listener, stream: Stream, peer: Peer, lane: str) -> None:
-        self.stream, self.peer, self.owes = stream, peer, False
-        self._listener, self._lane = listener, lane
+    def __init__(self, listener: Listener, stream: Stream, address: str) -> None:
+        self.stream, self.address, self.lane = stream, address, ""
+        self.peer: Peer | None = None
+        """None: it has not been admitted."""
+        self.owes = False
+        """Whether the caller waits for something."""
+        self.thread = threading.Thread(
+            target=self._run, name=f"{listener.name} for {address}", daemon=True
+        )
+        self._listener = listener
         self._wake = threading.Event()
         self._dismissed: End | None = None
 
-    def same_lane(self, other: "_Connection") -> bool:
-        """Tell whether ``other`` is the same caller, on another connection."""
-        return (self.peer.session, self._lane) == (other.peer.session, other._lane)
+    # --- called by other threads --------------------------------------------------------------
 
-    def hung_up(self) -> None:
-        self.peer.gone.set()
+    def hang_up(self) -> None:
+        """Note that the caller closed the connection, or was killed."""
+        if self.peer is not None:
+            self.peer.gone.set()
         self._wake.set()
 
-    def dismiss(self, end: End, goodbye: bytes, patience_s: float) -> None:
-        """End the connection from another thread."""
+    def dismiss(self, end: End, goodbye: bytes = b"", patience_s: float = 0.0) -> None:
+        """End the connection."""
         self._dismissed = self._dismissed or end
-        self.stream.end(goodbye, patience_s)
-        self.hung_up()
+        self.stream.end(goodbye if self.peer else b"", patience_s)
+        self.hang_up()
 
-    def run(self) -> None:
-        end = End.GONE
-        watch = pulse()
+    # --- the handshake ------------------------------------------------------------------------
+
+    def _run(self) -> None:
         try:
-            watch.watch(self)
-            self._listener.began(self)
-            end = self._serve()
+            hello = self._admit()
+            if hello is not None:
+                peer = Peer(hello.name, self.address, hello.session)
+                self.lane = hello.lane
+                self._listener.admitted(self, peer)
+                self._serve(peer)
+        except Exception:
+            _log.exception("%s: the connection with %s failed", self._listener.name, self.address)
+        finally:
+            self._listener.forget(self)
+
+    def _admit(self) -> Hello | None:
+        """Return what the caller says of itself; None: it was refused, or is gone."""
+        deadline = time.monotonic() + _HANDSHAKE_S
+        steps = admit(self.stream, self._listener.security, self._listener.max_ask_bytes)
+        try:
+            hello: Hello = drive(steps, self.stream, lambda: _left(deadline))
+            return hello
+        except JoinRefusedError as error:
+            self._refuse(End(error.end), str(error))
+        except ConfigError as error:  # certificates that were renewed and cannot be read
+            self._refuse(End.REFUSED_CERTIFICATE, str(error))
+        except (EOFError, OSError) as error:
+            if isinstance(error, _SilentError) or self._dismissed is End.GONE:
+                why = "it did not finish the handshake"
+                self._listener.refused(End.REFUSED_SLOW, self.address, why)
+        return None
+
+    def _refuse(self, end: End, words: str) -> None:
+        """Say why, and read what still comes: else a reset would overtake the words."""
+        self._listener.refused(end, self.address, words)
+        deadline = time.monotonic() + _DRAIN_S
+        with contextlib.suppress(OSError):
+            if end is not End.REFUSED_CERTIFICATE:  # TLS has sent its own alert
+                self.stream.say(farewell(end, words))
+            self.stream.sock.shutdown(socket.SHUT_WR)
+            while self.stream.wait(select.POLLIN, _left(deadline)) & select.POLLIN:
+                if not self.stream.sock.recv(1 << 16):
+                    break
+
+    # --- questions ----------------------------------------------------------------------------
+
+    def _serve(self, peer: Peer) -> None:
+        end = End.GONE
+        try:
+            self._listener.on_peer(peer)
+            end = self._answer_all(peer)
         except _SilentError:
             end = End.SILENT
         except (EOFError, OSError):
             end = self._last_words()
         except ProtocolError as error:
             end = End.PROTOCOL
-            self.stream.end(farewell(Kind.BYE, end, str(error)), 1.0)
-        except Exception:
-            _log.exception("%s: the connection with %s failed", *self._names())
+            self.stream.end(farewell(end, str(error)), 1.0)
         finally:
-            self.peer.gone.set()
-            watch.forget(self)
-            self.stream.shutdown()
-            self._listener.over(self, self._dismissed or end)
-            self.stream.close()
+            peer.gone.set()
+            self._listener.on_end(peer, self._dismissed or end)
 
-    def _names(self) -> tuple[str, str]:
-        return self._listener.name, self.peer.name
-
-    def _serve(self) -> End:
+    def _answer_all(self, peer: Peer) -> End:
         while True:
             self.owes = False
-            frame = self._receive()
+            steps = read_frame(self.stream, self._listener.max_ask_bytes, on_head=self._begin)
+            frame: Frame = drive(steps, self.stream, self._patience)
             if frame.kind is Kind.BYE:
                 return decode(frame.body, [], Goodbye).end
             if frame.kind is not Kind.ASK:
                 raise ProtocolError(f"{frame.kind.name} came where a question was due")
             if self._dismissed is None:  # else read on: unread bytes would reset our goodbye
-                self._answer(frame)
-
-    def _receive(self) -> Frame:
-        steps = read_frame(self.stream, self._listener.max_ask_bytes, on_head=self._begin)
-        frame: Frame = drive(steps, self.stream, self._patience)
-        self.owes = True
-        return frame
+                self._answer(frame, peer)
 
     def _begin(self) -> None:
         self.owes = True
@@ -276,65 +425,69 @@ class _Connection:
             raise _SilentError
         return 1.0 if self.owes else 60.0
 
-    def _answer(self, frame: Frame) -> None:
-        release = None
-        try:
-            answer = self._call(frame)
-            if isinstance(answer, Lent):
-                release, answer = answer.release, answer.answer
-            views = pack(Kind.ANSWER, answer)
-        except EOFError:
-            raise
-        except Exception as error:
-            views = pack(Kind.ERROR, describe(error))
-        try:
-            self._send(views)
-        finally:
-            if release is not None:
-                release()
+    def _answer(self, frame: Frame, peer: Peer) -> None:
+        with contextlib.ExitStack() as lent:
+            try:
+                answer = self._call(frame, peer)
+                if isinstance(answer, Lent):
+                    lent.callback(answer.release)
+                    answer = answer.answer
+                views = pack(Kind.ANSWER, answer)
+            except EOFError:
+                raise
+            except Exception as error:
+                views = pack(Kind.ERROR, describe(error))
+            with self.stream.send_lock:
+                while not self.stream.push(views):
+                    ready = self.stream.wait(select.POLLOUT, 1.0)
+                    if not ready and self.stream.vanished(self._listener.silence_s):
+                        raise _SilentError
 
-    def _call(self, frame: Frame) -> Any:
+    def _call(self, frame: Frame, peer: Peer) -> Any:
         method = self._listener.table.get(frame.method)
         if method is None:
             raise ProtocolError(f"{self._listener.name} has no method {frame.method[:100]!r}")
         request = decode(frame.body, frame.arrays, method.request)
-        answer = method.handler(request, self.peer)
-        return self._await(answer) if isinstance(answer, Future) else answer
+        answer = method.handler(request, peer)
+        return self._await(answer, peer) if isinstance(answer, Future) else answer
 
-    def _await(self, future: "Future[Any]") -> Any:
+    def _await(self, future: "Future[Any]", peer: Peer) -> Any:
         future.add_done_callback(lambda _: self._wake.set())
         while not future.done():
-            self._wake.wait(1.0)
+            self._wake.wait(60.0)
             self._wake.clear()
-            if self.peer.gone.is_set() and not future.done():
+            if peer.gone.is_set() and not future.done():
                 future.cancel()
                 raise EOFError("the caller is gone")
         return future.result()
-
-    def _send(self, views: list[memoryview]) -> None:
-        with self.stream.send_lock:
-            while not self.stream.push(views):
-                ready = self.stream.wait(select.POLLOUT, 1.0)
-                if not ready and self.stream.vanished(self._listener.silence_s):
-                    raise _SilentError
 
     def _last_words(self) -> End:
         """Return the end that the caller named before it hung up, if it did."""
         with contextlib.suppress(EOFError, OSError, ProtocolError):
             for _ in range(1000):  # questions that nobody waits for any more
                 steps = read_frame(self.stream, self._listener.max_ask_bytes)
-                try:
-                    next(steps)
-                except StopIteration as done:
-                    if done.value.kind is Kind.BYE:
-                        return decode(done.value.body, [], Goodbye).end
-                else:
-                    return End.GONE
+                frame: Frame = drive(steps, self.stream, lambda: _left(0.0))
+                if frame.kind is Kind.BYE:
+                    return decode(frame.body, [], Goodbye).end
         return End.GONE
 
 
-class _SilentError(Exception):
+def _shed(pending: list[_Connection]) -> None:
+    """End the handshake that has made no progress for the longest time."""
+    slowest = min(pending, key=lambda one: one.stream.heard)
+    slowest.dismiss(End.GONE)  # no refusal: it may have been admitted just now, and comes back
+    slowest.thread.join(0.1)  # its descriptor and thread are free again, mostly at once
+
+
+class _SilentError(TimeoutError):
     """Nothing was heard from a caller for the limit."""
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise _SilentError
+    return left
 
 
 def _raise_descriptor_limit() -> None:

@@ -1,7 +1,7 @@
 """The answer to one question, now or later."""
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gigl_loader.errors import ProtocolError, UsageError
 from gigl_loader.transport.codec import Array, ArraySpec, decode, empty_arrays
@@ -12,26 +12,23 @@ T = TypeVar("T")
 Into = Callable[[list[ArraySpec]], "list[Array]"]
 
 
-class Asker(Protocol):
-    """A caller, as far as its replies are concerned."""
-
-    def wait_for(self, reply: "Reply[Any]", timeout_s: float | None) -> None:
-        """Return once ``reply`` is done."""
-
-
 class Reply(Generic[T]):
     """The answer to one question, now or later."""
 
     def __init__(
-        self, caller: "Asker", method: str, views: list[memoryview], expected: type[T], into: Any
+        self,
+        wait_for: "Callable[[Reply[Any], float | None], None]",
+        method: str,
+        views: list[memoryview],
+        expected: type[T],
+        into: Into | None,
     ) -> None:
-        self.method, self.views, self.into = method, views, into
-        self._into_error: Exception | None = None
-        self._caller, self._expected = caller, expected
+        self.method, self.views, self._into = method, views, into
+        self._wait_for, self._expected = wait_for, expected
         self.done = False
         """Whether the answer, or an error, is here."""
         self._value: Any = None
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
 
     def wait(self, timeout_s: float | None = None) -> T:
         """Return the answer.
@@ -46,7 +43,7 @@ class Reply(Generic[T]):
             ProtocolError: One side sent what the other does not understand.
             RemoteError: The method raised, or any error of gigl_loader that it raised.
         """
-        self._caller.wait_for(self, timeout_s)
+        self._wait_for(self, timeout_s)
         if self._error is not None:
             raise self._error
         value: T = self._value
@@ -54,35 +51,29 @@ class Reply(Generic[T]):
 
     def room(self, specs: list[ArraySpec]) -> list[Array]:
         """Return the memory for the answer's arrays: the asker's, where it gave some."""
-        if self.into is None or not specs:
+        self._error = None
+        if self._into is None or not specs:
             return empty_arrays(specs)
         try:
-            return _checked(self.into(specs), specs)
+            return _checked(self._into(specs), specs)
         except Exception as error:  # the asker's own: only this answer fails
-            self._into_error = error
+            self._error = error
             return empty_arrays(specs)
 
     def take(self, frame: Frame, where: str) -> None:
-        """Keep the answer in ``frame``."""
-        if self._into_error is not None:
-            self.fail(self._into_error)
-            return
+        """Keep the answer in ``frame``, unless there was no memory for it."""
         try:
             if frame.kind is Kind.ERROR:
-                self._error = rebuild(decode(frame.body, frame.arrays, Failure), where)
-            else:
+                self.end(rebuild(decode(frame.body, frame.arrays, Failure), where))
+            elif self._error is None:
                 self._value = decode(frame.body, frame.arrays, self._expected)
+            self.end(self._error)
         except ProtocolError as error:
-            self._error = error
-        self._finish()
+            self.end(error)
 
-    def fail(self, error: BaseException) -> None:
-        """End it with ``error``."""
-        self._error = error
-        self._finish()
-
-    def _finish(self) -> None:
-        self.views, self.into, self.done = [], None, True  # the question's arrays are free again
+    def end(self, error: Exception | None) -> None:
+        """Let nobody wait any longer; the question's arrays are free again."""
+        self._error, self.views, self._into, self.done = error, [], None, True
 
 
 def _checked(arrays: list[Array], specs: list[ArraySpec]) -> list[Array]:

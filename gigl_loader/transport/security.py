@@ -28,6 +28,7 @@ from pathlib import Path
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.transport import certs
+from gigl_loader.transport.addresses import is_loopback
 
 TLS_DIR_VARIABLE = "GIGL_LOADER_TLS_DIR"
 TOKEN_VARIABLE = "GIGL_LOADER_CLUSTER_TOKEN"
@@ -99,12 +100,19 @@ class Security:
             return self
         return dataclasses.replace(self, throwaway=self._own_certificate())
 
-    def check_listener(self, host: str, *, loopback: bool) -> None:
-        """Refuse a listener that strangers could reach.
+    def check_listener(self, host: str, *, loopback: bool | None = None) -> None:
+        """Refuse a listener that strangers could reach, or whose certificates cannot be used.
+
+        Args:
+            host: Where it listens.
+            loopback: Whether only this machine is to reach it; None: by the address.
 
         Raises:
             ConfigError: It is open to other machines with nothing set, or with a weak token.
         """
+        if self.mode.encrypted:
+            self.context(server=True)
+        loopback = is_loopback(host) if loopback is None else loopback
         if loopback or self.mode is Mode.CERTIFICATES:
             return
         if self.mode is Mode.LOCAL:
@@ -120,6 +128,12 @@ class Security:
                 f"the cluster token has {len(self.token)} characters and can be guessed; a "
                 f"listener at {host} needs 128 bits: set {TOKEN_VARIABLE} to what `gigl-loader "
                 "token` prints"
+            )
+        if self.mode is Mode.INSECURE:
+            _log.warning(
+                "this process listens on %s without encryption: whoever can read the network reads "
+                "the data",
+                host,
             )
 
     def proof(self, role: bytes, nonces: bytes, certificate: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """One connected socket, plain or TLS, that never waits by itself; frames on top of it.
 
 Everything that reads is a generator that yields where it would have to wait. So one implementation
-serves a thread that waits for its peer (`drive`), a caller that leaves in the middle of a frame
-because its deadline passed and goes on later, and the one thread that does all handshakes at once.
+serves a thread that waits for its peer (`drive`) and a caller that leaves in the middle of a frame
+because its deadline passed, and goes on later.
 
 A frame is a fixed head (magic, version, kind, length of the header, bytes of the arrays), a header
 (`gigl_loader.transport.codec`), then the bytes of the arrays. Sizes are checked against limits
@@ -11,6 +11,7 @@ before memory is taken for them.
 
 import contextlib
 import enum
+import errno
 import os
 import select
 import socket
@@ -26,6 +27,7 @@ from typing import Any
 import msgspec
 
 from gigl_loader.errors import ProtocolError
+from gigl_loader.transport.addresses import Address
 from gigl_loader.transport.codec import (
     MAX_ARRAYS,
     MAX_HEADER_BYTES,
@@ -37,7 +39,7 @@ from gigl_loader.transport.codec import (
     read_header,
 )
 
-VERSION = 1
+VERSION = 2
 """Of the protocol. The first six bytes of a frame mean the same in every version."""
 MAGIC = b"GLt\x00"
 SILENCE_S = 10.0
@@ -62,12 +64,11 @@ class Kind(enum.IntEnum):
     GREETING = 2
     HELLO = 3
     ADMITTED = 4
-    REFUSED = 5
+    BYE = 5  # also in place of what is due in the handshake: it is a refusal then
     ASK = 6
     ANSWER = 7
     ERROR = 8
     ALIVE = 9
-    BYE = 10
 
 
 class OtherVersionError(ProtocolError):
@@ -127,8 +128,8 @@ class Stream:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, seconds in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2)):
-            sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         self.sock = sock
         self.send_lock = threading.Lock()
@@ -141,6 +142,19 @@ class Stream:
         self._tls_lock = threading.Lock()  # OpenSSL: one thread at a time in an SSL object
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         close_in_children(sock)
+
+    def connect(self, address: Address, patience: Callable[[], float]) -> None:
+        """Connect to ``address``; ``patience`` as for `drive`.
+
+        Raises:
+            OSError: That does not work now.
+        """
+        number = self.sock.connect_ex(address)
+        while number == errno.EINPROGRESS:
+            if self.wait(select.POLLOUT, patience()):
+                number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            raise OSError(number, os.strerror(number))
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -187,8 +201,7 @@ class Stream:
         """
         if self.send_lock.acquire(timeout=max(0.0, patience_s)):
             try:
-                if self._flush():
-                    self.push([memoryview(data)])
+                self.push([memoryview(data)])
             finally:
                 self.send_lock.release()
 
@@ -226,9 +239,7 @@ class Stream:
                 if not self._feed():
                     return 0
                 continue
-            if read == 0:
-                raise EOFError("the connection was closed")
-            return int(read)
+            return self._note(int(read))
 
     def _feed(self) -> bool:
         """Move what came to the TLS engine; False where nothing did."""
@@ -284,16 +295,13 @@ class Stream:
         Raises:
             OSError: The connection is closed.
         """
-        poll = select.poll()
-        poll.register(self._descriptor(), events)
-        ready = poll.poll(max(0.0, timeout_s) * 1000)
-        return ready[0][1] if ready else 0
-
-    def _descriptor(self) -> int:
         number = self.sock.fileno()
         if number < 0:
             raise OSError("the connection is closed")
-        return number
+        poll = select.poll()
+        poll.register(number, events)
+        ready = poll.poll(max(0.0, timeout_s) * 1000)
+        return ready[0][1] if ready else 0
 
     def vanished(self, limit_s: float) -> bool:
         """Tell whether sent bytes have not been acknowledged for ``limit_s``.

@@ -131,7 +131,7 @@ class Agreement:
             rendezvous.publish("nonce", secrets.token_bytes(32))
         self._host = address_towards(self._towards)
         rendezvous.publish("host", self._host.encode())
-        hosts = rendezvous.gather("host", range(rendezvous.world_size))
+        hosts = rendezvous.gather_all("host")
         nonce = rendezvous.wait_for("nonce")
         if len(set(hosts)) == 1:  # one machine: nobody else has to reach the workers
             host, security = ("::1" if ":" in self._host else "127.0.0.1"), Security.local()
@@ -170,8 +170,7 @@ class Agreement:
         mine = _Member(own, listening_on, ports, offer, cache, rows)
         rendezvous.publish("workers", msgspec.msgpack.encode(mine))
         found = [
-            msgspec.msgpack.decode(data, type=_Member)
-            for data in rendezvous.gather("workers", range(rendezvous.world_size))
+            msgspec.msgpack.decode(data, type=_Member) for data in rendezvous.gather_all("workers")
         ]
         offers: dict[int, list[Offer]] = {}
         for member in found if offer is not None else ():

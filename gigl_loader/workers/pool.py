@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 
 _SEND_TIMEOUT_S = 30.0
 _PROGRESS_S = 10.0
-_EXIT_REPORT_S = 2.0
-"""How long the supervisor may take to say how a worker ended."""
+_EXIT_REPORT_S = 10.0
+"""How long the supervisor may take to say how a worker ended: milliseconds, where it gets to run.
+Then the worker is gone all the same, and nobody knows why."""
 _STATES = {
     "T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a debugger",
     "D": "waiting for a disk or device", "R": "running", "S": "sleeping", "Z": "dead",
@@ -383,7 +384,8 @@ class WorkerPool:
                 self._supervisor.wait(5.0)
             except subprocess.TimeoutExpired:
                 self._supervisor.kill()  # the kernel ends its workers with it
-                self._supervisor.wait(5.0)
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it will, if not at once
+                    self._supervisor.wait(5.0)
 
     def disown(self) -> None:
         """Forget the workers, in a forked child: they are the parent's.

@@ -1,13 +1,20 @@
-"""One input sampled for one loader: feeds the workers, files what they send, watches them."""
+"""One input sampled for one loader: feeds the workers, files what they send, watches them.
 
-import logging
+::
+
+    loader --start_epoch--> Dispatcher --task--> worker
+    loader <--next-- stream <--file-- pump <--batch, error, death-- worker
+
+What is sampled is in `sampled_input`, what is agreed on with other ranks in `among_ranks`, which
+worker gets which batch in `dispatch`, what becomes of its answers in `inbox`, and what becomes of
+workers that are lost in `recovery`.
+"""
+
 import os
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from gigl_loader._glt import (
@@ -17,22 +24,11 @@ from gigl_loader._glt import (
     SamplingConfig,
     get_context,
 )
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
-from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import (
-    ConfigError,
-    GiglLoaderError,
-    PeerTimeoutError,
-    SamplingError,
-    UsageError,
-)
-from gigl_loader.memory import segments, tensors
-from gigl_loader.memory.slots import Written
+from gigl_loader.errors import PeerTimeoutError, UsageError
+from gigl_loader.memory import tensors
 from gigl_loader.message import (
     AT_ONCE_EPOCH,
     AT_ONCE_STREAM,
-    SEED_TIME,
-    BatchTicket,
     Received,
     SampleMessage,
 )
@@ -43,29 +39,17 @@ from gigl_loader.options import (
     SamplerOptions,
     usable_cpus,
 )
-from gigl_loader.ranks import suspect_ranks
-from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.transport import Security
-from gigl_loader.workers import messages
-from gigl_loader.workers.agreement import Agreement, Plan
-from gigl_loader.workers.ahead import AheadMemory, DrawnAhead, LookAhead
-from gigl_loader.workers.machine_cache import (
-    MachineCache,
-    cache_of_machine,
-    name_of_rows,
-    remote_bytes,
-    tables_for,
-)
-from gigl_loader.workers.peers import Access, Assignment, worker_name
+from gigl_loader.workers.among_ranks import AmongRanks
+from gigl_loader.workers.dispatch import Dispatcher, MessageMemory
+from gigl_loader.workers.inbox import Failures, Inbox
 from gigl_loader.workers.plugins import main_path_of, pickled
-from gigl_loader.workers.pool import Event, WorkerPool
+from gigl_loader.workers.pool import WorkerPool
 from gigl_loader.workers.recovery import LOOK_EVERY_S, Attendant, Recovery
 from gigl_loader.workers.rendezvous import Rendezvous
-from gigl_loader.workers.restarts import Task
-from gigl_loader.workers.schedule import FairQueue, Stream, num_batches
+from gigl_loader.workers.sampled_input import SeedOrders, make_plan, seed_or_drawn, view_of
+from gigl_loader.workers.schedule import Stream
 from gigl_loader.workers.setup import Plugins, SeedInput, WorkerSetup
-
-logger = logging.getLogger(__name__)
 
 LINGER_S = 30.0
 """Workers go on answering other partitions after their loader was shut down, until those are done
@@ -73,50 +57,9 @@ or have asked nothing for this many seconds."""
 _PEER_SHARE = 0.8
 """Of its own deadline, how long a worker waits for another partition: so that the error names the
 worker that does not answer, and not the one that waits for it."""
-_MANY_MESSAGES = 1 << 20
-"""More than are ever under way: a channel with room for them is not limited by its bytes."""
 _STOPPED_SHARE = 0.25
 """Of the deadline, how long a worker that others ask may be stopped before it is replaced: well
 before they give up."""
-
-
-class MessageMemory(Protocol):
-    """Where messages come to lie in this process; ``channel.shm.ShmChannel`` is one."""
-
-    capacity: int
-    size: int
-
-    def open(self, sender: int, written: Written) -> SampleMessage:
-        """Return the message that worker ``sender`` wrote."""
-        ...
-
-    def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
-        """Return the slots of a worker that are free again: (to reuse, to give up)."""
-        ...
-
-    def forget(self, sender: int) -> None:
-        """Release what a worker that is gone had written, once nobody uses it."""
-        ...
-
-    def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:
-        """Let ``recv`` ask ``source``."""
-        ...
-
-    def close(self) -> None:
-        """Release the memory."""
-        ...
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest slot."""
-        ...
-
-
-def epoch_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
-    """Return the shuffle of an epoch: ``[num_seeds]`` int64, a function of ``(seed, epoch)``."""
-    generator = torch.Generator()
-    generator.manual_seed((seed * 0x9E3779B1 + epoch * 0x85EBCA77 + 1) % 2**63)
-    return torch.randperm(num_seeds, generator=generator)
 
 
 class DistSamplingProducer:
@@ -162,39 +105,28 @@ class DistSamplingProducer:
         self._seed_input = SeedInput(
             sampler_input.node, dict(getattr(sampler_input, "extra", None) or {})
         )
+        self._view = view
         self._plan = make_plan(view, sampler_input, sampling_config, self.epoch_options)
+        self._ranks = AmongRanks(view, self._plan, cache, self.epoch_options)
         sampler = default_sampler
         if isinstance(sampler_options, CustomSamplerOptions):
             sampler = (sampler_options.class_path, sampler_options.keywords)
         self._plugins = pickled(Plugins(sampler, worker_init_fn))
         self._main_path = main_path_of(worker_init_fn)
-        self._view = view
         self._pool = WorkerPool(self.num_workers)
-        self._queue: FairQueue[Received] = FairQueue()
-        self._max_restarts = self.epoch_options.max_restarts
+        self._orders = SeedOrders(self._seed_input, sampling_config, self.epoch_options.seed)
         self._recovery = Recovery(
-            self._pool, worker_options.worker_concurrency, self._max_restarts,
-            self._seeds_of,
+            self._pool, worker_options.worker_concurrency, self.epoch_options.max_restarts,
+            self._orders.seeds_of,
         )  # fmt: skip
+        self._dispatcher = Dispatcher(
+            self._recovery, channel, self._orders, worker_options.worker_concurrency
+        )
         self._attendant: Attendant | None = None
-        self._fatal: GiglLoaderError | None = None
-        # one thread at a time polls and files: what a worker sent is filed before its death
-        self._pumping = threading.RLock()
+        # for all of the above, which have none: consumers, the attendant and status ask at once
         self._lock = threading.RLock()
-        self._agreement: Agreement | None = None
-        self._access: Access | None = None
+        self._inbox = Inbox(self._recovery, self._dispatcher, self._ranks, channel, self._lock)
         self._shut_down = False
-        self._order: tuple[int, Tensor | None] = (-1, None)
-        self._unfiled: list[Event] = []
-        self._failed: list[tuple[int, SamplingError]] = []
-        self._peer_plan = Plan()
-        self._last_progress = time.monotonic()
-        self._cache_options = cache
-        self._look_ahead: LookAhead | None = None
-        self._remote_bytes = 0
-        self._cache: MachineCache | None = None
-        self._ahead: AheadMemory[Tensor] | None = None
-        self._at_once: Tensor | None = None
         self.add_stream(0, channel.capacity)
 
     # -- start ----------------------------------------------------------------------------------
@@ -217,18 +149,17 @@ class DistSamplingProducer:
                 workers would be open to strangers on other machines.
             PeerError: Another rank failed, or did not come in time.
         """
-        self._agreement = Agreement(
-            self._view, rendezvous, security or Security.resolve(), self.worker_options.master_addr
-        )
         try:
-            self._access = self._agreement.access()
+            self._ranks.join(
+                rendezvous, security or Security.resolve(), self.worker_options.master_addr
+            )
         except BaseException as error:
             self._fail(error)
             raise
 
     def announce(self, what: str) -> None:
         """Tell the other ranks that this one got so far."""
-        self._joined().announce(what)
+        self._ranks.agreement.announce(what)
 
     def wait_for_rank_before(self, what: str) -> None:
         """Wait until the rank before this one announced ``what``.
@@ -237,7 +168,7 @@ class DistSamplingProducer:
             PeerError: A rank failed, or did not come so far in time.
         """
         try:
-            self._joined().wait_for_rank_before(what)
+            self._ranks.agreement.wait_for_rank_before(what)
         except BaseException as error:
             self._fail(error)
             raise
@@ -261,59 +192,31 @@ class DistSamplingProducer:
         Raises:
             PeerError: Another rank failed, or did not come up in time.
         """
-        agreement = self._joined()
         try:
-            options = self._cache_options
-            kept = ("", "") if options is None else (str(options.size), name_of_rows(self._view))
-            self._peer_plan = agreement.exchange(self._pool.addresses, *kept)
-            self._join_cache(agreement, self._peer_plan.offers)
-            assignments = self._peer_plan.assignments()
+            self._ranks.connect(self._pool.addresses)
+            self._dispatcher.look_ahead = self._ranks.look_ahead
+            assignments = self._ranks.assignments()
             for worker in range(self.num_workers):
-                self._introduce(worker, assignments)
+                self._recovery.send(worker, *self._ranks.introduction(worker, assignments))
         except BaseException as error:
             self._fail(error)
             raise
-        agreement.settle()
-        if agreement.has_peers and self._max_restarts:
+        self._ranks.agreement.settle()
+        if self._ranks.has_peers and self.epoch_options.max_restarts:
             self._attendant = Attendant(self._attend)
 
-    def _introduce(self, worker: int, assignments: Mapping[str, Assignment]) -> None:
-        """Tell a worker where the other partitions' workers are: it can sample from then on."""
-        name = worker_name(self._joined().rank, worker)
-        whom, offers = assignments.get(name), self._peer_plan.offers
-        message = (messages.PEERS, name, whom, offers, self._ahead is not None)
-        self._send(worker, message, self._ahead)
+    @property
+    def rows_apart(self) -> bool:
+        """Whether batches come without rows; see `AmongRanks.rows_apart`."""
+        return self._ranks.rows_apart
 
     @property
     def remote_bytes(self) -> int:
         """Bytes of all rows that only other machines have."""
-        return self._remote_bytes
-
-    def _join_cache(self, agreement: Agreement, nearby: Mapping[int, Any]) -> None:
-        """Get the machine's memory for rows of others, where it is wanted and there are some."""
-        if not agreement.has_peers:
-            return
-        self._remote_bytes = remote_bytes(self._view, self._plan, nearby)
-        options = self._cache_options
-        tables = {}
-        if options is not None:
-            tables = tables_for(self._view, self._plan, nearby, options.size)
-        if options is None or not tables:
-            agreement.share_cache(bytes)  # nothing, and nobody waits for it in vain
-            return
-        self._cache = cache_of_machine(tables, agreement.name_of_cache, agreement.share_cache)
-        drawn = tensors.share_tensor(torch.zeros(DrawnAhead.NUM_WORDS, dtype=torch.int64))
-        rows = self._cache.rows
-        self._look_ahead = LookAhead(rows, DrawnAhead(drawn.numpy()), options)
-        self._ahead = AheadMemory(self._cache.memory, drawn, rows.join())
-
-    def _joined(self) -> Agreement:
-        if self._agreement is None:
-            raise UsageError("a producer has to `join` before it starts")
-        return self._agreement
+        return self._ranks.remote_bytes
 
     def _fail(self, error: BaseException) -> None:
-        self._joined().fail(error)
+        self._ranks.fail(error)
         self.shutdown(linger_s=0.0)
 
     def _worker_setup(self) -> WorkerSetup:
@@ -324,13 +227,12 @@ class DistSamplingProducer:
             batch_size=self.sampling_config.batch_size,
             concurrency=self.worker_options.worker_concurrency,
             cpus=self._cpus_of_a_worker(),
-            access=self._access,
+            access=self._ranks.access,
             rpc_timeout_s=min(
                 self.worker_options.rpc_timeout, _PEER_SHARE * self.epoch_options.timeout_s
             ),
-            replaceable=self._max_restarts > 0,
+            replaceable=self.epoch_options.max_restarts > 0,
             plugins=self._plugins,
-            rows_apart=self.epoch_options.cache is not None,
             main_path=self._main_path,
         )
 
@@ -345,8 +247,7 @@ class DistSamplingProducer:
     @property
     def num_batches(self) -> int:
         """Batches of an epoch over the whole input."""
-        config = self.sampling_config
-        return num_batches(len(self._seed_input), config.batch_size, config.drop_last)
+        return self._orders.num_batches
 
     @property
     def input_len(self) -> int:
@@ -356,12 +257,12 @@ class DistSamplingProducer:
     def add_stream(self, number: int, limit: int) -> None:
         """Add a consumer that may have ``limit`` batches started and not taken."""
         with self._lock:
-            self._queue.add(Stream(number, limit, self.epoch_options.in_order))
+            self._dispatcher.add(Stream(number, limit, self.epoch_options.in_order))
 
     def remove_stream(self, number: int) -> None:
         """Forget a consumer and what is under way for it."""
         with self._lock:
-            self._queue.remove(number)
+            self._dispatcher.remove(number)
 
     def start_epoch(
         self, epoch: int, batches: Sequence[int] | None = None, stream: int = 0
@@ -379,92 +280,18 @@ class DistSamplingProducer:
         """
         with self._lock:
             self._check_usable()
-            self._raise_if_fatal()
+            self._inbox.raise_if_fatal()
             self._recovery.restarts.start_epoch()
             chosen = range(self.num_batches) if batches is None else batches
-            state = self._queue.streams[stream]
-            generation = state.start(epoch, chosen)
-            if self._look_ahead is not None:
-                self._look_ahead.begin(generation, len(chosen))
-            order = self._order_of(epoch)
-            for worker in sorted(self._recovery.at_work):
-                message = (messages.GENERATION, stream, generation, order is not None)
-                self._send(worker, message, order)
-            self._last_progress = time.monotonic()
-            self._dispatch()
+            self._dispatcher.begin(stream, epoch, chosen)
+            self._recovery.note_progress()
+            self._dispatcher.dispatch()
 
     def cancel_epoch(self, stream: int = 0) -> None:
         """Break the epoch of a consumer off."""
         with self._lock:
-            if stream not in self._queue.streams or self._shut_down:
-                return
-            state = self._queue.streams[stream]
-            if not state.finished:
-                state.cancel()
-                for worker in sorted(self._recovery.at_work):
-                    self._send(worker, (messages.GENERATION, stream, state.generation, False))
-
-    def _send(self, worker: int, message: tuple[Any, ...], obj: Any = None) -> None:
-        """Send, and end a worker that does not read where another can take its place."""
-        try:
-            self._pool.send(worker, message, obj)
-        except PeerTimeoutError:
-            if not self._recovery.kill([worker]):
-                raise
-
-    def _order_of(self, epoch: int) -> Tensor | None:
-        if not self.sampling_config.shuffle:
-            return None
-        if self._order[0] != epoch:
-            order = epoch_order(len(self._seed_input), self.epoch_options.seed, epoch)
-            self._order = (epoch, tensors.share_tensor(order))
-        return self._order[1]
-
-    def _dispatch(self) -> None:
-        if self._look_ahead is not None:
-            state, largest = self._queue.streams[0], self.channel.largest
-            room = self.channel.size // largest if largest else self.num_workers
-            room = max(1, min(self.channel.capacity, room))
-            state.limit = self._look_ahead.limit(state.taken, room)
-        under_way = self._recovery.under_way
-        if not (under_way.has_lost or self._queue.has_turns):
-            return
-        while (worker := self._recovery.free_worker()) is not None:
-            # what was lost comes first, and had its room before
-            task = under_way.next_lost(self._is_wanted, idle=not under_way.loads[worker])
-            if task is None and not under_way.has_lost:
-                task = self._next_task()
-            if task is None:
-                return
-            if not any(under_way.loads):
-                self._last_progress = time.monotonic()
-            under_way.give(worker, task)
-            free, retired = self.channel.returned(worker, self.worker_options.worker_concurrency)
-            self._send(worker, (messages.TASK, task.ticket, task.position, free, retired))
-
-    def _next_task(self) -> Task | None:
-        at_once = self._queue.streams.get(AT_ONCE_STREAM)
-        found = None if at_once is None else at_once.next_ticket()  # though the channel be full
-        if found is None and self._has_room():
-            found = self._queue.next_ticket()
-        return None if found is None else Task(*found)
-
-    def _is_wanted(self, ticket: BatchTicket) -> bool:
-        stream = self._queue.streams.get(ticket.stream)
-        return stream is not None and stream.generation == ticket.generation
-
-    def _has_room(self) -> bool:
-        """Whether one more message of the largest size seen fits into the channel's bytes."""
-        if self._look_ahead is not None:  # which decides what is filled; to be drawn takes no room
-            return True
-        largest = self.channel.largest
-        if 0 < largest * _MANY_MESSAGES <= self.channel.size:
-            return True  # without a look at each stream: a server has one per compute process
-        under_way = sum(stream.waiting for stream in self._queue.streams.values())
-        under_way += sum(self._recovery.under_way.loads)
-        if largest == 0:  # nothing is known of their size yet: one per worker
-            return under_way < self.num_workers
-        return under_way == 0 or (under_way + 1) * largest <= self.channel.size
+            if stream in self._dispatcher.streams and not self._shut_down:
+                self._dispatcher.cancel(stream)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -476,20 +303,20 @@ class DistSamplingProducer:
             WorkerDiedError, SamplingError: A worker ended and was not replaced, or raised.
         """
         limit = self.epoch_options.timeout_s if timeout_s is None else timeout_s
-        self._last_progress = time.monotonic()
+        self._recovery.note_progress()
         while True:
             with self._lock:
                 self._check_usable()
-                state = self._queue.streams[stream]
+                state = self._dispatcher.streams[stream]
                 received = state.take()
                 if received is not None:
-                    self._dispatch()
+                    self._dispatcher.dispatch()
                     return received
-                self._raise_failed(stream)
+                self._inbox.raise_failed(stream)
                 if state.finished:
                     return None
             self.pump(min(1.0, limit))
-            if time.monotonic() - self._last_progress >= limit and not (
+            if self._recovery.is_stalled(limit) and not (
                 timeout_s is None and self.replace_stalled(limit)
             ):
                 self._raise_stalled(state, limit)
@@ -511,18 +338,13 @@ class DistSamplingProducer:
         """
         with self._lock:
             self._check_usable()
-            if AT_ONCE_STREAM not in self._queue.streams:
+            if AT_ONCE_STREAM not in self._dispatcher.streams:
                 self.add_stream(AT_ONCE_STREAM, 1)
-            state = self._queue.streams[AT_ONCE_STREAM]
-            generation = state.start(AT_ONCE_EPOCH, (0,))
-            message = (messages.GENERATION, AT_ONCE_STREAM, generation, True)
-            shared = tensors.share_tensor(index)
-            self._at_once = shared
-            for worker in sorted(self._recovery.at_work):
-                self._send(worker, message, shared)
-            self._last_progress = time.monotonic()
-            self._dispatch()
-        return state
+            self._orders.at_once = tensors.share_tensor(index)
+            self._dispatcher.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
+            self._recovery.note_progress()
+            self._dispatcher.dispatch()
+            return self._dispatcher.streams[AT_ONCE_STREAM]
 
     def _wait_for(self, state: Stream[Received]) -> Received:
         """Return the one batch of ``state``; what fails of others is told to who takes those."""
@@ -532,23 +354,14 @@ class DistSamplingProducer:
                 received = state.take()
             if received is not None:
                 return received
-            failures: list[tuple[int, SamplingError]] = []
+            failures: Failures = []
             self.pump(min(1.0, limit), failures)
             own = [error for stream, error in failures if stream == state.number]
-            with self._lock:
-                self._failed += [one for one in failures if one[0] != state.number]
+            self._inbox.keep([one for one in failures if one[0] != state.number])
             if own:
                 raise own[0]
-            stalled = time.monotonic() - self._last_progress >= limit
-            if stalled and not self.replace_stalled(limit):
+            if self._recovery.is_stalled(limit) and not self.replace_stalled(limit):
                 self._raise_stalled(state, limit)
-
-    def _raise_failed(self, stream: int) -> None:
-        """Raise what failed while somebody else filed it: the epoch is broken off, not over."""
-        for place, (number, error) in enumerate(self._failed):
-            if number == stream:
-                del self._failed[place]
-                raise error
 
     def _receive(self, timeout_s: float | None) -> SampleMessage:
         received = self.next(timeout_s)
@@ -560,21 +373,19 @@ class DistSamplingProducer:
         """Return whether `next` would not wait."""
         self.pump(0.0)
         with self._lock:
-            state = self._queue.streams[stream]
+            state = self._dispatcher.streams[stream]
             return state.finished or state.can_take
 
     def take(self, stream: int) -> tuple[Received | None, bool]:
         """Return (the next batch if it has arrived, whether the epoch is over); never waits."""
         with self._lock:
-            state = self._queue.streams[stream]
+            state = self._dispatcher.streams[stream]
             received = state.take()
             if received is not None:  # there is room for another one
-                self._dispatch()
+                self._dispatcher.dispatch()
             return received, state.finished
 
-    def pump(
-        self, timeout_s: float, failures: list[tuple[int, SamplingError]] | None = None
-    ) -> bool:
+    def pump(self, timeout_s: float, failures: Failures | None = None) -> bool:
         """File what workers sent, waiting up to ``timeout_s`` for the first; return whether any.
 
         Args:
@@ -584,37 +395,14 @@ class DistSamplingProducer:
         Raises:
             WorkerDiedError: A worker ended, and was not replaced.
         """
-        with self._pumping:
-            with self._lock:
-                self._recovery.replace_due()
-                events, self._unfiled = self._unfiled, []
-            events = events or self._pool.poll(self._recovery.next_step_in(timeout_s))
-            with self._lock:
-                failed, self._failed = self._failed, []
-                for event in events:  # all of them: the failure of one costs no other its batch
-                    self._file(event, failed)
-                self._dispatch()
-        if failures is not None:
-            failures += failed
-        elif failed:
-            raise failed[0][1]
-        self._raise_if_fatal()
-        return bool(events)
+        return self._inbox.pump(timeout_s, failures)
 
     def _attend(self) -> None:
         """Replace workers that are gone, in place of a training loop that is busy elsewhere."""
         with self._lock:
             longest_s = _STOPPED_SHARE * self.epoch_options.timeout_s
             self._recovery.end_stopped(max(1, int(longest_s / LOOK_EVERY_S)))
-        unfiled = any(event.message[0] == messages.DIED for event in self._unfiled)
-        if not (unfiled or self._recovery.is_pending or self._pool.has_news()):
-            return
-        failures: list[tuple[int, SamplingError]] = []
-        try:
-            self.pump(0.0, failures)
-        finally:
-            with self._lock:
-                self._failed += failures
+        self._inbox.attend()
 
     def replace_stalled(self, limit_s: float) -> bool:
         """End workers that made no progress for ``limit_s`` seconds, to be replaced.
@@ -623,91 +411,7 @@ class DistSamplingProducer:
             False where that is of no use: `max_restarts` are used up, or it was done before.
         """
         with self._lock:
-            if time.monotonic() - self._last_progress < limit_s:
-                return True
-            self._last_progress = time.monotonic()
-            return self._recovery.kill_stalled()
-
-    def _file(self, event: Event, failed: list[tuple[int, SamplingError]]) -> None:
-        kind, *rest = event.message
-        self._last_progress = time.monotonic()
-        if kind == messages.BATCH:
-            self._file_batch(event, *rest)
-        elif kind == messages.UNHEARD:
-            suspect_ranks(*rest)
-        elif kind == messages.ERROR:
-            ticket, cause, text = rest
-            self._recovery.under_way.done(event.worker, ticket)
-            if self._is_wanted(ticket):
-                self._queue.streams[ticket.stream].cancel()
-                error = SamplingError(self._name_of(event.worker, ticket), cause, text)
-                failed.append((ticket.stream, error))
-        elif kind == messages.DRAWN:
-            self._count_drawn(*rest)
-        elif kind == messages.STALE:
-            self._recovery.under_way.done(event.worker, rest[0])
-        elif kind == messages.DIED:
-            self._lose(event.worker, *rest)
-        elif kind == messages.READY:
-            self._welcome(event.worker)
-        elif kind == messages.FAILED:
-            self._fatal = SamplingError(f"start of sampling worker {event.worker}", *rest)
-
-    def _count_drawn(self, ticket: BatchTicket, asked: int, kept: int) -> None:
-        if self._look_ahead is not None:
-            self._look_ahead.count(ticket.generation, asked, kept)
-
-    def _lose(self, worker: int, pid: int, exitcode: int | None) -> None:
-        self.channel.forget(worker)
-        if self._look_ahead is not None:
-            self._look_ahead.give_up()
-        self._fatal = self._recovery.died(worker, pid, exitcode) or self._fatal
-
-    def _file_batch(
-        self, event: Event, ticket: BatchTicket, position: int, slot: int, nbytes: int,
-        retired: tuple[int, ...], layout: Any, stats: dict[str, Any],
-    ) -> None:  # fmt: skip
-        self._recovery.under_way.done(event.worker, ticket)
-        fd = event.fds[0] if event.fds else None
-        try:
-            message = self.channel.open(event.worker, Written(slot, nbytes, fd, retired, layout))
-        finally:
-            segments.close_fds(list(event.fds))
-        stream = self._queue.streams.get(ticket.stream)
-        if stream is not None:
-            stats.update(worker=event.worker, nbytes=nbytes, restarts=self.num_restarts)
-            stream.arrived(ticket, position, Received(ticket, message, stats))
-
-    def _welcome(self, worker: int) -> None:
-        """Tell a worker that took another's place what that one knew."""
-        for number, stream in self._queue.streams.items():
-            if not stream.finished:
-                at_once = number == AT_ONCE_STREAM
-                order = self._at_once if at_once else self._order_of(stream.epoch)
-                message = (messages.GENERATION, number, stream.generation, order is not None)
-                self._send(worker, message, order)
-        self._introduce(worker, self._peer_plan.assignments())
-        self._recovery.is_ready(worker)
-
-    def _seeds_of(self, task: Task) -> list[int]:
-        epoch, batch = task.content
-        if task.ticket.stream == AT_ONCE_STREAM:
-            found: list[int] = self._seed_input.seeds[self._at_once].tolist()
-            return found
-        size, order = self.sampling_config.batch_size, self._order_of(epoch)
-        places = torch.arange(len(self._seed_input)) if order is None else order
-        seeds: list[int] = self._seed_input.seeds[
-            places[batch * size : (batch + 1) * size]
-        ].tolist()
-        return seeds
-
-    def _raise_if_fatal(self) -> None:
-        if self._fatal is not None:
-            raise type(self._fatal)(*self._fatal.args)
-
-    def _name_of(self, worker: int, ticket: BatchTicket) -> str:
-        pid = self._pool.pids[worker]
-        return f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
+            return self._recovery.replace_stalled(limit_s)
 
     def _raise_stalled(self, state: Stream[Received], limit: float) -> None:
         busy = [number for number, load in enumerate(self._recovery.under_way.loads) if load]
@@ -724,8 +428,8 @@ class DistSamplingProducer:
     def limit_stream(self, number: int, limit: int) -> None:
         """Let a consumer have at most ``limit`` batches started and not taken."""
         with self._lock:
-            self._queue.streams[number].limit = limit
-            self._dispatch()
+            self._dispatcher.streams[number].limit = limit
+            self._dispatcher.dispatch()
 
     def describe_workers(self) -> str:
         """Say what the system says that the workers are doing."""
@@ -735,7 +439,7 @@ class DistSamplingProducer:
     def queue_depth(self) -> int:
         """Batches that have arrived and wait to be taken."""
         with self._lock:
-            return sum(stream.waiting for stream in self._queue.streams.values())
+            return sum(stream.waiting for stream in self._dispatcher.streams.values())
 
     def count_waiting(self) -> int:
         """Return how many batches wait to be taken, those that nobody has read yet included.
@@ -743,10 +447,8 @@ class DistSamplingProducer:
         They are read and not filed: a failure among them must not cost the batches before it. For
         the thread that takes batches.
         """
-        with self._pumping:
-            self._unfiled += self._pool.poll(0.0)
-        batches = [event for event in self._unfiled if event.message[0] == messages.BATCH]
-        return self.queue_depth + len(batches)
+        unread = self._inbox.count_batches()
+        return self.queue_depth + unread
 
     @property
     def num_restarts(self) -> int:
@@ -772,90 +474,14 @@ class DistSamplingProducer:
                 return
             self._shut_down = True
             self.channel.bind(None)
-            for stream in self._queue.streams.values():
+            for stream in self._dispatcher.streams.values():
                 stream.cancel()
         if self._attendant is not None:
             self._attendant.close()
-        unfiled, self._unfiled = self._unfiled, []
-        for event in unfiled:
-            segments.close_fds(list(event.fds))
-        has_peers = self._agreement is not None and self._agreement.has_peers
-        self._pool.stop(linger_s if has_peers else 0.0)
-        with self._lock:  # the memory goes, where nobody else has it
-            self._cache = self._ahead = self._look_ahead = None
-        if self._agreement is not None:
-            self._agreement.close()
+        self._inbox.close()
+        self._pool.stop(linger_s if self._ranks.has_peers else 0.0)
+        with self._lock:
+            self._ranks.release_cache()
+            self._dispatcher.look_ahead = None
+        self._ranks.close()
         self.channel.close()
-
-
-def _is_of(stream: int, event: Event) -> bool:
-    """Return whether ``event`` says what came of a task of ``stream``."""
-    kind, *rest = event.message
-    of_a_task = kind in (messages.BATCH, messages.ERROR, messages.STALE)
-    return of_a_task and rest[0].stream == stream
-
-
-def seed_or_drawn(seed: int | None) -> int:
-    """Return ``seed``, or one drawn from torch's global generator, which is logged."""
-    if seed is None:
-        seed = int(torch.randint(2**62, ()))
-        logger.info("no seed was given: using seed=%d", seed)
-    return seed
-
-
-def make_plan(
-    view: PartitionView, sampler_input: Any, config: SamplingConfig, options: EpochOptions
-) -> SamplingPlan:
-    """Return what the workers are to do for a GLT ``SamplingConfig``."""
-    check_seed_times(view, sampler_input, options.expansion.time_attr)
-    if config.with_weight and options.expansion.time_attr is not None:
-        raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
-    fanouts = config.num_neighbors
-    if not isinstance(fanouts, dict):
-        fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
-    return SamplingPlan(
-        input_type=sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE,
-        fanouts={name: tuple(fanouts[name]) for name in sorted(fanouts)},
-        seed=options.seed,
-        with_edge=config.with_edge,
-        with_weight=config.with_weight,
-        replace=options.replace,
-        feature_store=options.feature_store,
-        collect_features=config.collect_features,
-        expansion=options.expansion,
-    )
-
-
-def view_of(data: Any, time_attr: str | None) -> PartitionView:
-    """Return what workers read of a dataset, with its edges by time where ``time_attr`` says so."""
-    if not hasattr(data, "view"):
-        from gigl_loader.dataset.local import DistDataset
-
-        data = DistDataset.wrap(data)
-    view: PartitionView = data.view() if time_attr is None else data.view_by_time(time_attr)
-    return view
-
-
-def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | None) -> None:
-    """Check that each seed of a timed loader has a time that can be compared.
-
-    Raises:
-        ConfigError: Seeds have no time, or one with a fraction where the graph's have none.
-    """
-    if time_attr is None:
-        return
-    node_type = sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
-    given = (getattr(sampler_input, "extra", None) or {}).get(SEED_TIME)
-    if given is None:
-        if (node_type, time_attr) not in view.node_attributes:
-            raise ConfigError(
-                f"time_attr={time_attr!r} is no attribute of the seeds (nodes {node_type!r}): say "
-                "their times with input_time"
-            )
-        return
-    rows = [*view.node_attributes.items(), *view.edge_attributes.items()]
-    floats = [one.values.is_floating_point() for (_, name), one in rows if name == time_attr]
-    if given.is_floating_point() and not any(floats):
-        raise ConfigError(
-            f"the seeds' times are {given.dtype}, those of {time_attr!r} integers: give integers"
-        )

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, WorkerDiedError
 from gigl_loader.workers.pool import WorkerPool
@@ -51,6 +52,7 @@ class Recovery:
         """Workers that were killed because they made no progress, and what they were doing."""
         self._stopped: dict[int, int] = {}
         """How many times in a row `end_stopped` has found a worker stopped."""
+        self._last_progress = time.monotonic()
 
     def free_worker(self) -> int | None:
         """Return the worker that the next batch goes to; None: none can take one."""
@@ -104,6 +106,25 @@ class Recovery:
         )  # fmt: skip
         return None
 
+    def note_progress(self) -> None:
+        """Note that a worker sent something, or that a wait for one begins now."""
+        self._last_progress = time.monotonic()
+
+    def is_stalled(self, limit_s: float) -> bool:
+        """Return whether no worker made progress for ``limit_s`` seconds."""
+        return time.monotonic() - self._last_progress >= limit_s
+
+    def replace_stalled(self, limit_s: float) -> bool:
+        """End workers that made no progress for ``limit_s`` seconds, to be replaced.
+
+        Returns:
+            False where that is of no use; see `kill`.
+        """
+        if not self.is_stalled(limit_s):
+            return True
+        self.note_progress()  # their successors have as long
+        return self.kill_stalled()
+
     def kill_stalled(self) -> bool:
         """End the workers that have batches and no progress; see `kill`."""
         loads = self.under_way.loads
@@ -120,6 +141,18 @@ class Recovery:
         self._stopped = {worker: self._stopped.get(worker, 0) + 1 for worker in stopped}
         late = [worker for worker, times in self._stopped.items() if times >= most]
         self.kill([worker for worker in late if worker not in self._hung])
+
+    def send(self, worker: int, message: tuple[Any, ...], obj: Any = None) -> None:
+        """Send, and end a worker that does not read, where another can take its place.
+
+        Raises:
+            PeerTimeoutError: It does not read, and none can.
+        """
+        try:
+            self.pool.send(worker, message, obj)
+        except PeerTimeoutError:
+            if not self.kill([worker]):
+                raise
 
     def kill(self, workers: list[int]) -> bool:
         """End workers that hang, to be replaced.

@@ -15,8 +15,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar, cast
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar, cast
 
+import msgspec
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
@@ -29,11 +31,15 @@ T = TypeVar("T")
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.002, 0.1
 """Between two looks. Ranks mostly come within milliseconds of each other; at 100 ms, hundreds of
 ranks that wait for one do not load the store."""
+_NAP_PER_RANK_S = 1e-4
+"""Thousands look less often: a store serves some ten thousand questions a second."""
 _REPORT_EVERY_S = 10.0
 _STORE_ANSWERS_S = 10.0
 """Longest wait for one answer of the store; the process that hosts it may be stopped."""
 _LEAVE_S = 1.0
 """Longest wait for the store when leaving: its host may have ended already, in good order."""
+_GRACE_S = 1.0
+"""How much longer ranks wait for what rank 0 gathers: its failure says who is missing."""
 _FAILED, _LEFT = "failed", "left"
 
 
@@ -64,6 +70,14 @@ class Rendezvous(Protocol):
             PeerTimeoutError: Some did not publish in time; it names them.
             PeerError: A rank called `fail`, with its words; or whoever keeps the values is gone.
             UsageError: The rendezvous is closed.
+        """
+        ...
+
+    def gather_all(self, key: str) -> list[bytes]:
+        """Return what every rank published under ``key``, by rank; all ranks have to call it.
+
+        Raises:
+            PeerTimeoutError, PeerError, UsageError: As for `gather`.
         """
         ...
 
@@ -132,29 +146,48 @@ class StoreRendezvous:
 
     def gather(self, key: str, ranks: Iterable[int]) -> list[bytes]:
         """Return what each of ``ranks`` published under ``key``; see `Rendezvous.gather`."""
-        wanted = list(ranks)
+        return self._gather(key, list(ranks), self._timeout_s)
+
+    def gather_all(self, key: str) -> list[bytes]:
+        """Return what every rank published under ``key``; see `Rendezvous.gather_all`.
+
+        Rank 0 gathers, and the others take what it found as one value: so each of them asks the
+        store a few times, however many there are. With a question for each value of each rank,
+        thousands of ranks would keep the store busy for minutes.
+        """
+        together = f"{key} of all"
+        if self.rank == 0:
+            found = self.gather(key, range(self.world_size))
+            self.publish(together, msgspec.msgpack.encode(found))
+            return found
+        (data,) = self._gather(together, [0], self._timeout_s + _GRACE_S)
+        return msgspec.msgpack.decode(data, type=list[bytes])
+
+    def _gather(self, key: str, wanted: list[int], limit_s: float) -> list[bytes]:
         self._keys.add(key)
         start = time.monotonic()
-        report, nap = start + _REPORT_EVERY_S, _SHORTEST_NAP_S
+        report, nap, doing = start + _REPORT_EVERY_S, _SHORTEST_NAP_S, f"gather {key!r}"
         while True:
-            found, missing = self._ask(lambda: self._look(key, wanted), f"gather {key!r}")
+            found = self._ask(lambda: self._look(key, wanted), doing)
             if found is not None:
                 return found
             now = time.monotonic()
-            if now - start >= self._timeout_s:
+            if now - start >= limit_s:
+                missing = self._ask(lambda: self._missing(key, wanted), doing)
                 raise PeerTimeoutError(
-                    f"rank {self.rank} waited {self._timeout_s:g} s for {key!r} of ranks "
+                    f"rank {self.rank} waited {limit_s:g} s for {key!r} of ranks "
                     f"{missing}: they died before they got there, or are slow to start; see "
                     "their logs, or raise the timeout"
                 )
             if now >= report:
                 report = now + _REPORT_EVERY_S
+                missing = self._ask(lambda: self._missing(key, wanted), doing)
                 _log.info(
                     "rank %d has waited %.0f s for %r of ranks %s",
                     self.rank, now - start, key, missing,
                 )  # fmt: skip
-            time.sleep(min(nap, max(0.0, start + self._timeout_s - now)))
-            nap = min(2 * nap, _LONGEST_NAP_S)
+            time.sleep(min(nap, max(0.0, start + limit_s - now)))
+            nap = min(2 * nap, max(_LONGEST_NAP_S, _NAP_PER_RANK_S * self.world_size))
 
     def wait_for(self, key: str, rank: int = 0) -> bytes:
         """Return what ``rank`` published under ``key``; see `Rendezvous.wait_for`."""
@@ -188,8 +221,8 @@ class StoreRendezvous:
         self._store.delete_key(_FAILED)
         self._store.delete_key(_LEFT)
 
-    def _look(self, key: str, ranks: list[int]) -> tuple[list[bytes] | None, list[int]]:
-        """Return the values; or None, and the ranks that have not published theirs so far.
+    def _look(self, key: str, ranks: list[int]) -> list[bytes] | None:
+        """Return the values; or None where some are not there so far.
 
         Raises:
             PeerError: A rank failed. What is there is taken all the same: that rank may have failed
@@ -197,7 +230,7 @@ class StoreRendezvous:
         """
         names = [_of(key, rank) for rank in ranks]
         if not names or self._store.check(names):
-            return [self._store.get(name) for name in names], []
+            return [self._store.get(name) for name in names]
         # again: that rank may have published, gone on and failed since the look above
         if self._store.check([_FAILED]) and not self._store.check(names):
             rank, _, words = self._store.get(_FAILED).decode(errors="replace").partition("\n")
@@ -205,9 +238,11 @@ class StoreRendezvous:
                 f"rank {rank} failed while rank {self.rank} waited for {key!r} of other ranks: "
                 f"{words}"
             )
-        return None, [
-            rank for rank, name in zip(ranks, names, strict=True) if not self._store.check([name])
-        ]
+        return None
+
+    def _missing(self, key: str, ranks: list[int]) -> list[int]:
+        """Return the ranks that have not published their values."""
+        return [rank for rank in ranks if not self._store.check([_of(key, rank)])]
 
     def _ask(self, call: Callable[[], T], doing: str, limit_s: float = _STORE_ANSWERS_S) -> T:
         """Let the thread do ``call``.
@@ -235,40 +270,35 @@ class StoreRendezvous:
 
 
 class _Calls:
-    """Does calls one after another in a daemon thread, so that who waits has a deadline."""
+    """Does calls one after another in a daemon thread, so that who waits has a deadline.
+
+    An executor of `concurrent.futures` would have the process wait at its end for a call that the
+    store never answers.
+    """
 
     def __init__(self, name: str) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def do(self, call: Callable[[], T], limit_s: float) -> T:
         """Return the result of ``call``, or raise what it raises; TimeoutError: it takes longer."""
-        done = threading.Event()
-        result: list[T] = []
-        failure: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                result.append(call())
-            except BaseException as error:
-                failure.append(error)
-            done.set()
-
-        self._queue.put(run)
-        if not done.wait(limit_s):
-            raise TimeoutError
-        if failure:
-            raise failure[0]
-        return result[0]
+        future: Future[T] = Future()
+        self._queue.put((future, call))
+        return future.result(limit_s)
 
     def close(self) -> None:
         """Let the thread end, where no call holds it."""
         self._queue.put(None)
 
     def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
-            call()
+        while (item := self._queue.get()) is not None:
+            future, call = item
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
 
 
 def _set(store: Store, key: str, value: bytes) -> None:

@@ -54,8 +54,6 @@ class WorkerSetup(Generic[A]):
     """Whether another worker takes the place of one that dies."""
     plugins: bytes
     """`Plugins`, pickled by themselves: they may hold tensors, for which the worker needs torch."""
-    rows_apart: bool = False
-    """Whether batches are handed over without rows, which who takes them reads."""
     main_path: str | None = None
     """The user's script, where something above is defined in it."""
 

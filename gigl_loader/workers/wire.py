@@ -95,11 +95,14 @@ class RowsQuestion:
     name: NodeType | EdgeType
     ids: PackedInts
     attribute: str | None
+    with_scales: bool = False
+    """Whether to tell the scales of quantised rows: who takes batches has them from these."""
 
     @classmethod
-    def of(cls, request: RowsRequest) -> "RowsQuestion":
+    def of(cls, request: RowsRequest, *, with_scales: bool = False) -> "RowsQuestion":
         """Pack a request."""
-        return cls(request.kind, request.name, pack_ints(request.ids), request.attribute)
+        ids = pack_ints(request.ids)
+        return cls(request.kind, request.name, ids, request.attribute, with_scales)
 
     def unpacked(self) -> RowsRequest:
         """Undo `of`.

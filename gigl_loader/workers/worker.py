@@ -105,6 +105,7 @@ class Worker:
         self._cache: RowCache | None = None
         self._drawn: DrawnAhead | None = None
         self._user = -1
+        self._rows_apart = False
         self._ahead = AheadTasks(self._may_fill)
 
     # -- start ----------------------------------------------------------------------------------
@@ -168,9 +169,9 @@ class Worker:
 
     def _connect(
         self, name: str, assignment: Assignment | None, offers: dict[int, list[Offer]],
-        has_cache: bool,
+        has_cache: bool, rows_apart: bool,
     ) -> None:  # fmt: skip
-        setup = self._setup
+        setup, self._rows_apart = self._setup, rows_apart
         memory: AheadMemory[Array] | None = None
         if has_cache:
             memory = pipe.receive_object(self._sock)
@@ -264,8 +265,7 @@ class Worker:
                     self._send((messages.STALE, ticket))
                     continue
                 if sampler is None:
-                    apart = self._setup.rows_apart
-                    peers = Later(self._asking) if apart else self._asking
+                    peers = Later(self._asking) if self._rows_apart else self._asking
                     sampler = load_sampler(self._setup, self._plugins, peers)
                 self._sample(sampler, request, position, idle_s)
             except OSError as error:
@@ -362,7 +362,7 @@ class Worker:
     ) -> None:
         started = time.perf_counter()
         fields = _all_fields(sampler, request, self._setup.view)
-        if self._setup.rows_apart:
+        if self._rows_apart:
             fields = rows_apart(fields)
         sampled = time.perf_counter()
         written = self._slots.write(fields)

@@ -163,7 +163,10 @@ def _edges_of(datasets, edge_type, edge_dir):
     return _pairs(torch.cat(found, 1))
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     graphs(), st.integers(1, 3), st.sampled_from(["in", "out"]), st.booleans(),
     st.sampled_from(["mapped", "glt"]),

@@ -498,7 +498,7 @@ def test_another_process_reads_it_without_a_copy(tmp_path: Path) -> None:
     small = DistDataset.from_pyg(SMALL.to_pyg(), supervision=SMALL.supervision())
     process = ForkedProcess(target=_read_in_child, args=(dataset, small, str(tmp_path / "answers")))
     process.start()
-    process.join(100)
+    process.join(300)
     assert process.exitcode == 0
     total, grown, before = torch.load(tmp_path / "answers")
     assert total == expected

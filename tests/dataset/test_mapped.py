@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from dataset_reference import BUYS, KNOWS, REV_BUYS, E, Graph, N, check_partitions
+from dataset_reference import BUYS, KNOWS, REV_BUYS, E, Graph, N, by_type, check_partitions
 
 from gigl_loader.dataset import _mapped
+from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition import partition_graph
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.memory import tensors as _tensors
 from gigl_loader.memory.segments import close_fds, loads
+from gigl_loader.testing import open_files
 
 RING = Graph({N: 8}, {E: [(i, (i + 1) % 8) for i in range(8)] + [(3, 3), (0, 1)]}, {}, False)
 SHOP = Graph(
@@ -41,6 +43,45 @@ def _write(graph: Graph, root: Path, count: int = 2, **options) -> Path:
 
 def _arrays(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*.bin") if path.stat().st_size)
+
+
+def _with_rows(graph: Graph):
+    """Return the graph with a row, a label and an attribute of each node that tell its id."""
+    data = graph.to_pyg()
+    for node_type, count in graph.num_nodes.items():
+        store = data[node_type] if graph.heterogeneous else data
+        store.x = torch.arange(count, dtype=torch.float32)[:, None] + 0.5
+        store.y, store.age = torch.arange(count), torch.arange(count) + 100
+    return data
+
+
+@pytest.mark.parametrize("method", ["contiguous", "random"])
+@pytest.mark.parametrize("graph", [RING, SHOP], ids=["homogeneous", "heterogeneous"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_may_lie_by_degree(tmp_path: Path, graph: Graph, method: str, count: int) -> None:
+    options = {"method": method, "order": "degree", "progress": False, "overwrite": True}
+    partition_graph(_with_rows(graph), count, tmp_path / "a", **options)
+    edge_type = BUYS if graph.heterogeneous else None
+    split_partitions(tmp_path / "a", tmp_path / "b", edge_type, num_val=0.3)  # written again
+    for index in range(count):
+        for root, memory in (("a", "mapped"), ("a", "resident"), ("b", "mapped")):
+            dataset = DistDataset.load(tmp_path / root, index, memory=memory, verify="now")
+            for node_type, ids in by_type(dataset.node_ids).items():
+                found = [dataset.view().node_features[node_type],
+                         dataset.view().node_labels[node_type],
+                         dataset.view().node_attributes[node_type, "age"]]  # fmt: skip
+                x, y, age = (rows.values[rows.locate(ids)].view(-1) for rows in found)
+                assert torch.equal(x - 0.5, ids.float())
+                assert torch.equal(y, ids)
+                assert torch.equal(age, ids + 100)
+                uses = [_uses(graph, node_type, int(i)) for i in found[1].values]
+                assert uses == sorted(uses, reverse=True)
+
+
+def _uses(graph: Graph, node_type: str, node: int) -> int:
+    return sum(
+        src == node for t, pairs in graph.edges.items() if t[0] == node_type for src, _ in pairs
+    )
 
 
 # --- what it takes --------------------------------------------------------------------------------
@@ -170,6 +211,13 @@ def test_another_version_is_named(tmp_path: Path) -> None:
         DistDataset.load(tmp_path, 0)
 
 
+def test_the_order_of_rows_is_checked(tmp_path: Path) -> None:
+    for options, match in (({"order": "size"}, "must be"), ({"format": "glt"}, "needs format")):
+        with pytest.raises(ConfigError, match=match):
+            partition_graph(RING.to_pyg(), 1, tmp_path / "a", **{"order": "degree", **options})
+    assert not (tmp_path / "a").exists()
+
+
 def test_arguments_of_load_are_checked(tmp_path: Path) -> None:
     _write(RING, tmp_path / "ours")
     _write(RING, tmp_path / "glt", format="glt")
@@ -220,14 +268,19 @@ def test_what_is_written_to_a_mapped_tensor_stays_in_the_process(tmp_path: Path)
     DistDataset.load(tmp_path, 0, verify="now")
 
 
+def _of(folder: Path) -> list[str]:
+    """Return the files in ``folder`` that this process has open."""
+    return [name for name in open_files() if name.startswith(str(folder))]
+
+
 def test_descriptors_and_mappings_go_with_the_dataset(tmp_path: Path) -> None:
     _write(RING, tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
+    assert not _of(tmp_path)
     dataset = DistDataset.load(tmp_path, 0, memory="mapped", verify="off")
-    assert len(os.listdir("/proc/self/fd")) > before
+    assert _of(tmp_path)
     assert str(tmp_path) in Path("/proc/self/maps").read_text()
     del dataset
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not _of(tmp_path)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 

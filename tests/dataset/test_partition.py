@@ -43,7 +43,10 @@ def _partition(graph: Graph, count: int, root: Path, **options) -> list[DistData
     return [DistDataset.load(root, index) for index in range(count)]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     graphs(), st.integers(1, 4), st.sampled_from(["contiguous", "random", "metis"]),
     st.sampled_from(["in", "out"]),

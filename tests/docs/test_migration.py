@@ -12,15 +12,12 @@ import torch_geometric.loader as pyg
 
 import gigl_loader
 import gigl_loader._glt  # makes graphlearn-torch importable
-from gigl_loader.options import ExpansionKeywords
 
 PAGE = (Path(__file__).parents[2] / "docs/guide/migrating.md").read_text()
 OURS = {
     name: set(inspect.signature(getattr(gigl_loader, name)).parameters)
-    | set(ExpansionKeywords.__annotations__)
     for name in ("DistNeighborLoader", "DistLinkNeighborLoader", "DistSubGraphLoader")
 }
-OURS["DistSubGraphLoader"] |= OURS["DistNeighborLoader"]
 GLT = {
     "DistNeighborLoader": "dist_neighbor_loader",
     "DistLinkNeighborLoader": "dist_link_neighbor_loader",

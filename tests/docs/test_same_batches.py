@@ -10,7 +10,6 @@ PAGE = ROOT / "docs" / "guide" / "same_batches.md"
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout(400)
 def test_the_table_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import same_batches

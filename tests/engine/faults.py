@@ -12,14 +12,16 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 class Faulty(NeighborSampler):
     """A neighbour sampler that fails at one batch of one epoch, in the way ``how``.
 
-    With ``once``, a path, no more after a file of that name exists, which it makes.
+    With ``once``, a path, no more after a file of that name exists, which it makes. Its pid is in
+    there; where it hangs, also in a file of the folder ``hung``.
     """
 
     def __init__(
-        self, view, plan, peers, *, how: str, epoch: int = 0, batch: int = 3, once: str = ""
-    ) -> None:
+        self, view, plan, peers, *, how: str, epoch: int = 0, batch: int = 3, once: str = "",
+        hung: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(view, plan, peers)
-        self._how, self._at, self._once = how, (epoch, batch), once
+        self._how, self._at, self._once, self._hung = how, (epoch, batch), once, hung
         if how == "constructor":
             raise LookupError("no such table")
 
@@ -32,7 +34,7 @@ class Faulty(NeighborSampler):
         if self._once:
             if Path(self._once).exists():
                 return
-            Path(self._once).touch()
+            Path(self._once).write_text(str(os.getpid()))
         if self._how == "raise":
             raise ArithmeticError("this batch does not add up")
         if self._how == "exit":
@@ -40,6 +42,8 @@ class Faulty(NeighborSampler):
         if self._how == "segfault":
             ctypes.string_at(0)
         if self._how == "hang":
+            if self._hung:
+                (Path(self._hung) / str(os.getpid())).write_text(str(os.getpid()))
             threading.Event().wait()
         if self._how == "write":
             raise OSError(28, "No space left on device")

@@ -55,10 +55,11 @@ def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     log.mkdir()
     port, printed = free_port(), tmp_path / "printed.txt"
     with printed.open("w") as output:
-        machines = [_torchrun(log, port, output, stays=stays) for stays in (True, False)]
+        # the one that hosts the meeting comes second: the other waits for it, and they meet at once
+        machines = [_torchrun(log, port, output, stays=stays) for stays in (False, True)]
         try:
-            machines[0].wait(timeout=380)  # three starts, one after the other
-            assert machines[0].returncode == 0, printed.read_text()[-4000:]
+            machines[1].wait(timeout=380)  # three starts, one after the other
+            assert machines[1].returncode == 0, printed.read_text()[-4000:]
         finally:
             for machine in machines:
                 machine.kill()

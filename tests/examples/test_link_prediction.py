@@ -16,9 +16,13 @@ def _results(printed: str) -> dict[str, tuple[float, float]]:
 
 def test_two_ranks_find_the_planted_items(tmp_path: Path) -> None:
     printed = run_example(
-        "link_prediction.py", "--epochs", "3", f"--figure={tmp_path}/curve.png", ranks=2
-    )
+        "link_prediction.py", "--epochs", "3", f"--figure={tmp_path}/curve.png",
+        "--nearest=faiss", "--faiss-index=Flat", ranks=2,
+    )  # fmt: skip
     found = _results(printed)
+    by_faiss = re.findall(r"by faiss Flat: test recall@20 (\S+)  NDCG@20 (\S+)", printed)
+    ours_exactly = found["2 processes, gigl_loader"]
+    assert [tuple(map(float, one)) for one in by_faiss] == [pytest.approx(ours_exactly, abs=2e-3)]
     ours, alone, popular = (found[name][0] for name in (
         "2 processes, gigl_loader", "one process, memory", "items by popularity"
     ))  # fmt: skip
@@ -94,3 +98,38 @@ def test_links_are_ranked_without_those_that_are_right_too(model) -> None:
     assert found.links == len(asked)
     assert found.reciprocal_rank == pytest.approx(sum(1 / rank for rank in ranks))
     assert found.hits == pytest.approx(sum(rank <= 10 for rank in ranks))
+
+
+@pytest.fixture
+def nearest(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import _links_nearest
+
+    return _links_nearest
+
+
+@pytest.mark.parametrize(("index", "least"), [("Flat", 1.0), ("HNSW32", 0.9)])
+def test_an_index_finds_what_a_ranking_of_all_items_does(nearest, index: str, least: float) -> None:
+    torch.manual_seed(0)
+    users, items = torch.randn(40, 16), torch.randn(300, 16)
+    known = torch.stack([torch.randint(n, (200,)) for n in (39, 300)])  # user 39 knows nothing
+    scores = users @ items.T
+    scores[known[0], known[1]] = float("-inf")
+    wanted = scores.topk(10).indices
+    found = nearest.nearest_items(users, items, known, 10, index)
+    same = [len(set(a) & set(b)) for a, b in zip(found.tolist(), wanted.tolist(), strict=True)]
+    assert sum(same) / wanted.numel() >= least
+    assert not torch.isneginf(scores.gather(1, found)).any()
+
+
+def test_where_there_are_no_more_items(nearest) -> None:
+    known = torch.tensor([[0, 0, 1], [0, 2, 1]])
+    items = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    found = nearest.nearest_items(torch.eye(2), items, known, 4)
+    assert found.tolist() == [[1, -1, -1, -1], [0, 2, -1, -1]]
+
+
+def test_faiss_is_named_where_it_is_missing(nearest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(SystemExit, match=r"gigl_loader\[nearest\].*faiss-cpu"):
+        nearest.check_faiss()

@@ -5,13 +5,18 @@ import nbformat
 import pytest
 from _run import EXAMPLES
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 pytestmark = pytest.mark.multiprocess
 
 
 def test_the_notebook_trains(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    sockets = Config(KernelManager={"transport": "ipc"})  # a port may be taken meanwhile
+    NotebookClient(
+        notebook, config=sockets, timeout=400, startup_timeout=400,
+        resources={"metadata": {"path": str(tmp_path)}},
+    ).execute()  # fmt: skip
     printed = "".join(
         output.get("text", "")
         for cell in notebook.cells

@@ -65,7 +65,7 @@ def _torchrun(notes: Path) -> tuple["object", list[str]]:
 
 
 def test_the_colocated_job(notes: Path) -> None:
-    assert _submit(notes, "colocated.sbatch", "train.py", "--epochs=3").wait(60) == 7
+    assert _submit(notes, "colocated.sbatch", "train.py", "--epochs=3").wait(200) == 7
     args, own = _torchrun(notes)
     assert (args.nnodes, args.nproc_per_node, args.rdzv_conf) == ("2", "4", "is_host=0")
     assert (args.rdzv_endpoint, args.training_script) == ("node0:20004", "train.py")
@@ -79,9 +79,9 @@ def test_the_graph_store_job_has_the_exit_code_of_the_training_and_ends_its_serv
     job = _submit(
         notes, "graph_store.sbatch", "/data/graph", script, "--epochs=3", with_servers="yes"
     )
-    assert job.wait(60) == 7
+    assert job.wait(200) == 7
     pid, verb, *words = (notes / "serve").read_text().splitlines()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the server has ended", 30)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the server has ended")
     assert verb == "serve"
     serve = parse_serve(words)
     assert (serve.rank, serve.num_servers, serve.jobs) == (1, 2, 1)

@@ -8,7 +8,6 @@ from _run import run_example
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.mark.timeout(300)
 def test_two_ranks_train_from_parquet_and_name_what_they_predict(tmp_path: Path) -> None:
     printed = run_example("train_tables.py", "--epochs", "6", f"--out={tmp_path}", ranks=2)
     assert float(re.search(r"test accuracy: (\d\.\d+)", printed)[1]) > 0.9

@@ -16,6 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, PeerError
 from gigl_loader.inference.full import full_graph
+from gigl_loader.testing._processes import meet_in_store
 
 WIDTH, EDGE_WIDTH, OUT = 6, 3, 4
 TYPES = (("user", "buys", "item"), ("item", "rev_buys", "user"), ("user", "knows", "user"))
@@ -327,6 +328,7 @@ def a_rank_dies(rank: int, world: int) -> None:
     model = MODELS["SAGE"]()
     with full_graph(model, dataset) as mine:
         model(mine.x, mine.edge_index)
+        meet_in_store("before rank 1 dies")
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(PeerError, match="a rank has ended"):

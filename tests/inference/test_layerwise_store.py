@@ -1,5 +1,6 @@
 """Layer by layer over a graph store: servers send structure and rows, compute processes compute."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,34 @@ def _against_the_edges(info: GraphStoreInfo, rank: int, folder: Path) -> None:
     dist.barrier()
 
 
+def _note_questions(dataset: RemoteDistDataset) -> Counter[Any]:
+    """Return how many nodes' edges are asked for, by edge type; it counts on."""
+    lookup, asked = dataset.lookup, Counter[Any]()
+    edges = lookup.edges
+
+    def count(name: Any, ids: torch.Tensor, **how: Any) -> Any:
+        asked[name] += ids.numel()
+        return edges(name, ids, **how)
+
+    lookup.edges = count  # type: ignore[method-assign]
+    return asked
+
+
 def _by_type(info: GraphStoreInfo, rank: int, folder: Path) -> None:
     model = typed_layers.layers()
     wanted = typed_layers.in_one_process(model, DATA)
-    found: Any = full_graph_inference(
-        model, RemoteDistDataset(info, rank), batch_size=9, edge_weight=True, edge_attr=True
-    )
-    for name, rows in wanted.items():
-        mine = found[name]
-        torch.testing.assert_close(mine.values, rows[mine.ids], rtol=1e-5, atol=1e-5)
+    for out in (None, folder):
+        dataset = RemoteDistDataset(info, rank)
+        asked = _note_questions(dataset)
+        found: Any = full_graph_inference(
+            model, dataset, out=out, batch_size=9, edge_weight=True, edge_attr=True
+        )
+        for name, rows in wanted.items():
+            mine = found[name]
+            torch.testing.assert_close(mine.values, rows[mine.ids], rtol=1e-5, atol=1e-5)
+        for name in typed_layers.TYPES:  # the digest reads all of so few nodes, and three layers
+            count = found[name[2]].ids.numel()
+            assert asked[name] == 2 * count, "edges are fetched once for all layers"
     counts = torch.tensor([found[name].ids.numel() for name in sorted(wanted)])
     dist.all_reduce(counts)
     assert counts.tolist() == [25, 40]

@@ -29,6 +29,7 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.sampler.store import LocalStore
 from gigl_loader.testing import check_same_batches
+from gigl_loader.testing._processes import meet_in_store
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
 
@@ -114,6 +115,7 @@ def a_rank_dies(rank: int, size: int) -> None:
     loader = _loader(rank, size)
     batches = iter(loader)
     next(batches)
+    meet_in_store("before rank 1 dies")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(PeerError, match="a rank has ended"):
@@ -131,7 +133,7 @@ def a_rank_stops(rank: int, size: int) -> None:
     with full_graph(model, GRAPH.partitions(size)[rank], group=group) as data, torch.no_grad():
         model(data.x, data.edge_index)
         next(batches)
-        dist.barrier()
+        meet_in_store("before rank 1 stops")
         if rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         found: list[BaseException] = []  # both wait at the same time

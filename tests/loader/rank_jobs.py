@@ -1,11 +1,13 @@
 """What the ranks of ``test_ranks.py`` do; a module, so that spawned processes can import it."""
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import pickle
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from gigl_loader import (
     replay,
 )
 from gigl_loader._glt import NodeSamplerInput
-from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
+from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE, EpochOptions
 from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks
 from gigl_loader.testing import (
     Footprint,
@@ -37,6 +39,7 @@ from gigl_loader.testing import (
     open_files,
     wait_until,
 )
+from gigl_loader.testing._processes import meet_in_store
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, producer
 from gigl_loader.workers.agreement import Agreement, Plan
@@ -243,6 +246,7 @@ def partitions_here_and_there(rank: int, size: int) -> None:
             found.append(list(loader))
             asked = loader.stats()["partitions_over_tcp"]
             assert asked == ((1, 2, 2)[rank] if dataset.num_partitions > 1 else 0)
+            dist.barrier()  # none is still asked
             start = time.monotonic()
         assert time.monotonic() - start < LINGER_S / 2, "all said goodbye"
     check_same_batches(*found)
@@ -289,7 +293,7 @@ def one_cache_for_a_machine(rank: int, size: int) -> None:
 def _caches(loader: DistNeighborLoader) -> list[int]:
     """Return what tells the memory of each rank's cache."""
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, loader._mp_producer._cache.inode)
+    dist.all_gather_object(found, loader._mp_producer._ranks.cache.inode)
     return found
 
 
@@ -438,11 +442,13 @@ def _check_same_tensors(found: list, expected: list) -> None:
 
 def a_peer_worker_is_stopped(rank: int, size: int) -> None:
     """Rank 1's worker is stopped: both ranks name it, not those that wait for it."""
-    with _big_loader(rank, size, timeout=8.0, max_restarts=0) as loader:
+    with _short_answers(6.0), _big_loader(rank, size, max_restarts=0) as loader:
         iterator = iter(loader)
         next(iterator)
         dist.barrier()
         if rank == 1:
+            own = loader._mp_producer
+            own.epoch_options = dataclasses.replace(own.epoch_options, timeout_s=6.0)
             pid = loader._mp_producer.pids[0]
             os.kill(pid, signal.SIGSTOP)
             wait_until(lambda: process_state(pid).startswith("stopped"), "the worker is stopped")
@@ -451,7 +457,16 @@ def a_peer_worker_is_stopped(rank: int, size: int) -> None:
         else:
             with pytest.raises(SamplingError, match=r"rank 1 worker 0.*partition 1.*is stopped"):
                 list(iterator)
+        dist.barrier()  # rank 1 ends its worker: to rank 0 it would be one that was killed
         loader.shutdown(linger_s=0.0)
+
+
+@contextlib.contextmanager
+def _short_answers(seconds: float) -> Iterator[None]:
+    """Let workers made in here wait so long for an answer; their start has the loader's timeout."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(producer, "_PEER_SHARE", seconds / DEFAULT_TIMEOUT_S)
+        yield
 
 
 def a_peer_rank_dies(rank: int, size: int, folder: Path) -> None:
@@ -460,7 +475,7 @@ def a_peer_rank_dies(rank: int, size: int, folder: Path) -> None:
     iterator = iter(loader)
     next(iterator)
     _note_processes(folder, rank)
-    dist.barrier()
+    meet_in_store("before rank 1 dies")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(SamplingError, match=r"rank 1 worker 0.*partition 1"):
@@ -476,7 +491,8 @@ def a_rank_is_cut_off(rank: int, size: int, folder: Path) -> None:
 
     Its process and workers are stopped, which rank 0 cannot tell from a link that is cut.
     """
-    loader = _big_loader(rank, size, timeout=3.0)
+    with _short_answers(4.0):
+        loader = _big_loader(rank, size)
     iterator = iter(loader)
     next(iterator)
     _note_processes(folder, rank)
@@ -494,7 +510,8 @@ def a_rank_is_cut_off(rank: int, size: int, folder: Path) -> None:
         _big_loader(rank, size)
     assert time.monotonic() - started < 30, "the group's own timeout is 400 s"
     for pid in cut_off:  # what is stopped does not notice that its parent is gone
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the kernel ended it with its supervisor
+            os.kill(pid, signal.SIGKILL)
     os._exit(0)  # as above
 
 
@@ -556,7 +573,7 @@ def a_bind_that_fails(rank: int, size: int) -> None:
     agreement.address_towards = lambda host: f"192.0.2.{rank + 1}"  # type: ignore[assignment]
     producer = _producer(GRAPH.partitions(size)[rank])
     with pytest.raises(PeerError, match=r"192\.0\.2\."):
-        producer.init(meet_ranks(20.0), Security.resolve("", "", True))
+        producer.init(meet_ranks(60.0), Security.resolve("", "", True))
     producer.shutdown()
 
 
@@ -574,7 +591,7 @@ def _producer(dataset: Any) -> DistSamplingProducer:
     return DistSamplingProducer(
         dataset, NodeSamplerInput(torch.arange(8)), config, options,
         BaseDistLoader.create_colocated_channel(options),
-        epoch_options=EpochOptions(seed=1, timeout_s=20.0),
+        epoch_options=EpochOptions(seed=1, timeout_s=60.0),
     )  # fmt: skip
 
 

@@ -26,7 +26,6 @@ from gigl_loader.testing import check_same_batches, run_ranks
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("job", "world", "may_die"),
     [
@@ -43,7 +42,7 @@ from gigl_loader.testing import check_same_batches, run_ranks
 def test_ranks(job: str, world: int, may_die: list[int], tmp_path: Path) -> None:
     run_ranks(
         getattr(in_process_jobs, job), world_size=world, tmp_path=tmp_path, may_die=may_die,
-        timeout_s=150,
+        timeout_s=300,
     )  # fmt: skip
 
 
@@ -98,10 +97,10 @@ def _watched(**how: Any) -> DistNeighborLoader:
 
 def test_it_samples_in_the_thread_that_asks() -> None:
     Watched.threads.clear()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with _watched() as loader:
         assert len(list(loader)) == 60
-        assert threading.active_count() == before
+        assert set(threading.enumerate()) <= before
     assert Watched.threads == {threading.current_thread()}
 
 

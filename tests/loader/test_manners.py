@@ -114,7 +114,7 @@ def test_dropping_a_resume_by_accident_is_said(loader: DistNeighborLoader, caplo
     loader.load_state_dict(state)
     loader.set_epoch(2)
     assert len(list(loader)) == 4
-    assert caplog.text == ""
+    assert "drops where" not in caplog.text
     loader.load_state_dict(state)
     loader.set_epoch(0)  # as a loop over range(3) would
     assert len(list(loader)) == 7

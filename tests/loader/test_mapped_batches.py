@@ -24,8 +24,9 @@ def test_where_a_partition_lies_does_not_change_a_batch(tmp_path: Path) -> None:
     graph = TinyGraph.random(40, 300, heterogeneous=True).to_pyg()
     for format in ("mapped", "glt"):
         partition_graph(graph, 1, tmp_path / format, format=format, progress=False)
+    partition_graph(graph, 1, tmp_path / "degree", order="degree", progress=False)
     expected = _batches(DistDataset.load(tmp_path / "glt", 0))
     assert len(expected) == 5
-    for memory in ("resident", "mapped"):
-        found = _batches(DistDataset.load(tmp_path / "mapped", 0, memory=memory))
+    for name, memory in (("mapped", "resident"), ("mapped", "mapped"), ("degree", "mapped")):
+        found = _batches(DistDataset.load(tmp_path / name, 0, memory=memory))
         check_same_batches(found, expected)

@@ -125,7 +125,6 @@ def test_one_rank_takes_everything() -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout(200)
 def test_a_job_that_changes_its_ranks(tmp_path: Path) -> None:
     """4 ranks, then 2, then 3: nodes, anchors and edges, workers, no workers and collectives."""
     expected = {name: world_jobs.undisturbed(name) for name in world_jobs.CASES}
@@ -133,7 +132,7 @@ def test_a_job_that_changes_its_ranks(tmp_path: Path) -> None:
         folder = tmp_path / f"run{stage}"
         folder.mkdir()
         run_ranks(
-            world_jobs.one_stage, tmp_path, stage, world_size=size, tmp_path=folder, timeout_s=150
+            world_jobs.one_stage, tmp_path, stage, world_size=size, tmp_path=folder, timeout_s=300
         )
     for name, batches in expected.items():
         found = world_jobs.read(tmp_path, name)
@@ -142,7 +141,6 @@ def test_a_job_that_changes_its_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.timeout(200)
 def test_a_graph_store_that_serves_more_ranks_then_fewer(tmp_path: Path) -> None:
     for stage, size in enumerate((2, 1)):
         folder = tmp_path / f"run{stage}"

@@ -44,12 +44,15 @@ def resident(values: np.ndarray) -> np.ndarray:
 
 def test_pages_come_before_they_are_touched(values: np.ndarray) -> None:
     rows = np.random.default_rng(1).permutation(np.arange(0, ROWS, 40))
-    if resident(values).any():
+    there = resident(values)
+    if there.all():
         assert read_ahead.want(values, rows) == 0
         return  # a file system that is memory itself
+    rows = rows[~there[rows]]  # the kernel may have kept a few
     assert read_ahead.want(values, rows) == rows.size
     wait_until(lambda: resident(values)[rows].all(), "all pages that were asked for are there")
-    assert resident(values).sum() < ROWS / 4, "pages that nobody asked for were read"
+    read = resident(values).sum() - there.sum()
+    assert read < ROWS / 4, "pages that nobody asked for were read"
     assert read_ahead.want(values, rows) == 0, "asked for again"
     out = np.empty((rows.size, WIDTH), np.int32)
     gather_rows([(values, rows, None)], out)

@@ -12,7 +12,7 @@ import pytest
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.ray import start_graph_store
-from gigl_loader.testing import batch_digest
+from gigl_loader.testing import batch_digest, wait_until
 
 pytestmark = pytest.mark.multiprocess
 
@@ -95,4 +95,4 @@ def test_a_job_survives_and_goes_on_with_fewer_workers(tmp_path: Path) -> None:
     assert found == {key: {digest} for key, digest in _undisturbed(2).items()}
     pids = re.findall(r"serving, pid (\d+)", done.stdout)
     assert len(pids) == 2
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "both are gone")

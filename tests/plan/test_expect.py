@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.plan.expect import Degrees, expect, kept_share
+from gigl_loader.plan.expect import Degrees, expect, kept_for, kept_share
 
 
 def _draw(neighbors: list[list[int]], fanouts, batch_size: int, rng) -> tuple[int, int]:
@@ -90,21 +90,25 @@ def _hits_of_the_best(batches: list[np.ndarray], capacity: int) -> float:
     return hits / asked
 
 
+def _kept(share: np.ndarray, log_missed: np.ndarray, cache: float) -> float:
+    return kept_share(share, log_missed, kept_for(share, log_missed, cache))
+
+
 @pytest.mark.parametrize("cache", [0.05, 0.2, 0.6])
 @pytest.mark.parametrize("skewed", [False, True])
 def test_a_cache_that_knows_the_future_has_the_expected_share(skewed: bool, cache: float) -> None:
     rng = np.random.default_rng(3)
     chance = 0.3 * (1 + np.arange(800)) ** -0.4 if skewed else np.full(800, 0.08)
     batches = [np.flatnonzero(rng.random(800) < chance) for _ in range(240)]
-    found = kept_share(np.full(800, 1 / 800), np.log1p(-chance), cache)
+    found = _kept(np.full(800, 1 / 800), np.log1p(-chance), cache)
     assert found == pytest.approx(_hits_of_the_best(batches, round(cache * 800)), abs=0.03)
 
 
 def test_a_cache_of_everything_has_everything_and_none_has_nothing() -> None:
     share, missed = np.array([0.5, 0.3, 0.2]), np.log1p(-np.array([0.9, 0.01, 0.0]))
-    assert kept_share(share, missed, 1.0) == pytest.approx(1.0)
-    assert kept_share(share, missed, 0.0) == 0.0
-    assert kept_share(share, np.zeros(3), 0.5) == 0.0
+    assert _kept(share, missed, 1.0) == pytest.approx(1.0)
+    assert _kept(share, missed, 0.0) == 0.0
+    assert _kept(share, np.zeros(3), 0.5) == 0.0
 
 
 def test_batches_of_seeds_that_have_neighbours_are_larger() -> None:

@@ -13,8 +13,11 @@ from gigl_loader.plan.model import Job, estimate
 
 COSTS = Costs(
     machine="test", date="2026-01-01", batch_s=1e-3, edge_s=1e-7, node_s=0.0, row_byte_s=0.0,
-    plain_s_per_gb=0.5, tls_s_per_gb=2.0, process_bytes=1e9,
-    worker_bytes=1e7, spread=0.1,
+    asked_edge_s=2e-7, asked_row_s=3e-7, asked_byte_s=1e-9, cached_row_s=1e-7, cached_byte_s=1e-10,
+    sent_edge_s=1e-8, sent_row_s=1e-7, sent_byte_s=1e-9,
+    received_edge_s=1e-8, received_row_s=1e-7, received_byte_s=1e-9,
+    plain_s_per_gb=0.5, tls_s_per_gb=2.0, link_s_per_gb=1.0, process_bytes=3e8,
+    supervisor_bytes=5e7, worker_bytes=1e7, library_bytes=2e8, spread=0.1,
 )  # fmt: skip
 JOB = Job(nodes=1e6, edges=2e7, dim=100, fanouts=(15, 10), batch_size=1000, machines=1)
 
@@ -24,7 +27,7 @@ def test_one_machine_by_hand() -> None:
     a_seed = (1e-3 + 1e-7 * plan.batch.edges) / 1000
     assert plan.cpu["sampling"] == pytest.approx(a_seed)
     assert plan.bottleneck == "workers"
-    assert plan.seeds_per_second == pytest.approx(1 / a_seed)
+    assert plan.seeds_per_second == pytest.approx(4 / a_seed)  # it has as many threads
     assert sum(plan.wire.values()) == 0
     assert plan.memory["rows and labels"] == 1e6 * 408
     assert plan.memory["edges"] == 8e6 + 8e7
@@ -33,12 +36,57 @@ def test_one_machine_by_hand() -> None:
 
 def test_the_link_of_two_machines_by_hand() -> None:
     plan = estimate(replace(JOB, machines=2, link_gbit=1, workers=8), COSTS)
-    rows = plan.batch.nodes * 0.5 * (400 + 4) / 1000
-    assert plan.wire["rows between partitions"] == pytest.approx(rows)
+    remote = plan.batch.nodes * 0.5 / 1000
+    assert plan.wire["rows between partitions"] == pytest.approx(remote * (400 + 4))
+    assert plan.cpu["asking for rows"] == pytest.approx(remote * (3e-7 + 400e-9))
+    assert plan.cpu["packets"] == pytest.approx(sum(plan.wire.values()) / 1e9)
+    assert plan.cpu["asking for neighbours"] == pytest.approx(plan.batch.edges / 1000 * 0.5 * 2e-7)
     assert plan.bottleneck == "links"
     assert plan.seeds_per_second == pytest.approx(2 * 0.9e9 / 8 / sum(plan.wire.values()))
     assert "a cache of 20% of the remote rows" in plan.changes
     assert list(plan.changes.values()) == sorted(plan.changes.values(), reverse=True)
+
+
+def test_rows_leave_a_graph_store_once() -> None:
+    store = replace(JOB, machines=2, deployment="graph-store", servers=2)
+    plan, cached = estimate(store, COSTS), estimate(replace(store, cache=0.2), COSTS)
+    rows = plan.batch.nodes * (400 + 4) / 1000
+    assert plan.wire["rows of batches"] == pytest.approx(rows)
+    assert cached.wire["rows of batches"] == pytest.approx(rows * (1 - cached.batch.hit_rate))
+    assert "rows between partitions" not in plan.wire
+    assert cached.cpu["keeping rows"] > 0
+
+
+def test_memory_by_hand() -> None:
+    job = replace(JOB, machines=2, workers=2)
+    plan = estimate(job, COSTS)
+    batch = plan.batch
+    rows = batch.nodes * 400
+    assert plan.memory["batches under way"] == pytest.approx(
+        (2 * 4 + 2) * (8 * batch.nodes + 16 * batch.edges + rows)
+    )
+    assert plan.memory["rows asked for"] == pytest.approx(2 * 4 * rows / 2)
+    assert plan.memory["rows answered"] == pytest.approx(2 * 4 * rows / 2)
+    assert plan.memory["workers"] == 2 * 1e7 + 5e7
+    known = estimate(replace(job, resident=(("rows", 1.0), ("edges", 2.0))), COSTS)
+    assert (known.memory["rows"], known.memory["edges"]) == (1.0, 2.0)
+    assert "rows and labels" not in known.memory
+    cached = estimate(replace(job, cache=0.2), COSTS)
+    assert cached.memory["cache"] > 0.2 * 0.5e6 * 400
+    assert cached.memory["rows copied from the cache"] == pytest.approx(
+        2 * 4 * rows / 2 * cached.batch.hit_rate
+    )
+
+
+def test_the_tables_of_a_cache_are_those_that_it_makes() -> None:
+    from gigl_loader.plan.memory import cache_bytes
+    from gigl_loader.sampler.row_cache import segment_bytes, tables_of
+
+    owner = ("node", "n")
+    matrices = {owner: {("node_features", "n"): ("float32", (100,))}}
+    tables = tables_of(matrices, {owner: 1_000_000}, {owner: 500_000}, 0.2)
+    job = replace(JOB, machines=2, cache=0.2)
+    assert cache_bytes(job, 0.5 * job.nodes) == pytest.approx(segment_bytes(tables), rel=0.01)
 
 
 jobs = st.builds(
@@ -89,6 +137,42 @@ def test_costs_are_found_again_in_times_that_they_made() -> None:
     rows = rng.random((8, 4)) * [1, 1e5, 1e5, 1e7]
     costs = np.array([1e-3, 1e-7, 0.0, 2e-10])
     assert non_negative(rows, rows @ costs) == pytest.approx(costs, rel=1e-6, abs=1e-15)
+
+
+def test_costs_of_a_cluster_are_found_again() -> None:
+    from gigl_loader.plan.calibrate import asking_costs, delivering_costs
+    from gigl_loader.plan.cluster import Took
+
+    nodes, edges = 50_000.0, 60_000.0
+    sampling = [1e-3, 1e-7, 2e-8, 3e-10]
+    alone = 1e-3 + 1e-7 * edges + 2e-8 * nodes
+
+    def rank(width: int, hits: float) -> Took:
+        rows, wide = nodes / 2, 4.0 * width
+        seconds = alone + 3e-10 * nodes * wide + 2e-7 * edges / 2
+        if width:
+            seconds += rows * (1 - hits) * (3e-7 + 1e-9 * wide)
+        if hits:
+            seconds += rows * (1e-7 + hits * 2e-10 * wide)
+        return Took(nodes, edges, hits, seconds, 0.0)
+
+    widths = [(0, 0.0), (16, 0.0), (128, 0.0), (16, 0.4), (128, 0.5)]
+    found = asking_costs(sampling, [rank(*one) for one in widths])
+    assert found == pytest.approx({
+        "asked_edge_s": 2e-7, "asked_row_s": 3e-7, "asked_byte_s": 1e-9,
+        "cached_row_s": 1e-7, "cached_byte_s": 2e-10,
+    })  # fmt: skip
+    batches = [
+        Took(
+            nodes, edges, 0.0, 4e-8 * edges + nodes * bool(width) * (5e-7 + 4e-9 * width),
+            alone + 2e-7 * edges / 2 + 3e-8 * edges + nodes * bool(width) * (1e-7 + 8e-9 * width),
+        )
+        for width in (0, 16, 128)
+    ]  # fmt: skip
+    assert delivering_costs(sampling, 2e-7, batches) == pytest.approx({
+        "sent_edge_s": 3e-8, "sent_row_s": 1e-7, "sent_byte_s": 2e-9,
+        "received_edge_s": 4e-8, "received_row_s": 5e-7, "received_byte_s": 1e-9,
+    })  # fmt: skip
 
 
 def test_the_costs_that_come_with_the_package_are_read(tmp_path) -> None:

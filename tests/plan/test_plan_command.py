@@ -38,6 +38,9 @@ def test_a_directory_gives_its_own_figures(capsys, tmp_path: Path, count: int) -
     found = json.loads(capsys.readouterr().out)
     assert (found["job"]["nodes"], found["job"]["edges"], found["job"]["dim"]) == (50, 50, 3)
     assert found["batch"]["edges"] == pytest.approx(8, rel=0.1)  # one neighbour each, twice
+    files = list((tmp_path / "graph").glob("part0/node_features/**/*.bin"))
+    assert found["memory"]["rows and labels"] >= sum(file.stat().st_size for file in files) > 0
+    assert found["memory"]["edges"] > 0
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def _client(info, rank, folder):
     nodes = share_of_each_server(info, rank, 2)
     own = torch.cat(list(nodes.values())).tolist()
     with DistNeighborLoader(
-        RemoteDistDataset(info, rank), [3, 2], nodes, prefetch_size=2, worker_concurrency=3, **HOW
+        RemoteDistDataset(info, rank), [3, 2], nodes, prefetch_size=1, worker_concurrency=3, **HOW
     ) as loader:
         _two_epochs(loader, own, folder / f"{rank}.pt")
         dist.barrier()
@@ -84,6 +84,7 @@ def _servers_tell_their_state(loader, rank, own, folder):
         for server in range(2):
             _check_state(server, folder)
         (folder / "under way").write_text("")
+        wait_until((folder / "go on").exists, "what runs was looked at")
     dist.barrier()
     assert _seeds(first + list(iterator)) == own
 
@@ -176,10 +177,11 @@ def test_a_cluster_from_start_to_end(tmp_path: Path, monkeypatch, same_memory: s
         wait_until(
             lambda: (tmp_path / "under way").exists() or not all(one.is_alive() for one in roles),
             "the epochs are under way",
-            120,
+            200,
         )
         for one in roles:
             seen.look(one.pid, itself=True)
+        (tmp_path / "go on").write_text("")
         started.join(roles)
         seen.check_gone()
     ports = re.findall(r"serves partition . on 127", (tmp_path / "server0.log").read_text())

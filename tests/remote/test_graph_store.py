@@ -45,8 +45,13 @@ from gigl_loader.ranks import end_group
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.messages import NodeIdsRequest
 from gigl_loader.sampler.neighbor import NeighborSampler
-from gigl_loader.testing import batch_tensors, check_same_batches, one_rank, wait_until
-from gigl_loader.transport import free_port
+from gigl_loader.testing import (
+    batch_tensors,
+    check_same_batches,
+    free_port,
+    one_rank,
+    wait_until,
+)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -299,7 +304,7 @@ def test_ranks_with_one_key_share_an_epoch(tmp_path):
         first = started.start(compute, info, 0, _one_key, str(tmp_path))
         second = started.start(compute, info, 1, _one_key, str(tmp_path))
         started.join([first, *servers])
-        second.join(60)
+        second.join(100)
         assert second.exitcode == -signal.SIGKILL
 
 
@@ -379,7 +384,7 @@ def _iterate_until_a_server_dies(info, rank, folder):
     started = time.monotonic()
     with pytest.raises(ServerDiedError, match="storage server 1"):
         _exhaust(loader)
-    assert time.monotonic() - started < 30, "far below the loader's own 90 s"
+    assert time.monotonic() - started < 60, "below the loader's own 90 s"
     loader.shutdown()
     loader.shutdown()
     with pytest.raises(ServerDiedError):
@@ -387,7 +392,7 @@ def _iterate_until_a_server_dies(info, rank, folder):
     started = time.monotonic()
     with pytest.raises(PeerError, match="storage server 1"):  # nobody waits for the group's timeout
         _loader(info, rank, nodes, reconnect_timeout=0)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
 
 
 def _serve_whole(info, rank):
@@ -403,7 +408,7 @@ def test_a_killed_server_is_an_error_on_every_client(tmp_path):
             for rank in range(2)
         ]
         started.join(clients)
-        servers[0].join(40)  # it ends too, and says why
+        servers[0].join(100)  # it ends too, and says why
         assert servers[0].exitcode == 1
         assert "storage server 1" in started.notes()
 
@@ -413,7 +418,7 @@ def _hold(info, rank, folder):
     iterator = iter(loader)
     next(iterator)
     (folder / "up").write_text("")
-    time.sleep(100)
+    time.sleep(600)
 
 
 def _second_job(info, rank, folder):
@@ -445,13 +450,12 @@ def test_a_killed_client_frees_its_workers_and_the_next_job_is_served(tmp_path, 
         monkeypatch.delenv("GIGL_LOADER_CLUSTER_TOKEN")
         stranger = started.start(_bad_token, info, 0)
         monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", "secret of this test")
-        wait_until((tmp_path / "up").exists, "the first job is under way", 60)
+        wait_until((tmp_path / "up").exists, "the first job is under way")
         assert all(_descendants(server.pid) for server in servers)
         client.kill()
         wait_until(
             lambda: not any(_descendants(server.pid) for server in servers),
             "the servers end the workers of the client",
-            30,
         )
         second = started.start(compute, info, 0, _second_job, tmp_path)
         started.join([stranger, second, *servers])

@@ -21,7 +21,6 @@ from store_cluster import HOST, free_port
 from gigl_loader import ConfigError
 from gigl_loader.loader.epoch import LoaderStats
 from gigl_loader.logs import WhereFilter, answering, know
-from gigl_loader.remote import metrics
 from gigl_loader.remote.metrics import COUNTERS, GAUGES, MetricsListener, ServerCounts, metric_name
 from gigl_loader.transport import Security
 from gigl_loader.transport.certs import make_folder
@@ -144,7 +143,8 @@ def test_sums_of_producers_that_ended_are_kept() -> None:
 def test_who_may_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Beyond loopback, only with a certificate: a plain reader and one without get nothing."""
     folder = make_folder(tmp_path / "tls", [HOST])
-    monkeypatch.setattr(metrics, "is_loopback", lambda host: False)
+    for module in ("remote.metrics", "transport.security"):
+        monkeypatch.setattr(f"gigl_loader.{module}.is_loopback", lambda host: False)
     security = Security.resolve(tls_dir=str(folder), token="", insecure=False)
     with _listening(security=security) as url:
         reader = ssl.create_default_context(cafile=f"{folder}/ca.pem")

@@ -16,11 +16,11 @@ from gigl_loader.remote.jobs import KILLED_GRACE_S
 from gigl_loader.remote.messages import EpochRequest, FetchAnswer, FetchRequest
 from gigl_loader.testing import wait_until
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.multiprocess
 
-OUTAGE_S = 2.0
-"""Well below the patience of 5 s: a busy machine is silent for a while, too."""
-AT_ONCE_S = 15.0
+OUTAGE_S, PATIENCE_S = 2.0, 7.0
+"""An outage is well below the patience: a busy machine is silent for a while, too."""
+AT_ONCE_S = 60.0
 """What a busy machine may take for what is no wait; each wait that is not wanted takes longer."""
 
 
@@ -58,19 +58,19 @@ def test_lost_connections_cost_no_batch():
 def test_a_long_outage_ends_when_the_links_are_renewed():
     """The client gave the server up; it connects again, and can have new producers."""
     with (
-        storage(patience_s=5.0) as (endpoint,),
+        storage(patience_s=PATIENCE_S) as (endpoint,),
         Relay(endpoint.address) as relay,
-        joined(relay.address, patience_s=5.0) as cluster,
+        joined(relay.address, patience_s=PATIENCE_S) as cluster,
     ):
         create(cluster)
         former = cluster.links[0]
         relay.cut.set()
-        wait_until(lambda: not cluster.is_whole, "the link is given up", 60)
+        wait_until(lambda: cluster.lost, "the link is given up", 60)
         with pytest.raises(ServerDiedError, match="storage server 0"):
             cluster.await_servers(time.monotonic())
         relay.cut.clear()
         cluster.await_servers(time.monotonic() + 60.0)
-        assert cluster.is_whole
+        assert not cluster.lost
         assert cluster.links[0] is not former
         assert endpoint.status()["clients"] == [0]
         with channel_of(cluster) as channel:
@@ -80,9 +80,9 @@ def test_a_long_outage_ends_when_the_links_are_renewed():
 
 def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
     with (
-        storage(patience_s=5.0) as (endpoint,),
+        storage(patience_s=PATIENCE_S) as (endpoint,),
         Relay(endpoint.address) as relay,
-        joined(relay.address, patience_s=5.0) as link,
+        joined(relay.address, patience_s=PATIENCE_S) as link,
         channel_of(link) as channel,
     ):
         start(channel, 0)
@@ -98,7 +98,7 @@ def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
         _same(found, expected)
         relay.cut.set()  # while idle
         threading.Timer(OUTAGE_S, relay.cut.clear).start()
-        assert link.links[0].call("ping").result(30) == os.getpid()
+        assert link.links[0].call("ping").result(60) == os.getpid()
         start(channel, 1)
         assert len(take(channel)) == 30
         assert endpoint.status()["clients"] == [0]
@@ -107,16 +107,15 @@ def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
         start_at = time.monotonic()
         with pytest.raises(ServerDiedError, match="nothing was heard from it"):
             start(channel, 2)
-        assert time.monotonic() - start_at < 5.0 + 1.0 + AT_ONCE_S
+        assert time.monotonic() - start_at < PATIENCE_S + 1.0 + AT_ONCE_S
         with pytest.raises(ServerDiedError):
             raise_if_broken(link.links)
-        began = time.monotonic()
-        with pytest.raises(ServerDiedError):  # whoever asks next does not wait again
-            link.links[0].call("ping").result(30)
-        assert time.monotonic() - began < 4.5  # another wait takes 5 s
+        assert link.links[0].error is not None, "whoever asks next does not wait again"
+        with pytest.raises(ServerDiedError):
+            link.links[0].call("ping").result(60)
         relay.cut.clear()  # the relay has taken all bytes, so that the server sees no silence
-        wait_until(lambda: endpoint.status()["clients"] == [], "the server frees the client", 30)
-        wait_until(lambda: endpoint.server.status()["producers"] == {}, "and its producers", 30)
+        wait_until(lambda: endpoint.status()["clients"] == [], "the server frees the client")
+        wait_until(lambda: endpoint.server.status()["producers"] == {}, "and its producers")
 
 
 def test_a_client_that_is_cut_off_without_a_goodbye_is_freed_at_once():
@@ -143,16 +142,16 @@ def test_what_is_asked_again_happens_once():
         (producer,) = first
         call = link.links[0].call
         epoch = {"producer_id": producer, "epoch": 0, "request": EpochRequest(generation=1)}
-        call("start_new_epoch_sampling", **epoch).result(30)
+        call("start_new_epoch_sampling", **epoch).result(60)
         caller = link.links[0].dial()
 
         def fetch(position, generation=1):
             request = FetchRequest(producer_id=producer, generation=generation, position=position)
-            return caller.ask("fetch", request, FetchAnswer).wait(30)
+            return caller.ask("fetch", request, FetchAnswer).wait(60)
 
         seeds = [fetch(position).batch.ticket.batch for position in range(4)]
         assert seeds == [0, 1, 2, 3]
-        call("start_new_epoch_sampling", **epoch).result(30)  # asked again: goes on where it was
+        call("start_new_epoch_sampling", **epoch).result(60)  # asked again: goes on where it was
         assert fetch(4).batch.ticket.batch == 4
         assert fetch(2).batch.ticket.batch == 2, "answers from 2 on were lost"
         assert [fetch(position).batch.ticket.batch for position in (3, 4, 5)] == [3, 4, 5]

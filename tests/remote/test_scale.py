@@ -186,9 +186,9 @@ def test_a_server_cut_off_in_mid_epoch_is_named(hosts, tmp_path, monkeypatch):
         assert ours.recv() == "up"
         _ip("-n", hosts[1], "link", "set", "eth0", "down")
         begun = time.monotonic()
-        assert ours.poll(60), started.notes()
+        assert ours.poll(100), started.notes()
         error = ours.recv()
         assert error.startswith("storage server 1"), error
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < 60
         client.join(60)
         assert client.exitcode == 0, started.notes()

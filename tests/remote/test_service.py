@@ -151,7 +151,7 @@ def test_consumers_share_an_epoch_and_do_not_hold_each_other_up(server):
     server.start_new_epoch_sampling(producer, 1, request=EpochRequest(consumer=0, generation=2))
     server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, generation=2))
     stale = server.fetch(FetchRequest(producer_id=producer, consumer=0, generation=2))
-    assert stale.result(5) == (None, False)
+    assert stale.result(60) == (None, False)
     server.start_new_epoch_sampling(producer, 2, request=EpochRequest(consumer=0, generation=3))
     server.cancel_epoch_sampling(producer, EpochRequest(consumer=0, generation=2))  # late: ignored
     assert sorted(_drain(server, producer)) == sorted(slow)
@@ -179,8 +179,8 @@ def test_getters(server):
         server.get_node_ids(NodeIdsRequest(node_type="paper"))
     with pytest.raises(ConfigError, match="split must be"):
         server.get_node_ids(NodeIdsRequest(split="training"))
-    ports = server.get_free_ports(3)
-    assert len(set(ports)) == 3
+    ports = server.get_free_ports(400)
+    assert len(set(ports)) == 400
 
 
 def test_edge_books_of_one_partition() -> None:

@@ -23,6 +23,7 @@ class ScriptedProducer:
     num_batches = 4
     pids = (1,)
     queue_depth = 0
+    rows_apart = False
     epoch_options = EpochOptions(seed=0)
 
     def __init__(self):

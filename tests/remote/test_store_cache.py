@@ -63,6 +63,7 @@ def _client(info, rank: int) -> None:
                 assert torch.equal(batch["user"].x, features[batch["user"].n_id])
             expected, at_once = _digests(loader), batch_digest(loader([3, 0, 3]))
             assert loader.stats()["hit_rate"] is None
+            assert loader._remote_source.channel.rows_apart, "each server asks the other machine"
         cases = {"0": {"remote_cache": "20%"}, "1": {"remote_cache": "100%", "lookahead": 0}}
         for same_memory, how in cases.items():
             os.environ[SAME_MEMORY_VARIABLE] = same_memory
@@ -78,7 +79,10 @@ def _client(info, rank: int) -> None:
 
 
 @pytest.mark.multiprocess
-def test_batches_of_packed_rows_are_the_same_bits(tmp_path: Path) -> None:
+def test_batches_of_packed_rows_are_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")  # of the servers: each is a machine
     data = TinyGraph.random(50, 200, heterogeneous=True).to_pyg()
     data["user"].x = _features()
     folder = str(tmp_path / "parts")
@@ -172,18 +176,18 @@ def _traces(draw: st.DrawFn) -> tuple[int, list[np.ndarray]]:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    trace=_traces(), share=st.sampled_from([0.1, 0.4, 1.0]), ahead=st.sampled_from([None, 0, 3]),
-    breaks=st.integers(0, 30),
+    trace=_traces(), share=st.sampled_from([None, 0.1, 0.4, 1.0]),
+    ahead=st.sampled_from([None, 0, 3]), breaks=st.integers(0, 30),
 )  # fmt: skip
 def test_rows_are_those_of_the_ids(
-    trace: tuple, share: float, ahead: int | None, breaks: int
+    trace: tuple, share: float | None, ahead: int | None, breaks: int
 ) -> None:
-    """Epoch after epoch, one of which ends early, where a server is lost."""
+    """Epoch after epoch, one of which ends early, where a server is lost; without a cache, too."""
     num_ids, batches = trace
+    threads = set(threading.enumerate())
     servers = _Servers(num_ids)
-    keeper = RowKeeper(
-        SimpleNamespace(links=[]), CacheOptions(size=share, lookahead=ahead), 3, 20.0, False
-    )
+    options = None if share is None else CacheOptions(size=share, lookahead=ahead)
+    keeper = RowKeeper(SimpleNamespace(links=[]), options, 3, 20.0, False)
     keeper._questions.close()
     keeper._questions = servers
     try:
@@ -203,4 +207,5 @@ def test_rows_are_those_of_the_ids(
         keeper.close()
     if share == 1.0:
         assert servers.num_asked <= 2 * len(ROWS) * num_ids + 25 * 4 * len(ROWS)
-    assert not [one for one in threading.enumerate() if one.name == "rows of batches"]
+    more = set(threading.enumerate()) - threads
+    assert not [one for one in more if one.name == "rows of batches"]

@@ -26,6 +26,7 @@ from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.testing import TinyGraph, wait_until
+from gigl_loader.workers.wire import RowsQuestion
 
 PLAIN = TinyGraph.random(60, 400, seed=5)
 TYPED = TinyGraph.random(40, 200, heterogeneous=True)
@@ -183,7 +184,7 @@ def test_a_server_answers_for_its_own_rows_only() -> None:
     name = next(iter(PLAIN.num_nodes))
     others = plain(0, 2).node_ids
     with pytest.raises(ConfigError, match="not of partition 1"):
-        server.get_rows(RowsRequest("node_features", name, others[:1].numpy()))
+        server.get_rows(RowsQuestion.of(RowsRequest("node_features", name, others[:1].numpy())))
     with pytest.raises(ConfigError, match="no dataset"):
-        server.get_rows(RowsRequest("dataset", name, others[:1].numpy()))
+        server.get_rows(RowsQuestion.of(RowsRequest("dataset", name, others[:1].numpy())))
     server.close()

@@ -17,8 +17,8 @@ from gigl_loader.remote import client, patience, status
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.command import parse_serve
 from gigl_loader.remote.endpoint import Endpoint
-from gigl_loader.testing import wait_until
-from gigl_loader.transport import Security, free_port
+from gigl_loader.testing import free_port, wait_until
+from gigl_loader.transport import Security
 
 SECURITY = Security.local("waiting")
 
@@ -52,19 +52,19 @@ def talkative(monkeypatch):
 def test_a_server_that_does_not_answer(caplog):
     port = free_port()
     with pytest.raises(PeerTimeoutError) as caught:
-        _join(port, 1.0)
+        _join(port, 1.4)
     assert re.fullmatch(
-        rf"storage server 0 at 127\.0\.0\.1:{port} did not come up within 1 s "
+        rf"storage server 0 at 127\.0\.0\.1:{port} did not come up within \d+ s "
         r"\(last: \[Errno 111\] Connection refused\): see its log, check address, port and "
         r"firewall",
         str(caught.value),
     )
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert 1 <= len(lines) <= 5
-    assert lines[0] == (
-        f"compute process 1 has waited 0 s for storage server 0 at 127.0.0.1:{port}; it gives up "
-        "after 1 s"
-    )
+    assert re.fullmatch(
+        rf"compute process 1 has waited \d+ s for storage server 0 at 127\.0\.0\.1:{port}; it "
+        "gives up after 1 s", lines[0],
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("talkative")
@@ -72,7 +72,7 @@ def test_a_server_that_waits_for_others(caplog):
     with _server_0(num_servers=2) as endpoint:
         port = endpoint.address[1]
         with pytest.raises(PeerTimeoutError) as caught:
-            _join(port, 1.0)
+            _join(port, 1.4)
         missing = (
             "1 of 2 compute processes are here; storage servers [1] have not loaded their "
             "partitions yet"
@@ -82,18 +82,18 @@ def test_a_server_that_waits_for_others(caplog):
         lines = [
             record.getMessage() for record in caplog.records if " has waited " in record.message
         ]
-        assert lines[0] == (
-            f"compute process 1 has waited 0 s for {name} to let it in ({missing}); it gives up "
-            "after 1 s"
+        waited = re.escape(f"{name} to let it in ({missing})")
+        assert re.fullmatch(
+            rf"compute process 1 has waited \d+ s for {waited}; it gives up after 1 s", lines[0]
         )
-        assert 2 <= len(lines) <= 5
+        assert len(lines) <= 5
 
 
 def test_a_server_that_accepts_and_says_nothing():
     """As one that is stopped does: the system accepts for it. No longer than the caller's limit."""
     with (
         socket.create_server((HOST, 0)) as sock,
-        pytest.raises(PeerTimeoutError, match=r"within 1 s .last: it did not answer"),
+        pytest.raises(PeerTimeoutError, match=r"within \d+ s .last: it did not answer"),
     ):
         _join(sock.getsockname()[1], 1.0)
 
@@ -134,7 +134,7 @@ def test_a_client_that_comes_in_while_the_server_is_made():
             _join(endpoint.address[1], 0.5, num_servers=1, rank=0, world_size=1)
         endpoint.start()
         _join(endpoint.address[1], 30.0, num_servers=1, rank=0, world_size=1).close()
-        assert endpoint.over.wait(20)
+        assert endpoint.over.wait(60)
         assert endpoint.jobs_served == 1
     finally:
         endpoint.close()
@@ -146,14 +146,14 @@ def test_a_server_that_ends_while_clients_wait():
 
         def join():
             with pytest.raises(ServerDiedError) as caught:
-                _join(endpoint.address[1], 30.0)
+                _join(endpoint.address[1], 60.0)
             found.append(str(caught.value))
 
         thread = threading.Thread(target=join)
         thread.start()
         wait_until(lambda: endpoint.status()["clients"], "the client is there")
         endpoint.close(words="it was shut down")
-        thread.join(10)
+        thread.join(60)
         assert found
         assert "storage server 0" in found[0]
         assert "is gone: it was shut down. Start it again with the same arguments" in found[0]
@@ -168,11 +168,11 @@ def test_compute_processes_that_do_not_meet(monkeypatch):
     security = Security.resolve()
     with _server_0(num_servers=1, port=info.rpc_master_port, security=security):
         thread = threading.Thread(
-            target=lambda: _join(info.rpc_master_port, 30.0, 1, security=security).close()
+            target=lambda: _join(info.rpc_master_port, 60.0, 1, security=security).close()
         )
         thread.start()
         with pytest.raises(PeerTimeoutError, match=r"compute process 0 did not meet the others at"):
-            client.init_compute_process(0, info, "gloo", timeout_s=3.0)
+            client.init_compute_process(0, info, "gloo", timeout_s=6.0)
         thread.join()
     assert not dist.is_initialized()
     with pytest.raises(Exception, match="not part of a graph store"):
@@ -189,34 +189,34 @@ def test_the_first_client_says_how_many_come():
         port = endpoint.address[1]
         first = []
         thread = threading.Thread(
-            target=lambda: first.append(_join(port, 30.0, 1, rank=0, world_size=2))
+            target=lambda: first.append(_join(port, 60.0, 1, rank=0, world_size=2))
         )
         thread.start()
         wait_until(lambda: endpoint.status()["clients"] == [0], "the first client is there")
         with pytest.raises(ConfigError, match="has 3 processes, the others say 2"):
-            _join(port, 10.0, 1, rank=1, world_size=3)
+            _join(port, 60.0, 1, rank=1, world_size=3)
         with pytest.raises(ConfigError, match="two processes joined as compute rank 0"):
-            _join(port, 10.0, 1, rank=0, world_size=2)
+            _join(port, 60.0, 1, rank=0, world_size=2)
         with pytest.raises(ConfigError, match="counts 2 storage servers, server 0 counts 1"):
-            _join(port, 10.0, 2, rank=1, world_size=2)
-        second = _join(port, 10.0, 1, rank=1, world_size=2)
-        thread.join(10)
+            _join(port, 60.0, 2, rank=1, world_size=2)
+        second = _join(port, 60.0, 1, rank=1, world_size=2)
+        thread.join(60)
         assert (first[0].world_size, first[0].job, second.job) == (2, 0, 0)
         third = []
-        thread = threading.Thread(target=lambda: third.append(_join(port, 30.0, 1, 0, 1)))
+        thread = threading.Thread(target=lambda: third.append(_join(port, 60.0, 1, 0, 1)))
         thread.start()  # of the next job, which may count others
         first[0].close()
         second.close()
-        thread.join(10)
+        thread.join(60)
         assert third[0].job == 1
         third[0].close()
 
 
 def test_a_link_that_was_closed_says_so(caplog):
     with _server_0(num_servers=1) as endpoint:
-        cluster = _join(endpoint.address[1], 10.0, num_servers=1, rank=0, world_size=1)
+        cluster = _join(endpoint.address[1], 60.0, num_servers=1, rank=0, world_size=1)
         link = cluster.links[0]
-        assert link.call("ping").result(10) == os.getpid()
+        assert link.call("ping").result(60) == os.getpid()
         cluster.close()
         cluster.close()
         with pytest.raises(Exception, match="this process left the cluster"):

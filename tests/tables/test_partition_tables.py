@@ -24,7 +24,9 @@ INTS = pa.list_(pa.int64(), 2)
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     tables(), st.integers(1, 3), st.sampled_from(["contiguous", "random", "ldg", "metis"]),
@@ -81,7 +83,9 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
 
 
 @settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(homogeneous(), st.integers(1, 3), st.sampled_from(["in", "out"]))
 def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(

@@ -45,10 +45,12 @@ def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
     nodes, edges = _tables(tmp_path / "tables")
     how = {"num_partitions": 3, "progress": False, "drop_dangling": True, "memory": "500MB"}
     cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False, "wait": False},
     )
     try:
-        cluster.add_node(num_cpus=1)
+        cluster.add_node(num_cpus=1, wait=False)
+        cluster.wait_for_nodes(timeout=200)  # its own limit of 30 s is too short for a busy machine
         ray.init(address=cluster.address, log_to_driver=False)
         for method in ("random", "ldg"):  # with ldg, edges are joined twice
             here, there = tmp_path / f"here-{method}", tmp_path / f"there-{method}"

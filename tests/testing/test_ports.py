@@ -1,9 +1,11 @@
+import random
 import socket
 from pathlib import Path
 
 import pytest
 
-from gigl_loader.testing import free_port
+from gigl_loader.testing import _ports, free_port
+from gigl_loader.testing._forked import ForkedProcess
 from gigl_loader.transport import addresses
 
 
@@ -21,5 +23,22 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> N
         port = taken.getsockname()[1]
         assert not addresses.is_free("127.0.0.1", port)
     monkeypatch.setattr(addresses, "is_free", lambda host, port: False)
+    with pytest.raises(OSError, match="are taken"):
+        free_port()
+
+
+def _end_with_whether_it_is_reserved(port: int) -> None:
+    raise SystemExit(int(_ports._reserve(port)))
+
+
+@pytest.mark.multiprocess
+def test_a_port_is_returned_once_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever it was given to may take seconds until it listens there."""
+    port = free_port()
+    other = ForkedProcess(target=_end_with_whether_it_is_reserved, args=(port,))
+    other.start()
+    other.join()
+    assert other.exitcode == 0, "another process does not get it"
+    monkeypatch.setattr(random.SystemRandom, "randrange", lambda *_: port)
     with pytest.raises(OSError, match="are taken"):
         free_port()

@@ -19,9 +19,10 @@ from gigl_loader.testing.simulation import (
     SlowRank,
     SlowServers,
     draw_faults,
+    meet_colocated,
     run_job,
 )
-from gigl_loader.workers.producer import epoch_order
+from gigl_loader.workers.sampled_input import epoch_order
 
 SMALL = Size(ranks=6, servers=4, batches=12, epochs=2, in_step=True, save_every=4, seed=5)
 TWINS = replace(SMALL, partitions=2)
@@ -105,6 +106,15 @@ def test_start_up_does_not_grow_with_ranks_and_servers() -> None:
     # an address and a generation of each server take 25 bytes: see `remote.compact`
     assert 0 < held[0].rank < held[1].rank < held[0].rank + 9 * 100
     assert 0 < held[0].server < held[1].server < held[0].server + 9 * 200
+
+
+def test_colocated_ranks_ask_the_store_no_more_often_where_they_are_more() -> None:
+    few, many = meet_colocated(24), meet_colocated(96)
+    means = [sum(one.messages[1:]) / (len(one.messages) - 1) for one in (few, many)]
+    assert means[1] <= 1.5 * means[0]
+    assert many.seconds < few.seconds + 1.0
+    # a host and ports of each rank, packed: all others are asked for what they have
+    assert 0 < many.held[1] - few.held[1] < 72 * 60
 
 
 def test_batches_of_a_consumer_by_formula() -> None:

@@ -11,7 +11,7 @@ from gigl_loader.testing import Footprint, wait_until
 from gigl_loader.testing._forked import ForkedProcess, slow_supervisors
 from gigl_loader.testing._zygote import NAME, uses_zygote
 from gigl_loader.workers import pool
-from gigl_loader.workers.pool import read_stat
+from gigl_loader.workers.pool import process_state, read_stat
 
 pytestmark = pytest.mark.multiprocess
 
@@ -52,6 +52,16 @@ def test_one_that_is_killed() -> None:
     assert process.wait(60) == -signal.SIGKILL
 
 
+def test_whoever_knows_its_pid_sees_no_zygote() -> None:
+    """Footprints leave zygotes out: they would miss one that has no name of its own yet."""
+    for _ in range(5):
+        process = pool.start_supervisor("import signal; signal.pause()", [])
+        name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+        process.kill()
+        process.wait(60)
+        assert name == "python"
+
+
 def test_where_the_start_is_tested_there_is_none() -> None:
     with slow_supervisors():
         assert not uses_zygote()
@@ -88,6 +98,6 @@ def test_the_zygote_of_a_process_ends_with_it(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.join()
-    wait_until(lambda: read_stat(zygote) is None, "the zygote has ended")
+    wait_until(lambda: process_state(zygote) in ("gone", "dead"), "the zygote has ended")
     os.kill(child, signal.SIGKILL)
     seen.check_gone()

@@ -3,12 +3,20 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from service import Service
 
 from gigl_loader.transport import Caller, Security
 
-AT_ONCE_S = 6.0
-"""Well below the ten seconds after which silence would tell, and what a busy machine may take."""
+PATIENCE_S = 100.0
+"""Of callers and services that are not to be given up: longer than any machine stands still."""
+AT_ONCE_S = 25.0
+"""Well below the time after which silence would tell, and what a busy machine may take."""
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what listeners logged of callers that they refused; others may log meanwhile."""
+    return [text for text in caplog.messages if " refused " in text]
 
 
 @dataclass
@@ -19,11 +27,13 @@ class Network:
     opened: list[Any] = field(default_factory=list)
 
     def service(self, **options: Any) -> Service:
+        options = {"silence_s": PATIENCE_S, **options}
         service = Service(options.pop("security", self.security), **options)
         self.opened.append(service.listener)
         return service
 
     def caller(self, address: tuple[str, int], **options: Any) -> Caller:
+        options = {"patience_s": PATIENCE_S, **options}
         security = options.pop("security", self.security)
         caller = Caller(*address, security, options.pop("name", "tester"), **options)
         self.opened.insert(0, caller)  # callers close first

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from network import AT_ONCE_S, Network
+from network import AT_ONCE_S, PATIENCE_S, Network
 from relay import Relay
 from service import SECURITIES, Answer, Question, Service, question
 
@@ -21,6 +21,7 @@ from gigl_loader.errors import (
     RemoteError,
     UsageError,
 )
+from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._waiting import wait_until
 from gigl_loader.transport import (
     ArraySpec,
@@ -29,7 +30,7 @@ from gigl_loader.transport import (
     Listener,
     Method,
     Security,
-    free_port,
+    listener,
 )
 
 
@@ -113,15 +114,16 @@ def test_a_slow_answer_times_out_and_can_be_waited_for_again(network: Network) -
     assert service.asked == [4]
 
 
-def test_a_busy_peer_is_not_silent(plain: Network) -> None:
+def test_a_busy_peer_is_not_silent(plain: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "TICK_S", 0.05)  # so that a busy machine is not silent for long
     service = plain.service()
     caller = plain.caller(service.listener.address, patience_s=2.0)
     reply = caller.ask("gated", question(4), Answer)
-    with pytest.raises(PeerTimeoutError):  # twice the limit, and the peer said that it lives
+    with pytest.raises(PeerTimeoutError):  # longer than the limit, and the peer said that it lives
         reply.wait(3.5)
     service.gate.set()
-    assert reply.wait(10).number == 4
-    assert service.asked == [4]
+    assert reply.wait(60).number == 4
+    assert set(service.asked) == {4}
 
 
 def test_a_question_that_is_too_large_is_refused_here(network: Network) -> None:
@@ -149,10 +151,10 @@ def test_a_peer_that_drops_every_connection_is_given_up(plain: Network) -> None:
         raise OSError("a bug in the owner")
 
     service = plain.service()
-    service.listener._on_peer = drop  # type: ignore[attr-defined]
-    caller = plain.caller(service.listener.address)
+    service.listener.on_peer = drop
+    caller = plain.caller(service.listener.address, patience_s=1.0)
     with pytest.raises(PeerLostError, match="then drops the connection"):
-        caller.ask("double", question(1), Answer).wait(20)
+        caller.ask("double", question(1), Answer).wait(60)
 
 
 def test_goodbyes_are_typed(network: Network) -> None:
@@ -164,8 +166,8 @@ def test_goodbyes_are_typed(network: Network) -> None:
     with pytest.raises(PeerLostError, match="the job is done") as caught:
         reply.wait(10)
     assert caught.value.end is End.JOB_OVER
+    wait_until(lambda: service.ends == [("tester", End.CLOSED)], "its end is known here, too")
     assert service.never[0].cancelled()
-    assert service.ends == [("tester", End.CLOSED)]
 
 
 def test_the_listener_learns_how_a_caller_ended(network: Network) -> None:
@@ -189,7 +191,7 @@ def test_closing_wakes_those_who_wait(network: Network) -> None:
         caller.close()
         caller.close()
         for wait in waits:
-            error = wait.exception(10)
+            error = wait.exception(60)
             assert isinstance(error, PeerLostError)
             assert error.end is End.CLOSED
         assert time.monotonic() - started < AT_ONCE_S
@@ -211,16 +213,17 @@ def test_nothing_listens_there(plain: Network) -> None:
 def test_a_listener_that_is_not_up_yet_is_waited_for(network: Network) -> None:
     port = free_port("127.0.0.1")
     caller = network.caller(("127.0.0.1", port))
-    seen: list[str] = []
     with pytest.raises(PeerTimeoutError, match="did not come up within"):
-        caller.connect(time.monotonic() + 0.2, seen.append)
-    assert seen
-    late = threading.Timer(0.3, lambda: services.append(_at_port(network, port)))
+        caller.connect(time.monotonic() + 0.2, lambda why: None)
     services: list[Service] = []
-    late.start()
-    caller.connect(time.monotonic() + 20, lambda why: None)
-    late.join()
-    assert caller.ask("double", question(1), Answer).wait(10).number == 1
+
+    def start_one(why: str) -> None:
+        if not services:
+            services.append(_at_port(network, port))
+
+    caller.connect(time.monotonic() + 60, start_one)
+    assert services, "it said that it waits"
+    assert caller.ask("double", question(1), Answer).wait(60).number == 1
 
 
 def _at_port(network: Network, port: int) -> Service:
@@ -274,7 +277,7 @@ def test_a_killed_peer_is_known_at_once(
     process.kill()
     started = time.monotonic()
     with pytest.raises(PeerLostError) as caught:
-        reply.wait(30)
+        reply.wait(60)
     assert caught.value.end is End.GONE
     assert time.monotonic() - started < AT_ONCE_S
 
@@ -287,7 +290,7 @@ def test_a_stopped_peer_is_known_after_the_limit(
     process.send_signal(signal.SIGSTOP)
     started = time.monotonic()
     with pytest.raises(PeerLostError) as caught:
-        caller.ask("never", question(1), Answer).wait(30)
+        caller.ask("never", question(1), Answer).wait(60)
     waited = time.monotonic() - started
     process.send_signal(signal.SIGCONT)
     assert caught.value.end is End.SILENT
@@ -296,13 +299,13 @@ def test_a_stopped_peer_is_known_after_the_limit(
 
 def _outage(security: Security, length_s: float, idle: bool) -> float:
     """Return how long answers take around an outage, less the outage itself."""
-    service = Service(security)
+    service = Service(security, silence_s=PATIENCE_S)
     try:
         with (
             Relay(service.listener.address, 1e9 if idle else 4e6) as relay,
-            Caller(*relay.address, security, "outage") as caller,
+            Caller(*relay.address, security, "outage", patience_s=PATIENCE_S) as caller,
         ):
-            caller.ask("double", question(0), Answer).wait(10)
+            caller.ask("double", question(0), Answer).wait(60)
             replies = [] if idle else [caller.ask("zeros", question(1 << 21), Answer)]
             wait_until(lambda: relay.passed > (0 if idle else 100_000), "bytes passed")
             relay.cut.set()
@@ -310,7 +313,7 @@ def _outage(security: Security, length_s: float, idle: bool) -> float:
             healing = threading.Timer(length_s, relay.cut.clear)
             healing.start()
             replies.append(caller.ask("double", question(7), Answer))
-            assert replies[-1].wait(40).rows.tolist() == [14, 16, 18]
+            assert replies[-1].wait(60).rows.tolist() == [14, 16, 18]
             assert all(reply.done for reply in replies)
             healing.join()
             return time.monotonic() - started - length_s
@@ -324,7 +327,7 @@ def test_outages_cost_their_length() -> None:
     cases = [
         (make(), length_s, idle)
         for make in SECURITIES.values()
-        for length_s in (2, 4, 7)  # of 10 s: a busy machine is silent for a while, too
+        for length_s in (2, 4, 7)
         for idle in (False, True)
     ]
     with ThreadPoolExecutor(len(cases)) as pool:  # at once: nearly all of it is waiting
@@ -341,27 +344,27 @@ def test_a_longer_outage_is_an_error(plain: Network) -> None:
         relay.cut.set()
         started = time.monotonic()
         with pytest.raises(PeerLostError, match="is lost") as caught:
-            reply.wait(30)
+            reply.wait(60)
         assert caught.value.end is End.SILENT
         assert time.monotonic() - started < 2.5 + AT_ONCE_S
 
 
 def test_a_slow_link_is_no_silence(plain: Network) -> None:
     """A message takes longer than the limit in both directions, and every byte is progress."""
-    service = plain.service(silence_s=1.5)
-    with Relay(service.listener.address, 2e6) as relay:
-        caller = plain.caller(relay.address, patience_s=2.0)
-        answer = caller.ask("double", question(1, 1 << 19), Answer).wait(60)  # 4 MiB each way
+    service = plain.service(silence_s=2.0)
+    with Relay(service.listener.address, 1.6e6) as relay:
+        caller = plain.caller(relay.address, patience_s=2.4)
+        answer = caller.ask("double", question(1, 1 << 19), Answer).wait(100)  # 4 MiB each way
         assert np.array_equal(answer.rows, (np.arange(1 << 19) + 1) * 2)
         assert service.asked == [1]
 
 
 def test_a_caller_that_reads_nothing_for_long_loses_nothing(plain: Network) -> None:
     service = plain.service(silence_s=0.5)
-    caller = plain.caller(service.listener.address, patience_s=1.0)
+    caller = plain.caller(service.listener.address, patience_s=2.0)
     replies = [caller.ask("zeros", question(1 << 24), Answer) for _ in range(3)]
     time.sleep(2.5)
-    assert [reply.wait(10).number for reply in replies] == [1 << 24] * 3
+    assert [reply.wait(60).number for reply in replies] == [1 << 24] * 3
     assert len(service.asked) == 3
 
 
@@ -397,11 +400,14 @@ def test_a_process_may_exit_while_it_waits(plain: Network) -> None:
 import threading, time, numpy as np
 from gigl_loader.transport import Caller, Security
 caller = Caller("127.0.0.1", {service.listener.address[1]}, Security.local(), "x")
+caller.connect(time.monotonic() + 60)
 reply = caller.ask("never", {{"number": 1, "rows": np.zeros(1)}}, int)
 threading.Thread(target=reply.wait, daemon=True).start()
-time.sleep(0.2)
+while caller._reader is None:
+    time.sleep(0.01)
+time.sleep(0.1)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=200)
     assert (done.returncode, done.stderr) == (0, b"")
     wait_until(lambda: service.ends == [("x", End.GONE)], "the end is known")
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hostile import exchange, fuzz_caller, fuzz_listener
-from network import AT_ONCE_S, Network
+from network import AT_ONCE_S, PATIENCE_S, Network, refusals
 from service import SECURITIES, Answer, question
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerLostError
+from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._waiting import wait_until
-from gigl_loader.transport import Caller, End, Lent, Listener, Method, Peer, Security, free_port
+from gigl_loader.transport import Caller, End, Lent, Listener, Method, Peer, Security
 from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, Kind, pack
 
 
@@ -81,7 +82,7 @@ def test_thousands_of_open_handshakes_keep_nobody_out(mode: str) -> None:
     strangers: list[socket.socket] = []
     try:
         with Caller(*flooded.address, security, "warm") as caller:
-            caller.ask("double", question(1), Answer).wait(10)
+            caller.ask("double", question(1), Answer).wait(60)
         rss, _, files = flooded.state()
         for number in range(2400):
             strangers.append(socket.create_connection(flooded.address))
@@ -90,8 +91,8 @@ def test_thousands_of_open_handshakes_keep_nobody_out(mode: str) -> None:
                     strangers[-1].sendall(opening)
         for name in ("one", "two"):
             started = time.monotonic()
-            with Caller(*flooded.address, security, name) as caller:
-                assert caller.ask("double", question(3), Answer).wait(10).number == 3
+            with Caller(*flooded.address, security, name, patience_s=PATIENCE_S) as caller:
+                assert caller.ask("double", question(3), Answer).wait(60).number == 3
             assert time.monotonic() - started < AT_ONCE_S
         assert flooded.state()[0] - rss < 20 << 20
         wait_until(lambda: flooded.state()[1] == 0, "all of them are gone")
@@ -100,7 +101,7 @@ def test_thousands_of_open_handshakes_keep_nobody_out(mode: str) -> None:
         for stranger in strangers:
             stranger.close()
         logged = flooded.end()
-    assert logged.count("refused") <= 2, logged
+    assert logged.count("refused") <= 5, logged  # once a minute
 
 
 @pytest.mark.usefixtures("many_descriptors")
@@ -122,7 +123,7 @@ def test_the_door_survives_the_limits_on_threads_and_descriptors() -> None:
         for stranger in strangers:
             stranger.close()
         with Caller(*flooded.address, Security.local(), "later") as caller:
-            assert caller.ask("double", question(3), Answer).wait(10).number == 3
+            assert caller.ask("double", question(3), Answer).wait(60).number == 3
     finally:
         for caller in callers:
             caller.close()
@@ -141,10 +142,10 @@ def test_refusals_are_logged_once_a_minute(
                 sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 while sock.recv(1000):
                     pass
-    wait_until(lambda: caplog.messages, "the first is logged")
+    wait_until(lambda: refusals(caplog), "the first is logged")
     assert service.listener.stats()["refused"] == {End.REFUSED_SERVICE.value: 50}
-    assert len(caplog.messages) == 1
-    assert "b'GET / '" in caplog.messages[0]
+    (told,) = refusals(caplog)
+    assert "b'GET / '" in told
 
 
 def test_beyond_loopback_somebody_has_to_say_who_may_connect() -> None:
@@ -188,7 +189,7 @@ def test_a_killed_caller_is_known_while_its_question_is_worked_on(network: Netwo
     started = time.monotonic()
     link = caller._link  # type: ignore[attr-defined]
     link.stream.shutdown()  # what the kernel does for a killed process
-    assert service.peers[0].gone.wait(10)
+    assert service.peers[0].gone.wait(60)
     assert time.monotonic() - started < AT_ONCE_S
     service.gate.set()
     wait_until(lambda: service.ends == [("tester", End.GONE)], "its end is reported")
@@ -279,7 +280,7 @@ def test_threads_end_with_their_connections(network: Network) -> None:
             for caller in callers:
                 caller.close()
     wait_until(lambda: service.listener.stats()["open"] == 0, "all of them are gone")
-    assert len(service.ends) == 24
+    wait_until(lambda: len(service.ends) == 24, "each is told after it is gone")
 
 
 def test_a_goodbye_reaches_a_caller_with_questions_unread(network: Network) -> None:

@@ -1,6 +1,7 @@
 """Two machines: namespaces of the network where they can be made, else a relay on this one."""
 
 import contextlib
+import ipaddress
 import os
 import signal
 import subprocess
@@ -47,22 +48,24 @@ def _ip(*words: str) -> None:
 def _namespace() -> Iterator[Link]:
     name = f"gl{os.getpid()}"
     far, near = f"{name}f", f"{name}n"
+    # of a range for tests of networks; another run of the tests beside this one has another subnet
+    subnet = ipaddress.ip_address("198.18.0.0") + 4 * (os.getpid() % 2**15)
     _ip("netns", "add", name)
     try:
         _ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
-        _ip("addr", "add", "198.18.77.1/30", "dev", near)
+        _ip("addr", "add", f"{subnet + 1}/30", "dev", near)
         _ip("link", "set", near, "up")
-        _ip("-n", name, "addr", "add", "198.18.77.2/30", "dev", far)
+        _ip("-n", name, "addr", "add", f"{subnet + 2}/30", "dev", far)
         _ip("-n", name, "link", "set", far, "up")
         with subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, "-c", SERVER, "198.18.77.2"],
+            ["ip", "netns", "exec", name, sys.executable, "-c", SERVER, f"{subnet + 2}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         ) as server:
             assert server.stdout is not None
             try:
                 yield Link(
-                    ("198.18.77.2", int(server.stdout.readline())),
+                    (f"{subnet + 2}", int(server.stdout.readline())),
                     lambda: _ip("-n", name, "link", "set", far, "down"),
                     lambda: _ip("-n", name, "link", "set", far, "up"),
                 )
@@ -92,8 +95,8 @@ def link() -> Iterator[Link]:
 
 def test_a_cable_that_is_pulled_and_put_back(link: Link) -> None:
     security = SECURITIES["tls"]()
-    with Caller(*link.address, security, "far", patience_s=3.0) as caller:
-        caller.ask("double", question(1), Answer).wait(10)
+    with Caller(*link.address, security, "far", patience_s=5.0) as caller:
+        caller.ask("double", question(1), Answer).wait(60)
         for idle in (False, True):
             replies = [] if idle else [caller.ask("zeros", question(1 << 25), Answer)]
             link.cut()
@@ -101,14 +104,14 @@ def test_a_cable_that_is_pulled_and_put_back(link: Link) -> None:
             healing = threading.Timer(1.5, link.heal)
             healing.start()
             replies.append(caller.ask("double", question(7), Answer))
-            assert replies[-1].wait(30).rows.tolist() == [14, 16, 18]
+            assert replies[-1].wait(60).rows.tolist() == [14, 16, 18]
             assert time.monotonic() - started < 1.5 + AT_ONCE_S
             healing.join()
         link.cut()
         started = time.monotonic()
         with pytest.raises(PeerLostError) as caught:
-            caller.ask("double", question(8), Answer).wait(30)
+            caller.ask("double", question(8), Answer).wait(60)
         assert caught.value.end is End.SILENT
-        assert 2.9 < time.monotonic() - started < 3.0 + AT_ONCE_S
+        assert 4.9 < time.monotonic() - started < 5.0 + AT_ONCE_S
         link.heal()
         assert caller.ask("double", question(9), Answer).wait(30).number == 9

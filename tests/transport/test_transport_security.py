@@ -44,16 +44,16 @@ def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
 def test_weak_tokens_are_refused_beyond_loopback(weak: str) -> None:
     for insecure in (False, True):
         security = Security.resolve("", weak, insecure)
-        security.check_listener("127.0.0.1", loopback=True)
+        security.check_listener("127.0.0.1")
         with pytest.raises(ConfigError, match="gigl-loader token"):
-            security.check_listener("10.0.0.1", loopback=False)
+            security.check_listener("10.0.0.1")
 
 
 def test_tokens_that_the_command_makes_are_taken() -> None:
     tokens = {certs.token() for _ in range(100)}
     assert len(tokens) == 100
     for token in tokens:
-        Security.resolve("", token, False).check_listener("10.0.0.1", loopback=False)
+        Security.resolve("", token, False).check_listener("10.0.0.1")
 
 
 def test_workers_get_the_certificate_of_their_parent() -> None:

@@ -3,6 +3,7 @@
 import os
 import selectors
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,24 @@ def test_a_stopped_pool(ends) -> None:
     pool.stop(0.0)
     with pytest.raises(UsageError, match="stopped"):
         pool.poll(0.0)
+
+
+def test_a_supervisor_that_does_not_end_is_killed_and_stopping_never_raises(ends) -> None:
+    """Killed, it is gone when the kernel gets to it: on a machine that stands still, later."""
+    told = []
+
+    class Slow:
+        def wait(self, timeout_s: float) -> None:
+            told.append("wait")
+            raise subprocess.TimeoutExpired("it", timeout_s)
+
+        def kill(self) -> None:
+            told.append("kill")
+
+    pool, *_ = ends
+    pool._supervisor = Slow()
+    pool.stop(0.0)
+    assert told == ["wait", "kill", "wait"]
 
 
 def test_a_worker_that_was_not_heard_of_is_not_called_gone(ends) -> None:

@@ -24,7 +24,7 @@ def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     yield lambda rank: host if rank == 0 else dist.TCPStore("127.0.0.1", host.port, None, False)
 
 
-def _meet(clients: Callable[[int], Any], size: int, timeout_s: float = 30.0) -> list[Any]:
+def _meet(clients: Callable[[int], Any], size: int, timeout_s: float = 60.0) -> list[Any]:
     stores = [dist.PrefixStore("a loader", clients(rank)) for rank in range(size)]
     return [StoreRendezvous(store, rank, size, timeout_s) for rank, store in enumerate(stores)]
 
@@ -62,6 +62,51 @@ def test_every_rank_gets_the_values_of_all(clients) -> None:
         one.close()
 
 
+def test_what_all_publish_is_gathered_once(clients) -> None:
+    """By rank 0: the others ask for one value, however many ranks there are."""
+    ranks = _meet(clients, 3)
+    values = [b"", b"\x00\xff", b"x" * 100_000]
+    asked: list[str] = []
+
+    class Store:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def get(self, name: str) -> bytes:
+            asked.append(name)
+            return store.get(name)
+
+    store = ranks[2]._store
+    ranks[2]._store = Store()
+
+    def gather(rank: int) -> list[bytes]:
+        ranks[rank].publish("key", values[rank])
+        return ranks[rank].gather_all("key")
+
+    assert _at_once(*(lambda rank=rank: gather(rank) for rank in range(3))) == [values] * 3
+    assert asked == ["key of all/0"]
+    for one in ranks:
+        one.close()
+
+
+def test_who_is_missing_is_said_to_all(clients) -> None:
+    ranks = _meet(clients, 3, timeout_s=0.2)
+
+    def gather(rank: int) -> list[bytes]:
+        ranks[rank].publish("key", b"")
+        try:
+            return ranks[rank].gather_all("key")
+        except PeerTimeoutError as error:
+            ranks[rank].fail(str(error))
+            raise
+
+    for error in _at_once(lambda: gather(0), lambda: gather(2)):
+        assert isinstance(error, PeerError)
+        assert "for 'key' of ranks [1]" in str(error)
+    for one in ranks:
+        one.close()
+
+
 def test_many_in_a_row_do_not_mix(clients) -> None:
     stores = [clients(rank) for rank in range(2)]
 
@@ -69,7 +114,7 @@ def test_many_in_a_row_do_not_mix(clients) -> None:
         found = []
         for turn in range(30):
             prefix = dist.PrefixStore(f"loader {turn}", stores[rank])
-            meeting = StoreRendezvous(prefix, rank, 2, 30.0)
+            meeting = StoreRendezvous(prefix, rank, 2, 60.0)
             meeting.publish("key", b"%d %d" % (turn, rank))
             found.append(meeting.gather("key", [0, 1]))
             meeting.close()
@@ -100,7 +145,7 @@ def test_a_failure_of_one_reaches_all_with_its_words(clients) -> None:
     ranks[1].publish("early", b"1")
 
     def fail() -> None:
-        wait_until(lambda: ranks[2]._store.check(["waits/0"]), "rank 0 waits", 20)
+        wait_until(lambda: ranks[2]._store.check(["waits/0"]), "rank 0 waits")
         ranks[1].fail("MemoryError: größer")
         ranks[1].fail("a later one")
 
@@ -180,7 +225,7 @@ def test_a_store_that_does_not_answer_or_is_gone() -> None:
             meeting.gather("key", [0])
     start = time.monotonic()
     meeting.close()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20, "the loader's own limit is 30 s"
     stuck.set()
 
 

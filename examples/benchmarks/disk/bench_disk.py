@@ -53,8 +53,8 @@ KINDS = {
 RESIDENT, AHEAD, TOUCHED = "in memory", "from disk, read ahead", "from disk, when touched"
 
 
-def make(root: Path, kind: str, num_nodes: int) -> None:
-    """Write a graph of one of `KINDS`."""
+def make(root: Path, kind: str, num_nodes: int, order: str) -> None:
+    """Write a graph of one of `KINDS`, its rows in an order of `partition_graph`."""
     random = np.random.default_rng(0)
     target = np.repeat(np.arange(num_nodes), DEGREE)
     source = random.integers(0, num_nodes, target.size)
@@ -68,7 +68,7 @@ def make(root: Path, kind: str, num_nodes: int) -> None:
         source[near] = (target[near] // BLOCK * BLOCK + source[near] % BLOCK) % num_nodes
     x = torch.arange(num_nodes, dtype=torch.float32)[:, None].expand(-1, WIDTH).contiguous()
     data = Data(x=x, edge_index=torch.from_numpy(np.stack([source, target])), num_nodes=num_nodes)
-    partition_graph(data, 1, root, progress=False)
+    partition_graph(data, 1, root, order=order, progress=False)
     seeds = np.unique(target)  # labelled nodes have neighbours
     torch.save(torch.from_numpy(random.permutation(seeds)), root / "seeds.pt")
 
@@ -195,7 +195,7 @@ def disk_alone(root: Path, at_once: int, seconds: float = 5.0) -> float:
 def measure(kind: str, args: argparse.Namespace, folder: Path) -> list[str]:
     """Return the lines of one graph's table."""
     root = folder / kind
-    make(root, kind, args.nodes)
+    make(root, kind, args.nodes, args.order)
     nbytes = sum(path.stat().st_size for path in root.rglob("*.bin"))
     leave = nbytes // 3
     found: dict[str, list[dict[str, float]]] = {RESIDENT: [], AHEAD: [], TOUCHED: []}
@@ -206,7 +206,7 @@ def measure(kind: str, args: argparse.Namespace, folder: Path) -> list[str]:
             results.append(in_process(root, how, args, leave))
             print(f"{kind}, round {number}, {how}: {results[-1]}", flush=True)
     lines = [
-        f"## {kind}, {KINDS[kind]}", "",
+        f"## {kind}, {KINDS[kind]}; rows by {args.order}", "",
         f"{nbytes / 1e9:.2f} GB, {leave / 1e9:.2f} GB of memory left for them.", "",
         "| | training epoch, s, median (spread) | times in memory | loading alone, s | times "
         "| MB read a batch |",
@@ -236,6 +236,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=40, help=f"of {BATCH} seeds")
     parser.add_argument("--graphs", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--order", choices=("ids", "degree"), default="ids", help="of the rows")
     parser.add_argument("--folder", type=Path, help="on the disk to be measured (default: temp)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)

@@ -6,16 +6,14 @@ See README.md beside this file.
 """
 
 import argparse
+import resource
 import tempfile
-import threading
-import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from _graph import add_sizes, make_graph, parse
+from _memory import Clock, PeakMemory, warm_up
 from torch.multiprocessing.spawn import spawn
-from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
@@ -32,9 +30,7 @@ from gigl_loader.inference.chunks import ChunkReader, Reads
 from gigl_loader.inference.sources import PartitionGraph
 
 RANKS = 2
-CHUNK = 8192
-"""Of the one process."""
-_EVERY_S = 0.01
+WAYS = ("ranks", "pyg", "sampling")
 
 
 def parse_args() -> argparse.Namespace:
@@ -43,7 +39,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--batch-size", type=int, help="rows of a chunk; default: by their size")
     parser.add_argument("--rounds", type=int, default=2, help="the ways are timed in turn")
-    parser.add_argument("--ranks-only", action="store_true", help="no comparison")
+    parser.add_argument("--pyg-batch", type=int, default=8192, help="rows of a chunk of PyG's")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="what is timed")
     return parse(parser)
 
 
@@ -59,49 +56,11 @@ def partition_bytes(dataset: DistDataset) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-class PeakMemory:
-    """The most memory of this process inside a ``with`` block that the kernel cannot drop.
-
-    Pages of mapped files count as free: they are written back, and read again, as memory is needed.
-    """
-
-    def __enter__(self) -> "PeakMemory":
-        self.peak, self._ended = self.now(), threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_EVERY_S):
-            self.peak = max(self.peak, self.now())
-
-    @staticmethod
-    def now() -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        kinds = ("RssAnon:", "RssShmem:")
-        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(kinds))
-
-
-class Clock:
-    """Wall seconds, and CPU seconds of this process: what others do on the machine adds to one."""
-
-    def __init__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-
-    def __str__(self) -> str:
-        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
-        return f"{wall:7.1f} s {cpu:7.1f} CPU s"
-
-
 def on_a_rank(rank: int, args: argparse.Namespace, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
     model = make_model(args)
-    warm_up(rank, folder)
+    warm_up(rank, RANKS, folder)
     before = PeakMemory.now()
     dataset = DistDataset.load(f"{folder}/graph", rank)
     size = partition_bytes(dataset)
@@ -119,7 +78,8 @@ def on_a_rank(rank: int, args: argparse.Namespace, folder: str) -> None:
             same = torch.allclose(model(data.x, data.edge_index), found.values, atol=1e-4)
         if rank == 0:
             print(f"  {RANKS} ranks, full_graph_inference  {chunks} on each", flush=True)
-            print(f"      peak memory {share:.2f} of the partition", flush=True)
+            if number == 0:  # `full_graph` holds all messages, and malloc keeps some of that
+                print(f"      peak memory {share:.2f} of the partition", flush=True)
             print(
                 f"  {RANKS} ranks, full_graph            {clock} on each, same: {same}", flush=True
             )
@@ -131,16 +91,8 @@ def on_a_rank(rank: int, args: argparse.Namespace, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def warm_up(rank: int, folder: str) -> None:
-    """Let a tiny graph load what is compiled, so that neither time nor memory count it."""
-    tiny = Data(x=torch.randn(9, 3), edge_index=torch.arange(9).repeat(2, 1))
-    book = torch.arange(9) % RANKS
-    part = DistDataset.from_pyg(tiny, partition_book=book, partition_idx=rank)
-    full_graph_inference(GraphSAGE(3, 3, 1).eval(), part, out=f"{folder}/tiny")
-
-
 @torch.no_grad()
-def in_one_process(dataset: DistDataset, model: GraphSAGE, args: argparse.Namespace) -> str:
+def in_one_process(model: GraphSAGE, args: argparse.Namespace) -> str:
     """Time ``BasicGNN.inference``.
 
     Where its ``NeighborLoader`` lacks the native library that it needs, our chunks stand in for it,
@@ -149,14 +101,17 @@ def in_one_process(dataset: DistDataset, model: GraphSAGE, args: argparse.Namesp
     if WITH_PYG_LIB or WITH_TORCH_SPARSE:
         from torch_geometric.loader import NeighborLoader
 
-        loader = NeighborLoader(make_graph(args), [-1], batch_size=CHUNK)
+        data = make_graph(args)
+        data.edge_index = data.edge_index[:, data.edge_index[1].argsort()]
+        loader = NeighborLoader(data, [-1], batch_size=args.pyg_batch, is_sorted=True)
         clock = Clock()
         model.inference(loader)
-        return f"{clock}  (BasicGNN.inference)"
+        return f"{clock}  (BasicGNN.inference, batches of {args.pyg_batch:,})"
     exchange = RankExchange()
     name = DEFAULT_HOMOGENEOUS_NODE_TYPE
+    dataset = DistDataset.from_pyg(make_graph(args))
     graph = PartitionGraph(dataset, exchange)
-    reader = ChunkReader(graph, name, exchange, CHUNK)
+    reader = ChunkReader(graph, name, exchange, args.pyg_batch)
     reads = Reads(graph.features())
     x = dataset.view().node_features[name].values
     clock = Clock()
@@ -172,44 +127,47 @@ def in_one_process(dataset: DistDataset, model: GraphSAGE, args: argparse.Namesp
 
 
 @torch.no_grad()
-def by_sampling(dataset: DistDataset, model: GraphSAGE, num_nodes: int) -> str:
+def by_sampling(model: GraphSAGE, args: argparse.Namespace) -> str:
     """Time some batches of all neighbours; the rest would take as long each."""
     seeds, batches = 256, 4
+    dataset = DistDataset.from_pyg(make_graph(args))
     with DistNeighborLoader(
         dataset, [-1, -1], torch.arange(seeds * batches), batch_size=seeds, num_workers=0
     ) as loader:
-        started = None
+        clock = None
         for batch in loader:
-            if started is None:  # the first one waits for compiled code
-                started = time.process_time()
+            if clock is None:  # the first one waits for compiled code
+                clock = Clock()
                 continue
             model(batch.x, batch.edge_index)
-        assert started is not None
-        each = (time.process_time() - started) / (batches - 1)
-    return (
-        f"          {each * num_nodes / seeds:7.1f} CPU s (from {batches - 1} batches of {seeds})"
-    )
+        assert clock is not None
+    scale = args.nodes / seeds / (batches - 1)
+    return f"{clock.times(scale)}  (scaled up from {batches - 1} batches of {seeds})"
+
+
+def most_memory() -> str:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return f"this process had {most:.1f} GiB at most, with the graph that it made"
 
 
 def main() -> None:
     args = parse_args()
     sizes = f"{args.nodes:,} nodes, {args.edges:,} edges, {args.width} float32"
     print(f"{sizes}, SAGE 2 x {args.hidden}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        partition_graph(
-            make_graph(args), RANKS, f"{folder}/graph", method="contiguous", progress=False
-        )
-        spawn(on_a_rank, (args, folder), RANKS)
-    if args.ranks_only:
-        return
+    if "ranks" in args.ways:
+        with tempfile.TemporaryDirectory() as folder:
+            partition_graph(
+                make_graph(args), RANKS, f"{folder}/graph", method="contiguous", progress=False
+            )
+            spawn(on_a_rank, (args, folder), RANKS)
     torch.set_num_threads(RANKS)
-    dataset, model = DistDataset.from_pyg(make_graph(args)), make_model(args)
-    for _ in range(args.rounds):
-        alone = in_one_process(dataset, model, args)
-        print(f"  1 process, PyG                  {alone}", flush=True)
-    print(
-        f"  1 process, fan-out -1           {by_sampling(dataset, model, args.nodes)}", flush=True
-    )
+    model = make_model(args)
+    for number in range(args.rounds if "pyg" in args.ways else 0):
+        alone = in_one_process(model, args)
+        print(f"  1 process, PyG, round {number}         {alone}; {most_memory()}", flush=True)
+    if "sampling" in args.ways:
+        print(f"  1 process, fan-out -1           {by_sampling(model, args)}", flush=True)
+    print(f"  {most_memory()}", flush=True)
 
 
 if __name__ == "__main__":

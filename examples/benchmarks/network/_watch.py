@@ -12,7 +12,7 @@ from pathlib import Path
 
 from _machines import LINK, Machine
 
-EVERY_S = 1.0
+EVERY_S = 0.5
 _ENOUGH = 4
 _TICKS = os.sysconf("SC_CLK_TCK")
 

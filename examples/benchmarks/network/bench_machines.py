@@ -2,7 +2,8 @@
 
 Each machine is a network namespace whose link `tc tbf` limits; a storage server is a machine, and
 so is a rank. One row per case: seeds/s of a rank, bytes per seed by kind, share of rows that the
-cache had, CPU seconds per gigabyte received, share of its link that the busiest machine used.
+cache had, CPU time per gigabyte received and per seed, share of its link that the busiest machine
+used.
 Needs root, `ip` and `tc`::
 
     python examples/benchmarks/network/bench_machines.py --keep FOLDER --out results.md
@@ -28,13 +29,13 @@ from _watch import Watch, all_cpu_s
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cache"))
 
-FANOUTS, WIDTH, DEGREE = [15, 10], 100, 20
+FANOUTS, DEGREE = [15, 10], 20
 PORT = 29_411
 LIMIT_S = 1800.0
 HEADINGS = (
     "graph", "rows as", "machines", "deployment", "link", "cache", "seeds/s per rank",
-    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "busiest link", "GB of memory",
-    "cores for other work",
+    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "CPU us per seed: servers",
+    "ranks", "busiest link", "GB of memory", "cores for other work",
 )  # fmt: skip
 
 
@@ -54,6 +55,8 @@ class Case:
     batches: int
     tail: int
     """Batches after those that count, so that what is ahead of the trainer stays the same."""
+    width: int
+    """Columns of the features."""
 
     @property
     def is_store(self) -> bool:
@@ -75,7 +78,7 @@ class Case:
 # --- the graphs -----------------------------------------------------------------------------------
 
 
-def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path) -> None:
+def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path, width: int) -> None:
     """Partition a graph, unless it is there: uniform and R-MAT at random, communities by METIS.
 
     Seeds, its training nodes, are those that have neighbours: half of the nodes of R-MAT have none,
@@ -97,7 +100,7 @@ def write_graph(kind: str, dtype: str, parts: int, nodes: int, folder: Path) -> 
     count = 1 << scale
     generator = torch.Generator().manual_seed(0)
     data = Data(
-        x=torch.randn((count, WIDTH), generator=generator), edge_index=torch.from_numpy(edges),
+        x=torch.randn((count, width), generator=generator), edge_index=torch.from_numpy(edges),
         num_nodes=count, train_mask=torch.from_numpy(np.bincount(edges[1], minlength=count) > 0),
     )  # fmt: skip
     method = "metis" if kind == "communities" else "random"
@@ -293,10 +296,18 @@ def line_of(found: dict[str, Any]) -> str:
         found["cache"], f"{found['seeds_per_s']:,.0f}", f"{found['rows_per_seed']:,.0f}",
         f"{found['structure_per_seed']:,.0f}",
         "-" if found["hit_rate"] is None else f"{found['hit_rate']:.0%}",
-        f"{found['cpu_s_per_gb']:.2f}", f"{found['busiest_link']:.0%}",
+        f"{found['cpu_s_per_gb']:.2f}", *_cpu_us_per_seed(found), f"{found['busiest_link']:.0%}",
         f"{max(found['memory']) / 1e9:.2f}", f"{found['others']:.1f}",
     )  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def _cpu_us_per_seed(found: dict[str, Any]) -> tuple[str, str]:
+    """Return CPU microseconds of all servers, and of all ranks, for one seed."""
+    num_servers = found["parts"] if found["deployment"] == "graph store" else 0
+    seeds = found["seeds_per_s"] * found["parts"] * found["seconds"]
+    servers, ranks = sum(found["cpu_s"][:num_servers]), sum(found["cpu_s"][num_servers:])
+    return (f"{1e6 * servers / seeds:,.0f}" if num_servers else "-"), f"{1e6 * ranks / seeds:,.0f}"
 
 
 def main() -> None:
@@ -312,7 +323,7 @@ def main() -> None:
         args.batch_size, args.warmup, args.batches, args.tail = 64, 4, 30, 4
     lines = [
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs for all machines, "
-        f"2 ** {(args.nodes - 1).bit_length()} nodes, {DEGREE} edges each, {WIDTH} features, "
+        f"2 ** {(args.nodes - 1).bit_length()} nodes, {DEGREE} edges each, {args.width} features, "
         f"fan-outs {FANOUTS}, batches of {args.batch_size}.",
         "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|",
     ]  # fmt: skip
@@ -338,6 +349,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rates", nargs="+", default=["1gbit", "2.5gbit", "10gbit"])
     parser.add_argument("--caches", nargs="+", default=["none", "20%", "40%"])
     parser.add_argument("--nodes", type=int, default=1_000_000, help="made a power of two")
+    parser.add_argument("--width", type=int, default=100, help="columns of the features")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--warmup", type=int, default=40, help="batches; the cache fills meanwhile")
     parser.add_argument("--batches", type=int, default=60)
@@ -356,8 +368,8 @@ def _cases(args: argparse.Namespace, folder: Path) -> Any:
     for graph in args.graphs:
         for dtype in args.dtypes:
             for parts in args.parts:
-                root = folder / f"{graph} {dtype} {parts}"
-                write_graph(graph, dtype, parts, args.nodes, root)
+                root = folder / f"{graph} {dtype} {parts} of {args.width}"
+                write_graph(graph, dtype, parts, args.nodes, root, args.width)
                 for _ in range(args.rounds):
                     for deployment in args.deployments:
                         for rate in args.rates:
@@ -365,6 +377,7 @@ def _cases(args: argparse.Namespace, folder: Path) -> Any:
                                 yield Case(
                                     graph, dtype, parts, deployment, rate, cache, str(root),
                                     args.batch_size, args.warmup, args.batches, args.tail,
+                                    args.width,
                                 )  # fmt: skip
 
 

@@ -4,12 +4,14 @@
 
     SimulatedJob(Size(ranks=64, servers=4)).run()        all batches of an epoch
     run_job(size, draw_faults(7, size))                  the same, with what seed 7 lets go wrong
+    meet_colocated(64)                                   how colocated ranks find each other
 
 See `gigl_loader.testing.simulation._cluster` for what is real and what is modelled. Needs greenlet:
 ``pip install gigl_loader[simulation]``.
 """
 
 from gigl_loader.testing.simulation._cluster import Held, Rank, SimulatedJob, Size, digest
+from gigl_loader.testing.simulation._colocated import Meeting, meet_colocated
 from gigl_loader.testing.simulation._faults import (
     LostRank,
     LostServers,
@@ -27,6 +29,7 @@ __all__ = [
     "Held",
     "LostRank",
     "LostServers",
+    "Meeting",
     "Outcome",
     "Rank",
     "SimulatedJob",
@@ -36,5 +39,6 @@ __all__ = [
     "WorkCosts",
     "digest",
     "draw_faults",
+    "meet_colocated",
     "run_job",
 ]

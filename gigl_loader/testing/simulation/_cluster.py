@@ -2,10 +2,11 @@
 
 What runs as it is: joining and leaving (`remote.endpoint`, `jobs`, `cluster`), the rendezvous of
 the servers, producers and who leads their creation (`remote.source`, `service`), what servers agree
-on before their workers talk (`workers.agreement`), the schedule of batches (`workers.producer`,
-`remote.shared`), the channel, the epoch over all ranks (`loader.world`, `loader.epoch`), the saving
-of states, and how all of them go on after a server was lost. What is modelled: the network, the
-process group's collectives, workers (their time; a batch is its seeds), the model's step.
+on before their workers talk (`workers.agreement`), the schedule of batches (`workers.producer` and
+what it is made of, `remote.shared`), the channel, the epoch over all ranks (`loader.world`,
+`loader.epoch`), the saving of states, and how all of them go on after a server was lost. What is
+modelled: the network, the process group's collectives, workers (their time; a batch is its seeds),
+the model's step.
 """
 
 import hashlib
@@ -60,11 +61,12 @@ from gigl_loader.testing.simulation._network import SimulatedNetwork
 from gigl_loader.testing.simulation._workers import SimulatedMemory, SimulatedPool, WorkCosts
 from gigl_loader.testing.simulation._world import Process, World
 from gigl_loader.transport import Security
-from gigl_loader.workers import agreement, producer, recovery
+from gigl_loader.workers import agreement, among_ranks, inbox, producer, recovery, sampled_input
 
 _MODULES = (
-    agreement, channel, client, cluster, endpoint, handout, iterator, leader, link, loader_world,
-    patience, producer, producers, recovery, rendezvous, service, shared, source,
+    agreement, among_ranks, channel, client, cluster, endpoint, handout, inbox, iterator, leader,
+    link, loader_world, patience, producer, producers, recovery, rendezvous, sampled_input, service,
+    shared, source,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 _JOIN_S = 600.0
@@ -351,7 +353,7 @@ class SimulatedJob:
                     record_function=lambda _: nullcontext(),
                     # what all ranks have, or all servers, is held once
                     concatenated=lambda _: self._whole, digest_of=lambda *_: self._whole_digest,
-                    epoch_order=cache(producer.epoch_order),
+                    epoch_order=cache(sampled_input.epoch_order),
                     tensors=SimpleNamespace(share_tensor=lambda tensor: tensor),
                 )
             )  # fmt: skip

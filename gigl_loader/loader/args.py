@@ -1,0 +1,173 @@
+"""What the user gave a loader, checked as a whole: before anything is started."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import torch
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.loader.config import NumNeighbors, check_workers, positive
+from gigl_loader.loader.keywords import AllKeywords, completed
+from gigl_loader.loader.world import check_shard
+from gigl_loader.options import (
+    CacheOptions,
+    EpochOptions,
+    ExpansionOptions,
+    KHopNeighborSamplerOptions,
+    PPRSamplerOptions,
+    SamplerOptions,
+    parse_size,
+)
+from gigl_loader.workers.sampled_input import seed_or_drawn
+
+_OF_EXPANSION = frozenset(ExpansionOptions.__dataclass_fields__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderArgs:
+    """The arguments that all loaders share; what each means is in `gigl_loader.loader.keywords`."""
+
+    num_neighbors: NumNeighbors
+    given: AllKeywords
+    """All of them by name; those that the user left out have their defaults."""
+    expansion: ExpansionOptions
+    """How batches grow, made of those that are about it."""
+
+    @classmethod
+    def of(
+        cls, loader: type, num_neighbors: NumNeighbors, **keywords: Unpack[AllKeywords]
+    ) -> "LoaderArgs":
+        """Return the arguments of a loader, checked.
+
+        Args:
+            loader: Its class, for errors.
+            num_neighbors: Neighbours per hop.
+            **keywords: What the user gave.
+
+        Raises:
+            ConfigError: A value cannot work in either deployment.
+            WrongTypeError: There is no such keyword.
+        """
+        given = completed(loader, keywords)
+        by_name: dict[str, Any] = {**given}
+        expansion = ExpansionOptions(**{name: by_name[name] for name in _OF_EXPANSION})
+        if isinstance(given["sampler_options"], PPRSamplerOptions):
+            num_neighbors = [1]  # only its edge types count
+        args = cls(num_neighbors=num_neighbors, given=given, expansion=expansion)
+        args._check()
+        return args
+
+    def _check(self) -> None:
+        given = self.given
+        positive("batch_size", given["batch_size"])
+        if given["exchange"] not in ("workers", "collective"):
+            raise ConfigError(
+                f'exchange must be "workers" or "collective", got {given["exchange"]!r}'
+            )
+        if self.in_process:
+            self._check_no_workers()
+        else:
+            check_workers(given["num_workers"], given["worker_concurrency"])
+        if self.with_weight and self.expansion.time_attr is not None:
+            raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
+        positive("device_prefetch", given["device_prefetch"])
+        check_shard(given["shard"], in_order=given["in_order"])
+        if given["shard"] == "world" and given["context"] is not None:
+            raise ConfigError(
+                'shard="world" needs the process group in every epoch, and context= ends its own: '
+                "call torch.distributed.init_process_group() and leave context out"
+            )
+        parse_size(given["channel_size"])
+        if self.cache is not None and self.in_process:
+            raise ConfigError(
+                f"remote_cache={given['remote_cache']!r} is filled by sampling workers, and this "
+                "process samples itself: leave it out, or give the loader workers"
+            )
+        if given["pin_memory_device"] is not None:
+            check_device(given["pin_memory_device"])
+        if given["prefetch_size"] is not None:
+            positive("prefetch_size", given["prefetch_size"])
+        self._check_fanouts_agree()
+
+    def _check_no_workers(self) -> None:
+        """Raise `ConfigError` where a keyword is for workers, and there are none."""
+        given = self.given
+        if given["num_workers"] not in (0, 1):
+            raise ConfigError(
+                'exchange="collective" samples in this process: num_workers='
+                f"{given['num_workers']} processes have nothing to do; leave it out"
+            )
+        check_workers(1, given["worker_concurrency"])
+        if given["worker_init_fn"] is not None:
+            raise ConfigError(
+                "worker_init_fn is for sampling processes, and this loader starts none"
+            )
+
+    def _check_fanouts_agree(self) -> None:
+        options = self.given["sampler_options"]
+        if (
+            isinstance(options, KHopNeighborSamplerOptions)
+            and options.num_neighbors != self.num_neighbors
+        ):
+            raise ConfigError(
+                f"num_neighbors={self.num_neighbors} and sampler_options.num_neighbors="
+                f"{options.num_neighbors} differ: give one value to both"
+            )
+
+    @property
+    def with_weight(self) -> bool:
+        """Whether neighbours are drawn by weight; naming the weights says so too."""
+        return self.given["with_weight"] or self.given["weight_attr"] is not None
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the training process samples."""
+        num_workers = self.given["num_workers"]
+        no_workers = num_workers == 0 and not isinstance(num_workers, bool)
+        return no_workers or self.given["exchange"] == "collective"
+
+    @property
+    def cache(self) -> CacheOptions | None:
+        """What is kept of other machines' rows."""
+        return CacheOptions.of(self.given["remote_cache"], self.given["lookahead"])
+
+    def with_sampler(self, options: SamplerOptions | None) -> "LoaderArgs":
+        """Return these arguments with another sampler."""
+        return replace(self, given={**self.given, "sampler_options": options})
+
+    def epoch_options(self) -> EpochOptions:
+        """Return seed, order and deadline; a missing seed is drawn now."""
+        given = self.given
+        return EpochOptions(
+            seed=seed_or_drawn(given["seed"]),
+            replace=given["replace"],
+            in_order=given["in_order"],
+            timeout_s=given["timeout"],
+            feature_store=given["feature_store"],
+            weight_attr=given["weight_attr"],
+            expansion=self.expansion,
+            max_restarts=given["max_restarts"],
+            reconnect_timeout_s=given["reconnect_timeout"],
+        )
+
+    def device(self, local_rank: int) -> torch.device:
+        """Return where batches go."""
+        if self.given["pin_memory_device"] is not None:
+            return torch.device(self.given["pin_memory_device"])
+        if torch.cuda.is_available():
+            return torch.device("cuda", local_rank % torch.cuda.device_count())
+        return torch.device("cpu")
+
+
+def check_device(device: Any) -> None:
+    """Raise `ConfigError` where torch has no such device."""
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"pin_memory_device={device!r} is no torch device: {error}") from None
+    found = torch.cuda.device_count()
+    if wanted.type == "cuda" and (wanted.index or 0) >= found:
+        raise ConfigError(
+            f"pin_memory_device={device!r}, but torch finds {found} CUDA devices here: leave it "
+            "out for this process's device, or give 'cpu'"
+        )

@@ -1,0 +1,327 @@
+"""A little cluster on this machine: what its processes spend on a batch, for `calibrate`.
+
+::
+
+    parent --pipe-- 2 ranks, with workers --- 2 storage servers, with workers (or none)
+    "at work" -->   batches, batches        } CPU seconds of all these processes
+    "done"    <--   how large they were     } are counted in between
+
+Processes of one machine would read each other's memory; they are told not to, so everything goes
+over the transport, as between machines.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from gigl_loader.errors import PeerError
+
+RANKS = 2
+_WARM_UP, _COUNTED, _AFTER = 8, 80, 6
+"""Batches of a rank: until all that is ahead is under way, those that count, and those after them,
+so that there is as much ahead at the end as at the beginning."""
+_CACHE_WARM_UP = 24
+_WAIT_S = 120.0
+_HZ = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Batches of one kind."""
+
+    root: str
+    """A directory with one partition for each rank."""
+    fanouts: tuple[int, ...]
+    batch_size: int
+    cache: float = 0.0
+    from_store: bool = False
+
+
+@dataclass(frozen=True)
+class Took:
+    """What a batch has, and what was spent on it: means over all ranks."""
+
+    nodes: float
+    edges: float
+    hit_rate: float
+    training_s: float
+    """CPU seconds of ranks and their workers."""
+    storage_s: float
+    """Of storage servers and their workers."""
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all processes."""
+        return self.training_s + self.storage_s
+
+
+def measure(kinds: Sequence[Kind]) -> list[Took]:
+    """Take batches of each kind, all from a graph store or none; return what they took.
+
+    Raises:
+        PeerError: A process ended, or did not go on.
+    """
+    num_servers = RANKS if kinds[0].from_store else 0
+    with tempfile.TemporaryDirectory() as folder, _processes(kinds, num_servers, folder) as pipes:
+        ranks = pipes[num_servers:]
+        return [_measure_one(ranks, _pids_of(pipes), num_servers) for _ in kinds]
+
+
+def _measure_one(ranks: "list[_Process]", pids: list[int], num_servers: int) -> Took:
+    _hear(ranks)  # each has had its warm-up
+    before = [cpu_s_below(pid) for pid in pids]
+    for rank in ranks:
+        rank.pipe.send("go on")
+    found = _hear(ranks)
+    spent = [cpu_s_below(pid) - was for pid, was in zip(pids, before, strict=True)]
+    for rank in ranks:
+        rank.pipe.send("go on")
+    nodes, edges, hits = (sum(column) / len(found) for column in zip(*found, strict=True))
+    batches = len(ranks) * _COUNTED
+    training, storage = sum(spent[num_servers:]) / batches, sum(spent[:num_servers]) / batches
+    return Took(nodes / _COUNTED, edges / _COUNTED, hits, training, storage)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Process:
+    process: Any
+    pipe: Connection
+
+
+@contextlib.contextmanager
+def _processes(kinds: Sequence[Kind], num_servers: int, folder: str) -> "Iterator[list[_Process]]":
+    """Start servers and ranks; end them, whatever happens."""
+    from gigl_loader.transport.addresses import free_port
+
+    spawn = multiprocessing.get_context("spawn")
+    ports = (free_port(), free_port())
+    started: list[_Process] = []
+    try:
+        for number in range(num_servers):
+            args = (number, kinds[0].root, ports)
+            started.append(_start(spawn, _serve, args))
+        for rank in range(RANKS):
+            args = (rank, list(kinds), ports if num_servers else (), folder)
+            started.append(_start(spawn, _train, args))
+        yield started
+        for one in started:
+            one.process.join(_WAIT_S)
+    finally:
+        for one in started:
+            one.pipe.close()
+            one.process.kill()
+            one.process.join()
+
+
+def _start(spawn: Any, function: Callable[..., None], args: tuple[Any, ...]) -> _Process:
+    ours, theirs = multiprocessing.Pipe()
+    process = spawn.Process(target=_enter, args=(function, theirs, *args))
+    process.start()
+    theirs.close()
+    return _Process(process, ours)
+
+
+def _enter(function: Callable[..., None], pipe: Connection, *args: Any) -> None:
+    os.environ.update(GIGL_LOADER_SAME_MEMORY="0", GIGL_LOADER_INSECURE="1")
+    function(pipe, *args)
+
+
+def _pids_of(processes: Sequence[_Process]) -> list[int]:
+    return [one.process.pid for one in processes]
+
+
+def _hear(ranks: Sequence[_Process]) -> list[Any]:
+    """Return what each rank says next.
+
+    Raises:
+        PeerError: One ended, or says nothing.
+    """
+    words = []
+    for rank in ranks:
+        try:
+            if not rank.pipe.poll(_WAIT_S):
+                raise PeerError(f"a process of the measurement said nothing for {_WAIT_S:.0f} s")
+            words.append(rank.pipe.recv())
+        except (EOFError, OSError) as error:
+            raise PeerError("a process of the measurement ended early: see above") from error
+    return words
+
+
+def cpu_s_below(pid: int) -> float:
+    """Return the CPU seconds so far of a process and of its descendants that live."""
+    return sum(used for _, used in _below(pid))
+
+
+def _below(pid: int) -> list[tuple[int, float]]:
+    """Return (pid, CPU seconds) of a process and of its descendants, each after its parent."""
+    used: dict[int, float] = {}
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            used[int(name)] = (int(fields[11]) + int(fields[12])) / _HZ
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found = [pid]
+    for one in found:  # which grows meanwhile
+        found += children.get(one, [])
+    return [(one, used[one]) for one in found if one in used]
+
+
+def idle_bytes() -> tuple[float, float, float, float]:
+    """Return what a loader's processes take before there is a graph to speak of.
+
+    Of the training process, of the supervisor and of a worker, each for itself, and of the
+    libraries that they share.
+
+    Raises:
+        PeerError: They did not start.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    one = _start(spawn, _idle, ())
+    try:
+        _hear([one])
+        pids = [pid for pid, _ in _below(one.process.pid)]
+        own = [_own_bytes(pid) for pid in pids]
+        files = max(_kilobytes(pid, "status", "RssFile") for pid in pids)
+        one.pipe.send("go on")
+        one.process.join(_WAIT_S)
+    finally:
+        one.pipe.close()
+        one.process.kill()
+        one.process.join()
+    training, supervisor, *workers = own
+    return training, supervisor, sum(workers), 1024 * files
+
+
+def _own_bytes(pid: int) -> float:
+    found = [_kilobytes(pid, "smaps_rollup", name) for name in ("Pss_Anon", "Pss_Shmem")]
+    return 1024 * sum(found)
+
+
+def _kilobytes(pid: int, file: str, name: str) -> float:
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return float(line.split()[1])
+    return 0.0
+
+
+def _idle(pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch_geometric.data import Data
+
+    from gigl_loader.dataset.local import DistDataset
+    from gigl_loader.loader.neighbor import DistNeighborLoader
+
+    assert dist.is_available(), "what trains has it in memory"
+    ring = torch.arange(64)
+    data = Data(edge_index=torch.stack([ring, (ring + 1) % 64]), x=torch.ones(64, 1))
+    with DistNeighborLoader(DistDataset.from_pyg(data), [1], ring, num_workers=1) as loader:
+        next(iter(loader))
+        _wait(pipe, "at work")
+
+
+# --- what they do ---------------------------------------------------------------------------------
+
+
+def _train(
+    pipe: Connection, rank: int, kinds: list[Kind], ports: tuple[int, ...], folder: str
+) -> None:
+    import torch.distributed as dist
+
+    from gigl_loader.dataset.local import DistDataset
+
+    if ports:
+        _train_from_store(pipe, rank, kinds, ports)
+        return
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
+    )
+    for kind in kinds:
+        dataset = DistDataset.load(kind.root, rank, verify="off")
+        _take(pipe, dataset, dataset.node_ids, kind, rank)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def _info(ports: tuple[int, ...]) -> Any:
+    from gigl_loader.remote.dataset import GraphStoreInfo
+
+    host = "127.0.0.1"
+    return GraphStoreInfo(RANKS, RANKS, 1, host, host, host, 0, 0, *ports, 0)
+
+
+def _serve(pipe: Connection, number: int, root: str, ports: tuple[int, ...]) -> None:
+    from gigl_loader.dataset.local import DistDataset
+    from gigl_loader.remote.server import init_storage_process
+
+    dataset = DistDataset.load(root, number, verify="off")
+    with init_storage_process(number, _info(ports), dataset, host="127.0.0.1") as process:
+        process.wait()
+
+
+def _train_from_store(
+    pipe: Connection, rank: int, kinds: list[Kind], ports: tuple[int, ...]
+) -> None:
+    from gigl_loader.remote.client import init_compute_process, shutdown_compute_process
+    from gigl_loader.remote.dataset import RemoteDistDataset
+
+    os.environ["RANK"] = str(rank)
+    info = _info(ports)
+    init_compute_process(0, info, "gloo")
+    for kind in kinds:
+        remote = RemoteDistDataset(info, 0)
+        _take(pipe, remote, remote.fetch_node_ids(rank, RANKS), kind, rank)
+    shutdown_compute_process()
+
+
+def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> None:
+    """Take batches of a kind; tell how large those were that count."""
+    import torch
+
+    from gigl_loader.loader.neighbor import DistNeighborLoader
+
+    warm_up = _CACHE_WARM_UP if kind.cache else _WARM_UP
+    # of one machine, as these are, each rank takes its share of what it is given
+    wanted = RANKS * (warm_up + _COUNTED + _AFTER) * kind.batch_size
+    generator = torch.Generator().manual_seed(rank)
+
+    def some(one: Any) -> Any:
+        drawn = torch.randint(0, max(1, len(one)), (wanted,), generator=generator)
+        return one[drawn] if len(one) else one
+
+    seeds = {k: some(one) for k, one in ids.items()} if isinstance(ids, dict) else some(ids)
+    with DistNeighborLoader(
+        dataset, list(kind.fanouts), seeds, batch_size=kind.batch_size, seed=0, num_workers=1,
+        remote_cache=f"{kind.cache:.0%}" if kind.cache else None,
+    ) as loader:  # fmt: skip
+        batches = iter(loader)
+        for _ in range(warm_up):
+            next(batches)
+        _wait(pipe, "at work")
+        loader.stats(reset=True)
+        nodes = edges = 0
+        for _ in range(_COUNTED):
+            batch = next(batches)
+            nodes, edges = nodes + batch.num_nodes, edges + batch.num_edges
+        hits = loader.stats()["hit_rate"] or 0.0
+        _wait(pipe, (nodes, edges, hits))
+
+
+def _wait(pipe: Connection, word: Any) -> None:
+    """Say something, and wait until all have said theirs."""
+    pipe.send(word)
+    deadline = time.monotonic() + _WAIT_S
+    if not pipe.poll(deadline - time.monotonic()):
+        raise PeerError("the process that measures is gone")
+    pipe.recv()

@@ -1,0 +1,100 @@
+"""What is planned for: a graph, how it is sampled, and the machines."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.plan.expect import Degrees
+
+Deployment = Literal["colocated", "graph-store"]
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
+CONCURRENCY = 4
+"""Batches under way per worker, and fetches per server: the loaders' default."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A graph, how it is sampled, and the machines."""
+
+    nodes: float
+    edges: float
+    dim: int
+    """Columns of the node features."""
+    fanouts: tuple[int, ...]
+    batch_size: int
+    machines: int
+    """Training machines."""
+    dtype: str = "float32"
+    ranks_per_machine: int = 1
+    workers: int = 1
+    """Sampling processes of each rank; graph store: of each server and rank."""
+    cores: int = 16
+    """Of each machine."""
+    link_gbit: float = 10.0
+    """10**9 bits per second of a machine, in each direction."""
+    step_ms: float = 0.0
+    """What the model needs for a batch; 0: nothing, loading is all there is."""
+    deployment: Deployment = "colocated"
+    servers: int = 0
+    """Storage machines of a graph store."""
+    cache: float = 0.0
+    """Share of the rows of other machines that each machine keeps."""
+    encrypted: bool = False
+    resident: tuple[tuple[str, float], ...] = ()
+    """Bytes by part that the largest partition takes in memory; empty: reckoned, not known."""
+    memory_gb: float | None = None
+    """10**9 bytes of each machine; None: not checked."""
+    remote: float | None = None
+    """Share of neighbours that are in another partition. None: as if parts were drawn."""
+    law: str = "uniform"
+    """Of degrees, where the graph is not there: ``"uniform"`` or ``"power-law"``."""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "workers",
+                     "cores", "link_gbit"):  # fmt: skip
+            value = getattr(self, name)
+            if not value > 0 or not math.isfinite(value):
+                raise ConfigError(f"{name} must be above 0, got {value}")
+        if self.dim < 0 or self.step_ms < 0:
+            raise ConfigError(f"dim and step_ms must not be negative: {self.dim}, {self.step_ms}")
+        if self.dtype not in DTYPE_BYTES:
+            raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
+        if self.deployment not in ("colocated", "graph-store"):
+            raise ConfigError(
+                f'deployment must be "colocated" or "graph-store", got {self.deployment!r}'
+            )
+        if (self.deployment == "graph-store") != (self.servers > 0):
+            raise ConfigError("servers must be above 0 with a graph store, and 0 without")
+        for name in ("cache", "remote"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise ConfigError(f"{name} is a share, 0 to 1, got {share}")
+        if self.law not in ("uniform", "power-law"):
+            raise ConfigError(f'law must be "uniform" or "power-law", got {self.law!r}')
+
+    @property
+    def is_store(self) -> bool:
+        """Whether storage machines are apart from those that train."""
+        return self.servers > 0
+
+    @property
+    def parts(self) -> int:
+        """Machines that hold the graph."""
+        return self.servers or self.machines
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of features, as it is stored."""
+        return self.dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def remote_share(self) -> float:
+        """Share of what a machine samples that another machine holds."""
+        return (1 - 1 / self.parts) if self.remote is None else self.remote
+
+    def degrees(self) -> Degrees:
+        """Return the graph by the law of its degrees."""
+        make = Degrees.uniform if self.law == "uniform" else Degrees.power_law
+        return make(self.nodes, self.edges)

@@ -1,0 +1,180 @@
+"""Memory of a machine by part, each term as the code takes it.
+
+::
+
+    graph        what partitions lie in          dataset/: shared, once per machine
+    slots        finished batches                memory/slots.py: of workers, read by trainers
+    threads      batches being made              sampler/: work memory of each sampling thread
+    questions    rows asked for and answered     sampler/store.py: one matrix for each thread that
+                                                 asks, one for each connection that answers
+    cache        rows kept, and its tables       sampler/row_cache.py
+    processes    what they take without a graph  measured
+
+Work memory is kept for the next batch (`Scratch`, `keep_freed_memory`), so what one batch needs at
+most is held all the time.
+"""
+
+from gigl_loader.plan.costs import Costs
+from gigl_loader.plan.expect import BatchSize
+from gigl_loader.plan.job import CONCURRENCY, Job
+
+_GROWN = 1.25
+"""Work memory that was too small is made this much larger than what did not fit."""
+_LANES = 4
+"""Connections of a worker to each other partition, each of which has a thread that answers."""
+_HELD = 2
+"""Batches beyond those that may be under way: the one that trains, and the one that it replaces."""
+_WINDOW, _RING_SPARE, _MOST_BATCHES = 5, 1 << 18, 1 << 14
+"""Of a cache: references per slot and way, further ones, and batches known at once."""
+_MOST_GROWTH = 2.0
+"""Of the batches drawn ahead, where those of the window do not show when rows are used next."""
+_UNDER_WAY = 3
+"""Batches whose rows a client of a graph store has asked for."""
+_PACKED = 0.3
+"""What the ids and edges of a batch take as they travel, as a share of what they take here."""
+
+
+def memory_of(job: Job, batch: BatchSize, costs: Costs) -> tuple[dict[str, float], str]:
+    """Return bytes by part of the machine that has most, and which kind that is."""
+    if not job.is_store:
+        return _colocated(job, batch, costs), "training"
+    machines = (_storage(job, batch, costs), "storage"), (_training(job, batch, costs), "training")
+    return max(machines, key=lambda one: sum(one[0].values()))
+
+
+def graph_bytes(job: Job) -> dict[str, float]:
+    """Return what a partition takes: rows, edges, and who owns what."""
+    if job.resident:
+        return dict(job.resident)
+    index = 4 if job.nodes < 2**31 else 8
+    return {
+        "rows and labels": job.nodes * (job.row_bytes + 8) / job.parts,
+        "edges": (8 * job.nodes + index * job.edges) / job.parts,
+    }
+
+
+def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
+    ranks, workers = job.ranks_per_machine, job.ranks_per_machine * job.workers
+    is_alone = job.parts == 1
+    threads = workers * (_cores_of_a_worker(job) if is_alone else CONCURRENCY)
+    remote = batch.nodes * job.remote_share * job.row_bytes
+    answered = 0 if is_alone else workers * min(_LANES, CONCURRENCY)
+    # finished ones wait for the trainer only where the model is what takes time
+    written = workers * CONCURRENCY if job.step_ms else threads
+    found = {
+        **graph_bytes(job),
+        "batches under way": (written + ranks * _HELD) * _slot(job, batch),
+        "sampling": threads * _thread(batch) + answered * job.remote_share * _answer(batch),
+        "rows asked for": threads * remote,
+        "rows answered": answered * remote,
+        "training processes": ranks * costs.process_bytes,
+        "workers": workers * costs.worker_bytes + ranks * costs.supervisor_bytes,
+        "libraries": costs.library_bytes,
+    }
+    if job.cache and not is_alone:
+        found["rows copied from the cache"] = threads * remote * batch.hit_rate
+        found["cache"] = cache_bytes(job, job.remote_share * job.nodes)
+        found["batches drawn ahead"] = ranks * _ahead(job, batch) * _drawn(job, batch)
+    return found
+
+
+def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
+    clients = job.machines * job.ranks_per_machine
+    workers = clients * job.workers
+    answered = 0 if job.parts == 1 else workers * min(_LANES, CONCURRENCY)
+    slot = _structure(batch) if _rows_are_asked_for(job) else _slot(job, batch)
+    found = {
+        **graph_bytes(job),
+        "batches under way": clients * (job.workers * CONCURRENCY + _HELD) * slot,
+        "sampling": workers * CONCURRENCY * _thread(batch)
+        + answered * job.remote_share * _answer(batch),
+        "workers": workers * costs.worker_bytes + clients * costs.supervisor_bytes,
+        "server": costs.process_bytes,
+        "libraries": costs.library_bytes,
+    }
+    if _rows_are_asked_for(job):  # of each client over a connection, with a thread, of its own
+        found["rows answered"] = clients * batch.nodes * job.row_bytes / job.parts
+    return found
+
+
+def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
+    ranks, rows = job.ranks_per_machine, batch.nodes * job.row_bytes
+    fetches = CONCURRENCY * job.servers
+    ready = fetches if job.step_ms else 1  # batches wait where the model is what takes time
+    found = {
+        "batches under way": ranks * fetches * (1 + _PACKED) * _structure(batch),
+        "rows of batches": ranks * (ready + _HELD) * rows,
+        "training processes": ranks * costs.process_bytes,
+        "libraries": costs.library_bytes,
+    }
+    if _rows_are_asked_for(job):
+        found["rows asked for"] = ranks * _UNDER_WAY * rows
+    if job.cache:
+        found["cache"] = ranks * cache_bytes(job, job.nodes)
+        found["batches drawn ahead"] = ranks * _ahead(job, batch) * _structure(batch)
+    return found
+
+
+def _rows_are_asked_for(job: Job) -> bool:
+    """Return whether a graph store's batches come without rows, which ranks ask the owners for."""
+    return job.is_store and (job.parts > 1 or job.cache > 0)
+
+
+# --- terms ----------------------------------------------------------------------------------------
+
+
+def _structure(batch: BatchSize) -> float:
+    """Return the bytes of a batch without rows: ids and edges, as int64."""
+    return 8 * batch.nodes + 16 * batch.edges
+
+
+def _slot(job: Job, batch: BatchSize) -> float:
+    return _structure(batch) + batch.nodes * job.row_bytes
+
+
+def _thread(batch: BatchSize) -> float:
+    """Return the work memory of a sampling thread."""
+    most = batch.seeds + batch.edges  # ids that get labels: of hops before, and the last draws
+    table = 1 << max(12, int(2 * most - 1).bit_length())
+    labels = 8 * table + 8 * _GROWN * most
+    # of each edge: neighbours here, from elsewhere and merged; targets, labels, and both collected;
+    # of each node: owner's place, ids by owner, address, row, places, twice for what is asked
+    return labels + 8 * (6 * batch.edges + 6 * batch.nodes)
+
+
+def _answer(batch: BatchSize) -> float:
+    """Return the work memory of a thread that answers, if all of a batch were asked for."""
+    return 8 * 3 * (batch.edges + batch.nodes)
+
+
+def _drawn(job: Job, batch: BatchSize) -> float:
+    """Return the bytes of a batch that waits for its rows: ids, places by owner, and edges."""
+    return 16 * batch.edges + 8 * (3 + job.remote_share) * batch.nodes
+
+
+def cache_bytes(job: Job, remote_rows: float) -> float:
+    """Return the bytes of a cache's rows and of its tables; see `Table.arrays`."""
+    index = 4 if job.nodes < 2**31 else 8
+    slots = job.cache * remote_rows
+    references = 2 * _WINDOW * slots + _RING_SPARE
+    return (
+        slots * (job.row_bytes + 36) + references * 4 * index + 2 * 4 * job.nodes
+        + 24 * _MOST_BATCHES
+    )  # fmt: skip
+
+
+def _ahead(job: Job, batch: BatchSize) -> float:
+    """Return how many batches are drawn before their rows are read; see `LookAhead`."""
+    share = 1.0 if job.is_store else job.remote_share
+    wanted, slots = batch.nodes * share, job.cache * job.nodes * share
+    if not wanted or not slots:
+        return 0.0
+    users = 1 if job.is_store else job.ranks_per_machine
+    most = max(2 * slots * job.row_bytes / users, 64 * 2**20) / _drawn(job, batch)
+    window = _WINDOW * slots / users / wanted
+    growth = min(_MOST_GROWTH, max(1.0, batch.horizon / window))
+    return max(1.0, min(window * growth, most)) + CONCURRENCY * job.workers
+
+
+def _cores_of_a_worker(job: Job) -> float:
+    return max(1.0, min(CONCURRENCY, job.cores / (job.ranks_per_machine * job.workers)))

@@ -1,0 +1,122 @@
+"""What a seed costs: bytes between machines and CPU seconds, and what these leave room for."""
+
+from gigl_loader.plan.costs import Costs
+from gigl_loader.plan.expect import BatchSize
+from gigl_loader.plan.job import CONCURRENCY, Job
+
+_ID_BYTES = 4.0
+"""On the wire, of an id that is asked for; packed ids of the first billions of nodes."""
+_EDGE_BYTES = 3.0
+"""On the wire, of an edge; more where degrees are small."""
+_LINK_SHARE = 0.9
+"""Of a link's bits that carry what is sent."""
+
+
+def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
+    """Return by kind what crosses between machines; of a graph store, batches too.
+
+    Rows cross once. Colocated, half of them or more are read where they lie; to a training machine
+    of a graph store all of them come, from the servers that own them.
+    """
+    remote, missed = job.remote_share, 1 - batch.hit_rate
+    found = {
+        "questions": batch.asked * remote * _ID_BYTES,
+        "neighbours": batch.edges * remote * _ID_BYTES,
+    }
+    rows = batch.nodes * missed * (job.row_bytes + _ID_BYTES) if job.row_bytes else 0.0
+    if job.is_store:
+        found["ids and edges of batches"] = batch.nodes * _ID_BYTES + batch.edges * _EDGE_BYTES
+        found["rows of batches"] = rows
+    else:
+        found["rows between partitions"] = rows * remote
+    return {name: nbytes / batch.seeds for name, nbytes in found.items()}
+
+
+def cpu_per_seed(
+    job: Job, batch: BatchSize, wire: dict[str, float], costs: Costs
+) -> dict[str, float]:
+    """Return by kind CPU seconds per seed, of all processes that have a part in it."""
+    remote, rows = job.remote_share, batch.nodes if job.row_bytes else 0.0
+    width = job.row_bytes
+    per_byte = 2 * (costs.tls_s_per_gb - costs.plain_s_per_gb) / 1e9 if job.encrypted else 0.0
+    sampled = costs.batch_s + costs.edge_s * batch.edges + costs.node_s * batch.nodes
+    structure = (batch.asked + batch.edges) * remote * _ID_BYTES
+    asked = costs.asked_edge_s * batch.edges * remote + per_byte * structure
+    found = {"sampling": sampled, "asking for neighbours": asked}
+    wanted = rows * (1.0 if job.is_store else remote)
+    missed = wanted * (1 - batch.hit_rate)
+    if job.is_store:
+        sent = costs.sent_edge_s * batch.edges
+        received = costs.received_edge_s * batch.edges
+        delivered = batch.nodes * _ID_BYTES + batch.edges * _EDGE_BYTES + missed * width
+        found["sending batches"] = (
+            sent + missed * (costs.sent_row_s + costs.sent_byte_s * width)
+            + per_byte / 2 * delivered
+        )  # fmt: skip
+        found["receiving batches"] = (
+            received + missed * (costs.received_row_s + costs.received_byte_s * width)
+            + per_byte / 2 * delivered
+        )  # fmt: skip
+    else:
+        found["reading rows"] = costs.row_byte_s * rows * width
+        found["asking for rows"] = missed * (
+            costs.asked_row_s + (costs.asked_byte_s + per_byte) * width
+        )
+    if job.cache:
+        hits = wanted - missed
+        found["keeping rows"] = costs.cached_row_s * wanted + costs.cached_byte_s * hits * width
+    found = {name: seconds / batch.seeds for name, seconds in found.items()}
+    between, delivered = _between_and_delivered(wire)
+    per_byte = costs.link_s_per_gb / 1e9
+    if job.is_store:
+        found["packets of servers"] = per_byte * (between + delivered / 2)
+        found["packets of training machines"] = per_byte * delivered / 2
+    else:
+        found["packets"] = per_byte * between
+    return found
+
+
+def _between_and_delivered(wire: dict[str, float]) -> tuple[float, float]:
+    """Return bytes per seed between partitions, and to training machines of a graph store."""
+    delivered = sum(nbytes for name, nbytes in wire.items() if "batches" in name)
+    return sum(wire.values()) - delivered, delivered
+
+
+_OF_TRAINING_MACHINES = ("receiving batches", "keeping rows", "packets of training machines")
+"""Of a graph store: what its clients do, all else is its servers'."""
+
+
+def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[str, float]:
+    """Return seeds/s of all ranks by what limits them."""
+    ranks = job.machines * job.ranks_per_machine
+    between, delivered = _between_and_delivered(wire)
+    link = job.link_gbit * 1e9 / 8 * _LINK_SHARE
+    if job.is_store:
+        training = sum(cpu.get(name, 0.0) for name in _OF_TRAINING_MACHINES)
+        storage = sum(cpu.values()) - training
+        sampled = storage - cpu["sending batches"] - cpu["packets of servers"]
+        found = {
+            "workers": job.servers * ranks * job.workers * _cores_of_a_worker(job) / sampled,
+            "cores of servers": job.servers * job.cores / storage,
+            "links of servers": job.servers * link / (between + delivered),
+            "links of training machines": job.machines * link / delivered,
+        }
+        if training > 0:
+            found["cores of training machines"] = job.machines * job.cores / training
+    else:
+        work = sum(cpu.values())
+        found = {
+            "workers": ranks * job.workers * _cores_of_a_worker(job) / work,
+            "cores": job.machines * job.cores / work,
+        }
+        if between > 0:
+            found["links"] = job.machines * link / between
+    if job.step_ms:
+        found["the model's step"] = ranks * job.batch_size / (job.step_ms / 1e3)
+    return found
+
+
+def _cores_of_a_worker(job: Job) -> float:
+    """Return how many cores the threads of a worker can use; see `Worker`."""
+    of_a_machine = job.machines * job.ranks_per_machine if job.is_store else job.ranks_per_machine
+    return max(1.0, min(CONCURRENCY, job.cores / (of_a_machine * job.workers)))

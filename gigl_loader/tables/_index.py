@@ -1,0 +1,200 @@
+"""A look-up from ids to numbers in memory: 16 bytes a node, where that much is allowed.
+
+A join builds its hash tables again for each file of edges, and spills them, and each edge with its
+ids, once they are larger than memory: five times the nodes and edges took ten times as long. Here
+the table is built once, and an edge is read once.
+
+Open addressing with linear probing, three quarters full. A slot has 12 bytes: 64 bits that check
+the id, and its number. Integer ids are their own check. Of text, check and home slot are two hashes
+of 64 bits. Two ids that share a check and lie in one run of slots are seen when the table is built,
+and then the engine's join is used; an id of no node meets the check of one once in 10^18.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gigl_loader.memory.segments import Array
+from gigl_loader.tables._source import BATCH_ROWS
+
+NO_NODE = 2**32 - 1
+"""What is found for an id of no node."""
+_WORDS = 3
+"""Of 32 bits in a slot."""
+_FULL = 0.75
+_PIECE = 2**15
+"""Ids that a thread looks up at a time: their hashes stay in its cache."""
+
+_EMPTY = np.uint32(NO_NODE)
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_A, _B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_C, _D = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_30, _27, _31, _29 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(29)
+
+
+def index_bytes(num_nodes: int) -> int:
+    """Return the memory that an index of that many nodes takes."""
+    return 4 * _WORDS * _slots(num_nodes)
+
+
+def _slots(num_nodes: int) -> int:
+    return int(num_nodes / _FULL) + 1
+
+
+class Index:
+    """Numbers of ids. Pickled, it is the path of its file, and read again where it is used.
+
+    Args:
+        path: Its file.
+        num_nodes: Ids that it has, fewer than 2**32 - 1.
+        text: Ids are text, else int64.
+    """
+
+    def __init__(self, path: Path, num_nodes: int, *, text: bool) -> None:
+        self._path, self._text, self.nbytes = path, text, index_bytes(num_nodes)
+        self._slots: Array | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the memory behind."""
+        return {**vars(self), "_slots": None}
+
+    def build(self, pairs: Path) -> int:
+        """Write the file from Parquet files with ids and numbers.
+
+        Returns:
+            Ids that are there twice, or are not told from another id. With any, it is of no use.
+        """
+        slots, alike = np.full(self.nbytes // 4, NO_NODE, np.uint32), 0
+        for path in sorted(pairs.glob("*.parquet")):
+            for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS, use_threads=False):
+                checks, homes = self._keys(batch.column("id"))
+                numbers = batch.column("node").to_numpy().astype(np.uint32, copy=False)
+                alike += _insert(checks, homes, numbers, slots)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        slots.tofile(self._path)
+        return alike
+
+    def _loaded(self) -> Array:
+        if self._slots is None:
+            self._slots = np.fromfile(self._path, np.uint32)
+        return self._slots
+
+    def release(self) -> None:
+        """Give the memory back; it is read again if it is used again."""
+        self._slots = None
+
+    def find(self, ids: Any, pool: Executor) -> Array:
+        """Return ``[len(ids)]`` uint32, numbers of an Arrow array of ids, or `NO_NODE`."""
+        slots, found = self._loaded(), np.empty(len(ids), np.uint32)
+
+        def piece(start: int) -> None:
+            end = min(start + _PIECE, len(ids))
+            _find(*self._keys(ids.slice(start, end - start)), slots, found[start:end])
+
+        list(pool.map(piece, range(0, len(ids), _PIECE)))
+        if ids.null_count:
+            found[ids.is_null().to_numpy(zero_copy_only=False)] = NO_NODE
+        return found
+
+    def _keys(self, ids: Any) -> tuple[Array, Array]:
+        """Return ``[len(ids)]`` uint64 checks, and ``[len(ids)]`` uint64 that give home slots."""
+        checks, homes = np.empty(len(ids), np.uint64), np.empty(len(ids), np.uint64)
+        if self._text:
+            _, offsets, data = ids.buffers()
+            ends = np.frombuffer(offsets, np.int32)[ids.offset : ids.offset + len(ids) + 1]
+            _text_keys(ends, np.frombuffer(data or b"", np.uint8), checks, homes)
+        else:
+            _integer_keys(_integers(ids), checks, homes)
+        return checks, homes
+
+
+def _integers(ids: Any) -> Array:
+    filled = ids.fill_null(0) if ids.null_count else ids
+    found: Array = filled.cast(pa.int64()).to_numpy().view(np.uint64)
+    return found
+
+
+_compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)
+
+
+@_compiled
+def _mixed(z):  # type: ignore[no-untyped-def]
+    """Finalizer of SplitMix64: see `random_owner`."""
+    z = (z ^ (z >> _30)) * _A
+    z = (z ^ (z >> _27)) * _B
+    return z ^ (z >> _31)
+
+
+@_compiled
+def _integer_keys(ids, checks, homes):  # type: ignore[no-untyped-def]
+    for i in range(ids.shape[0]):
+        checks[i] = ids[i]
+        homes[i] = _mixed(ids[i] + _C)
+
+
+@_compiled
+def _text_keys(ends, data, checks, homes):  # type: ignore[no-untyped-def]
+    """Hash each text twice, eight bytes at a time; its length goes in first."""
+    for i in range(ends.shape[0] - 1):
+        at, end = ends[i], ends[i + 1]
+        one, other = np.uint64(end - at) * _C, np.uint64(end - at) + _D
+        while at < end:
+            word = np.uint64(0)
+            for k in range(min(8, end - at)):
+                word |= np.uint64(data[at + k]) << np.uint64(8 * k)
+            one = (one ^ word) * _A
+            one ^= one >> _HALF
+            other = (other + word) * _D
+            other ^= other >> _29
+            at += 8
+        checks[i], homes[i] = _mixed(one), _mixed(other)
+
+
+@_compiled
+def _home(bits, count):  # type: ignore[no-untyped-def]
+    return np.int64(((bits >> _HALF) * np.uint64(count)) >> _HALF)
+
+
+@_compiled
+def _find(checks, homes, slots, found):  # type: ignore[no-untyped-def]
+    count = slots.shape[0] // _WORDS
+    for i in range(checks.shape[0]):
+        low, high = np.uint32(checks[i] & _LOW), np.uint32(checks[i] >> _HALF)
+        at = _home(homes[i], count)
+        while True:
+            number = slots[_WORDS * at + 2]
+            if number == _EMPTY:
+                break
+            if slots[_WORDS * at] == low and slots[_WORDS * at + 1] == high:
+                break
+            at += 1
+            if at == count:
+                at = 0
+        found[i] = number
+
+
+@_compiled
+def _insert(checks, homes, numbers, slots):  # type: ignore[no-untyped-def]
+    """Return how many were there before."""
+    count = slots.shape[0] // _WORDS
+    alike = 0
+    for i in range(checks.shape[0]):
+        low, high = np.uint32(checks[i] & _LOW), np.uint32(checks[i] >> _HALF)
+        at = _home(homes[i], count)
+        while slots[_WORDS * at + 2] != _EMPTY:
+            if slots[_WORDS * at] == low and slots[_WORDS * at + 1] == high:
+                alike += 1
+                break
+            at += 1
+            if at == count:
+                at = 0
+        if slots[_WORDS * at + 2] == _EMPTY:
+            slots[_WORDS * at], slots[_WORDS * at + 1] = low, high
+            slots[_WORDS * at + 2] = numbers[i]
+    return alike

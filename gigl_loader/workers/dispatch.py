@@ -1,0 +1,180 @@
+"""Which worker is given which batch, and when: the way of a task to a worker.
+
+::
+
+    begin() --> a stream's batches to start --dispatch()--> the worker with the least to do
+                 while the consumer may have more, and the channel has room for one more message
+
+It has no lock: its producer holds one around each call.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gigl_loader.memory.slots import Written
+from gigl_loader.message import AT_ONCE_STREAM, BatchTicket, Received, SampleMessage
+from gigl_loader.workers import messages
+from gigl_loader.workers.ahead import STREAM, LookAhead
+from gigl_loader.workers.recovery import Recovery
+from gigl_loader.workers.restarts import Task
+from gigl_loader.workers.sampled_input import SeedOrders
+from gigl_loader.workers.schedule import FairQueue, Stream
+
+_MANY_MESSAGES = 1 << 20
+"""More than are ever under way: a channel with room for them is not limited by its bytes."""
+
+
+class MessageMemory(Protocol):
+    """Where messages come to lie in this process; see `gigl_loader.memory.channel.ShmChannel`."""
+
+    capacity: int
+    size: int
+
+    def open(self, sender: int, written: Written) -> SampleMessage:
+        """Return the message that worker ``sender`` wrote."""
+        ...
+
+    def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
+        """Return the slots of a worker that are free again: (to reuse, to give up)."""
+        ...
+
+    def forget(self, sender: int) -> None:
+        """Release what a worker that is gone had written, once nobody uses it."""
+        ...
+
+    def bind(self, source: Callable[[float | None], SampleMessage] | None) -> None:
+        """Let ``recv`` ask ``source``."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory."""
+        ...
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest slot."""
+        ...
+
+
+class Dispatcher:
+    """Gives the batches of all consumers to workers.
+
+    Args:
+        recovery: The workers, and what each of them has.
+        channel: Whose room limits what is started.
+        orders: What workers have to know of an epoch's order.
+        concurrency: Batches that a worker samples at a time.
+    """
+
+    def __init__(
+        self, recovery: Recovery, channel: MessageMemory, orders: SeedOrders, concurrency: int
+    ) -> None:
+        self._recovery, self._channel = recovery, channel
+        self._orders, self._concurrency = orders, concurrency
+        self._queue: FairQueue[Received] = FairQueue()
+        self.streams = self._queue.streams
+        """The consumers, by number."""
+        self.look_ahead: LookAhead | None = None
+        """Says how far to draw ahead of the rows, where rows of other machines are kept."""
+
+    def add(self, stream: Stream[Received]) -> None:
+        """Add a consumer."""
+        self._queue.add(stream)
+
+    def remove(self, number: int) -> None:
+        """Forget a consumer; what is under way for it will be stale."""
+        self._queue.remove(number)
+
+    def begin(self, number: int, epoch: int, batches: Sequence[int]) -> None:
+        """Begin an epoch of a consumer, and tell the workers; `dispatch` gives its batches out."""
+        state = self.streams[number]
+        generation = state.start(epoch, batches)
+        if self.look_ahead is not None and number != AT_ONCE_STREAM:
+            self.look_ahead.begin(generation, len(batches))
+        for worker in sorted(self._recovery.at_work):
+            self._announce(worker, state)
+
+    def cancel(self, number: int) -> None:
+        """Break the epoch of a consumer off, where one is under way: workers drop its batches."""
+        state = self.streams[number]
+        if state.finished:
+            return
+        state.cancel()
+        for worker in sorted(self._recovery.at_work):
+            self._recovery.send(worker, (messages.GENERATION, number, state.generation, False))
+
+    def catch_up(self, worker: int) -> None:
+        """Tell a worker that took the place of another which epochs are under way."""
+        for state in self.streams.values():
+            if not state.finished:
+                self._announce(worker, state)
+
+    def _announce(self, worker: int, state: Stream[Received]) -> None:
+        order = self._orders.of(state.number, state.epoch)
+        message = (messages.GENERATION, state.number, state.generation, order is not None)
+        self._recovery.send(worker, message, order)
+
+    def dispatch(self) -> None:
+        """Give out all batches that may be started now."""
+        self._look_ahead_from_here()
+        under_way = self._recovery.under_way
+        if not (under_way.has_lost or self._queue.has_turns):
+            return
+        while (worker := self._recovery.free_worker()) is not None:
+            task = self._task_for(worker)
+            if task is None:
+                return
+            if not any(under_way.loads):  # nobody could make progress before
+                self._recovery.note_progress()
+            under_way.give(worker, task)
+            free, retired = self._channel.returned(worker, self._concurrency)
+            message = (messages.TASK, task.ticket, task.position, free, retired)
+            self._recovery.send(worker, message)
+
+    def _look_ahead_from_here(self) -> None:
+        """Set how many batches may be drawn, and tell workers which may get their rows."""
+        if self.look_ahead is None:
+            return
+        state, largest = self.streams[STREAM], self._channel.largest
+        room = self._channel.size // largest if largest else self._recovery.pool.num_workers
+        room = max(1, min(self._channel.capacity, room))
+        state.limit = self.look_ahead.limit(state.taken, room)
+
+    def _task_for(self, worker: int) -> Task | None:
+        """Return what ``worker`` is to do next; what a lost worker had comes first.
+
+        While something lost is left, nothing new is started: the consumer may be waiting for it,
+        and its room in the channel was taken when it was given out the first time.
+        """
+        under_way = self._recovery.under_way
+        if under_way.has_lost:
+            task = under_way.next_lost(self.is_wanted, idle=not under_way.loads[worker])
+            if task is not None or under_way.has_lost:
+                return task
+        return self._next_task()
+
+    def _next_task(self) -> Task | None:
+        at_once = self.streams.get(AT_ONCE_STREAM)
+        # a batch at once is waited for by itself: it goes out even where the channel is full
+        found = None if at_once is None else at_once.next_ticket()
+        if found is None and self._has_room():
+            found = self._queue.next_ticket()
+        return None if found is None else Task(*found)
+
+    def is_wanted(self, ticket: BatchTicket) -> bool:
+        """Return whether the epoch of a batch still goes on."""
+        stream = self.streams.get(ticket.stream)
+        return stream is not None and stream.generation == ticket.generation
+
+    def _has_room(self) -> bool:
+        """Return whether one more message of the largest size seen fits into the channel."""
+        if self.look_ahead is not None:
+            return True  # it decides which batches are filled; one that is only drawn takes no room
+        largest = self._channel.largest
+        if 0 < largest * _MANY_MESSAGES <= self._channel.size:
+            return True  # without a look at each stream: a server has one per compute process
+        under_way = sum(stream.waiting for stream in self.streams.values())
+        under_way += sum(self._recovery.under_way.loads)
+        if largest == 0:  # nothing is known of their size yet: one per worker
+            return under_way < self._recovery.pool.num_workers
+        return under_way == 0 or (under_way + 1) * largest <= self._channel.size

@@ -1,0 +1,170 @@
+"""What workers send, filed: batches to their consumers, errors to who waits, deaths to recovery."""
+
+import threading
+from typing import Any
+
+from gigl_loader.errors import GiglLoaderError, SamplingError
+from gigl_loader.memory import segments
+from gigl_loader.memory.slots import Written
+from gigl_loader.message import BatchTicket, Received
+from gigl_loader.ranks import suspect_ranks
+from gigl_loader.workers import messages
+from gigl_loader.workers.among_ranks import AmongRanks
+from gigl_loader.workers.dispatch import Dispatcher, MessageMemory
+from gigl_loader.workers.pool import Event
+from gigl_loader.workers.recovery import Recovery
+
+Failures = list[tuple[int, SamplingError]]
+"""(consumer, error) of each batch that failed."""
+
+
+class Inbox:
+    """Reads and files the messages of all workers of a producer.
+
+    Args:
+        recovery: The workers.
+        dispatcher: The consumers; given a turn after each message, as it may have made room.
+        ranks: What a worker that takes another's place is told.
+        channel: Where batches come to lie.
+        lock: The producer's, for all that has no lock of its own. Not held while messages are
+            waited for, so that others can take batches and start epochs meanwhile.
+    """
+
+    def __init__(
+        self, recovery: Recovery, dispatcher: Dispatcher, ranks: AmongRanks,
+        channel: MessageMemory, lock: threading.RLock,
+    ) -> None:  # fmt: skip
+        self._recovery, self._dispatcher, self._ranks = recovery, dispatcher, ranks
+        self._channel, self._lock = channel, lock
+        # One thread at a time reads and files, so that what a worker sent is filed before its
+        # death is. Taken before `lock`, never inside it.
+        self._pumping = threading.RLock()
+        self._unfiled: list[Event] = []
+        """Messages that `count_batches` has read, for the next `pump`."""
+        self._failed: Failures = []
+        """What was filed by a thread that does not wait for it."""
+        self._fatal: GiglLoaderError | None = None
+        """Why no worker can sample any more."""
+
+    def pump(self, timeout_s: float, failures: Failures | None = None) -> bool:
+        """File what workers sent; see `DistSamplingProducer.pump`."""
+        with self._pumping:
+            with self._lock:
+                self._recovery.replace_due()
+                events, self._unfiled = self._unfiled, []
+            events = events or self._recovery.pool.poll(self._recovery.next_step_in(timeout_s))
+            with self._lock:
+                failed, self._failed = self._failed, []
+                for event in events:  # all of them: the failure of one costs no other its batch
+                    self._file(event, failed)
+                self._dispatcher.dispatch()
+        if failures is not None:
+            failures += failed
+        elif failed:
+            raise failed[0][1]
+        self.raise_if_fatal()
+        return bool(events)
+
+    def attend(self) -> None:
+        """File what workers sent where one of them is lost; failures are kept for who waits."""
+        unfiled = any(event.message[0] == messages.DIED for event in self._unfiled)
+        if not (unfiled or self._recovery.is_pending or self._recovery.pool.has_news()):
+            return
+        failures: Failures = []
+        try:
+            self.pump(0.0, failures)
+        finally:
+            self.keep(failures)
+
+    def keep(self, failures: Failures) -> None:
+        """Keep failures of consumers that did not wait for them."""
+        with self._lock:
+            self._failed += failures
+
+    def raise_failed(self, stream: int) -> None:
+        """Raise what failed while somebody else filed it: the epoch is broken off, not over."""
+        for place, (number, error) in enumerate(self._failed):
+            if number == stream:
+                del self._failed[place]
+                raise error
+
+    def raise_if_fatal(self) -> None:
+        """Raise what ended the sampling, anew for each caller."""
+        if self._fatal is not None:
+            raise type(self._fatal)(*self._fatal.args)
+
+    def count_batches(self) -> int:
+        """Return how many batches workers have sent that are not filed; see `count_waiting`."""
+        with self._pumping:
+            self._unfiled += self._recovery.pool.poll(0.0)
+        return sum(event.message[0] == messages.BATCH for event in self._unfiled)
+
+    def close(self) -> None:
+        """Drop what was not filed, with its descriptors."""
+        unfiled, self._unfiled = self._unfiled, []
+        for event in unfiled:
+            segments.close_fds(list(event.fds))
+
+    def _file(self, event: Event, failed: Failures) -> None:
+        kind, *rest = event.message
+        self._recovery.note_progress()
+        if kind == messages.BATCH:
+            self._file_batch(event, *rest)
+        elif kind == messages.UNHEARD:
+            suspect_ranks(*rest)
+        elif kind == messages.ERROR:
+            self._file_error(event.worker, failed, *rest)
+        elif kind == messages.DRAWN:
+            self._count_drawn(*rest)
+        elif kind == messages.STALE:
+            self._recovery.under_way.done(event.worker, rest[0])
+        elif kind == messages.DIED:
+            self._lose(event.worker, *rest)
+        elif kind == messages.READY:
+            self._welcome(event.worker)
+        elif kind == messages.FAILED:
+            self._fatal = SamplingError(f"start of sampling worker {event.worker}", *rest)
+
+    def _file_batch(
+        self, event: Event, ticket: BatchTicket, position: int, slot: int, nbytes: int,
+        retired: tuple[int, ...], layout: Any, stats: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self._recovery.under_way.done(event.worker, ticket)
+        fd = event.fds[0] if event.fds else None
+        try:
+            message = self._channel.open(event.worker, Written(slot, nbytes, fd, retired, layout))
+        finally:
+            segments.close_fds(list(event.fds))
+        stream = self._dispatcher.streams.get(ticket.stream)
+        if stream is not None:
+            restarts = self._recovery.restarts.total
+            stats.update(worker=event.worker, nbytes=nbytes, restarts=restarts)
+            stream.arrived(ticket, position, Received(ticket, message, stats))
+
+    def _file_error(
+        self, worker: int, failed: Failures, ticket: BatchTicket, cause: str, text: str
+    ) -> None:
+        self._recovery.under_way.done(worker, ticket)
+        if not self._dispatcher.is_wanted(ticket):
+            return  # of an epoch that was broken off: nobody waits for it
+        self._dispatcher.streams[ticket.stream].cancel()
+        pid = self._recovery.pool.pids[worker]
+        where = f"sampling worker {worker} (pid {pid}), epoch {ticket.epoch}, batch {ticket.batch},"
+        failed.append((ticket.stream, SamplingError(where, cause, text)))
+
+    def _count_drawn(self, ticket: BatchTicket, asked: int, kept: int) -> None:
+        if self._dispatcher.look_ahead is not None:
+            self._dispatcher.look_ahead.count(ticket.generation, asked, kept)
+
+    def _lose(self, worker: int, pid: int, exitcode: int | None) -> None:
+        self._channel.forget(worker)
+        if self._dispatcher.look_ahead is not None:
+            self._dispatcher.look_ahead.give_up()
+        self._fatal = self._recovery.died(worker, pid, exitcode) or self._fatal
+
+    def _welcome(self, worker: int) -> None:
+        """Tell a worker that took another's place what that one knew."""
+        self._dispatcher.catch_up(worker)
+        assignments = self._ranks.assignments()
+        self._recovery.send(worker, *self._ranks.introduction(worker, assignments))
+        self._recovery.is_ready(worker)

@@ -1,0 +1,144 @@
+"""What one producer samples: the view that it reads, its plan, and the order of its seeds."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gigl_loader._glt import SamplingConfig
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE, DEFAULT_HOMOGENEOUS_NODE_TYPE
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError
+from gigl_loader.memory import tensors
+from gigl_loader.message import AT_ONCE_STREAM, SEED_TIME
+from gigl_loader.options import EpochOptions
+from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.workers.restarts import Task
+from gigl_loader.workers.schedule import num_batches
+from gigl_loader.workers.setup import SeedInput
+
+logger = logging.getLogger(__name__)
+
+
+def epoch_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
+    """Return the shuffle of an epoch: ``[num_seeds]`` int64, a function of ``(seed, epoch)``."""
+    generator = torch.Generator()
+    generator.manual_seed((seed * 0x9E3779B1 + epoch * 0x85EBCA77 + 1) % 2**63)
+    return torch.randperm(num_seeds, generator=generator)
+
+
+class SeedOrders:
+    """In which order the seeds of an epoch are sampled, and which of them are in a batch.
+
+    Args:
+        seed_input: The seeds, in the user's order.
+        config: Batch size, shuffle, whether an incomplete last batch is left out.
+        seed: Decides the shuffle.
+    """
+
+    def __init__(self, seed_input: SeedInput[Tensor], config: SamplingConfig, seed: int) -> None:
+        self._seeds, self._config, self._seed = seed_input.seeds, config, seed
+        self._latest: tuple[int, Tensor | None] = (-1, None)
+        """The epoch that was asked for last, and its order: consumers tend to be in one epoch."""
+        self.at_once: Tensor | None = None
+        """Positions of the seeds of the single batch that is sampled beside the epoch."""
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch over all seeds."""
+        config = self._config
+        return num_batches(self._seeds.shape[0], config.batch_size, config.drop_last)
+
+    def of(self, stream: int, epoch: int) -> Tensor | None:
+        """Return the order of an epoch as positions in the input, in shared memory; None: as given.
+
+        Args:
+            stream: The consumer; `AT_ONCE_STREAM` has the positions in ``at_once``.
+            epoch: Decides the shuffle, with the seed.
+        """
+        if stream == AT_ONCE_STREAM:
+            return self.at_once
+        if not self._config.shuffle:
+            return None
+        if self._latest[0] != epoch:
+            order = epoch_order(self._seeds.shape[0], self._seed, epoch)
+            self._latest = (epoch, tensors.share_tensor(order))
+        return self._latest[1]
+
+    def seeds_of(self, task: Task) -> list[int]:
+        """Return the ids of the seeds of one batch, for errors."""
+        epoch, batch = task.content
+        order = self.of(task.ticket.stream, epoch)
+        positions = torch.arange(self._seeds.shape[0]) if order is None else order
+        if task.ticket.stream != AT_ONCE_STREAM:
+            size = self._config.batch_size
+            positions = positions[batch * size : (batch + 1) * size]
+        seeds: list[int] = self._seeds[positions].tolist()
+        return seeds
+
+
+def seed_or_drawn(seed: int | None) -> int:
+    """Return ``seed``, or one drawn from torch's global generator, which is logged."""
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+        logger.info("no seed was given: using seed=%d", seed)
+    return seed
+
+
+def make_plan(
+    view: PartitionView, sampler_input: Any, config: SamplingConfig, options: EpochOptions
+) -> SamplingPlan:
+    """Return what the workers are to do for a GLT ``SamplingConfig``."""
+    check_seed_times(view, sampler_input, options.expansion.time_attr)
+    if config.with_weight and options.expansion.time_attr is not None:
+        raise ConfigError("with_weight and time_attr cannot be combined: leave one of them out")
+    fanouts = config.num_neighbors
+    if not isinstance(fanouts, dict):
+        fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
+    return SamplingPlan(
+        input_type=sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE,
+        fanouts={name: tuple(fanouts[name]) for name in sorted(fanouts)},
+        seed=options.seed,
+        with_edge=config.with_edge,
+        with_weight=config.with_weight,
+        replace=options.replace,
+        feature_store=options.feature_store,
+        collect_features=config.collect_features,
+        expansion=options.expansion,
+    )
+
+
+def view_of(data: Any, time_attr: str | None) -> PartitionView:
+    """Return what workers read of a dataset, with its edges by time where ``time_attr`` says so."""
+    if not hasattr(data, "view"):
+        from gigl_loader.dataset.local import DistDataset
+
+        data = DistDataset.wrap(data)
+    view: PartitionView = data.view() if time_attr is None else data.view_by_time(time_attr)
+    return view
+
+
+def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | None) -> None:
+    """Check that each seed of a timed loader has a time that can be compared.
+
+    Raises:
+        ConfigError: Seeds have no time, or one with a fraction where the graph's have none.
+    """
+    if time_attr is None:
+        return
+    node_type = sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE
+    given = (getattr(sampler_input, "extra", None) or {}).get(SEED_TIME)
+    if given is None:
+        if (node_type, time_attr) not in view.node_attributes:
+            raise ConfigError(
+                f"time_attr={time_attr!r} is no attribute of the seeds (nodes {node_type!r}): say "
+                "their times with input_time"
+            )
+        return
+    rows = [*view.node_attributes.items(), *view.edge_attributes.items()]
+    floats = [one.values.is_floating_point() for (_, name), one in rows if name == time_attr]
+    if given.is_floating_point() and not any(floats):
+        raise ConfigError(
+            f"the seeds' times are {given.dtype}, those of {time_attr!r} integers: give integers"
+        )

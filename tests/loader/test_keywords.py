@@ -1,0 +1,78 @@
+"""The keywords that loaders share are declared once, and shown by all of them."""
+
+import inspect
+from typing import get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+from gigl_loader import DistABLPLoader, DistLinkNeighborLoader, DistNeighborLoader
+from gigl_loader.errors import WrongTypeError
+from gigl_loader.loader.keywords import KEYWORDS, LoaderKeywords, SharedArguments
+from gigl_loader.loader.subgraph import DistSubGraphLoader
+from gigl_loader.testing import TinyGraph
+
+LOADERS = (DistNeighborLoader, DistABLPLoader, DistLinkNeighborLoader, DistSubGraphLoader)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_signature_shows_each_keyword_with_its_type_and_default(loader: type) -> None:
+    shown = inspect.signature(loader).parameters
+    assert not [name for name, one in shown.items() if one.kind is one.VAR_KEYWORD]
+    for name, declared in KEYWORDS.items():
+        assert shown[name].annotation == declared.annotation, name
+        if (loader, name) != (DistSubGraphLoader, "subgraph_type"):
+            assert shown[name].default == declared.default, name
+    assert inspect.signature(DistSubGraphLoader).parameters["subgraph_type"].default == "induced"
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_docstring_says_what_each_parameter_means(loader: type) -> None:
+    doc = inspect.getdoc(loader)
+    assert doc is not None
+    section = doc.split("\nArgs:\n", 1)[1].split("\n\nRaises:\n", 1)[0]
+    explained = [line.split(":")[0].strip() for line in section.splitlines() if line[4:5] != " "]
+    assert explained == list(inspect.signature(loader).parameters)
+
+
+def test_own_words_go_before_those_of_all_loaders() -> None:
+    def meaning(loader: type, name: str) -> str:
+        text = (loader.__doc__ or "").split(f"\n    {name}: ", 1)[1]
+        return " ".join(text.split("\n    ", 2)[0].split())
+
+    assert meaning(DistNeighborLoader, "batch_size") == "Seeds per batch."
+    assert meaning(DistABLPLoader, "batch_size") == "Anchors per batch."
+    assert meaning(DistABLPLoader, "drop_last") == meaning(DistNeighborLoader, "drop_last")
+    assert meaning(DistABLPLoader, "replace") == "Draw neighbours with replacement."
+
+
+def test_positional_arguments_are_the_same_in_all_loaders() -> None:
+    assert SharedArguments.__annotations__.keys().isdisjoint(LoaderKeywords.__annotations__)
+    for loader in LOADERS[:3]:
+        named = inspect.signature(loader).parameters
+        for name in SharedArguments.__annotations__:
+            assert named[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+            declared = KEYWORDS[name]
+            assert (named[name].annotation, named[name].default) == (
+                declared.annotation, declared.default,
+            )  # fmt: skip
+
+
+def test_defaults_are_of_their_types() -> None:
+    for name, declared in get_type_hints(LoaderKeywords, include_extras=True).items():
+        if not hasattr(declared, "__metadata__"):
+            continue  # of `ExpansionOptions`, whose defaults a type checker reads
+        kind, default = get_args(declared)
+        kinds = get_args(kind) if get_origin(kind) is not None else (kind,)
+        assert type(default) in kinds, name
+
+
+def test_an_unknown_keyword_is_refused_with_the_most_similar_one() -> None:
+    dataset = TinyGraph.random(8, 10).dataset()
+    match = r"DistNeighborLoader.*unexpected keyword argument 'shufle'; did you mean 'shuffle'\?"
+    with pytest.raises(WrongTypeError, match=match):
+        DistNeighborLoader(dataset, [2], torch.arange(3), shufle=True)
+    with pytest.raises(WrongTypeError, match=r"'input_tme'; did you mean 'input_time'\?"):
+        DistSubGraphLoader(dataset, torch.arange(3), [2], input_tme=None)
+    with pytest.raises(WrongTypeError, match=r"unexpected keyword argument 'qq'$"):
+        DistNeighborLoader(dataset, [2], torch.arange(3), qq=1)

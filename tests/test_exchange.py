@@ -1,0 +1,68 @@
+"""Where rows lie while ranks exchange them, by backend; what they exchange is compared elsewhere.
+
+No GPU is needed: a backend that notes what it is given stands in for NCCL, and torch's ``meta``
+device, which has no memory, for the GPU.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gigl_loader.exchange import RankExchange
+
+
+class _Backend:
+    """Notes the devices of what it is given."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.devices = name, list[str]()
+
+    def all_to_all_single(self, found: Any, given: Any, *sizes: Any, group: Any) -> None:
+        assert found.dtype == given.dtype == torch.uint8
+        self.devices += [given.device.type, found.device.type]
+
+    def all_reduce(self, values: Any, group: Any) -> None:
+        self.devices.append(values.device.type)
+
+
+def _exchange(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[RankExchange, _Backend]:
+    backend = _Backend(name)
+    for method in ("all_to_all_single", "all_reduce"):
+        monkeypatch.setattr(dist, method, getattr(backend, method))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(dist, "get_backend", lambda group: name)
+    exchange = RankExchange()
+    if exchange._device == "cuda":  # there is none
+        exchange._device = "meta"
+    return exchange, backend
+
+
+@pytest.mark.parametrize("name", ["nccl", "another"])
+def test_rows_go_from_device_to_device(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    exchange, backend = _exchange(monkeypatch, name)
+    rows = torch.empty((5, 3), device="meta", dtype=torch.bfloat16, requires_grad=True)
+    came = exchange.swap(rows, [2, 3], [4, 0])
+    assert came.device.type == "meta"
+    assert came.shape == (4, 3)
+    came.sum().backward()
+    assert rows.grad is not None
+    assert rows.grad.device.type == "meta"
+    assert exchange.total(rows).device.type == "meta"
+    assert set(backend.devices) == {"meta"}, "nothing went through the CPU"
+
+
+def test_gloo_reads_the_memory_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, backend = _exchange(monkeypatch, "gloo")
+    exchange.swap(torch.empty(5, 3), [2, 3], [4, 0])
+    assert backend.devices == ["cpu", "cpu"]
+
+
+def test_nccl_is_given_what_lies_on_the_cpu_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, backend = _exchange(monkeypatch, "nccl")
+    with pytest.raises(NotImplementedError):  # the stand-in has no values to bring back
+        exchange.swap(torch.empty(5, 3), [2, 3], [4, 0])
+    assert backend.devices == ["meta", "meta"]
