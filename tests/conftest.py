@@ -1,6 +1,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
@@ -57,6 +58,17 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
     for path in sorted(files, key=lambda path: path not in starts):
         min(hands, key=len).extend(files[path])  # a file stays together: its fixtures are shared
     items[:] = chain(*hands)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Import once for all processes that run tests: they are forked from one that has done so."""
+    from gigl_loader.testing._scripts import forked_pythons
+
+    until_the_end = ExitStack()
+    config.add_cleanup(until_the_end.close)
+    until_the_end.enter_context(forked_pythons("gigl_loader.testing._warm", "pytest"))
+    gc.freeze()  # pytest collects garbage at its end, several times
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

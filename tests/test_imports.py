@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,13 @@ ONLY_IMPORTERS = {
 }
 
 
-def _imports(source: str) -> Iterator[str]:
-    """Yield the dotted name of every module or member that ``source`` imports, anywhere in it."""
+@cache  # all files are asked for by several tests, and to parse them takes a second
+def _imports(source: str) -> frozenset[str]:
+    """Return the dotted name of every module or member that ``source`` imports, anywhere in it."""
+    return frozenset(_each_import(source))
+
+
+def _each_import(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

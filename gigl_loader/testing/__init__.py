@@ -11,24 +11,31 @@
 - `run_cluster`: a storage and a compute cluster for one function; `free_port`;
 - `MemoryNetwork`: the transport in one thread, with a `Clock` of its own;
 - `Footprint`: what processes leave behind; `open_files`: what their descriptors lead to.
+
+Names are imported when they are first used: who starts processes only needs none of torch.
 """
 
-from gigl_loader.testing._cluster import run_cluster
-from gigl_loader.testing._digest import batch_digest
-from gigl_loader.testing._fakes import InProcessPeers, as_worker_gets, sample_message
-from gigl_loader.testing._footprint import Footprint, open_files
-from gigl_loader.testing._graphs import TinyGraph
-from gigl_loader.testing._memory_network import Clock, MemoryNetwork
-from gigl_loader.testing._ports import free_port
-from gigl_loader.testing._processes import RankFailed, one_rank, run_ranks
-from gigl_loader.testing._reference import (
-    BatchError,
-    batch_tensors,
-    check_batch,
-    check_same_batches,
-)
-from gigl_loader.testing._scripts import run_python
-from gigl_loader.testing._waiting import wait_until
+from typing import TYPE_CHECKING
+
+from gigl_loader._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from gigl_loader.testing._cluster import run_cluster
+    from gigl_loader.testing._digest import batch_digest
+    from gigl_loader.testing._fakes import InProcessPeers, as_worker_gets, sample_message
+    from gigl_loader.testing._footprint import Footprint, open_files
+    from gigl_loader.testing._graphs import TinyGraph
+    from gigl_loader.testing._memory_network import Clock, MemoryNetwork
+    from gigl_loader.testing._ports import free_port
+    from gigl_loader.testing._processes import RankFailed, one_rank, run_ranks
+    from gigl_loader.testing._reference import (
+        BatchError,
+        batch_tensors,
+        check_batch,
+        check_same_batches,
+    )
+    from gigl_loader.testing._scripts import run_python
+    from gigl_loader.testing._waiting import wait_until
 
 __all__ = [
     "BatchError",
@@ -52,3 +59,23 @@ __all__ = [
     "sample_message",
     "wait_until",
 ]
+
+_NAMES = {
+    "_cluster": ("run_cluster",),
+    "_digest": ("batch_digest",),
+    "_fakes": ("InProcessPeers", "as_worker_gets", "sample_message"),
+    "_footprint": ("Footprint", "open_files"),
+    "_graphs": ("TinyGraph",),
+    "_memory_network": ("Clock", "MemoryNetwork"),
+    "_ports": ("free_port",),
+    "_processes": ("RankFailed", "one_rank", "run_ranks"),
+    "_reference": ("BatchError", "batch_tensors", "check_batch", "check_same_batches"),
+    "_scripts": ("run_python",),
+    "_waiting": ("wait_until",),
+}
+
+if not TYPE_CHECKING:  # a type checker that saw it would let every name pass
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {name: f"testing.{module}" for module, names in _NAMES.items() for name in names},
+    )

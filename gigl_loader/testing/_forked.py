@@ -10,13 +10,8 @@ from typing import Any
 from gigl_loader.testing import _zygote
 from gigl_loader.workers import pipe
 
-PRELOADED = (
-    "gigl_loader.remote.server",
-    "gigl_loader.remote.source",
-    "gigl_loader.loader.link",
-    "gigl_loader.testing",
-)
-"""What a process has imported when it starts. Importing it starts no thread."""
+PRELOADED = ("gigl_loader.testing._warm",)
+"""What a process has imported when it starts."""
 
 
 class ForkedProcess(ForkServerProcess):
@@ -41,12 +36,15 @@ class ForkedProcess(ForkServerProcess):
 def start_fork_server(*more: str) -> None:
     """Start the fork server where it does not run; return while it still imports.
 
+    Where this process has a zygote, that forks it: it has imported nearly all already.
+
     Args:
         more: Modules to import beside ``PRELOADED``.
     """
-    forkserver.set_forkserver_preload([*PRELOADED, *more])
-    forkserver.ensure_running()
     resource_tracker.ensure_running()  # which the first process would start, and leave behind
+    forkserver.set_forkserver_preload([*PRELOADED, *more])
+    with _zygote.fork_server():
+        forkserver.ensure_running()
 
 
 @contextlib.contextmanager
@@ -55,6 +53,9 @@ def fast_supervisors() -> Iterator[None]:
 
     See `gigl_loader.testing._zygote` for what differs from a start in a new interpreter.
     """
+    if _zygote.uses_zygote():  # this process was forked by one
+        yield
+        return
     ours, theirs = pipe.pair()
     process = ForkedProcess(target=_zygote.serve, args=(theirs,))
     process.start()

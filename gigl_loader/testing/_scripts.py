@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,14 @@ _FLAGS = ("-u",)
 
 def _fork_or_execute(popen: "subprocess.Popen[Any]", *how: Any) -> None:
     """Do as `subprocess.Popen` does where it starts a process whose streams are all set up."""
+    _start(popen, how, to_children=True)
+
+
+def _fork_this_one_or_execute(popen: "subprocess.Popen[Any]", *how: Any) -> None:
+    _start(popen, how, to_children=False)
+
+
+def _start(popen: "subprocess.Popen[Any]", how: tuple[Any, ...], to_children: bool) -> None:
     given = inspect.signature(_execute_child).bind(popen, *how).arguments
     words, zygote = _words_of(given), _zygote.current_zygote()
     if words is None or zygote is None:
@@ -86,7 +94,7 @@ def _fork_or_execute(popen: "subprocess.Popen[Any]", *how: Any) -> None:
     ]
     script = (
         "from gigl_loader.testing import _scripts; "
-        f"_scripts._be({words!r}, {bool(given['start_new_session'])})"
+        f"_scripts._be({words!r}, {bool(given['start_new_session'])}, {to_children})"
     )
     environment = os.environ if given["env"] is None else given["env"]
     popen.pid = zygote.fork(
@@ -121,12 +129,28 @@ class ForkedPython(subprocess.Popen[Any]):
     _execute_child = _fork_or_execute
 
 
-def _be(words: list[str], new_session: bool) -> None:
+@contextlib.contextmanager
+def forked_pythons(*modules: str) -> Iterator[None]:
+    """Fork what starts as ``[sys.executable, ...]`` from one process that has imported ``modules``.
+
+    For pytest-xdist, whose processes would each import torch. What they start in turn is not
+    forked, but for what says so: `ForkedProcess`, `ForkedPython`, `run_python`.
+    """
+    kind: Any = subprocess.Popen
+    with _zygote.new_zygote(*modules) as zygote, _zygote.use_zygote(zygote):
+        kind._execute_child = _fork_this_one_or_execute
+        try:
+            yield
+        finally:
+            kind._execute_child = _execute_child
+
+
+def _be(words: list[str], new_session: bool, to_children: bool) -> None:
     """Be the interpreter that is told ``words``: the streams, folder and environment are set."""
     if new_session:
         os.setsid()
     _zygote.fork_zygote()
-    raise SystemExit(_interpret_to_the_end(words))
+    raise SystemExit(_interpret_to_the_end(words, to_children))
 
 
 class _Running:
@@ -194,13 +218,14 @@ def _run(words: list[str], place: Path, variables: dict[str, str], folder: Path)
     raise SystemExit(_interpret_to_the_end(words))
 
 
-def _interpret_to_the_end(words: list[str]) -> int:
+def _interpret_to_the_end(words: list[str], to_children: bool = True) -> int:
     """Do what the interpreter does between its start and its end; return the exit code."""
     sys.stdin, sys.stdout, sys.stderr = (
         open(number, mode, buffering=1, closefd=False)  # noqa: SIM115 - until the end of the process
         for number, mode in enumerate(("r", "w", "w"))
     )
-    subprocess.Popen._execute_child = _fork_or_execute  # type: ignore[attr-defined]
+    if to_children:
+        subprocess.Popen._execute_child = _fork_or_execute  # type: ignore[attr-defined]
     _use_threads(os.environ.get("OMP_NUM_THREADS"))
     code = _call(words)
     threading._shutdown()  # type: ignore[attr-defined]
@@ -212,9 +237,8 @@ def _interpret_to_the_end(words: list[str]) -> int:
 
 def _use_threads(count: str | None) -> None:
     """Do what OpenMP does with the variable where torch is imported."""
-    import torch
-
-    if count is not None:
+    torch = sys.modules.get("torch")
+    if count is not None and torch is not None:
         torch.set_num_threads(int(count))
 
 

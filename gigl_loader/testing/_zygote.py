@@ -14,6 +14,7 @@ streams and descriptors are those of the trainer, and the trainer is its parent:
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import os
 import signal
@@ -23,21 +24,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import util
 from typing import Any
 
 from gigl_loader.errors import ProtocolError
-from gigl_loader.sampler import _kernels
-from gigl_loader.workers import pipe, pool, supervisor
+from gigl_loader.workers import pipe, pool
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _TIMEOUT_S = 60.0
+_IMPORT_TIMEOUT_S = 300.0  # where all others of this machine import, too
 _STREAMS = 3
 NAME = "gigl-zygote"
 """What a zygote is called in ``/proc/<pid>/comm``."""
 
 _libc = ctypes.CDLL(None)
-_kernels.load()
-sys.modules[supervisor.__name__]  # imported for what it imports
 
 
 class _Adopted(subprocess.Popen[bytes]):
@@ -106,6 +106,25 @@ def use_zygote(zygote: Zygote | None) -> Iterator[None]:
         pool.start_supervisor = before
 
 
+@contextlib.contextmanager
+def new_zygote(*modules: str) -> Iterator[Zygote]:
+    """Start a zygote in a new interpreter, which imports ``modules`` first; it ends with the block.
+
+    Nothing of it is imported here, and what it forks has nothing of this process in its memory.
+    """
+    ours, theirs = pipe.pair()
+    script = f"import socket, sys; sys.path[:] = {sys.path!r}\n"
+    script += f"import {', '.join([*modules, __name__])}\n"
+    script += f"{__name__}.serve(socket.socket(fileno=int(sys.argv[1]))); {__name__}.os._exit(0)"
+    fd = theirs.fileno()
+    with subprocess.Popen([sys.executable, "-c", script, str(fd)], pass_fds=[fd]):
+        theirs.close()
+        zygote = Zygote(ours)
+        ours.settimeout(_IMPORT_TIMEOUT_S)
+        with ours:
+            yield zygote
+
+
 def uses_zygote() -> bool:
     """Whether worker pools of this process start by a zygote."""
     return pool.start_supervisor is not pool.in_new_interpreter
@@ -115,6 +134,40 @@ def current_zygote() -> Zygote | None:
     """Return the zygote by which worker pools of this process start."""
     zygote = getattr(pool.start_supervisor, "__self__", None)
     return zygote if isinstance(zygote, Zygote) else None
+
+
+@contextlib.contextmanager
+def fork_server() -> Iterator[None]:
+    """Let a fork server of multiprocessing, where one starts, be forked by this one's zygote."""
+    zygote = current_zygote()
+    if zygote is None:
+        yield
+        return
+
+    def spawn(path: Any, args: Sequence[Any], fds: Sequence[int]) -> int:
+        at = args.index("-c")
+        script = f"from {__name__} import _renumber\n_renumber({list(fds)}, {args[at + 2 :]!r})\n"
+        streams_and_fds = [0, 1, 2, *fds]
+        return zygote.fork(script + args[at + 1], streams_and_fds, dict(os.environ), os.getcwd())
+
+    before, util.spawnv_passfds = util.spawnv_passfds, spawn
+    try:
+        yield
+    finally:
+        util.spawnv_passfds = before
+
+
+def _renumber(numbers: list[int], arguments: list[str]) -> None:
+    """Give the descriptors of ``sys.argv`` the numbers that they have where they come from."""
+    above = max(numbers) + 1
+    given = [int(word) for word in sys.argv[1:]]
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in given]
+    for fd in given:
+        os.close(fd)
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    sys.argv = ["-c", *arguments]
 
 
 def fork_zygote() -> None:

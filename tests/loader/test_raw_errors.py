@@ -3,8 +3,6 @@
 Each in a process of its own: limits and ``__main__`` belong to a process.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -93,5 +91,4 @@ if __name__ == "__main__":
         print(len(list(loader)))
 """
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == "20\n", done.stderr
+    assert _run("", str(script)) == "20\n"

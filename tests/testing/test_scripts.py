@@ -2,11 +2,13 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gigl_loader.testing import Footprint, run_python
+from gigl_loader.testing._scripts import forked_pythons
 
 pytestmark = pytest.mark.multiprocess
 
@@ -76,6 +78,19 @@ def test_what_a_script_starts_is_a_child_of_its_own(tmp_path: Path) -> None:
     )
     done = run_python("-c", CHILD, tells, str(tmp_path))
     assert (done.stdout, done.returncode) == ("", 0), done.stderr
+
+
+def test_pythons_are_forked_from_one_that_has_imported() -> None:
+    """As the processes of pytest-xdist are; what they start themselves is not."""
+    tells = (
+        "import subprocess, sys; print('colorsys' in sys.modules, 'torch' in sys.modules); "
+        "sys.argv[1:] and subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    )
+    with forked_pythons("colorsys"):
+        done = subprocess.run(
+            [sys.executable, "-u", "-c", tells, tells], capture_output=True, text=True
+        )
+    assert (done.stdout, done.stderr) == ("True False\nFalse False\n", "")
 
 
 def test_ranks_have_the_environment_of_torchrun() -> None:
