@@ -150,7 +150,7 @@ def fork_server() -> Iterator[None]:
         streams_and_fds = [0, 1, 2, *fds]
         return zygote.fork(script + args[at + 1], streams_and_fds, dict(os.environ), os.getcwd())
 
-    before, util.spawnv_passfds = util.spawnv_passfds, spawn
+    before, util.spawnv_passfds = util.spawnv_passfds, spawn  # type: ignore[assignment]
     try:
         yield
     finally:
