@@ -12,7 +12,8 @@ pytestmark = pytest.mark.multiprocess
 
 def test_the_notebook_trains(tmp_path: Path) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
-    sockets = Config(KernelManager={"transport": "ipc"})  # a port may be taken meanwhile
+    # a port may be taken meanwhile; a whole path, as the kernel runs in another folder
+    sockets = Config(KernelManager={"transport": "ipc", "ip": str(tmp_path / "kernel")})
     NotebookClient(
         notebook, config=sockets, timeout=400, startup_timeout=400,
         resources={"metadata": {"path": str(tmp_path)}},
