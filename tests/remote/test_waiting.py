@@ -86,7 +86,7 @@ def test_a_server_that_waits_for_others(caplog):
         assert re.fullmatch(
             rf"compute process 1 has waited \d+ s for {waited}; it gives up after 1 s", lines[0]
         )
-        assert len(lines) <= 5
+        assert len(lines) <= 10, "one for each pause, not for each look"
 
 
 def test_a_server_that_accepts_and_says_nothing():
@@ -109,7 +109,7 @@ def test_another_service_says_what_it_answered():
     with socket.create_server((HOST, 0)) as sock:
         thread = threading.Thread(target=serve, args=(sock,))
         thread.start()
-        with pytest.raises(JoinRefusedError, match=r"another service .*HTTP/1"):
+        with pytest.raises(JoinRefusedError, match=r"another service, .*HTTP/1"):
             _join(sock.getsockname()[1], 20.0)
         thread.join()
 

@@ -31,7 +31,7 @@ class FakeWorker(Worker):
         self._plugins = pickle.loads(setup.plugins)
         self._slots = SlotWriter()
         self._generations = {}
-        self._num_asked, self._asking = 0, None
+        self._num_asked, self._asking, self._rows_apart = 0, None, False
         self.tasks: deque[Any] = deque()
         self.sent: deque[tuple[Any, list[int]]] = deque()
         self.sampler = load_sampler(self._setup, self._plugins, None)
