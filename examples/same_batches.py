@@ -28,7 +28,7 @@ from gigl_loader import (
     RemoteDistDataset,
     replay,
 )
-from gigl_loader.testing import batch_digest, run_cluster, run_ranks
+from gigl_loader.testing import batch_digest, run_cluster, run_ranks, worker_pid
 
 NODES, DEGREE, EPOCHS = 200, 7, 3
 LOADERS = ("DistNeighborLoader", "DistABLPLoader")
@@ -108,7 +108,7 @@ def with_killed_workers(folder: Path) -> None:
                 for number, batch in enumerate(loader):
                     found[epoch, number] = batch_digest(batch)
                     if number == 1:
-                        os.kill(loader._mp_producer.pids[epoch % 2], signal.SIGKILL)
+                        os.kill(worker_pid(loader, epoch % 2), signal.SIGKILL)
         write(folder, name, found)
 
 

@@ -422,7 +422,7 @@ class SharedProducer:
                 "consumers": [
                     str(one) for n, one in enumerate(self._clients) if n not in self._released
                 ],
-                "worker_pids": self.producer.pids,
+                "worker_pids": [pid for pid in self.producer.pids if pid is not None],
                 "queued_batches": self.producer.queue_depth,
                 "queued_bytes": self._memory.leased_bytes,
                 "failed": None if self._fatal is None else str(self._fatal),

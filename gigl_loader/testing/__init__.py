@@ -10,7 +10,8 @@
 - `run_python`: a script in a process of its own that has imported torch already;
 - `run_cluster`: a storage and a compute cluster for one function; `free_port`;
 - `MemoryNetwork`: the transport in one thread, with a `Clock` of its own;
-- `Footprint`: what processes leave behind; `open_files`: what their descriptors lead to.
+- `Footprint`: what processes leave behind; `open_files`: what their descriptors lead to;
+- `worker_pid`: whom to kill.
 
 Names are imported when they are first used: who starts processes only needs none of torch.
 """
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     )
     from gigl_loader.testing._scripts import run_python
     from gigl_loader.testing._waiting import wait_until
+    from gigl_loader.testing._workers import worker_pid
 
 __all__ = [
     "BatchError",
@@ -58,6 +60,7 @@ __all__ = [
     "run_ranks",
     "sample_message",
     "wait_until",
+    "worker_pid",
 ]
 
 _NAMES = {
@@ -72,6 +75,7 @@ _NAMES = {
     "_reference": ("BatchError", "batch_tensors", "check_batch", "check_same_batches"),
     "_scripts": ("run_python",),
     "_waiting": ("wait_until",),
+    "_workers": ("worker_pid",),
 }
 
 if not TYPE_CHECKING:  # a type checker that saw it would let every name pass

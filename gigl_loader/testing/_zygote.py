@@ -81,7 +81,7 @@ class Zygote:
             folder: Where it runs.
 
         Raises:
-            ProtocolError: The zygote is gone.
+            ProtocolError: The zygote, or the child, is gone.
         """
         with self._lock:
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -92,6 +92,8 @@ class Zygote:
                 _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
         if answer is None:
             raise ProtocolError(f"the zygote of process {os.getpid()} is gone")
+        if not answer[0]:  # 0 is no child: whoever ends it would end this process's own group
+            raise ProtocolError("what the zygote had forked ended before it told its pid")
         return int(answer[0])
 
 

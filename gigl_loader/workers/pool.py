@@ -50,7 +50,8 @@ start_supervisor = in_new_interpreter
 class _Worker:
     number: int
     sock: pipe.Socket
-    pid: int = -1
+    pid: int | None = None
+    """None until its supervisor has started it. Never -1: to kill that is to kill all processes."""
     ready: bool = False
     address: tuple[str, int] | None = None
     exitcode: int | None = None
@@ -197,8 +198,8 @@ class WorkerPool:
         return [worker.address for worker in self._workers]
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers."""
+    def pids(self) -> list[int | None]:
+        """Process id of each worker; None: it is being started, or replaced."""
         return [worker.pid for worker in self._workers]
 
     # -- talk -----------------------------------------------------------------------------------
@@ -238,7 +239,11 @@ class WorkerPool:
             for worker in self._workers:
                 if not worker.told and self._has_ended(worker):
                     worker.told = True
-                    died = (messages.DIED, worker.pid, worker.exitcode)
+                    died = (
+                        messages.DIED,
+                        -1 if worker.pid is None else worker.pid,
+                        worker.exitcode,
+                    )
                     self._events.append(Event(worker.number, died, ()))
             events = list(self._events)
             self._events.clear()
@@ -300,14 +305,15 @@ class WorkerPool:
 
     def is_stopped(self, number: int) -> bool:
         """Return whether the system says that a worker is stopped by a signal."""
-        stat = read_stat(self._workers[number].pid)
+        pid = self._workers[number].pid
+        stat = None if pid is None else read_stat(pid)
         return stat is not None and stat[0] == "T"
 
     def describe(self, numbers: list[int]) -> str:
         """Say who workers are and what the system says they are doing."""
 
-        def state(pid: int) -> str:
-            return "not started yet" if pid < 0 else f"pid {pid}, {process_state(pid)}"
+        def state(pid: int | None) -> str:
+            return "not started yet" if pid is None else f"pid {pid}, {process_state(pid)}"
 
         return ", ".join(f"worker {n} ({state(self._workers[n].pid)})" for n in numbers)
 

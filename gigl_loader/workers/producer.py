@@ -456,8 +456,8 @@ class DistSamplingProducer:
         return self._recovery.restarts.total
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers."""
+    def pids(self) -> list[int | None]:
+        """Process id of each worker; None: it is being started, or replaced."""
         return self._pool.pids
 
     # -- stop -----------------------------------------------------------------------------------

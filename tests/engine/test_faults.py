@@ -29,7 +29,7 @@ from gigl_loader import (
     SamplingError,
     WorkerDiedError,
 )
-from gigl_loader.testing import Footprint, TinyGraph, one_rank, wait_until
+from gigl_loader.testing import Footprint, TinyGraph, one_rank, wait_until, worker_pid
 from gigl_loader.testing._forked import ForkedProcess
 from gigl_loader.workers.pool import process_state
 
@@ -95,7 +95,7 @@ def test_a_killed_worker(in_order: bool) -> None:
         iterator = iter(loader)
         next(iterator)
         seen.look(os.getpid())
-        pid = loader._mp_producer.pids[1]
+        pid = worker_pid(loader, 1)
         _kill(pid)
         taken = []
         with (
@@ -121,7 +121,7 @@ def test_a_stopped_worker() -> None:
         iterator = iter(loader)
         next(iterator)
         seen.look(os.getpid())
-        pid = loader._mp_producer.pids[0]
+        pid = worker_pid(loader)
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: is_stopped(pid), "the worker is stopped")
         pass_the_timeout(loader, lambda: is_stopped(pid))

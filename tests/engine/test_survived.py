@@ -21,7 +21,14 @@ from gigl_loader import (
     PeerTimeoutError,
     WorkerDiedError,
 )
-from gigl_loader.testing import Footprint, TinyGraph, batch_tensors, one_rank, wait_until
+from gigl_loader.testing import (
+    Footprint,
+    TinyGraph,
+    batch_tensors,
+    one_rank,
+    wait_until,
+    worker_pid,
+)
 from gigl_loader.workers.pool import process_state
 
 pytestmark = pytest.mark.multiprocess
@@ -82,7 +89,7 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
         if (epoch, batch) not in kills and batch != 90:
             return
         seen.look(os.getpid())
-        alive = [pid for pid in producer.pids if process_state(pid) not in ENDED]
+        alive = [pid for pid in producer.pids if pid and process_state(pid) not in ENDED]
         if (epoch, batch) in kills and not alive:
             kills.add((epoch, batch + 1))  # both are being replaced
         elif (epoch, batch) in kills:
@@ -108,7 +115,7 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
 def test_a_worker_that_is_stopped_is_replaced(undisturbed: str, caplog) -> None:
     def disturb(epoch: int, batch: int) -> None:
         if (epoch, batch) == (1, 7):
-            stopped.append(loader._mp_producer.pids[0])
+            stopped.append(worker_pid(loader))
             _end(stopped[0], signal.SIGSTOP)
             pass_the_timeout(loader, lambda: is_stopped(stopped[0]))
 

@@ -38,6 +38,7 @@ from gigl_loader.testing import (
     check_same_batches,
     open_files,
     wait_until,
+    worker_pid,
 )
 from gigl_loader.testing._processes import meet_in_store
 from gigl_loader.transport import Security
@@ -305,7 +306,7 @@ def a_partition_in_the_same_memory_outlives_its_workers(rank: int, size: int) ->
         assert len(list(loader)) == len(loader)
         dist.barrier()
         if rank == 1:
-            os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
+            os.kill(worker_pid(loader), signal.SIGKILL)
         dist.barrier()
         if rank == 0:
             for batch in loader:
@@ -378,7 +379,7 @@ def a_peer_worker_dies(rank: int, size: int, folder: Path) -> None:
         _note_processes(folder, rank)
         dist.barrier()
         if rank == 1:
-            pid = loader._mp_producer.pids[0]
+            pid = worker_pid(loader)
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(WorkerDiedError, match=f"pid {pid}"):
                 list(iterator)
@@ -405,13 +406,14 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
         found = [batch_tensors(next(iterator)) for _ in range(10)]
         dist.barrier()
         if rank == 1:
-            os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
+            killed = worker_pid(loader)
+            os.kill(killed, signal.SIGKILL)
         else:
             found += [batch_tensors(next(iterator)) for _ in range(60)]
-            os.kill(loader._mp_producer.pids[0], signal.SIGKILL)
+            os.kill(worker_pid(loader), signal.SIGKILL)
         dist.barrier()  # rank 1 has not asked for a batch since its worker died
         if rank == 1:
-            os.kill(loader._mp_producer.pids[0], signal.SIGSTOP)
+            os.kill(worker_pid(loader, former=killed), signal.SIGSTOP)
         else:
             found += [batch_tensors(next(iterator)) for _ in range(50)]
         dist.barrier()  # nor here
@@ -425,7 +427,7 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
         for number, batch in enumerate(itertools.islice(loader, 120)):
             found.append(batch_tensors(batch))
             if number in (20, 60):  # one of the two, then the other
-                os.kill(loader._mp_producer.pids[number == 60], signal.SIGKILL)
+                os.kill(worker_pid(loader, number // 60), signal.SIGKILL)
         assert loader.stats()["restarts"] == 2
         _check_same_tensors(found, expected[:120])
         loader.set_epoch(1)
@@ -449,7 +451,7 @@ def a_peer_worker_is_stopped(rank: int, size: int) -> None:
         if rank == 1:
             own = loader._mp_producer
             own.epoch_options = dataclasses.replace(own.epoch_options, timeout_s=6.0)
-            pid = loader._mp_producer.pids[0]
+            pid = worker_pid(loader)
             os.kill(pid, signal.SIGSTOP)
             wait_until(lambda: process_state(pid).startswith("stopped"), "the worker is stopped")
             with pytest.raises(PeerTimeoutError, match=f"pid {pid}, stopped by a signal"):

@@ -98,7 +98,8 @@ def test_a_supervisor_that_does_not_end_is_killed_and_stopping_never_raises(ends
 
 def test_a_worker_that_was_not_heard_of_is_not_called_gone(ends) -> None:
     pool, *_ = ends
-    pool._workers[0].pid, pool._workers[1].pid = -1, os.getpid()
+    pool._workers[0].pid, pool._workers[1].pid = _Worker(0, pool._control).pid, os.getpid()
+    assert pool.pids == [None, os.getpid()], "no number that a signal could be sent to"
     assert pool.describe([0, 1]) == (
         f"worker 0 (not started yet), worker 1 (pid {os.getpid()}, running)"
     )
