@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset._build import make_book, owned_ids
 from gigl_loader.dataset._checks import (
@@ -41,6 +40,9 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.dataset.view import Book, Rows
 from gigl_loader.errors import ConfigError, WrongTypeError
+
+if TYPE_CHECKING:  # storage servers import this module and read no PyG graph
+    from torch_geometric.data import Data, HeteroData
 
 _OF_NODES = ("feat", "pos", "node_type", "n_id", "batch")
 """Further attributes that PyG takes the number of nodes from."""
@@ -81,6 +83,8 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> Source:
     Raises:
         ConfigError: Something in ``data`` cannot be a graph: the message names the attribute.
     """
+    from torch_geometric.data import Data, HeteroData
+
     if isinstance(data, HeteroData):
         source = _read_hetero(data)
     elif isinstance(data, Data):
@@ -100,7 +104,7 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> Source:
     return source
 
 
-def _read_homogeneous(data: Data) -> Source:
+def _read_homogeneous(data: "Data") -> Source:
     store = data.stores[0]
     node_type, edge_type = DEFAULT_HOMOGENEOUS_NODE_TYPE, DEFAULT_HOMOGENEOUS_EDGE_TYPE
     if store.get("edge_index") is None:
@@ -120,7 +124,7 @@ def _read_homogeneous(data: Data) -> Source:
     return source
 
 
-def _read_hetero(data: HeteroData) -> Source:
+def _read_hetero(data: "HeteroData") -> Source:
     source = Source(True, {})
     for node_type in data.node_types:
         where = f"data[{node_type!r}]"
