@@ -1,11 +1,11 @@
 """Which processes sample for a loader, for tests that kill them."""
 
-from typing import Any
-
+from gigl_loader.errors import UsageError
+from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.testing._waiting import wait_until
 
 
-def worker_pid(loader: Any, number: int = 0, *, former: int | None = None) -> int:
+def worker_pid(loader: BaseDistLoader, number: int = 0, *, former: int | None = None) -> int:
     """Return the process id of a sampling worker, once it has one.
 
     Args:
@@ -15,12 +15,15 @@ def worker_pid(loader: Any, number: int = 0, *, former: int | None = None) -> in
 
     Raises:
         AssertionError: It was not started in time.
+        UsageError: The loader has no such workers.
     """
-    found: list[int] = []
+    producer, found = getattr(loader, "_mp_producer", None), list[int]()
+    if not hasattr(producer, "pids"):
+        raise UsageError("this loader has no sampling workers of its own")
 
     def started() -> bool:
-        pid = loader._mp_producer.pids[number]
-        if pid not in (None, former):
+        pid = producer.pids[number]
+        if pid is not None and pid != former:
             found.append(pid)
         return bool(found)
 
