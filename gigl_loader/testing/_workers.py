@@ -1,5 +1,7 @@
 """Which processes sample for a loader, for tests that kill them."""
 
+from typing import Any
+
 from gigl_loader.errors import UsageError
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.testing._waiting import wait_until
@@ -17,7 +19,8 @@ def worker_pid(loader: BaseDistLoader, number: int = 0, *, former: int | None = 
         AssertionError: It was not started in time.
         UsageError: The loader has no such workers.
     """
-    producer, found = getattr(loader, "_mp_producer", None), list[int]()
+    producer: Any = getattr(loader, "_mp_producer", None)
+    found: list[int] = []
     if not hasattr(producer, "pids"):
         raise UsageError("this loader has no sampling workers of its own")
 
