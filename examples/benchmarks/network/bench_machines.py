@@ -12,6 +12,7 @@ Needs root, `ip` and `tc`::
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _lines import HEADINGS, line_of, medians
 from _machines import LINK, Machine, machines, received_bytes
 from _watch import Watch, all_cpu_s
 
@@ -32,11 +34,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cache"))
 FANOUTS, DEGREE = [15, 10], 20
 PORT = 29_411
 LIMIT_S = 1800.0
-HEADINGS = (
-    "graph", "rows as", "machines", "deployment", "link", "cache", "seeds/s per rank",
-    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "CPU us per seed: servers",
-    "ranks", "busiest link", "GB of memory", "cores for other work",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -289,27 +286,6 @@ def _summary(case: Case, found: list[dict[str, Any]], watch: Watch) -> dict[str,
     }  # fmt: skip
 
 
-def line_of(found: dict[str, Any]) -> str:
-    """Return the row of the table."""
-    cells = (
-        found["graph"], found["dtype"], found["parts"], found["deployment"], found["rate"],
-        found["cache"], f"{found['seeds_per_s']:,.0f}", f"{found['rows_per_seed']:,.0f}",
-        f"{found['structure_per_seed']:,.0f}",
-        "-" if found["hit_rate"] is None else f"{found['hit_rate']:.0%}",
-        f"{found['cpu_s_per_gb']:.2f}", *_cpu_us_per_seed(found), f"{found['busiest_link']:.0%}",
-        f"{max(found['memory']) / 1e9:.2f}", f"{found['others']:.1f}",
-    )  # fmt: skip
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def _cpu_us_per_seed(found: dict[str, Any]) -> tuple[str, str]:
-    """Return CPU microseconds of all servers, and of all ranks, for one seed."""
-    num_servers = found["parts"] if found["deployment"] == "graph store" else 0
-    seeds = found["seeds_per_s"] * found["parts"] * found["seconds"]
-    servers, ranks = sum(found["cpu_s"][:num_servers]), sum(found["cpu_s"][num_servers:])
-    return (f"{1e6 * servers / seeds:,.0f}" if num_servers else "-"), f"{1e6 * ranks / seeds:,.0f}"
-
-
 def main() -> None:
     """Print the table, and write it where ``--out`` says."""
     args = _arguments()
@@ -328,9 +304,11 @@ def main() -> None:
         "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|",
     ]  # fmt: skip
     print("\n".join(lines), flush=True)
+    every = []
     with tempfile.TemporaryDirectory() as folder:
         for case in _cases(args, args.keep or Path(folder)):
             found = measure(case)
+            every.append(found)
             lines.append(line_of(found))
             print(lines[-1], flush=True)
             if args.out is not None:
@@ -338,6 +316,8 @@ def main() -> None:
             if args.records is not None:
                 with args.records.open("a") as records:
                     records.write(json.dumps(found) + "\n")
+    if args.rounds > 1:
+        print("\n".join(medians(every)))
 
 
 def _arguments() -> argparse.Namespace:
@@ -348,6 +328,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--deployments", nargs="+", default=["colocated", "graph store"])
     parser.add_argument("--rates", nargs="+", default=["1gbit", "2.5gbit", "10gbit"])
     parser.add_argument("--caches", nargs="+", default=["none", "20%", "40%"])
+    parser.add_argument("--caches-of-others", nargs="+", help="of rows other than float32")
     parser.add_argument("--nodes", type=int, default=1_000_000, help="made a power of two")
     parser.add_argument("--width", type=int, default=100, help="columns of the features")
     parser.add_argument("--batch-size", type=int, default=1024)
@@ -364,21 +345,18 @@ def _arguments() -> argparse.Namespace:
 
 
 def _cases(args: argparse.Namespace, folder: Path) -> Any:
-    """Give the cases, each graph written before its first one; those of a round alternate."""
-    for graph in args.graphs:
-        for dtype in args.dtypes:
-            for parts in args.parts:
-                root = folder / f"{graph} {dtype} {parts} of {args.width}"
-                write_graph(graph, dtype, parts, args.nodes, root, args.width)
-                for _ in range(args.rounds):
-                    for deployment in args.deployments:
-                        for rate in args.rates:
-                            for cache in args.caches:
-                                yield Case(
-                                    graph, dtype, parts, deployment, rate, cache, str(root),
-                                    args.batch_size, args.warmup, args.batches, args.tail,
-                                    args.width,
-                                )  # fmt: skip
+    """Give the cases, round by round; each graph is written before its first one."""
+    for _ in range(args.rounds):
+        for graph, dtype, parts in itertools.product(args.graphs, args.dtypes, args.parts):
+            root = folder / f"{graph} {dtype} {parts} of {args.width}"
+            write_graph(graph, dtype, parts, args.nodes, root, args.width)
+            ways = itertools.product(args.deployments, args.rates, args.caches)
+            for deployment, rate, cache in ways:
+                if dtype == "float32" or cache in (args.caches_of_others or args.caches):
+                    yield Case(
+                        graph, dtype, parts, deployment, rate, cache, str(root),
+                        args.batch_size, args.warmup, args.batches, args.tail, args.width,
+                    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""The lines of the table of `bench_machines`, and the medians of its rounds.
+
+As a script: the medians of what ``--records`` wrote, however many runs wrote it::
+
+    python examples/benchmarks/network/_lines.py RECORDS...
+"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HEADINGS = (
+    "graph", "rows as", "machines", "deployment", "link", "cache", "seeds/s per rank",
+    "bytes per seed: rows", "structure", "hit rate", "CPU s per GB", "CPU us per seed: servers",
+    "ranks", "busiest link", "GB of memory", "cores for other work",
+)  # fmt: skip
+_SAME = ("graph", "dtype", "parts", "deployment", "rate", "cache")
+
+
+def line_of(found: dict[str, Any]) -> str:
+    """Return the row of the table."""
+    cells = (
+        found["graph"], found["dtype"], found["parts"], found["deployment"], found["rate"],
+        found["cache"], f"{found['seeds_per_s']:,.0f}", f"{found['rows_per_seed']:,.0f}",
+        f"{found['structure_per_seed']:,.0f}",
+        "-" if found["hit_rate"] is None else f"{found['hit_rate']:.0%}",
+        f"{found['cpu_s_per_gb']:.2f}", *_cpu_us_per_seed(found), f"{found['busiest_link']:.0%}",
+        f"{max(found['memory']) / 1e9:.2f}", f"{found['others']:.1f}",
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _cpu_us_per_seed(found: dict[str, Any]) -> tuple[str, str]:
+    """Return CPU microseconds of all servers, and of all ranks, for one seed."""
+    num_servers = found["parts"] if found["deployment"] == "graph store" else 0
+    seeds = found["seeds_per_s"] * found["parts"] * found["seconds"]
+    servers, ranks = sum(found["cpu_s"][:num_servers]), sum(found["cpu_s"][num_servers:])
+    return (f"{1e6 * servers / seeds:,.0f}" if num_servers else "-"), f"{1e6 * ranks / seeds:,.0f}"
+
+
+def medians(every: list[dict[str, Any]]) -> list[str]:
+    """Return a table of medians, with the least and the most, of the runs of each case."""
+    headings = (*HEADINGS[:6], "rounds", "seeds/s per rank", "bytes per seed", "busiest link",
+                "cores for other work")  # fmt: skip
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    cases: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for one in every:
+        cases.setdefault(tuple(one[name] for name in _SAME), []).append(one)
+    for case, runs in cases.items():
+        sent = [one["rows_per_seed"] + one["structure_per_seed"] for one in runs]
+        cells = (
+            *case, len(runs), _spread([one["seeds_per_s"] for one in runs], ",.0f"),
+            f"{median(sent):,.0f}", _spread([one["busiest_link"] for one in runs], ".0%"),
+            _spread([one["others"] for one in runs], ".1f"),
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def _spread(values: list[float], style: str) -> str:
+    return f"{median(values):{style}} ({min(values):{style}} to {max(values):{style}})"
+
+
+if __name__ == "__main__":
+    texts = [Path(name).read_text().splitlines() for name in sys.argv[1:]]
+    print("\n".join(medians([json.loads(line) for text in texts for line in text])))
