@@ -14,7 +14,6 @@ import contextlib
 import multiprocessing
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.errors import PeerError
+from gigl_loader.workers.pool import read_stat
 
 RANKS = 2
 _WARM_UP, _COUNTED, _AFTER = 8, 80, 6
@@ -117,9 +117,7 @@ def _processes(kinds: Sequence[Kind], num_servers: int, folder: str) -> "Iterato
             one.process.join(_WAIT_S)
     finally:
         for one in started:
-            one.pipe.close()
-            one.process.kill()
-            one.process.join()
+            _end(one)
 
 
 def _start(spawn: Any, function: Callable[..., None], args: tuple[Any, ...]) -> _Process:
@@ -128,6 +126,12 @@ def _start(spawn: Any, function: Callable[..., None], args: tuple[Any, ...]) -> 
     process.start()
     theirs.close()
     return _Process(process, ours)
+
+
+def _end(one: _Process) -> None:
+    one.pipe.close()
+    one.process.kill()
+    one.process.join()
 
 
 def _enter(function: Callable[..., None], pipe: Connection, *args: Any) -> None:
@@ -165,11 +169,11 @@ def _below(pid: int) -> list[tuple[int, float]]:
     """Return (pid, CPU seconds) of a process and of its descendants, each after its parent."""
     used: dict[int, float] = {}
     children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-            used[int(name)] = (int(fields[11]) + int(fields[12])) / _HZ
-            children.setdefault(int(fields[1]), []).append(int(name))
+    for one in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        fields = read_stat(one)
+        if fields is not None:
+            used[one] = (int(fields[11]) + int(fields[12])) / _HZ
+            children.setdefault(int(fields[1]), []).append(one)
     found = [pid]
     for one in found:  # which grows meanwhile
         found += children.get(one, [])
@@ -195,9 +199,7 @@ def idle_bytes() -> tuple[float, float, float, float]:
         one.pipe.send("go on")
         one.process.join(_WAIT_S)
     finally:
-        one.pipe.close()
-        one.process.kill()
-        one.process.join()
+        _end(one)
     training, supervisor, *workers = own
     return training, supervisor, sum(workers), 1024 * files
 
@@ -320,7 +322,6 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> No
 def _wait(pipe: Connection, word: Any) -> None:
     """Say something, and wait until all have said theirs."""
     pipe.send(word)
-    deadline = time.monotonic() + _WAIT_S
-    if not pipe.poll(deadline - time.monotonic()):
+    if not pipe.poll(_WAIT_S):
         raise PeerError("the process that measures is gone")
     pipe.recv()

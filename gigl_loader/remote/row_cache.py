@@ -304,9 +304,8 @@ class RowKeeper:
     def _drawn(self, total: int, received: Received) -> _Batch:
         """Note what a batch is going to need."""
         message = received.message
-        if (
-            self._options is not None and not self._pin
-        ):  # it may lie in the server's memory, which a window of batches would fill
+        # it may lie in the server's memory, which a window of batches would fill
+        if self._options is not None and not self._pin:
             message = {key: tensor.clone() for key, tensor in message.items()}
         batch = _described(replace(received, message=message))
         if self._cache is None and self._options is not None:
