@@ -86,7 +86,6 @@ class Endpoint:
         self._stopping = False
         self._status_is_old, self._told_at = False, 0.0
         self._leader = leader
-        self._follower: Follower | None = None
         self.jobs_served = 0
         self.over = threading.Event()
         """Set when there is nothing left to serve."""
@@ -115,13 +114,12 @@ class Endpoint:
                 num_servers=self.server.num_servers, address=self.address,
                 generation=self.generation,
             )  # fmt: skip
-            self._follower = Follower(
-                self._leader, join, self._rejoin_s,
+            Follower(
+                leader=self._leader, join=join, rejoin_s=self._rejoin_s,
                 on_news=self._leader_says, on_over=self.over.set, on_lost=self.lose,
                 is_over=lambda: self._stopping or self.over.is_set(),
                 can_go_on=lambda: self._can_do_without_0,
-            )  # fmt: skip
-            self._follower.start()
+            ).start()  # fmt: skip
 
     def _table(self) -> dict[str, Method]:
         table = self._rendezvous

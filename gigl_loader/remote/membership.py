@@ -1,9 +1,12 @@
 """Messages about who is here: compute processes and storage servers, and how the servers agree."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gigl_loader.errors import GiglLoaderError
 from gigl_loader.remote.compact import NOWHERE, UNKNOWN, Addresses, Generations, Runs
+from gigl_loader.transport import Caller
 
 
 class Role(Enum):
@@ -79,6 +82,18 @@ class News:
             if getattr(self, name) == (value := getattr(former, name))
         }
         return replace(self, **same)
+
+
+def hear(caller: Caller, join: Join, on_news: Callable[[News], None]) -> GiglLoaderError:
+    """Be here, and hand on what is new, until that ends; return why it did."""
+    seen = 0
+    try:
+        while True:
+            news = caller.ask("watch", Watch(join, seen), News).wait()
+            seen = news.number
+            on_news(news)
+    except GiglLoaderError as error:
+        return error
 
 
 # --- storage servers agree ------------------------------------------------------------------------
