@@ -23,7 +23,7 @@ from gigl_loader.collate.features import with_widened_features
 from gigl_loader.collate.pyg import batch_types, to_data, to_hetero_data
 from gigl_loader.collate.sampler_output import transformed
 from gigl_loader.dataset.schema import DatasetSchema
-from gigl_loader.device.prefetch import CopyEngine, copy_message
+from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.loader import config, live
 from gigl_loader.loader.deployment import Stagger, check_context, check_deployment, the_producer
@@ -318,8 +318,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         return next(iterator)
 
     def _end_iterator(self, why: str) -> None:
-        iterator = self._last_iterator()
-        if iterator is not None:
+        if (iterator := self._last_iterator()) is not None:
             iterator.end(why)
         self._last_iterator = lambda: None
 
@@ -339,8 +338,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         that nothing was yielded. With ``shard="world"`` it counts those of the whole job, all ranks
         having done as many steps as this one: one rank's state is the state of all.
         """
-        known = self._started or self._resumed
-        progress = self._progress if known else Progress(epoch=self._epoch)
+        progress = self._progress if self._started or self._resumed else Progress(epoch=self._epoch)
         return progress.to_dict(self._identity())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -432,9 +430,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
 
     def _copied(self, msg: SampleMessage) -> SampleMessage:
         """Return a message of the host on the device, but for what is read on the host."""
-        kept = {name: value for name, value in msg.items() if stays_on_host(name)}
-        moved = {name: value for name, value in msg.items() if name not in kept}
-        return {**copy_message(moved, self.to_device), **kept}
+        return CopyEngine(self.to_device, non_blocking=False, keep_on_host=stays_on_host).copy(msg)
 
     def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message into a batch on the device; never changes values.

@@ -9,26 +9,25 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from gigl_loader.errors import (
-    ConfigError,
-    PeerError,
-    PeerLostError,
-    ServerDiedError,
-)
+from gigl_loader.errors import ConfigError, PeerError, PeerLostError, ServerDiedError
 from gigl_loader.logs import answering
+from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.compact import Addresses, Generations
 from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Follower, Leader
-from gigl_loader.remote.membership import Gather, Gathered, Join, Leave, News, Publish, Role, Watch
-from gigl_loader.remote.messages import (
-    CALLS,
-    Call,
-    FetchAnswer,
-    FetchRequest,
-    GiveBack,
-    Nothing,
+from gigl_loader.remote.membership import (
+    Gather,
+    Gathered,
+    Join,
+    Leave,
+    News,
+    Publish,
+    Role,
+    Watch,
+    check_figures,
 )
+from gigl_loader.remote.messages import CALLS, Call, FetchAnswer, FetchRequest, GiveBack
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.servers import ServerBook
 from gigl_loader.remote.service import DistServer, caller
@@ -225,22 +224,12 @@ class Endpoint:
     def _check(self, join: Join) -> None:
         if self._error is not None:
             raise self._error
-        servers, own = self.server.num_servers, self.server.server_rank
-        if join.num_servers != servers:
-            raise ConfigError(
-                f"{join.role.value} {join.rank} counts {join.num_servers} storage servers, server "
-                f"{own} counts {servers}: give all the same GraphStoreInfo"
-            )
+        check_figures(join, self.server.server_rank, self.server.num_servers)
         former = self._servers.get(join.rank) if join.role is Role.SERVER else None
         # the same one may have been out of reach, and come on a connection of its own
         is_later = former is not None and 0 < former.join.generation <= join.generation
         if former is not None and not (is_later and self._rejoin_s > 0):
             raise ConfigError(f"two processes joined as storage server {join.rank}: check RANK")
-        if join.role is Role.CLIENT and join.job is None and own != 0:
-            raise ConfigError(
-                f"this is storage server {own}; clients join at server 0: check "
-                "storage_cluster_master_ip and rpc_master_port"
-            )
 
     @property
     def _servers(self) -> dict[int, Member]:
@@ -329,11 +318,8 @@ class Endpoint:
     def _lose_missing(self) -> None:
         """Tell a job that is done from one that a lost server ended, before that is given up."""
         for member in self._attendance.members.values():
-            if (
-                member.join.role is Role.SERVER
-                and member.gone_at is not None
-                and self._rejoin_s <= 0
-            ):
+            is_gone = member.join.role is Role.SERVER and member.gone_at is not None
+            if is_gone and self._rejoin_s <= 0:
                 self.lose(f"storage server {member.join.rank} {member.why_gone}")
 
     def _miss(self, rank: int, why: str) -> None:
@@ -502,13 +488,10 @@ class Endpoint:
         self.over.set()
         self._listener.close(end, words)
         self.server.close()
-        self._lose_all(sessions)
-        if self._leader is not None:
-            self._leader.close()
-
-    def _lose_all(self, sessions: Sequence[str]) -> None:
         for session in sessions:
             self._handout.lose(session)
+        if self._leader is not None:
+            self._leader.close()
 
     @property
     def error(self) -> ServerDiedError | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gigl_loader.errors import GiglLoaderError
+from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.remote.compact import NOWHERE, UNKNOWN, Addresses, Generations, Runs
 from gigl_loader.transport import Caller
 
@@ -32,6 +32,24 @@ class Join:
     """Where a storage server listens."""
     generation: int = 0
     """Tells a storage server from the one that had its rank before: the later one's is larger."""
+
+
+def check_figures(join: Join, server: int, num_servers: int) -> None:
+    """Refuse who counts other servers than ``server`` does, or came to the wrong one.
+
+    Raises:
+        ConfigError: Says which.
+    """
+    if join.num_servers != num_servers:
+        raise ConfigError(
+            f"{join.role.value} {join.rank} counts {join.num_servers} storage servers, server "
+            f"{server} counts {num_servers}: give all the same GraphStoreInfo"
+        )
+    if join.role is Role.CLIENT and join.job is None and server != 0:
+        raise ConfigError(
+            f"this is storage server {server}; clients join at server 0: check "
+            "storage_cluster_master_ip and rpc_master_port"
+        )
 
 
 @dataclass(frozen=True)

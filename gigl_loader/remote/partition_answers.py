@@ -26,7 +26,8 @@ from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
-from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
+from gigl_loader.remote.answers import RowBook
+from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest
 from gigl_loader.remote.row_answers import RowAnswers
 from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.sampler.store import row_type

@@ -12,9 +12,10 @@ import numpy as np
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, ProtocolError
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
+from gigl_loader.remote.answers import RowBook
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.link import ServerLink
-from gigl_loader.remote.messages import CALLS, GetRows, RowBook
+from gigl_loader.remote.messages import CALLS, GetRows
 from gigl_loader.sampler.apart import RowsApart
 from gigl_loader.sampler.row_cache import Owner, owner_of
 from gigl_loader.sampler.store import rows_request
