@@ -1,6 +1,5 @@
 """The server's side of the network: who is here, which job is served, and what they ask."""
 
-import itertools
 import logging
 import threading
 import time
@@ -79,7 +78,6 @@ class Endpoint:
         self._book = JobBook()
         self._handout = Handout(server)
         self._rendezvous = RendezvousTable()
-        self._connections = itertools.count(1)
         self._error: ServerDiedError | None = None
         self._error_time = 0.0
         self._stopping = False
@@ -93,7 +91,7 @@ class Endpoint:
             server.meet = self._meet
         self._listener = Listener(
             host, port, security, self._table(), f"storage server {server.server_rank}",
-            on_peer=self._number, on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
+            on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
             silence_s=patience_s,
         )  # fmt: skip
         self.address = self._listener.address
@@ -157,9 +155,6 @@ class Endpoint:
         return ServerRendezvous(name, own, servers, timeout_s, dial=dial)
 
     # -- who is here ----------------------------------------------------------------------------
-
-    def _number(self, peer: Peer) -> None:
-        peer.context["number"] = next(self._connections)
 
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
         with self._lock:

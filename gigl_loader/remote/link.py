@@ -55,20 +55,6 @@ _WHY = {
 T = TypeVar("T")
 
 
-class _RemoteWorkerDied(WorkerDiedError):
-    """A sampling process of a storage server exited early."""
-
-    def __init__(
-        self, server: str, worker: int, pid: int, exitcode: int | None, note: str = ""
-    ) -> None:
-        super().__init__(worker, pid, exitcode, note)
-        self.args = (server, worker, pid, exitcode, note)
-        self.server = server
-
-    def __str__(self) -> str:
-        return f"{self.server}: {super().__str__()}"
-
-
 class ServerLink:
     """The connections to one storage server.
 
@@ -326,7 +312,7 @@ class ServerLink:
         if isinstance(error, RemoteError):
             return RemoteError(self.name, error.cause, error.remote_traceback)
         if isinstance(error, WorkerDiedError):
-            return _RemoteWorkerDied(self.name, error.worker, error.pid, error.exitcode, error.note)
+            return WorkerDiedError(*error.args[:4], where=self.name)
         if isinstance(error, PeerTimeoutError | ProtocolError | JoinRefusedError):
             return error  # they name it
         if isinstance(error, ConfigError | UsageError | PeerError):

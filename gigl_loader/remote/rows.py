@@ -19,7 +19,7 @@ from gigl_loader.remote.messages import CALLS, GetRows
 from gigl_loader.sampler.apart import RowsApart
 from gigl_loader.sampler.row_cache import Owner, owner_of
 from gigl_loader.sampler.store import rows_request
-from gigl_loader.transport import ArraySpec, Caller
+from gigl_loader.transport import Caller, into_array
 from gigl_loader.workers.wire import RowsQuestion
 
 
@@ -123,15 +123,12 @@ class RowQuestions:
         return Fetched(rows, answers)
 
     def _ask_one(self, server: int, question: RowsQuestion, out: Array) -> "Future[None]":
-        def room(specs: list[ArraySpec]) -> list[Array]:
-            if [(one.dtype, one.shape) for one in specs] != [(out.dtype, out.shape)]:
-                raise ProtocolError(f"{specs} came for rows of {out.dtype} {out.shape}")
-            return [out]
-
         link = self._cluster.link(self._cluster.stand_in(server))
         try:
             answer = CALLS["get_rows"].answer
-            reply = self._caller(link).ask("get_rows", GetRows(question), answer, into=room)
+            reply = self._caller(link).ask(
+                "get_rows", GetRows(question), answer, into=into_array(out)
+            )
         except GiglLoaderError as error:
             raise link.named(error) from error
 
