@@ -152,3 +152,9 @@ class Field:
         """Return a field that copies ``values``: an array, or what numpy can make one of."""
         array = np.asarray(values)
         return cls(key, array.dtype.name, array.shape, lambda out: np.copyto(out, array))
+
+
+def stays_on_host(key: str) -> bool:
+    """Return whether collating reads this tensor, so that copying it would mean waiting for it."""
+    per_hop = key.endswith((NODES_PER_HOP, EDGES_PER_HOP))
+    return key == IS_HETERO or per_hop or key.startswith(LABEL_COUNTS)

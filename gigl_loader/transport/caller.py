@@ -14,7 +14,8 @@ is silent for two seconds            connects afresh, again and again; the first
 is silent for ``patience_s``         gives up
 ===================================  ===========================================================
 
-Only the silence of a peer that owes an answer counts: it would say each second that it lives.
+Only the silence of a peer that owes an answer counts, since it would say each second that it lives;
+and only while this side listens: a job that is suspended and resumed loses no healthy peer.
 """
 
 import contextlib
@@ -68,6 +69,7 @@ _DIAL_S = 0.5  # one attempt while the peer is silent: a lost first packet is se
 _HANDSHAKE_S = 3.0  # for a listener that has begun to answer
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
 _SLICE_S = 0.25  # longest sleep before what may have changed is looked at again
+_STOOD_STILL_S = 1.0  # between two looks: this process was suspended, or nobody waited
 
 
 class _Link:
@@ -119,7 +121,7 @@ class Caller:
         self._pid, self._lane = os.getpid(), secrets.token_hex(8)
         self._link: _Link | None = None
         self._unanswered: deque[Reply[Any]] = deque()
-        self._heard = time.monotonic()
+        self._heard = self._looked = time.monotonic()
         self._fruitless = 0  # connections in a row on which nothing was heard
         self._closed: GiglLoaderError | None = None
         # Order of locks: the role, then _sending, then _state. Whoever asks has _sending first, and
@@ -314,12 +316,18 @@ class Caller:
         Once that is broken, what came with its handshake does not count: a listener may let this
         side in and drop it, again and again.
         """
-        since = self._heard
-        if link is not None:
-            if link.stream.heard > link.since:
-                self._heard = max(self._heard, link.stream.heard)
-            since = self._heard if link.broken else max(self._heard, link.since)
-        return time.monotonic() - since
+        if link is not None and link.stream.heard > link.since:
+            self._heard = max(self._heard, link.stream.heard)
+        self._look()
+        fresh = link is not None and not link.broken
+        return time.monotonic() - (max(self._heard, link.since) if fresh else self._heard)
+
+    def _look(self) -> None:
+        """Do not count the time since the last look as silence, where this side stood still."""
+        now = time.monotonic()
+        if now - self._looked > _STOOD_STILL_S:
+            self._heard = min(now, self._heard + now - self._looked)
+        self._looked = now
 
     # --- connections --------------------------------------------------------------------------
 
@@ -386,6 +394,7 @@ class Caller:
         latest = max(deadline, time.monotonic() + _HANDSHAKE_S)
 
         def patience() -> float:
+            self._look()
             # one that has begun to greet is alive, so the machine is busy: it gets the whole time
             left = (latest if stream.first_bytes else deadline) - time.monotonic()
             if self._closed is not None:
