@@ -319,8 +319,8 @@ class Caller:
         if link is not None and link.stream.heard > link.since:
             self._heard = max(self._heard, link.stream.heard)
         self._look()
-        fresh = link is not None and not link.broken
-        return time.monotonic() - (max(self._heard, link.since) if fresh else self._heard)
+        since = 0.0 if link is None or link.broken else link.since
+        return time.monotonic() - max(self._heard, since)
 
     def _look(self) -> None:
         """Do not count the time since the last look as silence, where this side stood still."""
