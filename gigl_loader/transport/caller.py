@@ -37,13 +37,7 @@ from gigl_loader.errors import (
     ProtocolError,
 )
 from gigl_loader.transport import addresses
-from gigl_loader.transport.codec import (
-    MAX_HEADER_BYTES,
-    Array,
-    ArraySpec,
-    decode,
-    empty_arrays,
-)
+from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, ArraySpec, decode, empty_arrays
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.handshake import Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
@@ -427,8 +421,7 @@ class Caller:
 
     def _replace(self, deadline: float) -> None:
         """Connect, at first or after a connection was lost. Has the role."""
-        link = self._link
-        silent_s = self._silent_s(link)
+        silent_s = self._silent_s(link := self._link)
         if silent_s <= self._patience_s + _GRACE_S:
             if link is not None:  # one that drops connections is not dialled as fast as it can
                 time.sleep(max(0.0, link.since + 0.1 - time.monotonic()))
