@@ -136,7 +136,8 @@ class Book(Generic[A]):
         bounds: Any = self.bounds
         asked: Any = ids
         if bounds is None:
-            return not bool((self.owner(asked) != partition).any())
+            owners: Any = self.owner(asked)
+            return not bool((owners != partition).any())
         # the least and the largest say it all, at a tenth of the cost of an owner for each
         first = int(bounds[partition - 1]) if partition else 0
         return not len(asked) or first <= int(asked.min()) <= int(asked.max()) < int(

@@ -108,8 +108,7 @@ class RemoteSource:
         self._producers = RemoteProducers(
             self._cluster, self._input, config, sampler_options, self._active
         )
-        self._consumer = 0
-        self._num_consumers = 1
+        self._consumer, self._num_consumers = 0, 1
         self._broken = False
         """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None

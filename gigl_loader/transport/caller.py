@@ -37,13 +37,7 @@ from gigl_loader.errors import (
     ProtocolError,
 )
 from gigl_loader.transport import addresses
-from gigl_loader.transport.codec import (
-    MAX_HEADER_BYTES,
-    Array,
-    ArraySpec,
-    decode,
-    empty_arrays,
-)
+from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, ArraySpec, decode, empty_arrays
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.handshake import Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
@@ -319,8 +313,8 @@ class Caller:
         if link is not None and link.stream.heard > link.since:
             self._heard = max(self._heard, link.stream.heard)
         self._look()
-        fresh = link is not None and not link.broken
-        return time.monotonic() - (max(self._heard, link.since) if fresh else self._heard)
+        since = 0.0 if link is None or link.broken else link.since
+        return time.monotonic() - max(self._heard, since)
 
     def _look(self) -> None:
         """Do not count the time since the last look as silence, where this side stood still."""
@@ -427,8 +421,7 @@ class Caller:
 
     def _replace(self, deadline: float) -> None:
         """Connect, at first or after a connection was lost. Has the role."""
-        link = self._link
-        silent_s = self._silent_s(link)
+        silent_s = self._silent_s(link := self._link)
         if silent_s <= self._patience_s + _GRACE_S:
             if link is not None:  # one that drops connections is not dialled as fast as it can
                 time.sleep(max(0.0, link.since + 0.1 - time.monotonic()))
