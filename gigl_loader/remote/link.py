@@ -312,7 +312,8 @@ class ServerLink:
         if isinstance(error, RemoteError):
             return RemoteError(self.name, error.cause, error.remote_traceback)
         if isinstance(error, WorkerDiedError):
-            return WorkerDiedError(*error.args[:4], where=self.name)
+            worker = (error.worker, error.pid, error.exitcode, error.note)
+            return WorkerDiedError(*worker, self.name)
         if isinstance(error, PeerTimeoutError | ProtocolError | JoinRefusedError):
             return error  # they name it
         if isinstance(error, ConfigError | UsageError | PeerError):
