@@ -131,6 +131,10 @@ class Received:
     rows: "OnDevice | None" = None
     """Tensors of the message that came to the device without the host."""
 
+    def whole(self) -> SampleMessage:
+        """Return all tensors, for use on the stream that is current in the calling thread."""
+        return self.message if self.rows is None else {**self.message, **self.rows.lent()}
+
 
 @dataclass(frozen=True)
 class Field:

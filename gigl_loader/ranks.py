@@ -225,12 +225,21 @@ def exchanged_on(device: torch.device, group: Any = None) -> torch.device:
 
     That is where they are, if its backends take them; else the CPU; else, as with NCCL alone, the
     current device of the type that it does take.
+
+    Raises:
+        ConfigError: The group has gloo, for other tensors than the CPU's, and nothing else.
     """
     known = backends_of(group)
     if device.type in known:
         return device
     if "cpu" in known:
         return torch.device("cpu")
+    if not known:
+        raise ConfigError(
+            f"the process group ({dist.get_backend_config(group)}) has no backend for tensors of "
+            f"{device}, nor for the CPU's: add one, as in init_process_group("
+            '"cpu:gloo,cuda:nccl")'
+        )
     kind = next(iter(known))
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.device._engine import full_device
+
 
 class RowMemory:
     """Bytes of one device, and of the host for what is copied there.
@@ -15,13 +17,13 @@ class RowMemory:
     and no step for them. Other devices have no streams here, and the host waits for each copy.
 
     Args:
-        device: The device, with its index.
+        device: The device; without an index, the current one of its type.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device = full_device(device)  # lanes are threads: their current one is the first
         self._on_cuda = device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(device) if self._on_cuda else None
+        self._stream: Any = torch.cuda.Stream(self.device) if self._on_cuda else None
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -208,6 +208,9 @@ class CollectivePeers:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.is_broken = False
         """Whether the group is: a rank ended or stopped."""
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        """Called with why this rank cannot answer, before others know: what they then say of it
+        is not the first error."""
         with self.named_failures():
             # a group of its own: the trainer's collectives go on in another thread meanwhile
             self.group: Any = dist.new_group(
@@ -366,9 +369,15 @@ class CollectivePeers:
         try:
             return *self._filled([self._answers_to(_Reader(data)) for data in questions]), None
         except Exception as error:
-            cause = f"{type(error).__name__}: {error}"
-            failed = AnswerFailedError("an answer to another rank", cause, traceback.format_exc())
+            failed = self.failed("an answer to another rank", error)
             return np.empty(0, np.uint8), [0] * self.size, failed
+
+    def failed(self, what: str, error: Exception) -> AnswerFailedError:
+        """Return why this rank cannot answer; called in the ``except`` of ``error``."""
+        cause = f"{type(error).__name__}: {error}"
+        failed = AnswerFailedError(what, cause, traceback.format_exc())
+        self.on_failure(failed)
+        return failed
 
     def _answers_to(self, reader: _Reader) -> list[_Piece]:
         pieces = []

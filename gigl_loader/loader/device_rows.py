@@ -13,7 +13,6 @@ is the same on all ranks: NCCL waits for ever where ranks exchange in different 
 
 import math
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.device.rows import RowMemory
-from gigl_loader.errors import ConfigError, PeerTimeoutError, ProtocolError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ProtocolError
 from gigl_loader.loader.collective import AnswerFailedError, CollectivePeers
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.message import Field
@@ -177,6 +176,7 @@ class DeviceRows:
 
     Raises:
         ConfigError: The backend does not exchange. Collective.
+        PeerTimeoutError: Another rank's device did not answer.
     """
 
     def __init__(
@@ -190,6 +190,8 @@ class DeviceRows:
                 backend=backend, timeout=timedelta(seconds=max(timeout_s, 1.0))
             )
             self._try_out()
+        except PeerError:
+            raise
         except RuntimeError as error:  # what all of torch.distributed's errors derive from
             raise ConfigError(
                 f'exchange="collective": backend {backend!r} of the process group exchanges no '
@@ -231,9 +233,8 @@ class DeviceRows:
         try:
             with self._memory.in_use():
                 load = self._loaded(peers.store, wanted, questions, receive)
-        except Exception as failed:
-            cause = f"{type(failed).__name__}: {failed}"
-            error = AnswerFailedError("rows for the ranks", cause, traceback.format_exc())
+        except Exception as cause:
+            error = peers.failed("rows for the ranks", cause)
         peers.check(error)
         if load is None or not turn():
             return None

@@ -259,9 +259,10 @@ class InProcessSource:
 
     def _run(self, epoch: EpochBatches, lane: int) -> None:
         """Sample every so many batches of an epoch in step with the other ranks' lane."""
-        step = lane
+        step, peers = lane, self._peers[lane]
+        peers.on_failure = epoch.fail
         try:
-            steps = self._peers[lane].agree(epoch.number, len(epoch.batches))
+            steps = peers.agree(epoch.number, len(epoch.batches))
             for step in range(lane, steps, len(self._peers)):
                 if not self._take_step(epoch, step, lane):
                     epoch.turns.end(step)

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch.profiler import record_function
@@ -11,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady
 from gigl_loader.errors import UsageError
 from gigl_loader.loader.epoch import LoaderStats, Progress, Source
-from gigl_loader.message import OnDevice, Received, SampleMessage
+from gigl_loader.message import Received, SampleMessage
 
 
 class EpochOwner(Protocol):
@@ -80,12 +81,12 @@ class EpochIterator:
             if found is None:
                 return None
             message = dict(found)
-            ticket, stats, rows = message.pop("ticket")
-            return ticket, _whole(message, rows), stats
+            received = replace(message.pop("ticket"), message=message)
+            return received.ticket, received.whole(), received.stats
         received = self._loader._source.next()
         if received is None:
             return None
-        return received.ticket, _whole(received.message, received.rows), received.stats
+        return received.ticket, received.whole(), received.stats
 
     def _pull(self, wait: bool) -> dict[str, Any] | NotReady:
         source = self._loader._source
@@ -94,7 +95,7 @@ class EpochIterator:
         received = source.next()
         if received is None:
             raise StopIteration
-        return {**received.message, "ticket": (received.ticket, received.stats, received.rows)}
+        return {**received.message, "ticket": replace(received, message={})}
 
     def _count(
         self, ticket: Any, stats: dict[str, Any], wait_s: float, collate_s: float, batch: Any
@@ -135,7 +136,3 @@ class EpochIterator:
     def __del__(self) -> None:
         if hasattr(self, "_ahead"):
             self.end("it was dropped")
-
-
-def _whole(message: SampleMessage, rows: OnDevice | None) -> SampleMessage:
-    return message if rows is None else {**message, **rows.lent()}

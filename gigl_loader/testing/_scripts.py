@@ -72,6 +72,8 @@ def run_python(
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _INTERRUPTED = -signal.SIGINT
 """For the exit code of a script that Ctrl-C has ended."""
+_EXECUTABLE = sys.executable
+"""Also where `sys.executable` is another one by now, see `forked_executable`."""
 _FLAGS = ("-u",)
 """Options of the interpreter that change nothing here: all streams of these are unbuffered."""
 
@@ -117,7 +119,7 @@ def _words_of(given: dict[str, Any]) -> list[str] | None:
     program, *words = map(os.fspath, args)
     while words and words[0] in _FLAGS:
         del words[0]
-    if program != sys.executable or not words:
+    if program not in (sys.executable, _EXECUTABLE) or not words:
         return None
     return words if words[0] in ("-c", "-m", "-") or words[0][:1] != "-" else None
 

@@ -20,11 +20,11 @@ from in_process_jobs import linked
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gigl_loader import DistABLPLoader, DistDataset, DistNeighborLoader, PeerError
+from gigl_loader import DistABLPLoader, DistDataset, DistNeighborLoader, PeerError, replay
 from gigl_loader.device.rows import RowMemory
 from gigl_loader.loader import device_rows
 from gigl_loader.loader.in_process import InProcessSource
-from gigl_loader.testing import check_same_batches
+from gigl_loader.testing import batch_digest, check_same_batches
 from gigl_loader.testing._processes import meet_in_store
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
@@ -143,6 +143,7 @@ def rows_stay_on_the_device(rank: int, size: int) -> None:
                 for _ in range(2):
                     _same(whole, parts)
                 assert StandIn.exchanges > before
+                assert batch_digest(replay(parts, 1, 0)) == batch_digest(replay(whole, 1, 0))
         _of_other_types(rank, size)
         how: Any = {"batch_size": 7, "seed": 2}
         with (

@@ -65,6 +65,12 @@ def test_questions_need_a_backend_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -
         host_backend()
 
 
+def test_a_group_that_takes_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: "cuda:gloo")
+    with pytest.raises(ConfigError, match=r"\(cuda:gloo\) has no backend for tensors of cuda:0"):
+        exchanged_on(CUDA)
+
+
 def test_turns_are_taken_in_the_order_of_steps_and_end_at_one_of_them() -> None:
     turns, taken = Turns(), list[int]()
     late = threading.Thread(target=lambda: taken.append(2) if turns.wait(2) else None)
