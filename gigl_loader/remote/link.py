@@ -312,8 +312,9 @@ class ServerLink:
         if isinstance(error, RemoteError):
             return RemoteError(self.name, error.cause, error.remote_traceback)
         if isinstance(error, WorkerDiedError):
-            worker = (error.worker, error.pid, error.exitcode, error.note)
-            return WorkerDiedError(*worker, self.name)
+            return WorkerDiedError(
+                error.worker, error.pid, error.exitcode, error.note, where=self.name
+            )
         if isinstance(error, PeerTimeoutError | ProtocolError | JoinRefusedError):
             return error  # they name it
         if isinstance(error, ConfigError | UsageError | PeerError):

@@ -140,14 +140,14 @@ class _Arrays:
         self.stored[:] = self.top[:] = -1
 
     def add(self, ids: Array) -> None:
-        kernels.add(*self._all, ids)
+        kernels.add(*(*self._all, ids))
 
     def forget(self, batch: int) -> None:
-        kernels.forget(*self._all, batch)
+        kernels.forget(*(*self._all, batch))
 
     def plan(self, batch: int, ids: Array) -> Array:
         out = np.empty(ids.size, np.int32)
-        kernels.decide(*self._all, batch, ids, out)
+        kernels.decide(*(*self._all, batch, ids, out))
         return out
 
 

@@ -176,4 +176,4 @@ def _be(executable: str, words: list[str], inherited: list[int]) -> None:
     if inherited:
         _zygote._renumber(inherited, [])
     sys.executable = executable  # what this one starts by that name is forked, too
-    _scripts._be(words, new_session=False, to_children=True)
+    _scripts._be(words, new_session=False, to_children=True, finalized=False)

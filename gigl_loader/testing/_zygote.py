@@ -145,17 +145,17 @@ def current_zygote() -> Zygote | None:
 _spawn = util.spawnv_passfds
 
 
-def _fork_or_spawn(path: Any, args: Sequence[Any], fds: Sequence[int]) -> int:
+def _fork_or_spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
     """Do as ``util.spawnv_passfds`` of multiprocessing does where this process has a zygote."""
     zygote = current_zygote()
     if zygote is None:
-        return _spawn(path, args, fds)
+        return _spawn(path, args, passfds)
     at = args.index("-c")
     script = f"from {__name__} import _renumber, fork_zygote\n"
-    script += f"_renumber({list(fds)}, {args[at + 2 :]!r})\n"
+    script += f"_renumber({list(passfds)}, {args[at + 2 :]!r})\n"
     if "--multiprocessing-fork" in args:  # and not multiprocessing's own servers
         script += "fork_zygote()\n"
-    streams_and_fds = [0, 1, 2, *fds]
+    streams_and_fds = [0, 1, 2, *passfds]
     return zygote.fork(script + args[at + 1], streams_and_fds, dict(os.environ), os.getcwd())
 
 
