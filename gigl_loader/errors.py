@@ -51,12 +51,16 @@ class PeerError(GiglLoaderError, RuntimeError):
 class WorkerDiedError(PeerError):
     """A sampling process exited early. ``exitcode`` ``-n`` means killed by signal ``n``.
 
-    ``note`` says why no other took its place; "" where ``max_restarts`` is 0.
+    ``note`` says why no other took its place; "" where ``max_restarts`` is 0. ``where`` names the
+    storage server whose process it was; "" for one of this process's own.
     """
 
-    def __init__(self, worker: int, pid: int, exitcode: int | None, note: str = "") -> None:
-        super().__init__(worker, pid, exitcode, note)  # args == fields, so it survives pickling
+    def __init__(
+        self, worker: int, pid: int, exitcode: int | None, note: str = "", where: str = ""
+    ) -> None:
+        super().__init__(worker, pid, exitcode, note, where)  # == fields: it survives pickling
         self.worker, self.pid, self.exitcode, self.note = worker, pid, exitcode, note
+        self.where = where
 
     def __str__(self) -> str:
         how, hint = f"exit code {self.exitcode}", "its traceback is in the worker's stderr"
@@ -66,7 +70,8 @@ class WorkerDiedError(PeerError):
             how = signal.Signals(-self.exitcode).name
             hint = "if nobody sent it, the host ran out of memory: lower num_workers or batch_size"
         tail = f"; {self.note}" if self.note else ""
-        return f"sampling worker {self.worker} (pid {self.pid}) died: {how}; {hint}{tail}"
+        who = f"{self.where}: " if self.where else ""
+        return f"{who}sampling worker {self.worker} (pid {self.pid}) died: {how}; {hint}{tail}"
 
 
 class SamplingError(PeerError):

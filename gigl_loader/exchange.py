@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gigl_loader.errors import PeerError, PeerTimeoutError
-from gigl_loader.ranks import gather_values
+from gigl_loader.ranks import exchanged_on, gather_values
 
 T = TypeVar("T")
 
@@ -53,9 +53,6 @@ class RankExchange:
         self._group, self._doing = group, doing
         self.size: int = dist.get_world_size(group) if joined else 1
         self.rank: int = dist.get_rank(group) if joined else 0
-        # gloo reads CPU memory, NCCL that of a GPU; any other backend takes tensors as they are
-        backend = dist.get_backend(group) if joined else ""
-        self._device = {"gloo": "cpu", "nccl": "cuda"}.get(backend)
 
     def gather(self, value: T, kind: Any) -> list[T]:
         """Return a small ``value`` of every rank, by rank; ``kind``: see `gather_from_ranks`."""
@@ -101,7 +98,7 @@ class RankExchange:
             receive: Rows from each rank.
             out: ``[sum(receive), ...]``, memory for what comes; None: it is taken afresh.
         """
-        device = self._place(rows)
+        device = exchanged_on(rows.device, self._group)
         came = out
         if came is None or came.device.type != device.type:
             came = torch.empty((sum(receive), *rows.shape[1:]), dtype=rows.dtype, device=device)
@@ -112,15 +109,6 @@ class RankExchange:
             )  # fmt: skip
         return came.to(rows.device) if out is None or out is came else out.copy_(came)
 
-    def _place(self, rows: Tensor) -> torch.device:
-        """Return where the backend reads and writes; rows that lie on a device of its stay there.
-
-        A rank need not have made the device of its rows the current one.
-        """
-        if self._device is None or rows.device.type == self._device:
-            return rows.device
-        return torch.device(self._device)
-
     def swap_counts(self, send: Sequence[int]) -> list[int]:
         """Return how many rows each rank sends here, given how many go to each."""
         if self.size == 1:
@@ -130,7 +118,7 @@ class RankExchange:
 
     def add_up(self, values: Tensor) -> Tensor:
         """Do what `total` does, without a gradient."""
-        out = values.detach().clone().to(self._place(values))
+        out = values.detach().clone().to(exchanged_on(values.device, self._group))
         with named_failures(self._doing):
             dist.all_reduce(out, group=self._group)
         return out.to(values.device)

@@ -8,7 +8,7 @@ loader goes under ``#META.<name>`` and ends as an attribute of the batch.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -113,6 +113,14 @@ AT_ONCE_STREAM, AT_ONCE_EPOCH = -1, 2**62
 """Of a batch that is asked for by its seeds: no epoch has that number, so draws differ from all."""
 
 
+class OnDevice(Protocol):
+    """Tensors that are on the device already, with all work on them done."""
+
+    def lent(self) -> SampleMessage:
+        """Return them by key, for use on the stream that is current in the calling thread."""
+        ...
+
+
 @dataclass(frozen=True)
 class Received:
     """A message with its ticket and what the worker measured."""
@@ -120,6 +128,12 @@ class Received:
     ticket: BatchTicket
     message: SampleMessage
     stats: dict[str, Any]
+    rows: "OnDevice | None" = None
+    """Tensors of the message that came to the device without the host."""
+
+    def whole(self) -> SampleMessage:
+        """Return all tensors, for use on the stream that is current in the calling thread."""
+        return self.message if self.rows is None else {**self.message, **self.rows.lent()}
 
 
 @dataclass(frozen=True)
@@ -138,3 +152,9 @@ class Field:
         """Return a field that copies ``values``: an array, or what numpy can make one of."""
         array = np.asarray(values)
         return cls(key, array.dtype.name, array.shape, lambda out: np.copyto(out, array))
+
+
+def stays_on_host(key: str) -> bool:
+    """Return whether collating reads this tensor, so that copying it would mean waiting for it."""
+    per_hop = key.endswith((NODES_PER_HOP, EDGES_PER_HOP))
+    return key == IS_HETERO or per_hop or key.startswith(LABEL_COUNTS)

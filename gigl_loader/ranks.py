@@ -209,11 +209,44 @@ def check_same_options(everyone: Sequence[dict[str, str]], why: str) -> None:
             )
 
 
+def backends_of(group: Any = None) -> dict[str, str]:
+    """Return the backend of a process group by the type of device whose tensors it exchanges.
+
+    A group made by ``"nccl"`` has ``{"cuda": "nccl"}``, one by ``"cpu:gloo,cuda:nccl"`` or by no
+    name both. gloo is left out for all but the CPU: torch lists it for CUDA, too, but it has no
+    ``all_to_all`` there.
+    """
+    pairs = [one.split(":") for one in dist.get_backend_config(group).split(",")]
+    return {device: name for device, name in pairs if device == "cpu" or name != "gloo"}
+
+
+def exchanged_on(device: torch.device, group: Any = None) -> torch.device:
+    """Return where tensors of ``device`` have to lie while ``group`` exchanges them.
+
+    That is where they are, if its backends take them; else the CPU; else, as with NCCL alone, the
+    current device of the type that it does take.
+
+    Raises:
+        ConfigError: The group has gloo, for other tensors than the CPU's, and nothing else.
+    """
+    known = backends_of(group)
+    if device.type in known:
+        return device
+    if "cpu" in known:
+        return torch.device("cpu")
+    if not known:
+        raise ConfigError(
+            f"the process group ({dist.get_backend_config(group)}) has no backend for tensors of "
+            f"{device}, nor for the CPU's: add one, as in init_process_group("
+            '"cpu:gloo,cuda:nccl")'
+        )
+    kind = next(iter(known))
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
 def _device(group: Any = None) -> torch.device:
-    """Return where tensors of the group's collectives lie: NCCL alone takes none of the CPU."""
-    if dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """Return where values that ranks tell each other lie: on the CPU, if the group takes that."""
+    return exchanged_on(torch.device("cpu"), group)
 
 
 def _padded(data: bytes, size: int) -> Tensor:

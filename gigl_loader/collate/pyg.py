@@ -5,7 +5,13 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gigl_loader.dataset.schema import EdgeType, NodeType
+from gigl_loader.dataset.schema import (
+    DatasetSchema,
+    EdgeType,
+    NodeType,
+    is_label_edge_type,
+    reverse_edge_type,
+)
 from gigl_loader.message import (
     ATTRIBUTE,
     BATCH,
@@ -19,6 +25,7 @@ from gigl_loader.message import (
     NODE_FEATURES,
     NODE_LABELS,
     NODES_PER_HOP,
+    PPR,
     SEED_TIME,
     TREE,
     SampleMessage,
@@ -36,6 +43,28 @@ def to_data(message: SampleMessage) -> Data:
     _fill_edges(data, message, None)
     _add_rest(data, message, {"": data})
     return data
+
+
+def batch_types(
+    message: SampleMessage, schema: DatasetSchema, edge_dir: str
+) -> tuple[list[NodeType], list[EdgeType]]:
+    """Return the node types and the edge types that a heterogeneous batch has, empty ones too.
+
+    Args:
+        message: What was sampled.
+        schema: What the dataset holds.
+        edge_dir: Of the dataset; with ``"out"`` a batch has the reversed edge types.
+    """
+    known = schema.edge_types or []
+    walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
+    node_types = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
+    if edge_dir == "out":
+        walked = [reverse_edge_type(edge_type) for edge_type in walked]
+    made = [(a, PPR, b) for a in sorted(node_types) for b in sorted(node_types)]
+    made = [edge_type for edge_type in made if key(EDGE_INDEX, edge_type) in message]
+    if made:  # a sampler that makes edges of its own may leave those of the graph out
+        walked = [edge_type for edge_type in walked if key(EDGE_INDEX, edge_type) in message]
+    return sorted(node_types), walked + made
 
 
 def to_hetero_data(

@@ -8,7 +8,7 @@ for another process (``torch.multiprocessing``) carries file descriptors in plac
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -19,43 +19,34 @@ from gigl_loader import _glt
 from gigl_loader.dataset import _attributes, _disk
 from gigl_loader.dataset._attributes import MadeWhenAsked
 from gigl_loader.dataset._books import read_node_books
-from gigl_loader.dataset._build import owned_ids
-from gigl_loader.dataset._checks import check_count, check_edge_dir, check_partitions
+from gigl_loader.dataset._checks import check_edge_dir, check_partitions
+from gigl_loader.dataset._facts import PartitionFacts
 from gigl_loader.dataset._mapped import is_mapped_format
-from gigl_loader.dataset._mapped_io import MappedPart, Memory, edges_of
+from gigl_loader.dataset._mapped_io import MappedPart, Memory
 from gigl_loader.dataset._original import OriginalIds
 from gigl_loader.dataset._output import read_output
-from gigl_loader.dataset._pieces import SPLITS, Pieces, make_schema, make_view
+from gigl_loader.dataset._pieces import Pieces, make_schema, make_view
 from gigl_loader.dataset._progress import showing
 from gigl_loader.dataset._pyg import Cutter, Supervision, keep_neighbor_times, read_pyg
 from gigl_loader.dataset._weight_attr import weighted_view
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
-    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
-    DEFAULT_HOMOGENEOUS_NODE_TYPE,
     DatasetSchema,
     EdgeDir,
-    EdgeType,
-    FeatureInfo,
     FilePath,
     NodeType,
-    is_label_edge_type,
-    message_passing_to_negative_label,
-    message_passing_to_positive_label,
 )
 from gigl_loader.dataset.times import with_times
-from gigl_loader.dataset.view import Book, PartitionView, Rows
+from gigl_loader.dataset.view import Book, PartitionView
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.memory.segments import Array
-
-ByNodeType = Tensor | dict[NodeType, Tensor]
 
 if TYPE_CHECKING:  # sampling workers read this module and do without it
     from torch_geometric.data import Data, HeteroData
 
 
-class DistDataset(_glt.DistDataset):
+class DistDataset(PartitionFacts, _glt.DistDataset):
     """One partition of a graph: topology, features, labels, splits, and who owns what.
 
     Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. What GLT's class offers
@@ -381,150 +372,6 @@ class DistDataset(_glt.DistDataset):
         if time_attr not in self._by_time:
             self._by_time[time_attr] = with_times(view, time_attr)
         return self._by_time[time_attr]
-
-    @property
-    def schema(self) -> DatasetSchema:
-        """Types, feature widths and direction."""
-        self.view()
-        assert self._schema is not None
-        return self._schema
-
-    @property
-    def is_typed(self) -> bool:
-        """Whether values come as dicts by type: heterogeneous or labeled homogeneous."""
-        return self.schema.edge_types is not None
-
-    @property
-    def num_nodes(self) -> int | dict[NodeType, int]:
-        """Nodes over all partitions."""
-        counts = self.view().num_nodes
-        return dict(counts) if self.is_typed else counts[DEFAULT_HOMOGENEOUS_NODE_TYPE]
-
-    @property
-    def node_ids(self) -> ByNodeType:
-        """``[num_owned]`` int64: global ids of the nodes that this partition owns, ascending."""
-        view = self.view()
-        ids = {
-            node_type: owned_ids(view.node_books[node_type], view.partition_idx)
-            if node_type in view.node_books
-            else torch.arange(count)
-            for node_type, count in view.num_nodes.items()
-        }
-        return ids if self.is_typed else ids[DEFAULT_HOMOGENEOUS_NODE_TYPE]
-
-    @property
-    def train_node_ids(self) -> ByNodeType | None:
-        """Global ids of this partition's training nodes, ascending; None where none are known."""
-        return cast("ByNodeType | None", self.train_idx)
-
-    @property
-    def val_node_ids(self) -> ByNodeType | None:
-        """Global ids of this partition's validation nodes."""
-        return cast("ByNodeType | None", self.val_idx)
-
-    @property
-    def test_node_ids(self) -> ByNodeType | None:
-        """Global ids of this partition's test nodes."""
-        return cast("ByNodeType | None", self.test_idx)
-
-    def split_node_ids(self, split: str) -> ByNodeType | None:
-        """Return the ids of ``"train"``, ``"val"`` or ``"test"``.
-
-        Raises:
-            ConfigError: There is no such split.
-        """
-        if split not in SPLITS:
-            raise ConfigError(f'split must be "train", "val" or "test", got {split!r}')
-        return cast("ByNodeType | None", getattr(self, f"{split}_idx"))
-
-    @property
-    def node_feature_info(self) -> FeatureInfo | dict[NodeType, FeatureInfo] | None:
-        """Width and dtype of the node features; None where there are none."""
-        return self.schema.node_feature_info
-
-    @property
-    def edge_feature_info(self) -> FeatureInfo | dict[EdgeType, FeatureInfo] | None:
-        """Width and dtype of the edge features; None where there are none."""
-        return self.schema.edge_feature_info
-
-    @property
-    def num_classes(self) -> int | dict[NodeType, int]:
-        """Classes of the node labels over all partitions, as PyG counts them; 0 without labels.
-
-        One past the highest label; of labels with several columns, the columns. On a typed dataset
-        a dict by the types that have labels.
-
-        Raises:
-            UsageError: Only this partition's labels are known here.
-        """
-        view = self.view()
-        counts = {t: self._count_classes(t, rows) for t, rows in view.node_labels.items()}
-        return counts if self.is_typed else counts.get(DEFAULT_HOMOGENEOUS_NODE_TYPE, 0)
-
-    def _count_classes(self, node_type: NodeType, rows: Rows) -> int:
-        known = self.view().num_classes.get(node_type)
-        if known is not None:
-            return known
-        if rows.whole:  # floating point: PyG counts distinct values
-            distinct: Tensor = torch.unique(rows.values)
-            return distinct.numel()
-        raise UsageError(
-            f"this dataset holds the labels of partition {self.partition_idx} of "
-            f"{self.num_partitions} alone and does not know those of the others: all_reduce the "
-            "highest label over the ranks, or write the directory with partition_graph, which "
-            "keeps the number"
-        )
-
-    @property
-    def node_partition_book(self) -> Any:
-        """The owner of each node: GLT's range book where ranges allow, else a tensor."""
-        return self.node_pb
-
-    @property
-    def edge_partition_book(self) -> Any:
-        """The owner of each edge; None where there is one partition and nothing to look up."""
-        return self.edge_pb
-
-    @property
-    def max_labels_per_anchor_node(self) -> int | None:
-        """Most positives, and most negatives, that an anchor is given; None (the default): all.
-
-        Where an anchor has more, it is given those with the lowest ids. Set it before loaders are
-        built, or storage servers started.
-
-        Raises:
-            ConfigError: Set to something else than None or a number above 0.
-        """
-        return self._max_labels
-
-    @max_labels_per_anchor_node.setter
-    def max_labels_per_anchor_node(self, value: int | None) -> None:
-        if value is not None:
-            check_count(value, "max_labels_per_anchor_node")
-        self._max_labels = value
-
-    @property
-    def label_edges(self) -> dict[EdgeType, Tensor]:
-        """Label edges of this partition's anchors by label edge type: ``[2, n]``, anchors first."""
-        found = {}
-        for edge_type, adjacency in self.view().adjacency.items():
-            if is_label_edge_type(edge_type):
-                found[edge_type] = edges_of(adjacency, "out")
-        return found
-
-    def positive_label_edges(self, edge_type: EdgeType | None = None) -> Tensor | None:
-        """Return the positives of a supervision edge type, ``[2, n]`` int64, anchors first.
-
-        Args:
-            edge_type: None: the default type of a labeled-homogeneous dataset.
-        """
-        edge_type = edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE
-        return self.label_edges.get(message_passing_to_positive_label(edge_type))
-
-    def negative_label_edges(self, edge_type: EdgeType | None = None) -> Tensor | None:
-        """Return the negatives of a supervision edge type, ``[2, n]`` int64, anchors first."""
-        edge_type = edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE
-        return self.label_edges.get(message_passing_to_negative_label(edge_type))
 
     # --- rows of all partitions -------------------------------------------------------------------
 

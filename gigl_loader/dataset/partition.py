@@ -25,7 +25,7 @@ from gigl_loader.dataset._disk import (
     write_meta,
     write_partition,
 )
-from gigl_loader.dataset._mapped_io import MappedWriter
+from gigl_loader.dataset._mapped_writer import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._progress import Progress, showing
 from gigl_loader.dataset._pyg import (

@@ -131,6 +131,19 @@ class Book(Generic[A]):
         owners: A = found
         return owners
 
+    def owns(self, partition: int, ids: A) -> bool:
+        """Return whether ``partition`` owns all of ``ids`` (``[n]`` int64)."""
+        bounds: Any = self.bounds
+        asked: Any = ids
+        if bounds is None:
+            owners: Any = self.owner(asked)
+            return not bool((owners != partition).any())
+        # the least and the largest say it all, at a tenth of the cost of an owner for each
+        first = int(bounds[partition - 1]) if partition else 0
+        return not len(asked) or first <= int(asked.min()) <= int(asked.max()) < int(
+            bounds[partition]
+        )
+
     @property
     def num_ids(self) -> int:
         """How many ids there are over all partitions."""

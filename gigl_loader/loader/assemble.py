@@ -137,7 +137,7 @@ def _in_process_parts(
     source = InProcessSource(
         parts["dataset"], parts["sampler_input"], parts["sampling_config"],
         parts["epoch_options"], given["sampler_options"], default_sampler,
-        given["worker_concurrency"],
+        given["worker_concurrency"], parts["device"],
     )  # fmt: skip
     options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
     return {"worker_options": options, "producer": source}

@@ -1,17 +1,14 @@
 """`BaseDistLoader`: one class over two deployments; owns the epoch, not the sampling."""
 
-import atexit
 import contextlib
-import hashlib
+import functools
 import logging
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader._glt import (
@@ -21,38 +18,24 @@ from gigl_loader._glt import (
     NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
-    get_context,
-    init_worker_group,
 )
 from gigl_loader.collate.features import with_widened_features
-from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.collate.pyg import batch_types, to_data, to_hetero_data
 from gigl_loader.collate.sampler_output import transformed
-from gigl_loader.dataset.schema import DatasetSchema, is_label_edge_type, reverse_edge_type
-from gigl_loader.device.pin import PinMemoryError, PinnedRange
-from gigl_loader.device.prefetch import CopyEngine, copy_message
+from gigl_loader.dataset.schema import DatasetSchema
+from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
-from gigl_loader.loader import config
-from gigl_loader.loader import runtime as runtime_module
-from gigl_loader.loader.deployment import Stagger, check_deployment
+from gigl_loader.loader import config, live
+from gigl_loader.loader.deployment import Stagger, check_context, check_deployment, the_producer
 from gigl_loader.loader.epoch import LoaderStats, Progress, Source
-from gigl_loader.loader.inputs import Positions, read_positions
+from gigl_loader.loader.inputs import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.iterator import EpochIterator
 from gigl_loader.loader.link_speed import link_bytes_per_s
-from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
-from gigl_loader.loader.world import WorldShare, check_same_start, check_shard
-from gigl_loader.memory.channel import ShmChannel
-from gigl_loader.memory.tensors import bytes_of
-from gigl_loader.message import (
-    EDGE_INDEX,
-    EDGES_PER_HOP,
-    IS_HETERO,
-    LABEL_COUNTS,
-    NODES_PER_HOP,
-    PPR,
-    SampleMessage,
-    key,
-)
-from gigl_loader.options import EpochOptions, SamplerOptions, parse_size, sampler_text
+from gigl_loader.loader.parts import LoaderParts
+from gigl_loader.loader.runtime import DistributedRuntimeInfo
+from gigl_loader.loader.world import WorldShare, check_same_start, check_shard, even_steps
+from gigl_loader.message import IS_HETERO, SampleMessage, stays_on_host
+from gigl_loader.options import EpochOptions, SamplerOptions, sampler_text
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION
@@ -62,11 +45,8 @@ from gigl_loader.workers.sampled_input import seed_or_drawn
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_CPU_THREADS = 2
-_live_loaders: "weakref.WeakSet[BaseDistLoader]" = weakref.WeakSet()
 
-
-class BaseDistLoader(DistLoader):
+class BaseDistLoader(LoaderParts, DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
     It does not call GLT's ``DistLoader.__init__``; it sets what that would set, so that the
@@ -130,7 +110,7 @@ class BaseDistLoader(DistLoader):
         sampler: DistSamplingProducer | Callable[..., int] | None = None,
     ) -> None:
         self._shutdowned = True  # until something is there to shut down
-        producer = _renamed(producer, sampler)
+        producer = the_producer(producer, sampler)
         is_remote = check_deployment(dataset, sampler_input, worker_options, producer)
         if even_ranks not in (None, "drop", "wrap"):
             raise ConfigError(f"even_ranks must be 'drop', 'wrap' or None, got {even_ranks!r}")
@@ -154,14 +134,14 @@ class BaseDistLoader(DistLoader):
             "transform_sampler_output", transform_sampler_output
         )
         self._engine = self._make_engine()
-        self._last_iterator: weakref.ref[EpochIterator] | None = None
+        self._last_iterator: Callable[[], EpochIterator | None] = lambda: None  # a weak reference
         self._progress = Progress()
         self._started = False  # whether self._progress is of the epoch that the user is in
         self._resumed = False
         self._stats = LoaderStats()
         self._recorders: list[Callable[[dict[str, Any]], None]] = []
         self._shutdowned = False
-        _live_loaders.add(self)
+        live.add(self)
         try:
             self._start_source(
                 producer, is_remote, process_start_gap_seconds, max_concurrent_producer_inits,
@@ -194,164 +174,8 @@ class BaseDistLoader(DistLoader):
         self._with_channel = True
         self._num_recv = 0
         self._epoch = 0
-        self._seeds_digest: str | None = None
         inputs = sampler_input if is_remote else [sampler_input]
         self._input_type = inputs[0].input_type if inputs else None
-
-    # -- parts for subclasses ------------------------------------------------------------------
-
-    @staticmethod
-    def resolve_runtime(
-        context: DistributedContext | None = None,
-        local_process_rank: int | None = None,
-        local_process_world_size: int | None = None,
-    ) -> DistributedRuntimeInfo:
-        """Find out where this process stands among the others.
-
-        Args:
-            context: Deprecated. Names the machines; the local figures are then required, and a gloo
-                group is started on its address if none is up
-                (``should_cleanup_distributed_context`` is then True).
-            local_process_rank: With ``context``: this process on its machine.
-            local_process_world_size: With ``context``: processes per machine.
-
-        Raises:
-            UsageError: No context, and ``torch.distributed`` is not up.
-            ConfigError: Machines run different numbers of ranks; names the counts.
-        """
-        return runtime_module.resolve_runtime(context, local_process_rank, local_process_world_size)
-
-    @staticmethod
-    def create_sampling_config(
-        num_neighbors: config.NumNeighbors,
-        dataset_schema: DatasetSchema,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        with_weight: bool = False,
-        with_edge: bool | None = None,
-        seed: int | None = None,
-    ) -> SamplingConfig:
-        """Return a GLT ``SamplingConfig`` of type NODE; label edge types are never sampled.
-
-        Args:
-            num_neighbors: Neighbours per hop, -1 for all. A list holds for every message-passing
-                edge type; a dict must name exactly those.
-            dataset_schema: What the dataset holds.
-            batch_size: Seeds per batch.
-            shuffle: Shuffle the seeds every epoch.
-            drop_last: Leave an incomplete last batch out.
-            with_weight: Draw neighbours by edge weight.
-            with_edge: Deliver edge ids; None: where there are edge features.
-            seed: Decides every draw.
-
-        Raises:
-            ConfigError: Wrong keys, unequal hop counts, a fanout below -1: names the offender.
-        """
-        return config.sampling_config(
-            num_neighbors, dataset_schema, batch_size=batch_size, shuffle=shuffle,
-            drop_last=drop_last, with_weight=with_weight, with_edge=with_edge, seed=seed,
-        )  # fmt: skip
-
-    @staticmethod
-    def create_colocated_channel(worker_options: MpDistSamplingWorkerOptions) -> ShmChannel:
-        """Return a channel of ``channel_capacity`` messages and ``channel_size`` bytes."""
-        return ShmChannel(
-            worker_options.channel_capacity,
-            parse_size(worker_options.channel_size),
-            register=_pin_if_possible if worker_options.pin_memory else None,
-        )
-
-    @staticmethod
-    def initialize_colocated_sampling_worker(
-        *,
-        local_rank: int,
-        local_world_size: int,
-        node_rank: int,
-        node_world_size: int,
-        master_ip_address: str,
-        device: torch.device,
-        num_cpu_threads: int | None,
-    ) -> int:
-        """Join this process to GLT's worker group; return a port that all ranks agreed on.
-
-        The port is free on the master. Sampling workers of different partitions find each other
-        there. On a CPU device, torch operations of this process use ``num_cpu_threads`` threads
-        (None: 2).
-        """
-        if torch.device(device).type == "cpu":
-            torch.set_num_threads(num_cpu_threads or _DEFAULT_CPU_THREADS)
-        runtime = DistributedRuntimeInfo(
-            node_world_size=node_world_size,
-            node_rank=node_rank,
-            rank=node_rank * local_world_size + local_rank,
-            world_size=node_world_size * local_world_size,
-            local_rank=local_rank,
-            local_world_size=local_world_size,
-            master_ip_address=master_ip_address,
-            should_cleanup_distributed_context=False,
-        )
-        context = get_context()
-        if context is None or not context.is_worker() or context.world_size != runtime.world_size:
-            init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
-        return runtime_module.agree_on_port(runtime)
-
-    @staticmethod
-    def create_colocated_worker_options(
-        *,
-        dataset_num_partitions: int,
-        num_workers: int,
-        worker_concurrency: int,
-        master_ip_address: str,
-        master_port: int,
-        channel_size: int | str,
-        pin_memory: bool,
-    ) -> MpDistSamplingWorkerOptions:
-        """Return GLT's options for sampling subprocesses on CPU devices.
-
-        Raises:
-            ConfigError: A count is not positive, or ``worker_concurrency`` above 32.
-        """
-        parse_size(channel_size)
-        return config.colocated_worker_options(
-            dataset_num_partitions=dataset_num_partitions,
-            num_workers=num_workers,
-            worker_concurrency=worker_concurrency,
-            master_ip_address=master_ip_address,
-            master_port=master_port,
-            channel_size=channel_size,
-            pin_memory=pin_memory,
-        )
-
-    @staticmethod
-    def create_graph_store_worker_options(
-        *,
-        dataset: RemoteDistDataset,
-        compute_rank: int,
-        worker_key: str,
-        num_workers: int,
-        worker_concurrency: int,
-        channel_size: int | str,
-        prefetch_size: int,
-    ) -> RemoteDistSamplingWorkerOptions:
-        """Return GLT's options for sampling on all storage servers.
-
-        A sampling port per compute process, free on the storage master, is asked for.
-        """
-        from gigl_loader.remote.client import worker_options
-
-        config.check_workers(num_workers, worker_concurrency)
-        parse_size(channel_size)
-        config.positive("prefetch_size", prefetch_size)
-        return worker_options(
-            dataset=dataset,
-            compute_rank=compute_rank,
-            worker_key=worker_key,
-            num_workers=num_workers,
-            worker_concurrency=worker_concurrency,
-            channel_size=channel_size,
-            prefetch_size=prefetch_size,
-        )
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -360,20 +184,10 @@ class BaseDistLoader(DistLoader):
         self, producer: Any, is_remote: bool, gap_s: float | None, max_inits: int | None,
         epoch_options: EpochOptions | None,
     ) -> None:  # fmt: skip
-        context = get_context()
+        check_context(is_remote)
         if is_remote:
-            if context is None or not context.is_client():
-                raise UsageError(
-                    "a graph-store loader needs a client context: call "
-                    "gigl_loader.graph_store.init_compute_process(...) first"
-                )
             self._start_remote(producer, gap_s, max_inits, epoch_options)
         else:
-            if context is None or not context.is_worker():
-                raise UsageError(
-                    "a colocated loader needs GLT's worker context: call "
-                    "BaseDistLoader.initialize_colocated_sampling_worker(...) first"
-                )
             self._start_colocated(producer, gap_s)
 
     def _start_colocated(self, producer: Any, gap_s: float | None) -> None:
@@ -420,7 +234,7 @@ class BaseDistLoader(DistLoader):
         options = self._epoch_options
         check_shard(self._shard, in_order=options.in_order)
         if self._shard == "world" and self._runtime.world_size > 1:
-            told = {"input": self._digest_of_seeds(), **options.of_batches()}
+            told = {"input": self._seeds_digest, **options.of_batches()}
             told["sampler_options"] = sampler_text(self._sampler_options)
             told["sampling_config"] = repr(self.sampling_config)
             everyone = gather_from_ranks(told, self._runtime.world_size, dict[str, str])
@@ -434,23 +248,12 @@ class BaseDistLoader(DistLoader):
                 even_ranks=self._even_ranks,
             )  # fmt: skip
             return len(self._world_share.places())
-        if self._even_ranks is None or self._runtime.world_size == 1:
-            return own
-        if not dist.is_initialized():
-            raise UsageError("even_ranks needs torch.distributed to be up")
-        counts = gather_from_ranks(own, dist.get_world_size(), int)
-        if self._even_ranks == "drop":
-            return min(counts)
-        if own == 0 and max(counts) > 0:
-            raise ConfigError(
-                f"even_ranks='wrap' cannot repeat an empty input: batches by rank {counts}"
-            )
-        return max(counts)
+        return even_steps(own, self._even_ranks, self._runtime.world_size)
 
     def _make_engine(self) -> CopyEngine | None:
         if self.to_device.type != "cuda" or not self._non_blocking_transfers:
             return None
-        return CopyEngine(self.to_device, keep_on_host=_stays_on_host)
+        return CopyEngine(self.to_device, keep_on_host=stays_on_host)
 
     # -- epochs ---------------------------------------------------------------------------------
 
@@ -468,8 +271,7 @@ class BaseDistLoader(DistLoader):
         source = self.worker_options if self._is_remote_worker else self._mp_producer
         return (
             f"{kind}({deployment}, seeds={self._input_len}, batches={self._steps} of "
-            f"{self.batch_size}, workers={source.num_workers}, epoch={self._epoch}"
-            f"{closed})"
+            f"{self.batch_size}, workers={source.num_workers}, epoch={self._epoch}{closed})"
         )
 
     def set_epoch(self, epoch: int) -> None:
@@ -508,7 +310,7 @@ class BaseDistLoader(DistLoader):
 
     def __next__(self) -> Data | HeteroData:
         """Return the next batch of the iterator that ``iter`` returned, while that is held."""
-        iterator = self._last_iterator() if self._last_iterator is not None else None
+        iterator = self._last_iterator()
         if iterator is None:
             raise UsageError(
                 "no epoch is under way: use `for batch in loader`, or it = iter(loader)"
@@ -516,13 +318,12 @@ class BaseDistLoader(DistLoader):
         return next(iterator)
 
     def _end_iterator(self, why: str) -> None:
-        iterator = self._last_iterator() if self._last_iterator is not None else None
-        if iterator is not None:
+        if (iterator := self._last_iterator()) is not None:
             iterator.end(why)
-        self._last_iterator = None
+        self._last_iterator = lambda: None
 
     def _is_under_way(self) -> bool:
-        iterator = self._last_iterator() if self._last_iterator is not None else None
+        iterator = self._last_iterator()
         return iterator is not None and not iterator.is_over
 
     @property
@@ -537,8 +338,7 @@ class BaseDistLoader(DistLoader):
         that nothing was yielded. With ``shard="world"`` it counts those of the whole job, all ranks
         having done as many steps as this one: one rank's state is the state of all.
         """
-        known = self._started or self._resumed
-        progress = self._progress if known else Progress(epoch=self._epoch)
+        progress = self._progress if self._started or self._resumed else Progress(epoch=self._epoch)
         return progress.to_dict(self._identity())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -564,7 +364,7 @@ class BaseDistLoader(DistLoader):
         return {
             "shard": self._shard,
             "num_seeds": self._input_len,
-            "seeds_digest": self._digest_of_seeds(),
+            "seeds_digest": self._seeds_digest,
             "num_batches": int(self._num_expected) if of_world else self._steps,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
@@ -574,16 +374,9 @@ class BaseDistLoader(DistLoader):
             **({} if of_world else of_rank),
         }
 
-    def _digest_of_seeds(self) -> str:
-        if self._seeds_digest is None:
-            inputs = self.input_data if self._is_remote_worker else [self.input_data]
-            digest = hashlib.blake2b(digest_size=8)
-            for one in inputs:  # one after another: where seeds are kept does not count
-                columns = getattr(one, "extra", None) or {}
-                for column in (one.node, *(columns[name] for name in sorted(columns))):
-                    digest.update(bytes_of(column.cpu().contiguous()))
-            self._seeds_digest = digest.hexdigest()
-        return self._seeds_digest
+    @functools.cached_property
+    def _seeds_digest(self) -> str:
+        return digest_of_seeds(self.input_data if self._is_remote_worker else [self.input_data])
 
     def stats(self, reset: bool = False) -> dict[str, Any]:
         """Return what the loader did since it was built, or since the last reset.
@@ -601,8 +394,7 @@ class BaseDistLoader(DistLoader):
         machines that ``remote_cache`` had; None without), ``verdict`` (one line: what to change
         first).
         """
-        producer = getattr(self, "_mp_producer", None)
-        remote_bytes = getattr(producer, "remote_bytes", 0)
+        remote_bytes = getattr(getattr(self, "_mp_producer", None), "remote_bytes", 0)
         summary = self._stats.summary(remote_bytes, link_bytes_per_s())
         if reset:
             self._stats = self._stats.after()
@@ -638,9 +430,7 @@ class BaseDistLoader(DistLoader):
 
     def _copied(self, msg: SampleMessage) -> SampleMessage:
         """Return a message of the host on the device, but for what is read on the host."""
-        kept = {name: value for name, value in msg.items() if _stays_on_host(name)}
-        moved = {name: value for name, value in msg.items() if name not in kept}
-        return {**copy_message(moved, self.to_device), **kept}
+        return CopyEngine(self.to_device, non_blocking=False, keep_on_host=stays_on_host).copy(msg)
 
     def _collate_fn(self, msg: SampleMessage) -> Data | HeteroData:
         """Turn a message into a batch on the device; never changes values.
@@ -652,7 +442,7 @@ class BaseDistLoader(DistLoader):
             msg = self._copied(msg)
         msg = with_widened_features(msg)
         if self._transform_output is not None:
-            types = self._batch_types(msg)
+            types = batch_types(msg, self._dataset_schema, self.edge_dir)
             named = self._dataset_schema.edge_attributes.values()
             of_edges = {name for names in named for name in names}
             msg = transformed(msg, self._transform_output, *types, of_edges)
@@ -663,20 +453,7 @@ class BaseDistLoader(DistLoader):
         """Turn a message that is on the device into a batch; a hook for subclasses."""
         if not int(msg[IS_HETERO]):
             return to_data(msg)
-        return to_hetero_data(msg, *self._batch_types(msg))
-
-    def _batch_types(self, msg: SampleMessage) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """Return the node types and the edge types that a heterogeneous batch has."""
-        known = self._dataset_schema.edge_types or []
-        walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
-        node_types = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
-        if self.edge_dir == "out":
-            walked = [reverse_edge_type(edge_type) for edge_type in walked]
-        made = [(a, PPR, b) for a in sorted(node_types) for b in sorted(node_types)]
-        made = [edge_type for edge_type in made if key(EDGE_INDEX, edge_type) in msg]
-        if made:  # a sampler that makes edges of its own may leave those of the graph out
-            walked = [edge_type for edge_type in walked if key(EDGE_INDEX, edge_type) in msg]
-        return sorted(node_types), walked + made
+        return to_hetero_data(msg, *batch_types(msg, self._dataset_schema, self.edge_dir))
 
     # -- end ------------------------------------------------------------------------------------
 
@@ -695,7 +472,7 @@ class BaseDistLoader(DistLoader):
         if self._shutdowned:
             return
         self._shutdowned = True
-        _live_loaders.discard(self)
+        live.discard(self)
         self._end_iterator("shutdown() ended it")
         remote = getattr(self, "_remote_source", None)
         if remote is not None:
@@ -720,42 +497,3 @@ class BaseDistLoader(DistLoader):
         )
         with contextlib.suppress(Exception):
             self.shutdown(linger_s=0.0)
-
-
-def _renamed(producer: Any, sampler: Any) -> Any:
-    if sampler is None:
-        return producer
-    if producer is not None:
-        raise ConfigError("both `producer` and its old name `sampler` were given: drop `sampler`")
-    warnings.warn("`sampler` was renamed to `producer`", DeprecationWarning, stacklevel=3)
-    return sampler
-
-
-def _pin_if_possible(address: int, nbytes: int) -> PinnedRange | None:
-    """Pin a new slot; where the system refuses, copies from it are slower, and that is all."""
-    try:
-        return PinnedRange(address, nbytes)
-    except PinMemoryError as error:
-        logger.warning("batches stay unpinned, copies to the device will not overlap: %s", error)
-        return None
-
-
-def _stays_on_host(key: str) -> bool:
-    """Return whether collating reads this tensor, so that copying it would mean waiting for it."""
-    per_hop = key.endswith((NODES_PER_HOP, EDGES_PER_HOP))
-    return key == IS_HETERO or per_hop or key.startswith(LABEL_COUNTS)
-
-
-def _after_fork() -> None:  # a forked child owns none of its parent's workers
-    for loader in list(_live_loaders):
-        loader._shutdowned = True
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-@atexit.register
-def _shut_all_down() -> None:
-    for loader in list(_live_loaders):
-        with contextlib.suppress(Exception):
-            loader.shutdown(linger_s=0.0)

@@ -35,6 +35,7 @@ from gigl_loader.errors import (
     SamplingError,
 )
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
+from gigl_loader.ranks import backends_of
 from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.store import LocalStore, Scratch
 from gigl_loader.transport import codec
@@ -201,15 +202,19 @@ class CollectivePeers:
     """
 
     def __init__(self, view: PartitionView[Array], timeout_s: float) -> None:
-        self._store = LocalStore(view)
+        self.store = LocalStore(view)
+        """This rank's partition, for the thread of this lane."""
         self._timeout_s = timeout_s
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.is_broken = False
         """Whether the group is: a rank ended or stopped."""
-        with self._named_failures():
+        self.on_failure: Callable[[BaseException], None] = lambda error: None
+        """Called with why this rank cannot answer, before others know: what they then say of it
+        is not the first error."""
+        with self.named_failures():
             # a group of its own: the trainer's collectives go on in another thread meanwhile
             self.group: Any = dist.new_group(
-                backend="gloo", timeout=timedelta(seconds=max(timeout_s, 1.0))
+                backend=host_backend(), timeout=timedelta(seconds=max(timeout_s, 1.0))
             )
         held = [part for (part,) in self._gather([view.partition_idx])]
         missing = sorted(set(range(view.num_partitions)) - set(held))
@@ -244,6 +249,37 @@ class CollectivePeers:
         asked.pieces += question
         asked.calls.append(call)
         return call
+
+    def rank_of(self, partition: int) -> int:
+        """Return the rank that is asked for what a partition has."""
+        return self._rank_of[partition]
+
+    def trade(
+        self, asked: list[list[RowsRequest]], expected: list[int]
+    ) -> list[tuple[list[RowsRequest], int]]:
+        """Tell each rank which rows are wanted of it, and the bytes of its answers.
+
+        Collective. Returns the same of each rank; ids are read before anything else is exchanged.
+        """
+        questions = [[p for one in some for p in _packed(one, _ROWS)] for some in asked]
+        sent, lengths = self._filled(questions)
+        told = self._swap_words([list(pair) for pair in zip(lengths, expected, strict=True)])
+        got = self._swap("questions", sent, [length for length, _ in told], lengths)
+        read = [_requests_in(_Reader(data)) for data in got]
+        return [(some, nbytes) for some, (_, nbytes) in zip(read, told, strict=True)]
+
+    def check(self, error: AnswerFailedError | None) -> None:
+        """Tell the others whether this rank could answer them. Collective.
+
+        Raises:
+            AnswerFailedError: ``error``.
+            RankFailedError: Another rank could not.
+        """
+        told = self._gather([int(error is not None)])
+        if error is not None:
+            raise error
+        if failed := [rank for rank, (failed,) in enumerate(told) if failed]:
+            raise RankFailedError(failed[0])
 
     def agree(self, epoch: int, num_batches: int) -> int:
         """Return the steps of an epoch: the batches of the rank with most.
@@ -333,18 +369,24 @@ class CollectivePeers:
         try:
             return *self._filled([self._answers_to(_Reader(data)) for data in questions]), None
         except Exception as error:
-            cause = f"{type(error).__name__}: {error}"
-            failed = AnswerFailedError("an answer to another rank", cause, traceback.format_exc())
+            failed = self.failed("an answer to another rank", error)
             return np.empty(0, np.uint8), [0] * self.size, failed
+
+    def failed(self, what: str, error: Exception) -> AnswerFailedError:
+        """Return why this rank cannot answer; called in the ``except`` of ``error``."""
+        cause = f"{type(error).__name__}: {error}"
+        failed = AnswerFailedError(what, cause, traceback.format_exc())
+        self.on_failure(failed)
+        return failed
 
     def _answers_to(self, reader: _Reader) -> list[_Piece]:
         pieces = []
         while reader:
             method, body, arrays = reader.read()
             if method == _DRAW:
-                pieces += _packed(self._store.answer_draw(codec.decode(body, arrays, DrawRequest)))
+                pieces += _packed(self.store.answer_draw(codec.decode(body, arrays, DrawRequest)))
             else:
-                found = self._store.rows_asked(codec.decode(body, arrays, RowsRequest))
+                found = self.store.rows_asked(codec.decode(body, arrays, RowsRequest))
                 pieces.append(_Piece(nbytes_of(*found[:2]), partial(_write_rows, *found)))
         return pieces
 
@@ -379,16 +421,25 @@ class CollectivePeers:
     def _all_to_all(
         self, found: torch.Tensor, send: torch.Tensor, sizes: Any = None, lengths: Any = None
     ) -> None:
-        with self._named_failures():
+        with self.named_failures():
             dist.all_to_all_single(found, send, sizes, lengths, group=self.group)
 
     def _gather(self, words: list[int]) -> list[list[int]]:
         return self._swap_words([words] * self.size)
 
     @contextmanager
-    def _named_failures(self) -> Iterator[None]:
+    def named_failures(self) -> Iterator[None]:
+        """Turn errors of a group, which name no cause, into ours; the groups are broken then.
+
+        Raises:
+            PeerTimeoutError: A rank did not come in time.
+            PeerError: A rank has ended.
+        """
         try:
             yield
+        except PeerError:
+            self.is_broken = True
+            raise
         except RuntimeError as error:
             self.is_broken = True
             if "timed out" in str(error).lower():
@@ -401,6 +452,35 @@ class CollectivePeers:
                 f"a rank has ended while batches were sampled together: {error}; see the logs of "
                 "the other ranks, and start the job again"
             ) from error
+
+
+def host_backend() -> str:
+    """Return the backend by which ranks exchange memory of the CPU.
+
+    The process group's own one; where it has none, as with NCCL, or MPI, which lets one thread
+    exchange at a time, gloo beside it.
+
+    Raises:
+        ConfigError: gloo is needed, and this torch was built without.
+    """
+    own = backends_of().get("cpu")
+    if own is not None and own != "mpi":
+        return own
+    if not dist.is_gloo_available():
+        raise ConfigError(
+            'exchange="collective" sends questions between CPUs, and the process group '
+            f"({dist.get_backend_config()}) has no backend for that; this torch was built without "
+            'gloo: add one to init_process_group, as in "cpu:ucc,cuda:nccl"'
+        )
+    return "gloo"
+
+
+def _requests_in(reader: _Reader) -> list[RowsRequest]:
+    found = []
+    while reader:
+        _, body, arrays = reader.read()
+        found.append(codec.decode(body, arrays, RowsRequest))
+    return found
 
 
 def _write_rows(

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import warnings
 from typing import Any
 
 from gigl_loader._glt import (
@@ -9,8 +10,9 @@ from gigl_loader._glt import (
     MpDistSamplingWorkerOptions,
     NodeSamplerInput,
     RemoteDistSamplingWorkerOptions,
+    get_context,
 )
-from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.loader.in_process import InProcessSource
 from gigl_loader.workers.producer import DistSamplingProducer
 
@@ -87,3 +89,32 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
         "list of NodeSamplerInput, RemoteDistSamplingWorkerOptions, a callable for each server); "
         f"found {found}, of types {kinds}"
     )
+
+
+def check_context(is_remote: bool) -> None:
+    """Check that this process has the role in GLT's context that a loader of it needs.
+
+    Raises:
+        UsageError: It has not.
+    """
+    context = get_context()
+    if is_remote and (context is None or not context.is_client()):
+        raise UsageError(
+            "a graph-store loader needs a client context: call "
+            "gigl_loader.graph_store.init_compute_process(...) first"
+        )
+    if not is_remote and (context is None or not context.is_worker()):
+        raise UsageError(
+            "a colocated loader needs GLT's worker context: call "
+            "BaseDistLoader.initialize_colocated_sampling_worker(...) first"
+        )
+
+
+def the_producer(producer: Any, sampler: Any) -> Any:
+    """Return ``producer``, which may come under its old name, ``sampler``."""
+    if sampler is None:
+        return producer
+    if producer is not None:
+        raise ConfigError("both `producer` and its old name `sampler` were given: drop `sampler`")
+    warnings.warn("`sampler` was renamed to `producer`", DeprecationWarning, stacklevel=3)
+    return sampler

@@ -17,9 +17,11 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from gigl_loader._glt import NodeSamplerInput, SamplingConfig
 from gigl_loader.dataset.local import DistDataset
@@ -37,11 +39,13 @@ from gigl_loader.loader.collective import (
     CollectivePeers,
     RankFailedError,
 )
+from gigl_loader.loader.device_rows import DeviceRows, RowsOnDevice, device_rows
 from gigl_loader.loader.in_step import EpochBatches
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.own_messages import OwnMessages
 from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BatchTicket, Received
 from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
+from gigl_loader.sampler.later import Later, LaterRows
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.workers.sampled_input import epoch_order, make_plan, view_of
@@ -67,6 +71,8 @@ class InProcessSource:
         default_sampler: Sampler class path and keywords where ``sampler_options`` names none.
         concurrency: With several partitions: batches that are under way at once. Of different
             numbers, all ranks take the least.
+        device: Where batches go. Where the process group has a backend for it on all ranks, rows
+            go from device to device, and come out on it.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class InProcessSource:
         sampler_options: SamplerOptions | None = None,
         default_sampler: tuple[str, dict[str, Any]] | None = None,
         concurrency: int = 1,
+        device: torch.device | None = None,
     ) -> None:
         self.data, self.sampling_config, self.epoch_options = data, config, epoch_options
         self.channel = None
@@ -91,7 +98,8 @@ class InProcessSource:
         self._sampler_class = default_sampler
         if isinstance(sampler_options, CustomSamplerOptions):
             self._sampler_class = (sampler_options.class_path, sampler_options.keywords)
-        self._concurrency = concurrency
+        self._concurrency, self._device = concurrency, device or torch.device("cpu")
+        self._rows: DeviceRows | None = None
         # one of each for a lane; no peers where there is one partition, and then one sampler
         self._peers: list[CollectivePeers] = []
         self._samplers: list[Sampler] = []
@@ -119,11 +127,14 @@ class InProcessSource:
             self._peers = [first]
             for _ in range(first.least(self._concurrency) - 1):
                 self._peers.append(CollectivePeers(self._view, timeout_s))
+            self._rows = device_rows(first, self._view, self._device, timeout_s)
         lanes: Sequence[CollectivePeers | None] = self._peers or [None]
         self._samplers = [self._load_sampler(peers) for peers in lanes]
         self._memory = [OwnMessages() for _ in lanes]
 
-    def _load_sampler(self, peers: CollectivePeers | None) -> Sampler:
+    def _load_sampler(self, lane: CollectivePeers | None) -> Sampler:
+        # rows that go from device to device are exchanged after the batch was sampled
+        peers = lane if lane is None or self._rows is None else Later(lane)
         if self._sampler_class is None:
             return NeighborSampler(self._view, self._plan, peers)
         path, keywords = self._sampler_class
@@ -219,7 +230,7 @@ class InProcessSource:
             return None
         if self._peers:
             return epoch.take(self.epoch_options.timeout_s if timeout_s is None else timeout_s)
-        found = self._sample(self._request_of(epoch, epoch.taken), 0)
+        found, _ = self._sample(self._request_of(epoch, epoch.taken), 0)
         epoch.taken += 1
         return found
 
@@ -238,7 +249,7 @@ class InProcessSource:
                 'answer in step: build the loader with exchange="workers"'
             )
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
-        return self._sample(self._request(ticket, index.numpy()), 0)
+        return self._sample(self._request(ticket, index.numpy()), 0)[0]
 
     def ready(self) -> bool:
         """Return whether `next` would not wait."""
@@ -248,24 +259,45 @@ class InProcessSource:
 
     def _run(self, epoch: EpochBatches, lane: int) -> None:
         """Sample every so many batches of an epoch in step with the other ranks' lane."""
-        peers = self._peers[lane]
+        step, peers = lane, self._peers[lane]
+        peers.on_failure = epoch.fail
         try:
             steps = peers.agree(epoch.number, len(epoch.batches))
             for step in range(lane, steps, len(self._peers)):
-                if epoch.error is not None:
-                    self._tell_others(epoch.error, peers)
+                if not self._take_step(epoch, step, lane):
+                    epoch.turns.end(step)
                     return
-                found = None
-                if step < len(epoch.batches) and not epoch.is_broken_off:
-                    found = self._sample_or_tell(epoch, step, lane)
-                if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
-                    return
-                if found is not None:
-                    epoch.hand_over(step, found)
         except BaseException as error:
             epoch.fail(error)
+            epoch.turns.end(step)
 
-    def _sample_or_tell(self, epoch: EpochBatches, step: int, lane: int) -> Received:
+    def _take_step(self, epoch: EpochBatches, step: int, lane: int) -> bool:
+        """Sample one batch, or only answer the others; return whether the epoch goes on."""
+        peers = self._peers[lane]
+        if epoch.error is not None:
+            self._tell_others(epoch.error, peers)
+            return False
+        found: tuple[Received, list[Field]] | None = None
+        if step < len(epoch.batches) and not epoch.is_broken_off:
+            found = self._sample_or_tell(epoch, step, lane)
+        if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
+            return False
+        if self._rows is not None:
+            rows = self._rows.fetch(
+                peers, found[1] if found else [], partial(epoch.turns.wait, step),
+                partial(epoch.turns.passed, step),
+            )  # fmt: skip
+            if rows is None:
+                return False
+            if found:
+                found = _with_rows(found[0], rows), []
+        if found:
+            epoch.hand_over(step, found[0])
+        return True
+
+    def _sample_or_tell(
+        self, epoch: EpochBatches, step: int, lane: int
+    ) -> tuple[Received, list[Field]]:
         try:
             return self._sample(self._request_of(epoch, step), lane)
         except AnswerFailedError:  # the others know
@@ -280,7 +312,8 @@ class InProcessSource:
         if not any(one.is_broken for one in self._peers):
             peers.fail(error.rank if isinstance(error, RankFailedError) else peers.rank)
 
-    def _sample(self, request: SampleRequest, lane: int) -> Received:
+    def _sample(self, request: SampleRequest, lane: int) -> tuple[Received, list[Field]]:
+        """Return a batch, and the fields whose rows are to be exchanged between devices."""
         ticket = request.ticket
         started = time.perf_counter()
         try:
@@ -289,6 +322,8 @@ class InProcessSource:
                 for f in self._samplers[lane].sample(request)
             ]
             fields += scale_fields(self._view, fields)
+            later = [one for one in fields if isinstance(one.write, LaterRows)]
+            fields = [one for one in fields if not isinstance(one.write, LaterRows)]
             sampled = time.perf_counter()
             message, nbytes = self._memory[lane].write(fields)
         except PeerError:  # of the exchange: the others know
@@ -303,7 +338,7 @@ class InProcessSource:
             "asked": self._peers[0].size - 1 if self._peers else 0, "worker": lane,
             "nbytes": nbytes,
         }  # fmt: skip
-        return Received(ticket, message, stats)
+        return Received(ticket, message, stats), later
 
     def _request_of(self, epoch: EpochBatches, step: int) -> SampleRequest:
         ticket = BatchTicket(0, 0, epoch.number, epoch.batches[step])
@@ -331,8 +366,15 @@ class InProcessSource:
         if any(thread.is_alive() for thread in self._threads):
             logger.warning("other ranks are in an epoch that this one has left: they will fail")
             return
+        if self._rows is not None:
+            self._rows.close()
         for peers in self._peers:
             peers.close()
+
+
+def _with_rows(found: Received, rows: RowsOnDevice) -> Received:
+    stats = {**found.stats, "nbytes": found.stats["nbytes"] + rows.nbytes}
+    return Received(found.ticket, found.message, stats, rows)
 
 
 def check_in_process(data: DistDataset, exchange: str) -> None:

@@ -11,6 +11,41 @@ from gigl_loader.message import Received
 _WAKE_S = 1.0
 
 
+class Turns:
+    """Lets the lanes of an epoch do something one after another, in the order of its steps."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._ended_at: int | None = None
+        self._changed = threading.Condition()
+
+    def wait(self, step: int) -> bool:
+        """Return whether it is this step's turn; False: an earlier one was the last.
+
+        A lane that ends says so (`end`), so this waits for lanes that live.
+        """
+        with self._changed:
+            while self._next < step and (self._ended_at is None or step < self._ended_at):
+                self._changed.wait(_WAKE_S)
+            return self._next == step
+
+    def passed(self, step: int) -> None:
+        """Let the next step have its turn."""
+        with self._changed:
+            self._next = step + 1
+            self._changed.notify_all()
+
+    def end(self, step: int) -> None:
+        """Say that ``step`` does not have its turn, so that none after it has.
+
+        Those before it still have theirs: lanes of other ranks may have had them already, and all
+        ranks have to stop at the same turn.
+        """
+        with self._changed:
+            self._ended_at = step if self._ended_at is None else min(step, self._ended_at)
+            self._changed.notify_all()
+
+
 class EpochBatches:
     """What one rank samples in an epoch, taken in order.
 
@@ -28,6 +63,8 @@ class EpochBatches:
         self.is_broken_off = False
         self.error: BaseException | None = None
         """The first one; it ends the epoch."""
+        self.turns = Turns()
+        """Of its steps, where something is to be done in their order."""
         self._room = room
         self._ready: dict[int, Received] = {}
         self._changed = threading.Condition()

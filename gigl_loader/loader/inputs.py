@@ -1,5 +1,6 @@
 """What the user wants sampled, checked before anything starts."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, DatasetSchema, NodeType
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.memory.tensors import bytes_of
 
 Seeds = Tensor | NDArray[Any] | Sequence[int]
 """Ids of nodes, or a mask over all nodes of the type."""
@@ -218,3 +221,13 @@ def local_share(seeds: Tensor, local_rank: int, local_world_size: int) -> Tensor
         ``torch.tensor_split``: the first ``len(seeds) % local_world_size`` blocks are one longer.
     """
     return seeds.tensor_split(local_world_size)[local_rank].contiguous()
+
+
+def digest_of_seeds(inputs: Sequence[NodeSamplerInput]) -> str:
+    """Return what tells seeds, and what comes with each, from others; not how they are divided."""
+    digest = hashlib.blake2b(digest_size=8)
+    for one in inputs:
+        columns = getattr(one, "extra", None) or {}
+        for column in (one.node, *(columns[name] for name in sorted(columns))):
+            digest.update(bytes_of(column.cpu().contiguous()))
+    return digest.hexdigest()

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch.profiler import record_function
@@ -80,12 +81,12 @@ class EpochIterator:
             if found is None:
                 return None
             message = dict(found)
-            ticket, stats = message.pop("ticket")
-            return ticket, message, stats
+            received = replace(message.pop("ticket"), message=message)
+            return received.ticket, received.whole(), received.stats
         received = self._loader._source.next()
         if received is None:
             return None
-        return received.ticket, received.message, received.stats
+        return received.ticket, received.whole(), received.stats
 
     def _pull(self, wait: bool) -> dict[str, Any] | NotReady:
         source = self._loader._source
@@ -94,7 +95,7 @@ class EpochIterator:
         received = source.next()
         if received is None:
             raise StopIteration
-        return {**received.message, "ticket": (received.ticket, received.stats)}
+        return {**received.message, "ticket": replace(received, message={})}
 
     def _count(
         self, ticket: Any, stats: dict[str, Any], wait_s: float, collate_s: float, batch: Any

@@ -63,8 +63,9 @@ class LoaderKeywords(ExpansionKeywords, total=False):
     exchange: Annotated[str, "workers"]
     """Colocated, with several partitions: how they are asked. ``"workers"``: by sampling processes,
     over connections. ``"collective"``: this process samples ahead in threads, in step with the
-    other ranks, which exchange by ``all_to_all`` of a gloo group; no process, no port. ``timeout``
-    is then also how long a rank may compute between batches."""
+    other ranks, which exchange by ``all_to_all``, rows from device to device where the process
+    group has a backend for that; no sampling process, no port. ``timeout`` is then also how long a
+    rank may compute between batches."""
     shard: Annotated[str, "machine"]
     """How batches are split over ranks. ``"machine"``: by seeds, as the input says. ``"world"``:
     all ranks are given the seeds of the whole job, whose batches are numbered over all ranks; rank

@@ -48,7 +48,7 @@ def replay(loader: BaseDistLoader, epoch: int, batch: int) -> "Data | HeteroData
     except BaseException:
         source.cancel_epoch()
         raise
-    message = received.message
+    message = received.whole()
     if loader._engine is not None:  # then the copies of an epoch go ahead of its batches
         message = loader._copied(message)
     return loader._collate_fn(message)

@@ -13,7 +13,9 @@ and any number of ranks can go on from there.
 import logging
 from dataclasses import dataclass, replace
 
-from gigl_loader.errors import ConfigError
+import torch.distributed as dist
+
+from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import decide_with_ranks, gather_from_ranks
 
@@ -45,6 +47,27 @@ class WorldShare:
     def taken_with(self, place: int) -> int:
         """Return how many the job has taken once every rank has done this rank's step ``place``."""
         return min(place - self.rank + self.world_size, self.total)
+
+
+def even_steps(own: int, even_ranks: str | None, world_size: int) -> int:
+    """Return how many steps this rank takes, which has ``own`` batches. All ranks call it.
+
+    Raises:
+        ConfigError: It would have to repeat an empty input.
+        UsageError: Ranks cannot tell each other.
+    """
+    if even_ranks is None or world_size == 1:
+        return own
+    if not dist.is_initialized():
+        raise UsageError("even_ranks needs torch.distributed to be up")
+    counts = gather_from_ranks(own, dist.get_world_size(), int)
+    if even_ranks == "drop":
+        return min(counts)
+    if own == 0 and max(counts) > 0:
+        raise ConfigError(
+            f"even_ranks='wrap' cannot repeat an empty input: batches by rank {counts}"
+        )
+    return max(counts)
 
 
 def check_shard(shard: str, *, in_order: bool) -> None:

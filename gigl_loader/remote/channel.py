@@ -1,13 +1,11 @@
 """Batches from storage servers: asked for ahead, put in order, watched."""
 
 import contextlib
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,65 +23,27 @@ from gigl_loader.memory.leases import payload_bytes, tensors_over
 from gigl_loader.memory.same_host import Mappings, sees
 from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
+from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.cluster import Cluster, raise_if_broken
 from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.link import ServerLink, result_of
+from gigl_loader.remote.link import result_of
 from gigl_loader.remote.messages import (
     BatchMessage,
     EpochRequest,
     FetchAnswer,
     FetchRequest,
     GiveBack,
-    Nothing,
 )
 from gigl_loader.remote.payload import unpack_batch, wire_bytes
+from gigl_loader.remote.supplier import Supplier
 from gigl_loader.remote.values import dtype_of
-from gigl_loader.transport import Caller, Reply
+from gigl_loader.transport import Caller
 
 _DESCRIBE_S = 2.0
 """How long stalled servers may take to say what their workers do."""
 _GIVE_BACK_S = 1.0
-
-_Fetch = tuple["Reply[FetchAnswer]", int]
-"""A fetch under way, and the generation that it is of."""
-
-
-@dataclass(eq=False)
-class _Server:
-    """One server's part of the epoch, and the connection that its batches come on.
-
-    Replies are filed by a thread of their own, in the order in which they were asked for.
-    """
-
-    rank: int
-    producer_id: int
-    link: ServerLink
-    """Not the cluster's of later: the producer is that of the server that is there now."""
-    left: int = 0
-    """Batches of the epoch that have not arrived."""
-    positions: dict[int, deque[int]] = field(default_factory=dict)
-    """By batch: its positions in the epoch's order, more than one where it repeats."""
-    total: int = 0
-    """Batches of the epoch that this server samples for this process."""
-    asked: int = 0
-    """Batches that were asked for: the position of the next fetch."""
-    under_way: int = 0
-    """Fetches under way."""
-    ended: bool = True
-    """Whether the server has said that the epoch is over."""
-    same_host: bool | None = None
-    """Whether its batches can be read where they lie; None: not asked yet."""
-    asking: threading.Lock = field(default_factory=lambda: threading.Lock())
-    """Held while fetches are asked, so that they are filed in that order."""
-    caller: Caller | None = None
-    fetches: "queue.SimpleQueue[_Fetch | None]" = field(default_factory=lambda: queue.SimpleQueue())
-    released: deque[int] = field(default_factory=deque)
-    """Leases of batches that were dropped here; appended to by finalizers, which may not lock."""
-    giver: Caller | None = None
-    """Connection that leases are given back on: the other one's answers may be long in coming."""
-    given_back: "Reply[Nothing] | None" = None
 
 
 class RemoteReceivingChannel(ChannelBase):
@@ -125,7 +85,7 @@ class RemoteReceivingChannel(ChannelBase):
     ) -> None:
         self._cluster = cluster or current_cluster()
         self._server_ranks, self._producer_ids = server_ranks, producer_ids
-        self._servers: dict[int, _Server] = {}
+        self._servers: dict[int, Supplier] = {}
         """By place among the servers; those that had batches for this process so far."""
         self._renewals = dict(self._cluster.renewals)
         self._watched = watched if watched is None else Runs.of(sorted(watched))
@@ -137,7 +97,7 @@ class RemoteReceivingChannel(ChannelBase):
         self._changed = threading.Condition()
         self._generation = 0
         self._epoch = -1
-        self._order: list[_Server] = []
+        self._order: list[Supplier] = []
         """By position in the epoch: who samples the batch."""
         self._arrived: dict[int, Received] = {}
         self._taken = 0
@@ -203,7 +163,7 @@ class RemoteReceivingChannel(ChannelBase):
         for server in asked:
             self._ask(server)
 
-    def _server(self, number: int) -> _Server:
+    def _server(self, number: int) -> Supplier:
         """Return a server; one that had no batches for this process before is met now.
 
         Raises:
@@ -214,10 +174,10 @@ class RemoteReceivingChannel(ChannelBase):
             producer = self._producer_ids[rank]
             if self._cluster.renewals.get(rank, 0) != self._renewals.get(rank, 0):
                 raise ServerDiedError(f"storage server {rank} was started again")
-            self._servers[number] = _Server(rank, producer, self._cluster.link(rank))
+            self._servers[number] = Supplier(rank, producer, self._cluster.link(rank))
         return self._servers[number]
 
-    def _look_for_same_host(self, servers: Iterable[_Server], deadline: float) -> None:
+    def _look_for_same_host(self, servers: Iterable[Supplier], deadline: float) -> None:
         """Find out, once, whose batches need not travel. Page-locked memory is this side's own."""
         wanted = not self._pin and reads_same_memory()
         asked = [
@@ -258,11 +218,11 @@ class RemoteReceivingChannel(ChannelBase):
                     server, "cancel_epoch_sampling", producer_id=server.producer_id, request=request
                 )
 
-    def _call(self, server: _Server, name: str, **arguments: Any) -> "Future[Any]":
+    def _call(self, server: Supplier, name: str, **arguments: Any) -> "Future[Any]":
         found: Future[Any] = server.link.call(name, **arguments)
         return found
 
-    def _ask(self, server: _Server) -> None:
+    def _ask(self, server: Supplier) -> None:
         """Ask for as many batches as may be on their way."""
         with server.asking:
             with self._changed:
@@ -285,7 +245,7 @@ class RemoteReceivingChannel(ChannelBase):
                     return
                 server.fetches.put((reply, generation))
 
-    def _caller_of(self, server: _Server) -> Caller:
+    def _caller_of(self, server: Supplier) -> Caller:
         if server.caller is None:
             link = server.link
             server.caller = link.dial()
@@ -296,7 +256,7 @@ class RemoteReceivingChannel(ChannelBase):
 
     # -- filing: one thread for each server -----------------------------------------------------
 
-    def _file_all(self, server: _Server) -> None:
+    def _file_all(self, server: Supplier) -> None:
         link = server.link
         while (fetch := server.fetches.get()) is not None:
             reply, generation = fetch
@@ -309,7 +269,7 @@ class RemoteReceivingChannel(ChannelBase):
             del reply, fetch  # before the next wait: they keep the batch
             self._give_back(server)
 
-    def _arrive(self, server: _Server, generation: int, answer: FetchAnswer) -> None:
+    def _arrive(self, server: Supplier, generation: int, answer: FetchAnswer) -> None:
         """File an answer; one of a broken-off epoch is dropped."""
         batch = answer.batch
         message = {} if batch is None else self._message(server, batch)
@@ -333,7 +293,7 @@ class RemoteReceivingChannel(ChannelBase):
             self._check_complete(server, batch is not None)
             self._changed.notify_all()
 
-    def _message(self, server: _Server, batch: BatchMessage) -> SampleMessage:
+    def _message(self, server: Supplier, batch: BatchMessage) -> SampleMessage:
         """Return the tensors of a batch, over what was received or where the server has it.
 
         Raises:
@@ -356,10 +316,10 @@ class RemoteReceivingChannel(ChannelBase):
             buffer = self._mappings.lease(batch.region, lambda: released.append(lease))
         except OSError as error:
             released.append(lease)
-            raise _unreadable(server, error) from error
+            raise server.unreadable(error) from error
         return tensors_over(buffer, batch.layout)
 
-    def _give_back(self, server: _Server) -> None:
+    def _give_back(self, server: Supplier) -> None:
         """Tell the server which of its batches nothing here reads any more."""
         if not server.released:
             return
@@ -373,7 +333,7 @@ class RemoteReceivingChannel(ChannelBase):
                 server.given_back.wait(_GIVE_BACK_S)
             server.given_back = server.giver.ask("give_back", GiveBack(tuple(leases)), Nothing)
 
-    def _check_complete(self, server: _Server, has_batch: bool) -> None:
+    def _check_complete(self, server: Supplier, has_batch: bool) -> None:
         if (server.ended and server.left) or (not has_batch and not server.ended):
             self._error = ProtocolError(
                 f"storage server {server.rank} ended epoch {self._epoch} with {server.left} "
@@ -503,21 +463,5 @@ class RemoteReceivingChannel(ChannelBase):
             self._reset()
             self._changed.notify_all()
         for server in self._servers.values():
-            self._hang_up(server)
+            server.hang_up()
         self._mappings.close()
-
-    def _hang_up(self, server: _Server) -> None:
-        link = server.link
-        server.fetches.put(None)
-        for caller in (server.caller, server.giver):
-            if caller is not None:
-                link.hang_up(caller)
-
-
-def _unreadable(server: _Server, error: OSError) -> PeerError:
-    if isinstance(error, FileNotFoundError | ProcessLookupError):  # memory ends with its process
-        return ServerDiedError(f"storage server {server.rank} ended before a batch of it was read")
-    return PeerError(
-        f"a batch of storage server {server.rank} cannot be mapped from its memory: {error}; this "
-        "machine is short of memory or of address space, or the server has just ended"
-    )

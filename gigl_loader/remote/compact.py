@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 
@@ -166,3 +166,16 @@ class ByServer(Mapping[int, int]):
             if server in some:
                 return number
         raise KeyError(server)
+
+
+def compacted(servers: Sequence[int]) -> Sequence[int]:
+    """Return the same in little room, where they ascend, as those of all loaders do."""
+    ascending = all(one < other for one, other in pairwise(servers))
+    return Runs.of(servers) if ascending else servers
+
+
+def those_of(servers: Sequence[int], wanted: set[int]) -> Sequence[int]:
+    """Return those that are wanted, in their order; all of them are no second list."""
+    if wanted.issuperset(servers):
+        return servers
+    return compacted([server for server in servers if server in wanted])

@@ -1,6 +1,5 @@
 """The server's side of the network: who is here, which job is served, and what they ask."""
 
-import itertools
 import logging
 import threading
 import time
@@ -9,26 +8,25 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from gigl_loader.errors import (
-    ConfigError,
-    PeerError,
-    PeerLostError,
-    ServerDiedError,
-)
+from gigl_loader.errors import ConfigError, PeerError, PeerLostError, ServerDiedError
 from gigl_loader.logs import answering
+from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.compact import Addresses, Generations
 from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Follower, Leader
-from gigl_loader.remote.membership import Gather, Gathered, Join, Leave, News, Publish, Role, Watch
-from gigl_loader.remote.messages import (
-    CALLS,
-    Call,
-    FetchAnswer,
-    FetchRequest,
-    GiveBack,
-    Nothing,
+from gigl_loader.remote.membership import (
+    Gather,
+    Gathered,
+    Join,
+    Leave,
+    News,
+    Publish,
+    Role,
+    Watch,
+    check_figures,
 )
+from gigl_loader.remote.messages import CALLS, Call, FetchAnswer, FetchRequest, GiveBack
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.servers import ServerBook
 from gigl_loader.remote.service import DistServer, caller
@@ -80,13 +78,11 @@ class Endpoint:
         self._book = JobBook()
         self._handout = Handout(server)
         self._rendezvous = RendezvousTable()
-        self._connections = itertools.count(1)
         self._error: ServerDiedError | None = None
         self._error_time = 0.0
         self._stopping = False
         self._status_is_old, self._told_at = False, 0.0
         self._leader = leader
-        self._follower: Follower | None = None
         self.jobs_served = 0
         self.over = threading.Event()
         """Set when there is nothing left to serve."""
@@ -95,7 +91,7 @@ class Endpoint:
             server.meet = self._meet
         self._listener = Listener(
             host, port, security, self._table(), f"storage server {server.server_rank}",
-            on_peer=self._number, on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
+            on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
             silence_s=patience_s,
         )  # fmt: skip
         self.address = self._listener.address
@@ -115,13 +111,12 @@ class Endpoint:
                 num_servers=self.server.num_servers, address=self.address,
                 generation=self.generation,
             )  # fmt: skip
-            self._follower = Follower(
-                self._leader, join, self._rejoin_s,
+            Follower(
+                leader=self._leader, join=join, rejoin_s=self._rejoin_s,
                 on_news=self._leader_says, on_over=self.over.set, on_lost=self.lose,
                 is_over=lambda: self._stopping or self.over.is_set(),
                 can_go_on=lambda: self._can_do_without_0,
-            )  # fmt: skip
-            self._follower.start()
+            ).start()  # fmt: skip
 
     def _table(self) -> dict[str, Method]:
         table = self._rendezvous
@@ -160,9 +155,6 @@ class Endpoint:
         return ServerRendezvous(name, own, servers, timeout_s, dial=dial)
 
     # -- who is here ----------------------------------------------------------------------------
-
-    def _number(self, peer: Peer) -> None:
-        peer.context["number"] = next(self._connections)
 
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
         with self._lock:
@@ -227,22 +219,12 @@ class Endpoint:
     def _check(self, join: Join) -> None:
         if self._error is not None:
             raise self._error
-        servers, own = self.server.num_servers, self.server.server_rank
-        if join.num_servers != servers:
-            raise ConfigError(
-                f"{join.role.value} {join.rank} counts {join.num_servers} storage servers, server "
-                f"{own} counts {servers}: give all the same GraphStoreInfo"
-            )
+        check_figures(join, self.server.server_rank, self.server.num_servers)
         former = self._servers.get(join.rank) if join.role is Role.SERVER else None
         # the same one may have been out of reach, and come on a connection of its own
         is_later = former is not None and 0 < former.join.generation <= join.generation
         if former is not None and not (is_later and self._rejoin_s > 0):
             raise ConfigError(f"two processes joined as storage server {join.rank}: check RANK")
-        if join.role is Role.CLIENT and join.job is None and own != 0:
-            raise ConfigError(
-                f"this is storage server {own}; clients join at server 0: check "
-                "storage_cluster_master_ip and rpc_master_port"
-            )
 
     @property
     def _servers(self) -> dict[int, Member]:
@@ -331,11 +313,8 @@ class Endpoint:
     def _lose_missing(self) -> None:
         """Tell a job that is done from one that a lost server ended, before that is given up."""
         for member in self._attendance.members.values():
-            if (
-                member.join.role is Role.SERVER
-                and member.gone_at is not None
-                and self._rejoin_s <= 0
-            ):
+            is_gone = member.join.role is Role.SERVER and member.gone_at is not None
+            if is_gone and self._rejoin_s <= 0:
                 self.lose(f"storage server {member.join.rank} {member.why_gone}")
 
     def _miss(self, rank: int, why: str) -> None:
@@ -504,13 +483,10 @@ class Endpoint:
         self.over.set()
         self._listener.close(end, words)
         self.server.close()
-        self._lose_all(sessions)
-        if self._leader is not None:
-            self._leader.close()
-
-    def _lose_all(self, sessions: Sequence[str]) -> None:
         for session in sessions:
             self._handout.lose(session)
+        if self._leader is not None:
+            self._leader.close()
 
     @property
     def error(self) -> ServerDiedError | None:

@@ -6,14 +6,9 @@ from functools import partial
 from typing import Any
 
 from gigl_loader.memory.leases import Packed
+from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.leases import Leases
-from gigl_loader.remote.messages import (
-    BatchMessage,
-    FetchAnswer,
-    FetchRequest,
-    GiveBack,
-    Nothing,
-)
+from gigl_loader.remote.messages import BatchMessage, FetchAnswer, FetchRequest, GiveBack
 from gigl_loader.remote.payload import pack_batch
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.shared import Fetched
@@ -34,7 +29,7 @@ class Handout:
         """Return a batch of a consumer as it travels, as soon as there is one."""
         self._leases.lose_from(peer.session, request)
         answer: Future[FetchAnswer] = Future()
-        found = self._server.fetch(request, peer.context["number"])
+        found = self._server.fetch(request, peer.number)
         found.add_done_callback(partial(self._answer, request, peer, answer))
         # weak: futures keep their callbacks; two that hold each other would keep the batch's slot
         # until the garbage collector runs, and the worker would make a new one meanwhile

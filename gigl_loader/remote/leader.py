@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gigl_loader.errors import (
     GiglLoaderError,
@@ -12,7 +13,7 @@ from gigl_loader.errors import (
     PeerLostError,
     PeerTimeoutError,
 )
-from gigl_loader.remote.membership import Join, News, Watch
+from gigl_loader.remote.membership import Join, News, hear
 from gigl_loader.transport import Caller, End, Security
 
 _log = logging.getLogger(__name__)
@@ -48,26 +49,6 @@ class Leader:
             host, port, self._security, self._name, patience_s=self._patience_s, what=what
         )
 
-    def watch(
-        self, join: Join, on_news: Callable[[News], None], on_end: Callable[[Exception], None]
-    ) -> None:
-        """Join, and hand on what is new, in a thread, until server 0 is gone or `close`."""
-        threading.Thread(
-            target=self._watch, args=(join, on_news, on_end), name="watch server 0", daemon=True
-        ).start()
-
-    def _watch(
-        self, join: Join, on_news: Callable[[News], None], on_end: Callable[[Exception], None]
-    ) -> None:
-        seen = 0
-        try:
-            while True:
-                news = self.caller.ask("watch", Watch(join, seen), News).wait()
-                seen = news.number
-                on_news(news)
-        except GiglLoaderError as error:
-            on_end(error)
-
     def renew(self, deadline: float) -> None:
         """Connect again with server 0, which may have been started again.
 
@@ -84,6 +65,7 @@ class Leader:
         self.caller.close(End.SHUTDOWN)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Follower:
     """Keeps a storage server with server 0: joins again where that was started again.
 
@@ -93,59 +75,62 @@ class Follower:
                --it is gone--> waits --no longer than ``rejoin_s``----> lost
                <--joined again-- waits
 
-    Args:
-        leader: Server 0.
-        join: Who this server is.
-        rejoin_s: How long server 0 may be away; 0: its end is this server's.
-        on_news: Told what server 0 says.
-        on_over: Called when there is nothing left to serve.
-        on_lost: Told why server 0 is given up.
-        is_over: Whether this server ends anyway.
-        can_go_on: Whether a job goes on without server 0, which is then waited for meanwhile.
     """
 
-    def __init__(
-        self, leader: Leader, join: Join, rejoin_s: float, *, on_news: Callable[[News], None],
-        on_over: Callable[[], None], on_lost: Callable[[str], None], is_over: Callable[[], bool],
-        can_go_on: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        self._leader, self._join, self._rejoin_s = leader, join, rejoin_s
-        self._on_news, self._on_over, self._on_lost = on_news, on_over, on_lost
-        self._is_over, self._can_go_on = is_over, can_go_on
+    leader: Leader
+    join: Join
+    """Who this server is."""
+    rejoin_s: float
+    """How long server 0 may be away; 0: its end is this server's."""
+    on_news: Callable[[News], None]
+    """Told what server 0 says."""
+    on_over: Callable[[], None]
+    """Called when there is nothing left to serve."""
+    on_lost: Callable[[str], None]
+    """Told why server 0 is given up."""
+    is_over: Callable[[], bool]
+    """Whether this server ends anyway."""
+    can_go_on: Callable[[], bool]
+    """Whether a job goes on without server 0, which is then waited for meanwhile."""
 
     def start(self) -> None:
         """Join, in a thread."""
-        self._leader.watch(self._join, self._on_news, self._left)
+        threading.Thread(target=self._follow, name="watch server 0", daemon=True).start()
 
-    def _left(self, error: Exception) -> None:
-        """Server 0 has ended: with its jobs, told to, or by itself."""
-        end = error.end if isinstance(error, PeerLostError) else None
-        told = end == End.SHUTDOWN and self._rejoin_s <= 0
-        if end == End.JOB_OVER or told or self._is_over():
-            self._on_over()
-        elif self._rejoin_s <= 0 or end == End.LOST_PEER or _is_final(error):
-            self._on_lost(f"storage server 0 is gone: {error}")
-        else:
-            self._rejoin(error, told_to_end=end == End.SHUTDOWN)
+    def _follow(self) -> None:
+        while self._is_back(after=hear(self.leader.caller, self.join, self.on_news)):
+            pass
 
-    def _rejoin(self, error: Exception, told_to_end: bool) -> None:
-        """Wait for server 0 to be started again. In the thread that heard of its end."""
+    def _is_back(self, after: Exception) -> bool:
+        """Server 0 has ended: with its jobs, told to, or by itself; tell whether it came back."""
+        end = after.end if isinstance(after, PeerLostError) else None
+        told = end == End.SHUTDOWN
+        if end == End.JOB_OVER or (told and self.rejoin_s <= 0) or self.is_over():
+            self.on_over()
+            return False
+        error: Exception | None = after
+        if self.rejoin_s > 0 and end != End.LOST_PEER and not _is_final(after):
+            error = self._rejoin(after)
+            if error is not None and told:
+                self.on_over()
+                return False
+        if error is not None:
+            self.on_lost(f"storage server 0 is gone: {error}")
+        return error is None
+
+    def _rejoin(self, error: Exception) -> Exception | None:
+        """Wait for server 0 to be started again; return why that is given up."""
         _log.warning("storage server 0 is gone: %s; it is expected back", error)
-        deadline = time.monotonic() + self._rejoin_s
-        while not self._is_over() and (time.monotonic() < deadline or self._can_go_on()):
+        deadline = time.monotonic() + self.rejoin_s
+        while not self.is_over() and (time.monotonic() < deadline or self.can_go_on()):
             try:
-                self._leader.renew(time.monotonic() + _RENEW_S)
+                self.leader.renew(time.monotonic() + _RENEW_S)
             except PeerTimeoutError:
                 continue
             except GiglLoaderError as why:
-                error = why
-                break
-            self.start()
-            return
-        if told_to_end:
-            self._on_over()
-        else:
-            self._on_lost(f"storage server 0 is gone: {error}")
+                return why
+            return None
+        return error
 
 
 def _is_final(error: Exception) -> bool:

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from gigl_loader.errors import (
     ConfigError,
-    GiglLoaderError,
     JoinRefusedError,
     PeerError,
     PeerLostError,
@@ -32,7 +31,7 @@ from gigl_loader.errors import (
     UsageError,
     WorkerDiedError,
 )
-from gigl_loader.remote.membership import Join, News, Watch
+from gigl_loader.remote.membership import Join, News, hear
 from gigl_loader.remote.messages import CALLS
 from gigl_loader.remote.patience import Progress
 from gigl_loader.transport import Caller, End, Security
@@ -54,20 +53,6 @@ _WHY = {
 }
 
 T = TypeVar("T")
-
-
-class _RemoteWorkerDied(WorkerDiedError):
-    """A sampling process of a storage server exited early."""
-
-    def __init__(
-        self, server: str, worker: int, pid: int, exitcode: int | None, note: str = ""
-    ) -> None:
-        super().__init__(worker, pid, exitcode, note)
-        self.args = (server, worker, pid, exitcode, note)
-        self.server = server
-
-    def __str__(self) -> str:
-        return f"{self.server}: {super().__str__()}"
 
 
 class ServerLink:
@@ -219,22 +204,20 @@ class ServerLink:
         progress.say(self.name)
 
     def _watch_all(self, join: Join) -> None:
-        seen = 0
-        try:
-            while True:
-                news = self._watch.ask("watch", Watch(join, seen), News).wait()
-                seen, news = news.number, news.sharing(self.news)
-                if news.status and news.status != self.news.status:
-                    _log.info("%s: %s", self.name, news.status)
-                with self._changed:
-                    self.news = news
-                    self._changed.notify_all()
-        except PeerLostError as error:
+        error = hear(self._watch, join, self._take_news)
+        if isinstance(error, PeerLostError):
             self._end(self._gone(error.end))
-        except GiglLoaderError as error:  # it does not take this process in
-            with self._changed:
-                self._refusal = self.named(error)
-            self._end(UsageError(str(error)))
+            return
+        with self._changed:  # it does not take this process in
+            self._refusal = self.named(error)
+        self._end(UsageError(str(error)))
+
+    def _take_news(self, news: News) -> None:
+        if news.status and news.status != self.news.status:
+            _log.info("%s: %s", self.name, news.status)
+        with self._changed:
+            self.news = news.sharing(self.news)
+            self._changed.notify_all()
 
     def wait_until_in(
         self, is_in: Callable[[News], bool], deadline: float, timeout_s: float, progress: Progress
@@ -303,25 +286,19 @@ class ServerLink:
         """Have a connection for one call; after a failure it is closed, which ends the call."""
         with self._changed:
             caller = self._free.pop() if self._free else None
-        if caller is None:
-            caller = self.dial()
+        caller, is_good = caller or self.dial(), True
         try:
             yield caller
         except (PeerTimeoutError, PeerLostError, ProtocolError):
-            self.hang_up(caller)
+            is_good = False
             raise
-        except BaseException:
-            self._put_back(caller)
-            raise
-        self._put_back(caller)
-
-    def _put_back(self, caller: Caller) -> None:
-        with self._changed:
-            keep = self._error is None and len(self._free) < _MOST_FREE
-            if keep:
-                self._free.append(caller)
-        if not keep:
-            self.hang_up(caller)
+        finally:
+            with self._changed:
+                keep = is_good and self._error is None and len(self._free) < _MOST_FREE
+                if keep:
+                    self._free.append(caller)
+            if not keep:
+                self.hang_up(caller)
 
     def named(self, error: BaseException) -> Exception:
         """Return the error to raise on this side: of the same class, and naming the server."""
@@ -335,7 +312,9 @@ class ServerLink:
         if isinstance(error, RemoteError):
             return RemoteError(self.name, error.cause, error.remote_traceback)
         if isinstance(error, WorkerDiedError):
-            return _RemoteWorkerDied(self.name, error.worker, error.pid, error.exitcode, error.note)
+            return WorkerDiedError(
+                error.worker, error.pid, error.exitcode, error.note, where=self.name
+            )
         if isinstance(error, PeerTimeoutError | ProtocolError | JoinRefusedError):
             return error  # they name it
         if isinstance(error, ConfigError | UsageError | PeerError):

@@ -1,9 +1,12 @@
 """Messages about who is here: compute processes and storage servers, and how the servers agree."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.remote.compact import NOWHERE, UNKNOWN, Addresses, Generations, Runs
+from gigl_loader.transport import Caller
 
 
 class Role(Enum):
@@ -29,6 +32,24 @@ class Join:
     """Where a storage server listens."""
     generation: int = 0
     """Tells a storage server from the one that had its rank before: the later one's is larger."""
+
+
+def check_figures(join: Join, server: int, num_servers: int) -> None:
+    """Refuse who counts other servers than ``server`` does, or came to the wrong one.
+
+    Raises:
+        ConfigError: Says which.
+    """
+    if join.num_servers != num_servers:
+        raise ConfigError(
+            f"{join.role.value} {join.rank} counts {join.num_servers} storage servers, server "
+            f"{server} counts {num_servers}: give all the same GraphStoreInfo"
+        )
+    if join.role is Role.CLIENT and join.job is None and server != 0:
+        raise ConfigError(
+            f"this is storage server {server}; clients join at server 0: check "
+            "storage_cluster_master_ip and rpc_master_port"
+        )
 
 
 @dataclass(frozen=True)
@@ -79,6 +100,18 @@ class News:
             if getattr(self, name) == (value := getattr(former, name))
         }
         return replace(self, **same)
+
+
+def hear(caller: Caller, join: Join, on_news: Callable[[News], None]) -> GiglLoaderError:
+    """Be here, and hand on what is new, until that ends; return why it did."""
+    seen = 0
+    try:
+        while True:
+            news = caller.ask("watch", Watch(join, seen), News).wait()
+            seen = news.number
+            on_news(news)
+    except GiglLoaderError as error:
+        return error
 
 
 # --- storage servers agree ------------------------------------------------------------------------

@@ -18,23 +18,41 @@ from gigl_loader.memory import same_host
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import values
+from gigl_loader.remote.answers import (
+    ABLPInput,
+    Answer,
+    Batch,
+    BookAnswer,
+    EdgeTypes,
+    FeatureInfos,
+    Flag,
+    Ids,
+    Mark,
+    NodeCounts,
+    NodeTypes,
+    Nothing,
+    Number,
+    Numbers,
+    RowBooks,
+    Rows,
+    Sampled,
+    Schema,
+    Status,
+    Tensors,
+    Text,
+)
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.values import (
-    BookMessage,
-    FeatureInfosMessage,
     InputMessage,
     SamplerMessage,
     SamplingConfigMessage,
-    SchemaMessage,
     TensorMessage,
     WorkerOptionsMessage,
 )
 from gigl_loader.sampler.packing import PackedRuns
-from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.workers.wire import RowsQuestion
 
 R = TypeVar("R", bound="Request")
-A = TypeVar("A", bound="Answer")
 
 
 class Request:
@@ -57,22 +75,6 @@ class Request:
             ProtocolError: A tensor is of no type that travels.
         """
         return {name: values.from_message(value) for name, value in vars(self).items()}
-
-
-class Answer:
-    """What a method returned, as it travels in the field ``value``."""
-
-    value: Any
-
-    @classmethod
-    def of(cls: type[A], result: Any) -> A:
-        """Return the message for what a method returned."""
-        return cls(value=values.to_message(result))  # type: ignore[call-arg]
-
-    @property
-    def result(self) -> Any:
-        """What the method returned."""
-        return values.from_message(self.value)
 
 
 # --- producers ------------------------------------------------------------------------------------
@@ -326,176 +328,7 @@ class GetFreePorts(Request):
     num_ports: int
 
 
-# --- answers --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Nothing(Answer):
-    """Nothing: it was done."""
-
-    value: None = None
-
-
-@dataclass(frozen=True)
-class Flag(Answer):
-    """Yes or no."""
-
-    value: bool
-
-
-@dataclass(frozen=True)
-class Number(Answer):
-    """A number: an id."""
-
-    value: int
-
-
-@dataclass(frozen=True)
-class Numbers(Answer):
-    """Several numbers."""
-
-    value: list[int]
-
-
-@dataclass(frozen=True)
-class Rows(Answer):
-    """Rows of a matrix."""
-
-    value: RowsAnswer
-
-
-@dataclass(frozen=True)
-class Text(Answer):
-    """A text."""
-
-    value: str
-
-
-@dataclass(frozen=True)
-class Status(Answer):
-    """The server's state, as plain values."""
-
-    value: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Mark(Answer):
-    """Where the server's mark lies, and what it says."""
-
-    value: same_host.Mark
-
-
-@dataclass(frozen=True)
-class Sampled(Answer):
-    """A batch, or None; and whether the epoch is over."""
-
-    value: tuple[dict[str, TensorMessage] | None, bool]
-
-
-@dataclass(frozen=True)
-class Batch(Answer):
-    """A batch that belongs to no epoch."""
-
-    value: dict[str, TensorMessage]
-
-
-@dataclass(frozen=True)
-class Schema(Answer):
-    """What the graph holds."""
-
-    value: SchemaMessage
-
-
-@dataclass(frozen=True)
-class NodeCounts(Answer):
-    """Nodes by type."""
-
-    value: dict[NodeType, int]
-
-
-@dataclass(frozen=True)
-class EdgeTypes(Answer):
-    """Edge types; None for a homogeneous graph."""
-
-    value: list[EdgeType] | None
-
-
-@dataclass(frozen=True)
-class NodeTypes(Answer):
-    """Node types; None for a homogeneous graph."""
-
-    value: list[NodeType] | None
-
-
-@dataclass(frozen=True)
-class Ids(Answer):
-    """``[n]`` int64, global ids."""
-
-    value: TensorMessage
-
-
-@dataclass(frozen=True)
-class Tensors(Answer):
-    """Tensors by name."""
-
-    value: dict[str, TensorMessage]
-
-
-@dataclass(frozen=True)
-class ABLPInput(Answer):
-    """Type of the anchors, anchors, and positives and negatives by label edge type."""
-
-    value: tuple[
-        NodeType,
-        TensorMessage,
-        dict[EdgeType, TensorMessage],
-        dict[EdgeType, TensorMessage] | None,
-    ]
-
-
-@dataclass(frozen=True)
-class FeatureInfos(Answer):
-    """Width and type of features."""
-
-    value: FeatureInfosMessage
-
-    @classmethod
-    def of(cls, result: Any) -> "FeatureInfos":
-        """Return the message for a ``FeatureInfo``, a dict of them by type, or None."""
-        return cls(FeatureInfosMessage.of(result))
-
-
-@dataclass(frozen=True)
-class RowBook:
-    """Who owns the rows of one type."""
-
-    group: str
-    """``"node"`` or ``"edge"``."""
-    name: NodeType | EdgeType
-    num_ids: int
-    bounds: np.ndarray | None = None
-    """``[num_partitions]`` int64, where each partition's range of ids ends."""
-    table: np.ndarray | None = None
-    """``[num_ids]``, the owner of each id; neither: one partition has all."""
-
-
-@dataclass(frozen=True)
-class RowBooks(Answer):
-    """Who owns which rows."""
-
-    value: list[RowBook]
-
-
-@dataclass(frozen=True)
-class BookAnswer(Answer):
-    """A partition book."""
-
-    value: BookMessage
-
-    @classmethod
-    def of(cls, result: Any) -> "BookAnswer":
-        """Return the message for a partition book."""
-        return cls(BookMessage.of(result))
+# --- the table ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

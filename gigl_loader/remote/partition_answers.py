@@ -24,8 +24,10 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.shares import Share
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
-from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
+from gigl_loader.remote.answers import RowBook
+from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest
 from gigl_loader.remote.row_answers import RowAnswers
 from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.sampler.store import row_type
@@ -179,7 +181,7 @@ class PartitionAnswers:
         rows = self.row_answers.matrix(asked)
         books: Any = view.edge_books if asked.kind.startswith("edge") else view.node_books
         if not rows.whole:
-            self._check_owned(torch.from_numpy(asked.ids), asked.name, books.get(asked.name))
+            self._check_owned(asked.ids, asked.name, books.get(asked.name))
         answer = self.row_answers.rows(asked)
         if request.with_scales and rows.scales is not None:
             return replace(answer, scales=as_array(rows.scales))
@@ -201,8 +203,8 @@ class PartitionAnswers:
         if adjacency is None:
             raise ConfigError(f"the graph has no edges {request.edge_type}")
         expanded = row_type(request.edge_type, view.edge_dir)
+        self._check_owned(request.ids, expanded, view.node_books.get(expanded))
         ids = torch.from_numpy(request.ids)
-        self._check_owned(ids, expanded, view.node_books.get(expanded))
         edges = all_edges(adjacency, ids)
         found = {
             "counts": torch.bincount(edges.targets, minlength=ids.numel()),
@@ -214,10 +216,14 @@ class PartitionAnswers:
             found["edge_ids"] = adjacency.edge_ids_at(edges.positions)
         return found
 
-    def _check_owned(self, ids: Tensor, name: Any, book: Book | None) -> None:
+    def _check_owned(self, ids: Array, name: Any, book: Book[Any] | None) -> None:
         view = self.dataset.view()
-        check_ids(ids, name, view.num_nodes.get(name) if book is None else book.num_ids)
-        if book is not None and bool((book.owner(ids) != view.partition_idx).any()):
+        # numpy's two passes: torch would wake its threads for each question
+        if book is not None and book.bounds is not None and book.owns(view.partition_idx, ids):
+            return
+        asked = torch.from_numpy(ids)
+        check_ids(asked, name, view.num_nodes.get(name) if book is None else book.num_ids)
+        if book is not None and not book.owns(view.partition_idx, asked):
             raise ConfigError(f"some ids of {name!r} are not of partition {view.partition_idx}")
 
     def _only_supervision_type(self) -> EdgeType:

@@ -11,10 +11,11 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
+from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.membership import Gather, Gathered, Leave, Publish
-from gigl_loader.remote.messages import Nothing
 from gigl_loader.transport import Caller
+from gigl_loader.workers.rendezvous import Rendezvous
 
 _LEAVE_S = 5.0
 """Longest wait for the host when leaving. One that has ended is known at once; one that is
@@ -114,7 +115,7 @@ def _answer(future: "Future[Gathered]", answer: Gathered) -> None:
         future.set_result(answer)
 
 
-class ServerRendezvous:
+class ServerRendezvous(Rendezvous):
     """One storage server at one rendezvous: a `gigl_loader.workers.rendezvous.Rendezvous`.
 
     Args:
@@ -183,10 +184,6 @@ class ServerRendezvous:
             raise PeerError(f"{found.failure} (while server {self._server} waited for {key!r})")
         return list(found.values)
 
-    def gather_all(self, key: str) -> list[bytes]:
-        """Return what every server published under ``key``: one question and one answer."""
-        return self.gather(key, range(self.world_size))
-
     def _ask(self, request: Gather) -> Gathered:
         if self._table is not None:
             future = self._table.gather(request)
@@ -196,10 +193,6 @@ class ServerRendezvous:
                 future.cancel()
         assert self._caller is not None
         return self._caller.ask("gather", request, Gathered).wait(self._timeout_s)
-
-    def wait_for(self, key: str, rank: int = 0) -> bytes:
-        """Return what ``rank`` published under ``key``; raises as `gather`."""
-        return self.gather(key, [rank])[0]
 
     def fail(self, words: str) -> None:
         """Tell all servers that this one cannot go on; then leave. Never raises."""

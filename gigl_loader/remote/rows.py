@@ -12,13 +12,14 @@ import numpy as np
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, ProtocolError
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
+from gigl_loader.remote.answers import RowBook
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.link import ServerLink
-from gigl_loader.remote.messages import CALLS, GetRows, RowBook
+from gigl_loader.remote.messages import CALLS, GetRows
 from gigl_loader.sampler.apart import RowsApart
 from gigl_loader.sampler.row_cache import Owner, owner_of
 from gigl_loader.sampler.store import rows_request
-from gigl_loader.transport import ArraySpec, Caller
+from gigl_loader.transport import Caller, into_array
 from gigl_loader.workers.wire import RowsQuestion
 
 
@@ -97,11 +98,12 @@ class RowQuestions:
         if book.table is None and book.bounds is None:
             return [(self._server_of[0], np.arange(ids.size))] if ids.size else []
         parts = Book(book.table, book.bounds).owner(ids)
-        order = np.argsort(parts, kind="stable")
-        cuts = np.flatnonzero(np.diff(parts[order])) + 1
+        # numpy sorts the 2 bytes of the narrow ones by radix, four times as fast
+        narrow = parts.astype(np.int16) if len(self._server_of) <= 1 << 15 else parts
+        ends = np.cumsum(np.bincount(parts))
         return [
-            (self._server_of[int(parts[places[0]])], places)
-            for places in np.split(order, cuts)
+            (self._server_of[part], places)
+            for part, places in enumerate(np.split(np.argsort(narrow, kind="stable"), ends[:-1]))
             if places.size
         ]
 
@@ -121,15 +123,12 @@ class RowQuestions:
         return Fetched(rows, answers)
 
     def _ask_one(self, server: int, question: RowsQuestion, out: Array) -> "Future[None]":
-        def room(specs: list[ArraySpec]) -> list[Array]:
-            if [(one.dtype, one.shape) for one in specs] != [(out.dtype, out.shape)]:
-                raise ProtocolError(f"{specs} came for rows of {out.dtype} {out.shape}")
-            return [out]
-
         link = self._cluster.link(self._cluster.stand_in(server))
         try:
             answer = CALLS["get_rows"].answer
-            reply = self._caller(link).ask("get_rows", GetRows(question), answer, into=room)
+            reply = self._caller(link).ask(
+                "get_rows", GetRows(question), answer, into=into_array(out)
+            )
         except GiglLoaderError as error:
             raise link.named(error) from error
 

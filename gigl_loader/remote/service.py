@@ -6,11 +6,9 @@ import os
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,31 +21,28 @@ from gigl_loader._glt import (
     RemoteDistSamplingWorkerOptions,
     SamplingConfig,
 )
-from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.errors import (
-    ConfigError,
     GiglLoaderError,
     PeerError,
     PeerLostError,
     PeerTimeoutError,
     ProtocolError,
-    UsageError,
 )
 from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.same_host import HostMark, Mark
 from gigl_loader.message import SampleMessage
 from gigl_loader.options import (
-    CustomSamplerOptions,
     EpochOptions,
-    FeatureStoreOptions,
     SamplerOptions,
     parse_size,
 )
-from gigl_loader.remote.compact import NOBODY, Runs
+from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
+from gigl_loader.remote.refusals import check_columns, check_leave
 from gigl_loader.remote.shared import Clients, Fetched, SharedProducer
+from gigl_loader.remote.slots import Slot, Slots
 from gigl_loader.sampler._kernels import load as load_kernels
 from gigl_loader.transport import Security, free_ports
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
@@ -60,27 +55,11 @@ caller: ContextVar[Hashable] = ContextVar("caller", default="this process")
 """The client that the request being served came from."""
 
 _OWN_SAMPLERS = "gigl_loader.sampler"
-_MOST_REQUESTS = 4096
-"""Create requests that are remembered, in case they are asked again."""
 _OVER = "over"
 _LOOK_S, _AFTER_FAILURE_S = 30.0, 1.0
 """How long one question for the end of the host's producer waits; and the pause after a failure."""
 _END_S = 60.0
 """The most that a closing server waits for a producer's workers to end."""
-
-
-@dataclass
-class _Slot:
-    """A worker key: whoever asks first creates, the others wait for the same outcome."""
-
-    id: int
-    name: str = ""
-    """The same on all servers; empty: nobody but the one who asked knows of it."""
-    servers: Runs = NOBODY
-    """Those that take part; the first one decides when the producer is over."""
-    ready: threading.Event = field(default_factory=lambda: threading.Event())
-    shared: SharedProducer | None = None
-    error: BaseException | None = None
 
 
 class DistServer(PartitionAnswers):
@@ -116,20 +95,12 @@ class DistServer(PartitionAnswers):
         self._allowed = (_OWN_SAMPLERS, *allow_samplers)
         self._host = host
         self._started = time.time()
-        self._lock = threading.Lock()
-        self._slots: dict[int, _Slot] = {}
-        self._by_key: dict[tuple[Hashable, str], int] = {}
-        self._next_id = 0
-        self._destroyed: set[int] = set()
+        self._slots = Slots(server_rank)
         self._gone: set[Hashable] = set()
-        self._closed = False
-        self._by_request: OrderedDict[str, _Slot] = OrderedDict()
         self._ends: dict[int, Rendezvous] = {}
         """Where producers hear of their end, by id."""
         self._mark = HostMark()
         self._counts = ServerCounts()
-        self.create_calls = 0
-        """Create calls that this server has seen."""
         self.connections: Callable[[], dict[str, Any]] = dict
         """Who is connected; set by the endpoint."""
 
@@ -163,9 +134,12 @@ class DistServer(PartitionAnswers):
             drawn = EpochOptions(seed=seed_or_drawn(sampling_config.seed))
             request = ProducerRequest(epoch_options=drawn)
         client = caller.get()
-        self._check_sampler(sampler_options)
-        self._check_leave(request.epoch_options.feature_store)
-        slot, is_first = self._slot_of(client, worker_options.worker_key, request)
+        for options in (sampler_options, request.epoch_options.feature_store):
+            check_leave(options, self._allowed, self.server_rank)
+        job = client[0] if isinstance(client, tuple) else None
+        slot, is_first = self._slots.take(
+            job, worker_options.worker_key, request.request_id, self._taking_part(request)
+        )
         if not is_first:
             slot.ready.wait(3 * request.epoch_options.timeout_s)
             if slot.error is not None:
@@ -189,59 +163,13 @@ class DistServer(PartitionAnswers):
             slot.ready.set()  # last: who waits for it looks at the slot next
         return slot.id
 
-    def _check_sampler(self, options: SamplerOptions | None) -> None:
-        """Refuse to import a class that this server was not started with leave for."""
-        if isinstance(options, CustomSamplerOptions):
-            self._check_leave(options)
-
-    def _check_leave(self, options: CustomSamplerOptions | FeatureStoreOptions | None) -> None:
-        if options is None:
-            return
-        path = options.class_path
-        what = "sampler" if isinstance(options, CustomSamplerOptions) else "feature store"
-        if not any(path == one or path.startswith(f"{one}.") for one in self._allowed):
-            raise ConfigError(
-                f"storage server {self.server_rank} has no leave to import the {what} {path!r}: "
-                f"start it with --allow-samplers {path.rpartition('.')[0]}, or "
-                "init_storage_process(allow_samplers=[...]); nothing was started"
-            )
-
-    def _slot_of(
-        self, client: Hashable, key: str | None, request: ProducerRequest
-    ) -> tuple[_Slot, bool]:
-        """Return the slot of a request, and whether it is for the caller to fill it."""
-        request_id, servers = request.request_id, self._taking_part(request)
-        with self._lock:
-            self._check_open()
-            if request_id in self._by_request:  # asked again after a lost connection
-                return self._by_request[request_id], False
-            self.create_calls += 1
-            job = client[0] if isinstance(client, tuple) else None
-            known = self._by_key.get((job, key)) if key is not None else None
-            slot = self._slots[known] if known is not None else None
-            slot = slot or _Slot(self._next_id, request_id, servers)
-            if request_id:
-                self._remember(request_id, slot)
-            if known is not None:
-                return slot, False
-            self._slots[slot.id] = slot
-            self._next_id += 1
-            if key is not None:
-                self._by_key[job, key] = slot.id
-            return slot, True
-
-    def _remember(self, request_id: str, slot: _Slot) -> None:
-        self._by_request[request_id] = slot
-        while len(self._by_request) > _MOST_REQUESTS:
-            self._by_request.popitem(last=False)
-
     def _start(
         self, number: int, sampler_input: NodeSamplerInput, config: SamplingConfig, options: Any,
         sampler_options: SamplerOptions | None, request: ProducerRequest,
     ) -> SharedProducer:  # fmt: skip
         rendezvous = self._rendezvous(request)
         try:
-            self._check_columns(config)
+            check_columns(config, self.dataset.view())
             capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
             memory = ServerMemory(capacity)
             producer = DistSamplingProducer(
@@ -274,19 +202,7 @@ class DistServer(PartitionAnswers):
     def _taking_part(self, request: ProducerRequest) -> Runs:
         return request.servers or Runs.of(range(self.num_servers))
 
-    def _check_columns(self, config: SamplingConfig) -> None:
-        walked = {
-            name: adjacency
-            for name, adjacency in self.dataset.view().adjacency.items()
-            if not is_label_edge_type(name)
-        }
-        if config.with_weight and all(one.weights is None for one in walked.values()):
-            raise ConfigError(f"edge types {list(walked)} have no weights, which were asked for")
-        missing = [name for name, one in walked.items() if one.edge_ids is None]
-        if config.with_edge and missing:
-            raise ConfigError(f"edge types {missing} have no edge_ids, which were asked for")
-
-    def _adopt(self, slot: _Slot, shared: SharedProducer, client: Hashable) -> None:
+    def _adopt(self, slot: Slot, shared: SharedProducer, client: Hashable) -> None:
         slot.shared = shared
         _log.info(
             "server %d: producer %d (%s) started for %s, workers %s",
@@ -298,10 +214,10 @@ class DistServer(PartitionAnswers):
             threading.Thread(
                 target=self._end_with_host, args=(slot,), name=f"end of {slot.id}", daemon=True
             ).start()
-        if self._closed:
+        if self._slots.closed:
             shared.close(0.0)
 
-    def _end_with_host(self, slot: _Slot) -> None:
+    def _end_with_host(self, slot: Slot) -> None:
         """End a producer when that of the first server that takes part has ended, or is gone.
 
         That is server 0 unless it is lost. A consumer releases its producer there and on the
@@ -313,12 +229,12 @@ class DistServer(PartitionAnswers):
             _log.debug("the end of producer %d: %s", slot.id, error)
         self._end(slot.id)
 
-    def _await_end(self, slot: _Slot) -> None:
+    def _await_end(self, slot: Slot) -> None:
         assert self.meet is not None
         meeting = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
         self._ends[slot.id] = meeting
         try:
-            while slot.id in self._slots and not self._closed:
+            while self._slots.has(slot):
                 try:
                     meeting.wait_for(_OVER)
                     return
@@ -332,7 +248,7 @@ class DistServer(PartitionAnswers):
             self._ends.pop(slot.id, None)
             meeting.close()
 
-    def _tell_of_end(self, slot: _Slot) -> None:
+    def _tell_of_end(self, slot: Slot) -> None:
         """Let the other servers end theirs; one whose producer failed only leaves."""
         if not slot.name or self.meet is None:
             return
@@ -346,24 +262,10 @@ class DistServer(PartitionAnswers):
             meeting.close()
 
     def _forget(self, producer_id: int) -> SharedProducer | None:
-        with self._lock:
-            slot = self._slots.pop(producer_id, None)
-            self._destroyed.add(producer_id)
-            self._by_key = {k: v for k, v in self._by_key.items() if v != producer_id}
+        slot = self._slots.forget(producer_id)
         if slot is None:
             return None
         self._tell_of_end(slot)
-        return slot.shared
-
-    def _shared(self, producer_id: int) -> SharedProducer:
-        with self._lock:
-            slot = self._slots.get(producer_id)
-        if slot is None or slot.shared is None:
-            what = "was destroyed" if producer_id in self._destroyed else "never existed"
-            raise UsageError(
-                f"producer {producer_id} of storage server {self.server_rank} {what}: build a new "
-                "loader"
-            )
         return slot.shared
 
     def destroy_sampling_producer(self, producer_id: int, *, linger_s: float = LINGER_S) -> None:
@@ -376,7 +278,7 @@ class DistServer(PartitionAnswers):
         Raises:
             UsageError: There is no such producer.
         """
-        self._shared(producer_id)
+        self._slots.producer(producer_id)
         self._end(producer_id, linger_s)
 
     def release_sampling_producer(
@@ -392,9 +294,9 @@ class DistServer(PartitionAnswers):
         Raises:
             UsageError: There never was such a producer, or consumer.
         """
-        if producer_id in self._destroyed:
+        if self._slots.is_over(producer_id):
             return
-        if self._shared(producer_id).release(consumer):
+        if self._slots.producer(producer_id).release(consumer):
             self._end(producer_id, linger_s)
 
     def _end(self, producer_id: int, linger_s: float = LINGER_S) -> None:
@@ -423,7 +325,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker is gone.
         """
-        return self._shared(producer_id).start_epoch(epoch, request or EpochRequest())
+        return self._slots.producer(producer_id).start_epoch(epoch, request or EpochRequest())
 
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
         """Break the epoch of one consumer off.
@@ -431,7 +333,7 @@ class DistServer(PartitionAnswers):
         Raises:
             UsageError: There is no such producer.
         """
-        self._shared(producer_id).cancel_epoch(request)
+        self._slots.producer(producer_id).cancel_epoch(request)
 
     def fetch(self, request: FetchRequest, attempt: int = 0) -> "Future[Fetched]":
         """Return a batch of a consumer, as soon as there is one. Never waits.
@@ -444,7 +346,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died or raised.
         """
-        return self._shared(request.producer_id).fetch(request, attempt)
+        return self._slots.producer(request.producer_id).fetch(request, attempt)
 
     def fetch_one_sampled_message(
         self, producer_id: int, *, consumer: int = 0
@@ -455,7 +357,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died, stalled or raised.
         """
-        shared = self._shared(producer_id)
+        shared = self._slots.producer(producer_id)
         limit = shared.producer.epoch_options.timeout_s
         try:
             request = FetchRequest(producer_id=producer_id, consumer=consumer)
@@ -481,7 +383,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died, stalled or raised.
         """
-        shared = self._shared(producer_id)
+        shared = self._slots.producer(producer_id)
         if index.dtype != torch.int64 or index.dim() != 1 or not shared.has_seeds(index):
             raise ProtocolError(
                 f"producer {producer_id} was asked for seeds at {index.dtype} "
@@ -497,27 +399,23 @@ class DistServer(PartitionAnswers):
 
     def describe_workers(self, producer_id: int) -> str:
         """Say what the workers of a producer are doing, for an error elsewhere."""
-        return self._shared(producer_id).describe_workers()
+        return self._slots.producer(producer_id).describe_workers()
 
     def client_gone(self, client: Hashable) -> None:
         """Release all that a client has: it ended, or can no longer be reached."""
-        with self._lock:
-            self._gone.add(client)
-            started = [slot for slot in self._slots.values() if slot.shared is not None]
-        _at_once(  # those that are still starting: `_adopt` asks again
+        self._gone.add(client)  # before the look: `_adopt` asks again for those that are starting
+        _at_once(
             self._release_of_gone,
             [
-                (slot.id, consumer, client)
-                for slot in started
-                if slot.shared is not None
-                for consumer in slot.shared.consumers_of(client)
+                (number, consumer, client)
+                for number, shared in self._slots.started().items()
+                for consumer in shared.consumers_of(client)
             ],
         )
 
     def client_back(self, client: Hashable) -> None:
         """Let a client have producers again that was given up and came back."""
-        with self._lock:
-            self._gone.discard(client)
+        self._gone.discard(client)
 
     def _release_of_gone(self, producer_id: int, consumer: int, client: Hashable) -> None:
         _log.info("server %d: client %s left producer %d", self.server_rank, client, producer_id)
@@ -528,26 +426,18 @@ class DistServer(PartitionAnswers):
 
     def close(self) -> None:
         """End all producers. Idempotent."""
-        with self._lock:
-            self._closed = True
-            ids = [slot.id for slot in self._slots.values() if slot.shared is not None]
+        ids = self._slots.close()
         for meeting in list(self._ends.values()):
             meeting.close()
         _at_once(self._end, [(number, 0.0) for number in ids])
         self._mark.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError(f"storage server {self.server_rank} is shutting down")
 
     # -- what it holds --------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Return this server's state as plain values."""
         view = self.dataset.view()
-        with self._lock:
-            shared = {s.id: s.shared for s in self._slots.values() if s.shared is not None}
-            starting = [s.id for s in self._slots.values() if s.shared is None]
+        shared, starting = self._slots.started(), self._slots.starting()
         connections = self.connections()
         producers = {number: producer.status() for number, producer in shared.items()}
         failed = sorted(number for number, one in producers.items() if one["failed"] is not None)
@@ -561,7 +451,7 @@ class DistServer(PartitionAnswers):
             "partition_idx": view.partition_idx,
             "num_partitions": view.num_partitions,
             "num_nodes": dict(view.num_nodes),
-            "create_calls": self.create_calls,
+            "create_calls": self._slots.asked,
             "producers": producers,
             "totals": self._counts.totals(),
             "starting_producers": starting,

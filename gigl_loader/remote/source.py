@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -32,18 +31,18 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.options import EpochOptions, sampler_text
+from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import current_cluster
-from gigl_loader.remote.compact import NOBODY, ByServer, Runs
+from gigl_loader.remote.compact import NOBODY, ByServer, Runs, compacted, those_of
 from gigl_loader.remote.inputs import concatenated, digest_of
 from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
-from gigl_loader.remote.producers import RemoteProducers
+from gigl_loader.remote.producers import RemoteProducers, check_turns, wait_turn
 from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.shared import OwnBatches
-from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up
-from gigl_loader.transport.failures import describe, rebuild
+from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up, what_all_share
+from gigl_loader.transport.failures import describe
 from gigl_loader.workers.schedule import num_batches
 
 _log = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ class RemoteSource:
         shard: str = "machine",
     ) -> None:
         servers = options.server_rank
-        self._servers = _compact(servers if isinstance(servers, (list, tuple)) else [servers])
+        self._servers = compacted(servers if isinstance(servers, (list, tuple)) else [servers])
         if len(inputs) != len(self._servers):
             raise ConfigError(
                 f"sampler_input must be a list with one input per storage server: got "
@@ -100,7 +99,7 @@ class RemoteSource:
         self.epoch_options = replace(epoch_options, asks_for_rows=True)
         self._pin_memory, self._shard = pin_memory, shard
         self._input = concatenated(inputs)
-        self._active = _those_of(
+        self._active = those_of(
             self._servers,
             {server for server, one in zip(self._servers, inputs, strict=True) if len(one)},
         )
@@ -109,8 +108,7 @@ class RemoteSource:
         self._producers = RemoteProducers(
             self._cluster, self._input, config, sampler_options, self._active
         )
-        self._consumer = 0
-        self._num_consumers = 1
+        self._consumer, self._num_consumers = 0, 1
         self._broken = False
         """Whether a server or worker failed this process."""
         self.channel: RemoteReceivingChannel | None = None
@@ -146,20 +144,22 @@ class RemoteSource:
             ConfigError: Ranks share a key and differ in their input.
         """
         self._create = create
-        if max_concurrent is not None and max_concurrent < 1:
-            raise ConfigError(f"max_concurrent_producer_inits must be >= 1, got {max_concurrent}")
+        check_turns(gap_s, max_concurrent)
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
         how = (self._config, self.epoch_options.expansion)
         digest = digest_of(self._input, how, self._active)
-        offer = Offer(key, digest, self.epoch_options, self._shared_options())
-        why = f'shard="{self._shard}"'
-        terms = decide_with_ranks(offer, world_size, Offer, partial(settle, why), Terms)
+        shared = what_all_share(
+            self._shard, self._config, self._sampler_options, self.epoch_options,
+            lambda: digest_of(self._input, None, self._active),
+        )  # fmt: skip
+        offer = Offer(key, digest, self.epoch_options, shared)
+        decide = partial(settle, f'shard="{self._shard}"')
+        terms = decide_with_ranks(offer, world_size, Offer, decide, Terms)
         if terms.error is not None:
             raise ConfigError(terms.error)
         group = terms.of(rank, key, self.epoch_options)
-        ranks = group.ranks
-        leader = ranks[0]
+        ranks, leader = group.ranks, group.ranks[0]
         options = terms.first if self._shard == "world" else group.options
         outcome: Any = None
         if group.differ:
@@ -169,7 +169,7 @@ class RemoteSource:
                 "of their own"
             )
         elif rank == leader:
-            _wait_turn(terms.place(rank), gap_s, max_concurrent)
+            wait_turn(terms.place(rank), gap_s, max_concurrent)
             outcome = self._create_all(create, ranks, options)
         failure = describe(outcome) if isinstance(outcome, Exception) else None
         made = ByServer.of(outcome) if isinstance(outcome, Mapping) else None
@@ -180,15 +180,7 @@ class RemoteSource:
         )  # fmt: skip
         if outcome is None:
             outcome = found.producers.get(leader)
-        self._adopt(outcome, self._failure_of(found, outcome), ranks, options)
-
-    def _failure_of(self, found: Outcomes, own: Any) -> Exception | None:
-        """Return the first failure of any rank; this one's with its own traceback."""
-        if found.failure is None or found.failed is None:
-            return None
-        if found.failed == self._cluster.rank and isinstance(own, Exception):
-            return own
-        return rebuild(found.failure, f"rank {found.failed}")
+        self._adopt(outcome, found.failure_on(self._cluster.rank, outcome), ranks, options)
 
     def _create_all(
         self, create: Callable[..., int], ranks: Runs, epoch_options: EpochOptions
@@ -217,19 +209,6 @@ class RemoteSource:
             except Exception as error:
                 return error
 
-    def _shared_options(self) -> dict[str, str]:
-        if self._shard != "world":
-            return {"shard": self._shard}
-        seed = getattr(self._config, "seed", None)  # None: drawn, and then rank 0's counts
-        return {
-            "shard": self._shard,
-            "input": digest_of(self._input, None, self._active),
-            **self.epoch_options.of_batches(),
-            "seed": "none" if seed is None else str(self.epoch_options.seed),
-            "sampler_options": sampler_text(self._sampler_options),
-            "sampling_config": repr(self._config),
-        }
-
     def _adopt(
         self, own: Any, failure: Exception | None, ranks: Runs, epoch_options: EpochOptions
     ) -> None:
@@ -253,7 +232,7 @@ class RemoteSource:
         self._producers.adopt(ids)
 
     def _open_channel(self) -> None:
-        self._sampling = _those_of(self._active, set(self._live)) or self._live
+        self._sampling = those_of(self._active, set(self._live)) or self._live
         self.channel = RemoteReceivingChannel(
             self._sampling,
             self._producers.ids,
@@ -518,27 +497,3 @@ class RemoteSource:
             self.channel.cancel()
             self.channel.close()
         self._producers.release(self._consumer, is_broken=self._broken)
-
-
-def _compact(servers: Sequence[int]) -> Sequence[int]:
-    """Return the same in little room, where they ascend, as those of all loaders do."""
-    ascending = all(one < other for one, other in pairwise(servers))
-    return Runs.of(servers) if ascending else servers
-
-
-def _those_of(servers: Sequence[int], wanted: set[int]) -> Sequence[int]:
-    """Return those that are wanted, in their order; all of them are no second list."""
-    if wanted.issuperset(servers):
-        return servers
-    return _compact([server for server in servers if server in wanted])
-
-
-def _wait_turn(place: int, gap_s: float | None, max_concurrent: int | None) -> None:
-    """Let leaders begin in batches."""
-    if gap_s is not None and gap_s < 0:
-        raise ConfigError(f"process_start_gap_seconds must be >= 0 or None, got {gap_s}")
-    batch = 0 if max_concurrent is None else place // max_concurrent
-    seconds = batch * (gap_s or 0.0)
-    if seconds > 0:
-        _log.info("this process creates its producers in %.0f s", seconds)
-        time.sleep(seconds)

@@ -3,13 +3,15 @@
 No sockets, no process group: see `gigl_loader.ranks.decide_with_ranks`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import EpochOptions, sampler_text
 from gigl_loader.ranks import check_same_options
 from gigl_loader.remote.compact import ByServer, Runs
-from gigl_loader.transport.failures import Failure
+from gigl_loader.transport.failures import Failure, rebuild
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,39 @@ class Outcomes:
     failed: int | None = None
     """The first rank that failed."""
     failure: Failure | None = None
+
+    def failure_on(self, rank: int, own: object) -> Exception | None:
+        """Return the first failure of any rank; that of ``rank`` itself with its own traceback."""
+        if self.failure is None or self.failed is None:
+            return None
+        if self.failed == rank and isinstance(own, Exception):
+            return own
+        return rebuild(self.failure, f"rank {self.failed}")
+
+
+def what_all_share(
+    shard: str, config: Any, sampler_options: Any, options: EpochOptions, digest: Callable[[], str]
+) -> dict[str, str]:
+    """Return what has to be the same on all ranks, by name.
+
+    Args:
+        shard: How the input is divided. Where it is one for all ranks, all else counts, too.
+        config: What to sample.
+        sampler_options: Another sampler, or None.
+        options: Of the epochs.
+        digest: Returns what tells the input from others.
+    """
+    if shard != "world":
+        return {"shard": shard}
+    seed = getattr(config, "seed", None)  # None: drawn, and then rank 0's counts
+    return {
+        "shard": shard,
+        "input": digest(),
+        **options.of_batches(),
+        "seed": "none" if seed is None else str(options.seed),
+        "sampler_options": sampler_text(sampler_options),
+        "sampling_config": repr(config),
+    }
 
 
 def settle(why: str, offers: list[Offer]) -> Terms:

@@ -8,24 +8,29 @@ They are filled in about that order. One table is a handful of arrays::
                         those whose batches are still to be filled; 0: none
     starts, counts      by batch, modulo their length: its references
     known               by id: place of the last of these references + 1, slot + 1; 0: none
-    holder, until       by slot: id that it is for, next use
-    held, top, below    by next use: number of slots that have it, and one of these; by slot: the
-                        next of them; -1: none
-    queue, queued       slots whose next use is not known, in the order of their last use, some of
-                        them left over; by slot: its place there + 1
+    slots               by slot: the id that it is for, its next use, the next slot with the same
+                        next use (-1: none), its place in the queue + 1
+    held, top           by next use: number of slots that have it, and one of these; -1: none
+    queue               slots whose next use is not known, in the order of their last use, some of
+                        them left over
 
 A next use is a batch modulo the length of ``starts``, or `never`, that length: not known. Nothing
 is ever taken out of the middle: who has the next use of a batch has it until that batch, or goes
 from the top of that stack; who has none is only noted to be left over in the queue. So a row that
 stays costs a few reads and writes. Of those without a next use the one goes first that has not been
-used for longest. ``slots`` are until, held, top, below, queue, queued.
+used for longest.
+
+What takes time is memory: each row is somewhere else. So what belongs to a slot lies together, and
+what the next rows of a batch need is asked for `_ROWS_AHEAD` rows before.
 
 Source:
     Belady, "A study of replacement algorithms for a virtual-storage computer" (1966): what is
     needed last goes first.
 """
 
-from gigl_loader.sampler._kernels import _jit
+import numpy as np
+
+from gigl_loader.sampler._kernels import _at, _jit, _prefetch
 
 OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, FIRST, LAST = range(10)
 STATE_SIZE = 10
@@ -34,48 +39,57 @@ known; references added and freed; slots in use; references that were found and 
 the last decision kept without knowing when they are needed; where the queue begins and ends."""
 ID, BATCH, BEFORE, AFTER = range(4)
 """Columns of ``ring``."""
+HOLDER, UNTIL, BELOW, QUEUED = range(4)
+"""Columns of ``slots``."""
 ABSENT = -1
 """In ``counts``: the batch was filled, or forgotten."""
 TWICE = -1
 """Batch of a reference: the batch has the same id before."""
 MISSING = -1
 """In a plan: fetched, and not kept. Above it: the slot; below: fetched, and kept in -2 - slot."""
+_ROWS_AHEAD = 16
 
 
 @_jit
-def _enqueue(state, slot, never, until, queue, queued):  # type: ignore[no-untyped-def]
+def _touch(table, row):  # type: ignore[no-untyped-def]
+    """Ask memory for a row of a table, which need not be one, and do not wait for it."""
+    _prefetch(_at(table.ctypes.data + row * table.shape[1] * table.itemsize))
+
+
+@_jit
+def _enqueue(state, slot, never, slots, queue):  # type: ignore[no-untyped-def]
     """Append a slot whose next use is not known; of a full queue, drop what is left over."""
-    until[slot] = never
+    slots[slot, UNTIL] = never
     if state[LAST] == queue.shape[0]:
         end = 0
         for place in range(state[FIRST], state[LAST]):
             one = queue[place]
-            if queued[one] == place + 1 and until[one] == never:
+            if slots[one, QUEUED] == place + 1 and slots[one, UNTIL] == never:
                 queue[end] = one
                 end += 1
-                queued[one] = end
+                slots[one, QUEUED] = end
         state[FIRST], state[LAST] = 0, end
     queue[state[LAST]] = slot
     state[LAST] += 1
-    queued[slot] = state[LAST]
+    slots[slot, QUEUED] = state[LAST]
 
 
 @_jit
-def _dequeue(state, never, until, queue, queued):  # type: ignore[no-untyped-def]
+def _dequeue(state, never, slots, queue):  # type: ignore[no-untyped-def]
     """Return the slot without a next use that was not used for longest; there is one."""
     while True:
         place = state[FIRST]
         slot = queue[place]
         state[FIRST] += 1
-        if queued[slot] == place + 1 and until[slot] == never:
+        if slots[slot, QUEUED] == place + 1 and slots[slot, UNTIL] == never:
             return slot
 
 
 @_jit
-def _push(slot, use, until, top, below):  # type: ignore[no-untyped-def]
+def _push(slot, use, slots, top):  # type: ignore[no-untyped-def]
     """Note the next use, a batch, of a slot that is on no stack."""
-    until[slot] = use
-    below[slot] = top[use]
+    slots[slot, UNTIL] = use
+    slots[slot, BELOW] = top[use]
     top[use] = slot
 
 
@@ -90,14 +104,13 @@ def _move_on(state, starts, counts):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def add(state, ring, starts, counts, known, slots, ids):  # type: ignore[no-untyped-def]
+def add(state, ring, starts, counts, known, slots, held, top, queue, ids):  # type: ignore[no-untyped-def]
     """Add the references of the next batch; where there is no room, forget the oldest batches."""
     size, never, count = ring.shape[0], starts.shape[0], ids.shape[0]
-    until, held, top, below, _, _ = slots
     while state[OLDEST] < state[NEWEST] and (
         state[NEWEST] - state[OLDEST] >= never - 1 or state[HEAD] - state[TAIL] + count > size
     ):
-        forget(state, ring, starts, counts, known, slots, state[OLDEST])
+        forget(state, ring, starts, counts, known, slots, held, top, queue, state[OLDEST])
     batch = state[NEWEST] % never
     state[NEWEST] += 1
     starts[batch] = state[HEAD]
@@ -108,6 +121,10 @@ def add(state, ring, starts, counts, known, slots, ids):  # type: ignore[no-unty
     counts[batch] = count
     at = state[HEAD] % size
     for i in range(count):
+        if i + 2 * _ROWS_AHEAD < count:
+            _touch(known, ids[i + 2 * _ROWS_AHEAD])
+        if i + _ROWS_AHEAD < count:
+            _touch(ring, known[ids[i + _ROWS_AHEAD], 0] - 1)
         one = ids[i]
         before = known[one, 0]
         ring[at, ID] = one
@@ -123,7 +140,7 @@ def add(state, ring, starts, counts, known, slots, ids):  # type: ignore[no-unty
             elif known[one, 1] > 0:
                 held[never] -= 1
                 held[batch] += 1
-                _push(known[one, 1] - 1, batch, until, top, below)
+                _push(known[one, 1] - 1, batch, slots, top)
         at += 1
         if at == size:
             at = 0
@@ -131,9 +148,8 @@ def add(state, ring, starts, counts, known, slots, ids):  # type: ignore[no-unty
 
 
 @_jit
-def forget(state, ring, starts, counts, known, slots, batch):  # type: ignore[no-untyped-def]
+def forget(state, ring, starts, counts, known, slots, held, top, queue, batch):  # type: ignore[no-untyped-def]
     """Forget that a batch was to be filled."""
-    until, held, top, below, queue, queued = slots
     size, never = ring.shape[0], starts.shape[0]
     own = batch % never
     if batch < state[OLDEST] or batch >= state[NEWEST] or counts[own] == ABSENT:
@@ -150,14 +166,14 @@ def forget(state, ring, starts, counts, known, slots, batch):  # type: ignore[no
             else:
                 known[ring[at, ID], 0] = before
             slot = known[ring[at, ID], 1] - 1
-            if slot >= 0 and until[slot] == own:
+            if slot >= 0 and slots[slot, UNTIL] == own:
                 use = ring[after - 1, BATCH] if after > 0 else never
                 held[own] -= 1
                 held[use] += 1
                 if use == never:
-                    _enqueue(state, slot, never, until, queue, queued)
+                    _enqueue(state, slot, never, slots, queue)
                 else:
-                    _push(slot, use, until, top, below)
+                    _push(slot, use, slots, top)
         at += 1
         if at == size:
             at = 0
@@ -178,14 +194,12 @@ def look_up(state, known, ids, out):  # type: ignore[no-untyped-def]
 
 @_jit
 def decide(  # type: ignore[no-untyped-def] # noqa: C901
-    state, ring, starts, counts, known, holder, slots, batch, ids, out
+    state, ring, starts, counts, known, slots, held, top, queue, batch, ids, out
 ):
     """Plan a batch that is filled now: of what is kept and what comes, keep what is needed soonest.
 
     Batches with smaller numbers may be filled later.
     """
-    # unpacked once: each time, Numba counts references to six arrays, which takes longer than all
-    until, held, top, below, queue, queued = slots
     size, never = ring.shape[0], starts.shape[0]
     own, count = batch % never, ids.shape[0]
     if batch < state[OLDEST] or batch >= state[NEWEST] or counts[own] != count:
@@ -193,9 +207,16 @@ def decide(  # type: ignore[no-untyped-def] # noqa: C901
         return
     begin = starts[own] % size
     repeated = missing = 0
+    places = np.empty(count, np.int32)  # of what is missing
     top[own] = -1  # all that are on this stack are used now
     at = begin
     for i in range(count):
+        if i + 2 * _ROWS_AHEAD < count:
+            _touch(known, ids[i + 2 * _ROWS_AHEAD])
+            later = at + 2 * _ROWS_AHEAD
+            _touch(ring, ring[later if later < size else later - size, AFTER] - 1)
+        if i + _ROWS_AHEAD < count:
+            _touch(slots, known[ids[i + _ROWS_AHEAD], 1] - 1)
         out[i] = MISSING
         if ring[at, BATCH] == TWICE:
             repeated += 1
@@ -210,17 +231,18 @@ def decide(  # type: ignore[no-untyped-def] # noqa: C901
                 known[ids[i], 0] = before
             slot = known[ids[i], 1] - 1
             if slot < 0:
+                places[missing] = i
                 missing += 1
             else:
                 out[i] = slot
-                if until[slot] == own:
+                if slots[slot, UNTIL] == own:
                     use = ring[after - 1, BATCH] if after > 0 else never
                     held[own] -= 1
                     held[use] += 1
                     if use == never:
-                        _enqueue(state, slot, never, until, queue, queued)
+                        _enqueue(state, slot, never, slots, queue)
                     else:
-                        _push(slot, use, until, top, below)
+                        _push(slot, use, slots, top)
         at += 1
         if at == size:
             at = 0
@@ -229,44 +251,41 @@ def decide(  # type: ignore[no-untyped-def] # noqa: C901
     state[HITS] += count - repeated - missing
     oldest = state[OLDEST]
     furthest, last = state[NEWEST], never  # the next use to take from, and as it is noted
-    at = begin
-    for i in range(count if missing else 0):
-        if out[i] == MISSING and ring[at, BATCH] != TWICE:
-            use, one = never, ring[at, AFTER]
-            if ring[at, BEFORE] > 0:  # a batch before this one, that is filled later
-                one = ring[at, BEFORE]
-                while ring[one - 1, BEFORE] > 0:
-                    one = ring[one - 1, BEFORE]
-            if one > 0:
-                use = ring[one - 1, BATCH]
-            slot = -1
-            if state[USED] < holder.shape[0]:
-                slot = state[USED]
-                state[USED] += 1
-            else:
-                while held[last] == 0 and furthest > oldest:
-                    furthest -= 1
-                    last = furthest % never
-                if use != never and oldest + (use - oldest) % never < furthest:
-                    if last == never:
-                        slot = _dequeue(state, never, until, queue, queued)
-                    else:
-                        slot = top[last]
-                        top[last] = below[slot]
-                    held[last] -= 1
-                    known[holder[slot], 1] = 0
-            if slot >= 0:
-                holder[slot] = ids[i]
-                known[ids[i], 1] = slot + 1
-                out[i] = -2 - slot
-                held[use] += 1
-                if use == never:
-                    _enqueue(state, slot, never, until, queue, queued)
+    for i in places[:missing]:
+        at = begin + i if begin + i < size else begin + i - size
+        use, one = never, ring[at, AFTER]
+        if ring[at, BEFORE] > 0:  # a batch before this one, that is filled later
+            one = ring[at, BEFORE]
+            while ring[one - 1, BEFORE] > 0:
+                one = ring[one - 1, BEFORE]
+        if one > 0:
+            use = ring[one - 1, BATCH]
+        slot = -1
+        if state[USED] < slots.shape[0]:
+            slot = state[USED]
+            state[USED] += 1
+        else:
+            while held[last] == 0 and furthest > oldest:
+                furthest -= 1
+                last = furthest % never
+            if use != never and oldest + (use - oldest) % never < furthest:
+                if last == never:
+                    slot = _dequeue(state, never, slots, queue)
                 else:
-                    _push(slot, use, until, top, below)
-        at += 1
-        if at == size:
-            at = 0
+                    slot = top[last]
+                    top[last] = slots[slot, BELOW]
+                    _touch(slots, top[last])
+                held[last] -= 1
+                known[slots[slot, HOLDER], 1] = 0
+        if slot >= 0:
+            slots[slot, HOLDER] = ids[i]
+            known[ids[i], 1] = slot + 1
+            out[i] = -2 - slot
+            held[use] += 1
+            if use == never:
+                _enqueue(state, slot, never, slots, queue)
+            else:
+                _push(slot, use, slots, top)
     at = begin
     for i in range(count if repeated else 0):
         if ring[at, BATCH] == TWICE:
@@ -283,12 +302,12 @@ def decide(  # type: ignore[no-untyped-def] # noqa: C901
 
 
 @_jit
-def claim(slots, ids, holder, stored, kept):  # type: ignore[no-untyped-def]
+def claim(places, ids, slots, stored, kept):  # type: ignore[no-untyped-def]
     """Mark slots that are about to be written as empty; return how many still are for these ids."""
     found = 0
-    for i in range(slots.shape[0]):
-        if holder[slots[i]] == ids[i] and stored[slots[i]] != ids[i]:
-            stored[slots[i]] = -1
+    for i in range(places.shape[0]):
+        if slots[places[i], HOLDER] == ids[i] and stored[places[i]] != ids[i]:
+            stored[places[i]] = -1
             kept[found] = i
             found += 1
     return found

@@ -41,7 +41,6 @@ _MOST_BATCHES = 1 << 14
 _RING_SPARE = 1 << 18
 """References beyond those of the window: of the batches that are being filled."""
 _LOCK_S = 60.0
-_SLOTS = ("until", "held", "top", "below", "queue", "queued")
 _FULL = 0.9
 _RECENT = 64
 """Who has added none of so many batches, the last ones, is not counted as a user."""
@@ -73,8 +72,7 @@ class Table:
             "ring": (ids, (self.references, 4)),
             "starts": ("int64", batches), "counts": ("int64", batches),
             "known": ("int32", (self.num_ids, 2)),
-            "holder": ("int64", slots), "stored": ("int64", slots), "until": ("int32", slots),
-            "below": ("int32", slots), "queued": ("int32", slots),
+            "slots": (ids, (self.capacity, 4)), "stored": ("int64", slots),
             "queue": ("int32", (2 * self.capacity + 1,)),
             **dict.fromkeys(("held", "top"), ("int32", (_MOST_BATCHES + 1,))),
             **{
@@ -118,10 +116,17 @@ class _Arrays:
             offset += align(nbytes_of(dtype, shape))
         self.state, self.ring = found["state"], found["ring"]
         self.starts, self.counts, self.known = found["starts"], found["counts"], found["known"]
-        self.holder, self.stored = found["holder"], found["stored"]
+        self.slots, self.stored, self.queue = found["slots"], found["stored"], found["queue"]
         self.held, self.top = found["held"], found["top"]
-        self.slots = tuple(found[name] for name in _SLOTS)
         self.rows = {matrix: found[matrix] for matrix in table.matrices}
+
+    @property
+    def _all(self) -> tuple[Array, ...]:
+        """What the kernels change."""
+        return (
+            self.state, self.ring, self.starts, self.counts, self.known, self.slots, self.held,
+            self.top, self.queue,
+        )  # fmt: skip
 
     @property
     def newest(self) -> int:
@@ -135,21 +140,14 @@ class _Arrays:
         self.stored[:] = self.top[:] = -1
 
     def add(self, ids: Array) -> None:
-        kernels.add(
-            self.state, self.ring, self.starts, self.counts, self.known, self.slots, ids
-        )  # fmt: skip
+        kernels.add(*(*self._all, ids))
 
     def forget(self, batch: int) -> None:
-        kernels.forget(
-            self.state, self.ring, self.starts, self.counts, self.known, self.slots, batch
-        )
+        kernels.forget(*(*self._all, batch))
 
     def plan(self, batch: int, ids: Array) -> Array:
         out = np.empty(ids.size, np.int32)
-        kernels.decide(
-            self.state, self.ring, self.starts, self.counts, self.known, self.holder, self.slots,
-            batch, ids, out,
-        )  # fmt: skip
+        kernels.decide(*(*self._all, batch, ids, out))
         return out
 
 
@@ -300,7 +298,7 @@ class RowCache:
         arrays = self.tables[owner]
         kept = np.empty(slots.size, np.int64)
         with self._locked():  # in three steps: who reads meanwhile looks at `stored` afterwards
-            kept = kept[: kernels.claim(slots, ids, arrays.holder, arrays.stored, kept)]
+            kept = kept[: kernels.claim(slots, ids, arrays.slots, arrays.stored, kept)]
             slots, ids, at = slots[kept], ids[kept], at[kept]
             for matrix, rows in arrays.rows.items():
                 kernels.store_rows(_as_bytes(values[matrix]), at, slots, _as_bytes(rows))
@@ -321,7 +319,7 @@ class RowCache:
 
     def is_held(self, owner: Owner, slots: Array, ids: Array) -> bool:
         """Return whether a slot of ``slots`` is still for its id: a row may come."""
-        return bool((self.tables[owner].holder[slots] == ids).any())
+        return bool((self.tables[owner].slots[slots, kernels.HOLDER] == ids).any())
 
     def absent(self, owner: Owner, slots: Array, ids: Array) -> Array:
         """Return the places of ``ids`` that their slots do not have, or not any more: ``[k]``.

@@ -43,8 +43,7 @@ def start_fork_server(*more: str) -> None:
     """
     resource_tracker.ensure_running()  # which the first process would start, and leave behind
     forkserver.set_forkserver_preload([*PRELOADED, *more])
-    with _zygote.fork_server():
-        forkserver.ensure_running()
+    forkserver.ensure_running()
 
 
 @contextlib.contextmanager

@@ -99,13 +99,17 @@ class Zygote:
 
 @contextlib.contextmanager
 def use_zygote(zygote: Zygote | None) -> Iterator[None]:
-    """Let worker pools of this process start by ``zygote``; None: in a new interpreter."""
-    before = pool.start_supervisor
+    """Let worker pools of this process start by ``zygote``; None: in a new interpreter.
+
+    So do processes of multiprocessing with the start method spawn, and its fork server.
+    """
+    before = pool.start_supervisor, util.spawnv_passfds
     pool.start_supervisor = pool.in_new_interpreter if zygote is None else zygote.start
+    util.spawnv_passfds = _spawn if zygote is None else _fork_or_spawn
     try:
         yield
     finally:
-        pool.start_supervisor = before
+        pool.start_supervisor, util.spawnv_passfds = before
 
 
 @contextlib.contextmanager
@@ -138,25 +142,21 @@ def current_zygote() -> Zygote | None:
     return zygote if isinstance(zygote, Zygote) else None
 
 
-@contextlib.contextmanager
-def fork_server() -> Iterator[None]:
-    """Let a fork server of multiprocessing, where one starts, be forked by this one's zygote."""
+_spawn = util.spawnv_passfds
+
+
+def _fork_or_spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+    """Do as ``util.spawnv_passfds`` of multiprocessing does where this process has a zygote."""
     zygote = current_zygote()
     if zygote is None:
-        yield
-        return
-
-    def spawn(path: Any, args: Sequence[Any], fds: Sequence[int]) -> int:
-        at = args.index("-c")
-        script = f"from {__name__} import _renumber\n_renumber({list(fds)}, {args[at + 2 :]!r})\n"
-        streams_and_fds = [0, 1, 2, *fds]
-        return zygote.fork(script + args[at + 1], streams_and_fds, dict(os.environ), os.getcwd())
-
-    before, util.spawnv_passfds = util.spawnv_passfds, spawn  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        util.spawnv_passfds = before
+        return _spawn(path, args, passfds)
+    at = args.index("-c")
+    script = f"from {__name__} import _renumber, fork_zygote\n"
+    script += f"_renumber({list(passfds)}, {args[at + 2 :]!r})\n"
+    if "--multiprocessing-fork" in args:  # and not multiprocessing's own servers
+        script += "fork_zygote()\n"
+    streams_and_fds = [0, 1, 2, *passfds]
+    return zygote.fork(script + args[at + 1], streams_and_fds, dict(os.environ), os.getcwd())
 
 
 def _renumber(numbers: list[int], arguments: list[str]) -> None:
@@ -179,7 +179,7 @@ def fork_zygote() -> None:
     if os.fork() == 0:
         _never_return(lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs))
     theirs.close()
-    pool.start_supervisor = Zygote(ours).start
+    pool.start_supervisor, util.spawnv_passfds = Zygote(ours).start, _fork_or_spawn
 
 
 def serve(sock: pipe.Socket) -> None:

@@ -15,7 +15,7 @@ from gigl_loader.transport.caller import Caller
 from gigl_loader.transport.codec import ArraySpec
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.listener import Lent, Listener, Method, Peer
-from gigl_loader.transport.reply import Reply
+from gigl_loader.transport.reply import Reply, into_array
 from gigl_loader.transport.security import Mode, Security
 from gigl_loader.transport.stream import SILENCE_S
 
@@ -34,6 +34,7 @@ __all__ = [
     "address_towards",
     "free_port",
     "free_ports",
+    "into_array",
     "is_loopback",
     "refuse_loopback_name",
 ]

@@ -14,7 +14,8 @@ is silent for two seconds            connects afresh, again and again; the first
 is silent for ``patience_s``         gives up
 ===================================  ===========================================================
 
-Only the silence of a peer that owes an answer counts: it would say each second that it lives.
+Only the silence of a peer that owes an answer counts, since it would say each second that it lives;
+and only while this side listens: a job that is suspended and resumed loses no healthy peer.
 """
 
 import contextlib
@@ -36,13 +37,7 @@ from gigl_loader.errors import (
     ProtocolError,
 )
 from gigl_loader.transport import addresses
-from gigl_loader.transport.codec import (
-    MAX_HEADER_BYTES,
-    Array,
-    ArraySpec,
-    decode,
-    empty_arrays,
-)
+from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, ArraySpec, decode, empty_arrays
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.handshake import Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
@@ -68,6 +63,7 @@ _DIAL_S = 0.5  # one attempt while the peer is silent: a lost first packet is se
 _HANDSHAKE_S = 3.0  # for a listener that has begun to answer
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
 _SLICE_S = 0.25  # longest sleep before what may have changed is looked at again
+_STOOD_STILL_S = 1.0  # between two looks: this process was suspended, or nobody waited
 
 
 class _Link:
@@ -119,7 +115,7 @@ class Caller:
         self._pid, self._lane = os.getpid(), secrets.token_hex(8)
         self._link: _Link | None = None
         self._unanswered: deque[Reply[Any]] = deque()
-        self._heard = time.monotonic()
+        self._heard = self._looked = time.monotonic()
         self._fruitless = 0  # connections in a row on which nothing was heard
         self._closed: GiglLoaderError | None = None
         # Order of locks: the role, then _sending, then _state. Whoever asks has _sending first, and
@@ -314,12 +310,18 @@ class Caller:
         Once that is broken, what came with its handshake does not count: a listener may let this
         side in and drop it, again and again.
         """
-        since = self._heard
-        if link is not None:
-            if link.stream.heard > link.since:
-                self._heard = max(self._heard, link.stream.heard)
-            since = self._heard if link.broken else max(self._heard, link.since)
-        return time.monotonic() - since
+        if link is not None and link.stream.heard > link.since:
+            self._heard = max(self._heard, link.stream.heard)
+        self._look()
+        since = 0.0 if link is None or link.broken else link.since
+        return time.monotonic() - max(self._heard, since)
+
+    def _look(self) -> None:
+        """Do not count the time since the last look as silence, where this side stood still."""
+        now = time.monotonic()
+        if now - self._looked > _STOOD_STILL_S:
+            self._heard = min(now, self._heard + now - self._looked)
+        self._looked = now
 
     # --- connections --------------------------------------------------------------------------
 
@@ -386,6 +388,7 @@ class Caller:
         latest = max(deadline, time.monotonic() + _HANDSHAKE_S)
 
         def patience() -> float:
+            self._look()
             # one that has begun to greet is alive, so the machine is busy: it gets the whole time
             left = (latest if stream.first_bytes else deadline) - time.monotonic()
             if self._closed is not None:
@@ -418,8 +421,7 @@ class Caller:
 
     def _replace(self, deadline: float) -> None:
         """Connect, at first or after a connection was lost. Has the role."""
-        link = self._link
-        silent_s = self._silent_s(link)
+        silent_s = self._silent_s(link := self._link)
         if silent_s <= self._patience_s + _GRACE_S:
             if link is not None:  # one that drops connections is not dialled as fast as it can
                 time.sleep(max(0.0, link.since + 0.1 - time.monotonic()))

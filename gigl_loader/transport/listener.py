@@ -10,6 +10,7 @@ nor take memory, threads or descriptors without bound.
 """
 
 import contextlib
+import itertools
 import logging
 import resource
 import select
@@ -64,8 +65,8 @@ class Peer:
     address: str
     session: str
     """Random; one for each `Caller`, or for several that share one."""
-    context: dict[str, Any] = field(default_factory=dict)
-    """For the listener's owner."""
+    number: int = field(default_factory=itertools.count(1).__next__)
+    """Larger than that of each peer before."""
     gone: threading.Event = field(default_factory=threading.Event)
     """Set once it closed the connection or was killed, also while a handler runs."""
 

@@ -76,6 +76,17 @@ class Reply(Generic[T]):
         self._error, self.views, self._into, self.done = error, [], None, True
 
 
+def into_array(out: Array) -> Into:
+    """Return what receives an answer of one array into ``out``, and refuses any other."""
+
+    def room(specs: list[ArraySpec]) -> list[Array]:
+        if [(spec.dtype, spec.shape) for spec in specs] != [(out.dtype, out.shape)]:
+            raise ProtocolError(f"{specs} came where {out.dtype} {out.shape} was due")
+        return [out]
+
+    return room
+
+
 def _checked(arrays: list[Array], specs: list[ArraySpec]) -> list[Array]:
     found = [(array.dtype, array.shape, array.flags.c_contiguous) for array in arrays]
     if found != [(spec.dtype, spec.shape, True) for spec in specs]:

@@ -27,14 +27,12 @@ from gigl_loader.errors import (
     PeerError,
     PeerLostError,
     PeerTimeoutError,
-    ProtocolError,
 )
 from gigl_loader.memory.segments import Array
 from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
 from gigl_loader.sampler.store import LocalStore
 from gigl_loader.transport import (
     SILENCE_S,
-    ArraySpec,
     Caller,
     End,
     Listener,
@@ -42,6 +40,7 @@ from gigl_loader.transport import (
     Peer,
     Reply,
     Security,
+    into_array,
 )
 from gigl_loader.workers.wire import DrawAnswer, DrawQuestion, RowsQuestion
 
@@ -341,18 +340,14 @@ class Asking:
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> Answer[RowsAnswer]:
         """Ask for rows, to be received into ``out``."""
-
-        def room(specs: list[ArraySpec]) -> list[Array]:
-            if [(spec.dtype, spec.shape) for spec in specs] != [(out.dtype, out.shape)]:
-                raise ProtocolError(f"{specs} came for rows of {out.dtype} {out.shape}")
-            return [out]
-
         question, traffic = RowsQuestion.of(request), self._traffic()
         traffic.structure_bytes += question.ids.words.nbytes
         traffic.row_bytes += out.nbytes
         traffic.rows[partition] += request.ids.size
-        reply = self._caller(partition).ask(f"rows {self._job}", question, RowsAnswer, into=room)
-        return self._answer(reply, partition, _as_it_came)
+        reply = self._caller(partition).ask(
+            f"rows {self._job}", question, RowsAnswer, into=into_array(out)
+        )
+        return self._answer(reply, partition, lambda answer: answer)
 
     def take_traffic(self) -> Traffic:
         """Return what this thread asked since the last call."""
@@ -397,10 +392,6 @@ class Asking:
                 lane = self._of_thread.lane = self._joined % self._lanes
                 self._joined += 1
         return self._callers[partition, lane]
-
-
-def _as_it_came(answer: RowsAnswer) -> RowsAnswer:
-    return answer
 
 
 def worker_name(rank: int, worker: int) -> str:

@@ -28,6 +28,11 @@ def pickled(plugins: Plugins) -> bytes:
         ) from error
 
 
+def is_own(sampler: tuple[str, dict[str, Any]] | None) -> bool:
+    """Return whether the class of a sampler is one of this package."""
+    return sampler is None or sampler[0].startswith("gigl_loader.")
+
+
 def main_path_of(function: Callable[..., Any] | None) -> str | None:
     """Return the path of the user's script where ``function`` is defined in it.
 

@@ -151,7 +151,8 @@ class WorkerPool:
         script += f"import sys; sys.path[:] = {sys.path!r}\n"
         if main_path is not None:
             script += f"import multiprocessing.spawn as s; s.import_main_path({main_path!r})\n"
-        script += "from gigl_loader.workers.supervisor import main; main()"
+        script += "from gigl_loader.workers.supervisor import main\n"
+        script += f"main(users_code={self._setup.users_code})"
         with theirs:
             self._supervisor = start_supervisor(script, [theirs.fileno()])
         self._selector.register(self._control, selectors.EVENT_READ, None)

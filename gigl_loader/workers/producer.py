@@ -43,7 +43,7 @@ from gigl_loader.transport import Security
 from gigl_loader.workers.among_ranks import AmongRanks
 from gigl_loader.workers.dispatch import Dispatcher, MessageMemory
 from gigl_loader.workers.inbox import Failures, Inbox
-from gigl_loader.workers.plugins import main_path_of, pickled
+from gigl_loader.workers.plugins import is_own, main_path_of, pickled
 from gigl_loader.workers.pool import WorkerPool
 from gigl_loader.workers.recovery import LOOK_EVERY_S, Attendant, Recovery
 from gigl_loader.workers.rendezvous import Rendezvous
@@ -112,6 +112,7 @@ class DistSamplingProducer:
         if isinstance(sampler_options, CustomSamplerOptions):
             sampler = (sampler_options.class_path, sampler_options.keywords)
         self._plugins = pickled(Plugins(sampler, worker_init_fn))
+        self._users_code = worker_init_fn is not None or not is_own(sampler)
         self._main_path = main_path_of(worker_init_fn)
         self._pool = WorkerPool(self.num_workers)
         self._orders = SeedOrders(self._seed_input, sampling_config, self.epoch_options.seed)
@@ -233,6 +234,7 @@ class DistSamplingProducer:
             ),
             replaceable=self.epoch_options.max_restarts > 0,
             plugins=self._plugins,
+            users_code=self._users_code,
             main_path=self._main_path,
         )
 

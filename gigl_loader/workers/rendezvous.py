@@ -79,7 +79,7 @@ class Rendezvous(Protocol):
         Raises:
             PeerTimeoutError, PeerError, UsageError: As for `gather`.
         """
-        ...
+        return self.gather(key, range(self.world_size))
 
     def wait_for(self, key: str, rank: int = 0) -> bytes:
         """Return what ``rank`` published under ``key``.
@@ -87,7 +87,7 @@ class Rendezvous(Protocol):
         Raises:
             PeerTimeoutError, PeerError, UsageError: As for `gather`.
         """
-        ...
+        return self.gather(key, [rank])[0]
 
     def fail(self, words: str) -> None:
         """Tell all ranks that this one cannot go on: their waits raise, with ``words``.
@@ -119,7 +119,7 @@ def meet_ranks(timeout_s: float) -> "StoreRendezvous | None":
     return StoreRendezvous(store, dist.get_rank(), dist.get_world_size(), timeout_s)
 
 
-class StoreRendezvous:
+class StoreRendezvous(Rendezvous):
     """A `Rendezvous` in a ``torch.distributed`` store.
 
     The store is asked without waiting, again and again, so that a failure is seen while a value is
@@ -188,10 +188,6 @@ class StoreRendezvous:
                 )  # fmt: skip
             time.sleep(min(nap, max(0.0, start + limit_s - now)))
             nap = min(2 * nap, max(_LONGEST_NAP_S, _NAP_PER_RANK_S * self.world_size))
-
-    def wait_for(self, key: str, rank: int = 0) -> bytes:
-        """Return what ``rank`` published under ``key``; see `Rendezvous.wait_for`."""
-        return self.gather(key, [rank])[0]
 
     def fail(self, words: str) -> None:
         """Let the waits of all ranks raise, with ``words``; the first failure seen stands."""

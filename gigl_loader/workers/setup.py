@@ -54,6 +54,8 @@ class WorkerSetup(Generic[A]):
     """Whether another worker takes the place of one that dies."""
     plugins: bytes
     """`Plugins`, pickled by themselves: they may hold tensors, for which the worker needs torch."""
+    users_code: bool = True
+    """Whether some of these are the user's own."""
     main_path: str | None = None
     """The user's script, where something above is defined in it."""
 

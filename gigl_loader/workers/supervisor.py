@@ -14,28 +14,57 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Iterator
 
 from gigl_loader.sampler import _cache_kernels, _kernels, _packing_kernels, _tree_kernels
 from gigl_loader.workers import messages, pipe, worker
 
 _PR_SET_PDEATHSIG = 1
+_BLAS = "scipy.linalg"
 
 
-def main() -> None:
-    """Read the descriptor of the control socket from the command line, and serve it."""
+def main(*, users_code: bool = True) -> None:
+    """Read the descriptor of the control socket from the command line, and serve it.
+
+    Args:
+        users_code: Whether workers run a sampler or a function of the user.
+    """
     control = pipe.Socket(fileno=int(sys.argv[1]))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
-    _kernels.load()
-    _packing_kernels.load()
-    _cache_kernels.load()
-    _tree_kernels.load()
+    with contextlib.nullcontext() if users_code else _without_blas():
+        _load_kernels()
     gc.collect()
     gc.freeze()  # what is there now is never written again: forked pages stay shared
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _Watch(control, [wake_read, wake_write]).run()
+
+
+def _load_kernels() -> None:
+    _kernels.load()
+    _packing_kernels.load()
+    _cache_kernels.load()
+    _tree_kernels.load()
+
+
+@contextlib.contextmanager
+def _without_blas() -> Iterator[None]:
+    """Let Numba start as where scipy is not installed: a quarter of a second sooner.
+
+    Numba imports ``scipy.linalg`` when it loads its first function, only to see whether there are
+    routines for ``np.dot`` and its like in compiled functions. Our kernels have none of these, a
+    user's function may.
+    """
+    if _BLAS in sys.modules:  # it costs nothing any more
+        yield
+        return
+    sys.modules[_BLAS] = None  # type: ignore[assignment]  # the import system's "not there"
+    try:
+        yield
+    finally:
+        del sys.modules[_BLAS]
 
 
 class _Watch:

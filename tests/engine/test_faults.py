@@ -6,7 +6,6 @@
 import contextlib
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from gigl_loader import (
     WorkerDiedError,
 )
 from gigl_loader.testing import Footprint, TinyGraph, one_rank, wait_until, worker_pid
-from gigl_loader.testing._forked import ForkedProcess
+from gigl_loader.testing._scripts import FinalizedPython
 from gigl_loader.workers.pool import process_state
 
 pytestmark = pytest.mark.multiprocess
@@ -241,9 +240,7 @@ def test_shutdown_in_the_middle_of_an_epoch() -> None:
 
 # --- the trainer ----------------------------------------------------------------------------------
 
-Trainer = subprocess.Popen | ForkedProcess
-
-ENDS: dict[str, tuple[Callable[[Trainer], None] | None, int]] = {
+ENDS: dict[str, tuple[Callable[[FinalizedPython], None] | None, int]] = {
     "SIGKILL": (lambda p: p.kill(), -signal.SIGKILL),
     "SIGTERM": (lambda p: p.terminate(), -signal.SIGTERM),
     "Ctrl-C": (lambda p: os.killpg(p.pid, signal.SIGINT), -signal.SIGINT),
@@ -252,43 +249,18 @@ ENDS: dict[str, tuple[Callable[[Trainer], None] | None, int]] = {
     "fork": (lambda p: p.kill(), -signal.SIGKILL),
     "early": (lambda p: p.kill(), -signal.SIGKILL),
 }
-KILLED = ("SIGKILL", "SIGTERM", "fork", "early")
-"""Their interpreters do not get to end: forked, they need not import all again."""
 SCRIPT = Path(__file__).parent / "trainer.py"
 
 
-def _run_trainer(arguments: list[str], stdin: Connection, errors: Path) -> None:
-    os.setsid()
+def _start_trainer(arguments: list[str], stdin: Connection, errors: Path) -> FinalizedPython:
     with errors.open("wb") as stderr:
-        os.dup2(stderr.fileno(), 2)
-    os.dup2(stdin.fileno(), 0)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.argv = ["trainer.py", *arguments]
-    runpy.run_path(str(SCRIPT), run_name="__main__")
-
-
-def _start_trainer(arguments: list[str], stdin: Connection, errors: Path, how: str) -> Trainer:
-    if how in KILLED:
-        forked = ForkedProcess(target=_run_trainer, args=(arguments, stdin, errors))
-        forked.start()
-        return forked
-    script = (  # a shell starts jobs in its background with SIGINT ignored, and they inherit that
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"import sys, runpy; sys.path[:] = {sys.path!r}; sys.argv = {['trainer.py', *arguments]!r}"
-        f"; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
-    )
-    with errors.open("wb") as stderr:
-        return subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", script], stdin=stdin,
-            stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True,
+        return FinalizedPython(
+            [sys.executable, str(SCRIPT), *arguments], stdin=stdin, stdout=subprocess.DEVNULL,
+            stderr=stderr, start_new_session=True,
         )  # fmt: skip
 
 
-def _exit_code(trainer: Trainer) -> int | None:
-    return trainer.exitcode if isinstance(trainer, ForkedProcess) else trainer.poll()
-
-
-def _has_ended(trainer: Trainer, how: str) -> bool:
+def _has_ended(trainer: FinalizedPython, how: str) -> bool:
     """Return whether it has; tell it again, as its user would, where nothing has come of Ctrl-C.
 
     Python drops a KeyboardInterrupt that comes while an object is deleted, and batches are.
@@ -298,27 +270,27 @@ def _has_ended(trainer: Trainer, how: str) -> bool:
             trainer.wait(10.0)
         if trainer.poll() is None:
             ENDS[how][0](trainer)
-    return _exit_code(trainer) is not None
+    return trainer.poll() is not None
 
 
 @pytest.fixture(scope="module")
 def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple]]:
     """All trainers, started at once: starting is the slow part."""
     root = tmp_path_factory.mktemp("trainers")
-    started: dict[str, tuple[Trainer, Path, Path, Connection]] = {}
+    started: dict[str, tuple[FinalizedPython, Path, Path, Connection]] = {}
     try:
         for how in ENDS:
             folder, errors = root / how, root / f"{how}.err"
             theirs, ours = Pipe(duplex=False)
             with theirs:
-                trainer = _start_trainer([str(folder), how], theirs, errors, how)
+                trainer = _start_trainer([str(folder), how], theirs, errors)
             started[how] = (trainer, folder, errors, ours)
         yield started
     finally:
         for trainer, _, _, ours in started.values():
             ours.close()
             trainer.kill()
-            wait_until(lambda one=trainer: _exit_code(one) is not None, "the trainer has ended")
+            wait_until(lambda one=trainer: one.poll() is not None, "the trainer has ended")
 
 
 @pytest.mark.parametrize("how", ["early", *(end for end in ENDS if end != "early")])
@@ -327,7 +299,7 @@ def test_the_end_of_the_trainer_is_the_end_of_its_workers(trainers, how: str) ->
     end, code = ENDS[how]
 
     def ready() -> bool:
-        assert _exit_code(process) is None, errors.read_text()
+        assert process.poll() is None, errors.read_text()
         return (folder / "ready").exists()
 
     wait_until(ready, "the trainer is ready", 200.0)
@@ -343,7 +315,7 @@ def test_the_end_of_the_trainer_is_the_end_of_its_workers(trainers, how: str) ->
     if end is not None:
         end(process)
     wait_until(lambda: _has_ended(process, how), "the trainer has ended")
-    assert _exit_code(process) == code, errors.read_text()
+    assert process.returncode == code, errors.read_text()
     seen.check_gone()
     text = errors.read_text()
     assert ("KeyboardInterrupt" in text) == (how == "Ctrl-C")

@@ -7,10 +7,13 @@ from _run import EXAMPLES
 from nbclient import NotebookClient
 from traitlets.config import Config
 
+from gigl_loader.testing._scripts import ForkedPython
+
 pytestmark = pytest.mark.multiprocess
 
 
-def test_the_notebook_trains(tmp_path: Path) -> None:
+def test_the_notebook_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_client.launcher.Popen", ForkedPython)  # the kernel
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     # a port may be taken meanwhile; a whole path, as the kernel runs in another folder
     sockets = Config(KernelManager={"transport": "ipc", "ip": str(tmp_path / "kernel")})

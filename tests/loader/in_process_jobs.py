@@ -28,8 +28,9 @@ from gigl_loader import (
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.sampler.store import LocalStore
-from gigl_loader.testing import check_same_batches
+from gigl_loader.testing import Footprint, check_same_batches
 from gigl_loader.testing._processes import meet_in_store
+from gigl_loader.workers.pool import process_state
 
 GRAPH, CASES, COMMON = rank_jobs.GRAPH, rank_jobs.CASES, rank_jobs.COMMON
 
@@ -124,29 +125,47 @@ def a_rank_dies(rank: int, size: int) -> None:
 
 
 def a_rank_stops(rank: int, size: int) -> None:
-    """Rank 1 is stopped: an error on rank 0 at the timeout, of a loader and of the full graph."""
+    """Rank 1 is stopped between two layers of the full graph, and its loader with it.
+
+    An error on rank 0 at the timeout, of the loader and of the full graph; nothing remains of it.
+    """
     pids: list[Any] = [None] * size
     dist.all_gather_object(pids, os.getpid())
+    model = GraphSAGE(2, 2, 2).eval()
+    unhooked = _hooks_of(model)
+    with pytest.raises(PeerTimeoutError, match=r"rows of the full graph.*process group's timeout"):
+        _stops_between_layers(rank, size, model, pids[1])
+    assert _hooks_of(model) == unhooked
+    assert not Footprint.below().alive(), "no process was started, and none is left"
+    os._exit(0)  # the groups are broken
+
+
+def _stops_between_layers(rank: int, size: int, model: GraphSAGE, pid: int) -> None:
     group = dist.new_group(timeout=timedelta(seconds=10))
-    model = GraphSAGE(2, 2, 1).eval()
     batches = iter(_loader(rank, size, timeout=10))
+    found: list[BaseException] = []
+    sampling = threading.Thread(target=lambda: found.append(_error_of(lambda: list(batches))))
     with full_graph(model, GRAPH.partitions(size)[rank], group=group) as data, torch.no_grad():
         model(data.x, data.edge_index)
         next(batches)
         meet_in_store("before rank 1 stops")
         if rank == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        found: list[BaseException] = []  # both wait at the same time
-        thread = threading.Thread(target=lambda: found.append(_error_of(lambda: list(batches))))
-        thread.start()
-        error = _error_of(lambda: [model(data.x, data.edge_index) for _ in iter(int, 1)])
-        thread.join(60)
-    os.kill(pids[1], signal.SIGKILL)
-    assert isinstance(error, PeerTimeoutError), error
-    assert "did not come within the process group's timeout" in str(error)
-    assert isinstance(found[0], PeerTimeoutError), found
-    assert re.search("(for|in) 10 s", str(found[0])), found  # of the thread that samples, or takes
-    os._exit(0)  # the groups are broken
+            model.convs[0].register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+            model(data.x, data.edge_index)
+        sampling.start()  # both wait at the same time
+        try:
+            model(data.x, data.edge_index)  # rank 1 has computed the first layer, and no other
+        finally:
+            sampling.join(60)
+            state = process_state(pid)
+            os.kill(pid, signal.SIGKILL)
+            assert "stopped by a signal" in state, "it stood still until it was given up"
+            assert isinstance(found[0], PeerTimeoutError), found
+            assert re.search("(for|in) 10 s", str(found[0])), found  # of the lane, or of `take`
+
+
+def _hooks_of(model: torch.nn.Module) -> list[int]:
+    return [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules()]
 
 
 def _error_of(job: Any) -> BaseException:

@@ -12,7 +12,7 @@ import torch
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.device.prefetch import CopyEngine
-from gigl_loader.loader.base import _stays_on_host
+from gigl_loader.message import stays_on_host
 from gigl_loader.testing import TinyGraph
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
@@ -28,10 +28,10 @@ class FakeDeviceLoader(DistNeighborLoader):
     """Copies to the pretend GPU that a test puts into it."""
 
     def _make_engine(self) -> CopyEngine:
-        return CopyEngine("cpu", backend=FakeGpu("eager"), keep_on_host=_stays_on_host)
+        return CopyEngine("cpu", backend=FakeGpu("eager"), keep_on_host=stays_on_host)
 
     def use(self, gpu: FakeGpu) -> None:
-        self._engine = CopyEngine("cpu", backend=gpu, keep_on_host=_stays_on_host)
+        self._engine = CopyEngine("cpu", backend=gpu, keep_on_host=stays_on_host)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from gigl_loader.testing import (
     open_files,
     wait_until,
 )
-from gigl_loader.testing._forked import slow_supervisors
+from gigl_loader.testing._zygote import Zygote, new_zygote, use_zygote
 from gigl_loader.workers.sampled_input import epoch_order
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
@@ -247,9 +247,21 @@ def test_the_iterator_protocol_of_the_loader_itself(made) -> None:
     assert _input(made, first).input_id.tolist() != _input(made, second).input_id.tolist()
 
 
+@pytest.fixture(scope="module")
+def without_torch() -> Iterator[Zygote]:
+    with new_zygote("gigl_loader.workers.supervisor") as zygote:
+        yield zygote
+
+
 @pytest.mark.parametrize("setup", sorted(SETUPS))
-def test_workers_in_a_new_interpreter_get_by_without_torch(setup: str) -> None:
-    with slow_supervisors(), _loader(*SETUPS[setup]) as made:
+def test_workers_in_a_new_interpreter_get_by_without_torch(
+    setup: str, without_torch: Zygote
+) -> None:
+    """One setup starts as users' loaders do, the others from one such interpreter."""
+    with (
+        use_zygote(None if setup == "one worker" else without_torch),
+        _loader(*SETUPS[setup]) as made,
+    ):
         assert len(_run(made, 0)) == len(made.loader)
         for pid in made.loader._mp_producer.pids:
             assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from gigl_loader import ConfigError, DevicePrefetcher, DistNeighborLoader, profile_workers
 from gigl_loader.device.prefetch import CopyEngine
-from gigl_loader.loader.base import _stays_on_host
 from gigl_loader.loader.profile import WorkerRanges
+from gigl_loader.message import stays_on_host
 from gigl_loader.testing import TinyGraph
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
@@ -30,7 +30,7 @@ class FakeDeviceLoader(DistNeighborLoader):
     """Copies to a pretend GPU: on a CPU there would be no range of a copy."""
 
     def _make_engine(self) -> CopyEngine:
-        return CopyEngine("cpu", backend=FakeGpu("eager"), keep_on_host=_stays_on_host)
+        return CopyEngine("cpu", backend=FakeGpu("eager"), keep_on_host=stays_on_host)
 
 
 def _ranges(trace: dict[str, Any], name: str) -> list[dict[str, Any]]:

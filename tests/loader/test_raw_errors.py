@@ -4,6 +4,7 @@ Each in a process of its own: limits and ``__main__`` belong to a process.
 """
 
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -65,7 +66,6 @@ except ConfigError as error:
     )
 
 
-@pytest.mark.longest
 def test_a_hook_of_a_script_without_a_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -82,11 +82,19 @@ except ConfigError as error:
     told = _run("", str(script))
     assert told.count("started") == 1
     assert 'which has no `if __name__ == "__main__":`' in told
+
+
+def test_a_hook_of_a_script_with_a_main_guard(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
     script.write_text(
-        BUILD
-        + HOOK
+        HOOK
         + """
 if __name__ == "__main__":
+"""
+        + indent(
+            BUILD, "    "
+        )  # below it: the worker imports the script, and need not import torch
+        + """
     with build(worker_init_fn=hook) as loader:
         print(len(list(loader)))
 """

@@ -76,8 +76,8 @@ def test_a_token_given_as_an_argument_protects_the_workers_too(monkeypatch):
     with storage(2, guarded) as endpoints, joined(endpoints[0].address, 2, guarded) as cluster:
         create(cluster, "with workers that listen")
         for endpoint in endpoints:
-            (slot,) = endpoint.server._slots.values()
-            (address,) = slot.shared.producer._pool.addresses
+            (shared,) = endpoint.server._slots.started().values()
+            (address,) = shared.producer._pool.addresses
             assert address is not None, "they listen: two servers"
             for stranger in (Security.local(), Security.local("guess"), guarded):
                 with (
@@ -128,7 +128,7 @@ def test_a_server_imports_what_it_has_leave_for():
             ConfigError, match=r"feature store 'os\.path': start it with --allow-sam"
         ):
             create(cluster, feature_store=store)
-        assert endpoint.server.create_calls == 0, "nothing was started"
+        assert endpoint.server.status()["create_calls"] == 0, "nothing was started"
         allowed = CustomSamplerOptions("store_cluster.FailingSampler", {"nap_s": 0.1})
         create(cluster, sampler_options=allowed)
         create(cluster, sampler_options=CustomSamplerOptions(

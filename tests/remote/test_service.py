@@ -117,7 +117,7 @@ def test_batches_at_once_come_beside_an_epoch_and_one_after_another(server):
 
 def test_a_key_has_one_producer_however_many_ask_at_once(server):
     found = []
-    before = server.create_calls
+    before = server.status()["create_calls"]
 
     def ask():
         found.append(server.create_sampling_producer(*_arguments(server, key="shared")))
@@ -128,7 +128,7 @@ def test_a_key_has_one_producer_however_many_ask_at_once(server):
     for thread in threads:
         thread.join()
     assert len(set(found)) == 1
-    assert server.create_calls == before + 4
+    assert server.status()["create_calls"] == before + 4
     assert len(server.status()["producers"]) == 1
     server.destroy_sampling_producer(found[0])
 

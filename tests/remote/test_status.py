@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from gigl_loader.remote import status
-from gigl_loader.remote.messages import NoArguments, Status
+from gigl_loader.remote.answers import Status
+from gigl_loader.remote.messages import NoArguments
 from gigl_loader.transport import Listener, Method, Security
 
 HEALTH = {"health": "serving"}

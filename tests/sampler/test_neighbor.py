@@ -1,8 +1,6 @@
 """`NeighborSampler`, in this process, against the reference check; over 1, 2 and 3 partitions."""
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -27,6 +25,7 @@ from gigl_loader.testing import (
     batch_tensors,
     check_batch,
     check_same_batches,
+    run_python,
     sample_message,
 )
 
@@ -304,5 +303,5 @@ print("compiled", len(dispatchers))
 
 def test_sampling_compiles_nothing_that_was_not_loaded_at_the_start() -> None:
     """An array of another kind (strided, read-only) would make Numba compile for seconds."""
-    done = subprocess.run([sys.executable, "-c", _COMPILES_NOTHING], capture_output=True, text=True)
+    done = run_python("-c", _COMPILES_NOTHING)  # nothing has sampled in what it is forked from
     assert done.stdout.startswith("compiled"), done.stderr

@@ -15,6 +15,7 @@ from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory import mutex
 from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.message import BatchTicket
+from gigl_loader.sampler._cache_kernels import HOLDER
 from gigl_loader.sampler.ahead import Filler, keep_structure
 from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
@@ -153,7 +154,7 @@ def test_what_is_kept_is_needed_soonest_of_all_that_is_known(
             continue
         plan = cache.plan(number, {OWNER: ids})[OWNER].tolist()
         kept = set(np.flatnonzero(arrays.known[:, 1]).tolist())
-        assert all(arrays.holder[arrays.known[one, 1] - 1] == one for one in kept)
+        assert all(arrays.slots[arrays.known[one, 1] - 1, HOLDER] == one for one in kept)
         reference.check_plan(number, ids.tolist(), plan, kept)
     assert cache.num_known == 0
 

@@ -1,6 +1,7 @@
 """`run_python` does what the interpreter would, but for the imports."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gigl_loader.testing import Footprint, run_python
-from gigl_loader.testing._scripts import forked_pythons
+from gigl_loader.testing._scripts import FinalizedPython, forked_pythons
 
 pytestmark = pytest.mark.multiprocess
 
@@ -91,6 +92,34 @@ def test_pythons_are_forked_from_one_that_has_imported() -> None:
             [sys.executable, "-u", "-c", tells, tells], capture_output=True, text=True
         )
     assert (done.stdout, done.stderr) == ("True False\nFalse False\n", "")
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("sys.exit(2)", 2),
+        ("os.kill(os.getpid(), signal.SIGINT); signal.pause()", -signal.SIGINT),
+    ],
+)
+def test_an_interpreter_that_is_torn_down(end: str, code: int) -> None:
+    """What modules hold goes last, after threads have ended and functions of ``atexit``."""
+    script = (
+        "import atexit, os, signal, sys, threading\n"
+        "class Held:\n"
+        "    def __del__(self, print=print): print('gone')\n"
+        "held = Held()\n"
+        "atexit.register(print, 'exit')\n"
+        "go_on = threading.Event()\n"
+        "threading.Thread(target=lambda: go_on.wait() and print('thread')).start()\n"
+        f"try: {end}\n"
+        "finally: go_on.set()\n"
+    )
+    process = FinalizedPython(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    out, errors = process.communicate(timeout=120)
+    assert (out, process.returncode) == ("thread\nexit\ngone\n", code)
+    assert ("KeyboardInterrupt" in errors) == (code < 0)
 
 
 def test_ranks_have_the_environment_of_torchrun() -> None:

@@ -1,9 +1,12 @@
 """Supervisors from a zygote: children as any other, that end with their trainer."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +71,25 @@ def test_where_the_start_is_tested_there_is_none() -> None:
         process = pool.start_supervisor("import sys; sys.exit('torch' in sys.modules)", [])
         assert process.wait(60) == 0
     assert uses_zygote()
+
+
+def _tell_of_a_spawned_process(queue: Any) -> None:
+    queue.put((os.getpid(), os.getppid(), "torch" in sys.modules, uses_zygote()))
+    raise SystemExit(5)
+
+
+def test_processes_that_multiprocessing_spawns_are_forked() -> None:
+    """They have a zygote themselves, for the workers of their loaders."""
+    spawn = multiprocessing.get_context("spawn")
+    queue = spawn.SimpleQueue()
+    process = spawn.Process(target=_tell_of_a_spawned_process, args=(queue,))
+    process.start()
+    try:
+        wait_until(lambda: not queue.empty(), "it has told")
+        assert queue.get() == (process.pid, os.getpid(), True, True)
+    finally:
+        process.join(60)
+    assert process.exitcode == 5
 
 
 def _start_and_wait(folder: Path) -> None:

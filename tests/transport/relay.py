@@ -18,6 +18,8 @@ class Relay:
         self.target, self.rate = target, bytes_per_s
         self.cut = threading.Event()
         self.passed = 0
+        self.taken = 0
+        """Connections so far."""
         self._door = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._door.getsockname()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -53,6 +55,7 @@ class Relay:
                 near, _ = self._door.accept()
             except OSError:
                 return
+            self.taken += 1
             far = socket.socket()
             try:
                 far.connect(self.target)

@@ -349,6 +349,32 @@ def test_a_longer_outage_is_an_error(plain: Network) -> None:
         assert time.monotonic() - started < 2.5 + AT_ONCE_S
 
 
+def test_time_in_which_the_asker_is_suspended_is_no_silence(plain: Network) -> None:
+    """As when a job is suspended and resumed, and this process wakes up before its peer does."""
+    service = plain.service()
+    with Relay(service.listener.address) as relay:
+        script = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from service import Answer, question
+from gigl_loader.transport import Caller, Security
+caller = Caller(*{relay.address}, Security.local(), "asker", patience_s=2.0)
+caller.ask("gated", question(7), Answer).wait()
+"""
+        asker = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+        wait_until(lambda: service.asked, "the question is there")
+        asker.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, asker.pid, os.WSTOPPED)
+        relay.cut.set()
+        time.sleep(4.0)  # longer than its patience
+        connections = relay.taken
+        asker.send_signal(signal.SIGCONT)
+        wait_until(lambda: relay.taken > connections or asker.poll() is not None, "it tries again")
+        relay.cut.clear()
+        service.gate.set()
+        assert (asker.communicate(timeout=100)[1], asker.returncode) == (b"", 0)
+
+
 def test_a_slow_link_is_no_silence(plain: Network) -> None:
     """A message takes longer than the limit in both directions, and every byte is progress."""
     service = plain.service(silence_s=2.0)

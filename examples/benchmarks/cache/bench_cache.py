@@ -27,19 +27,18 @@ from gigl_loader.options import CacheOptions
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.packing import pack_ints, pack_runs
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.row_cache import CacheMemory, RowCache, Table, segment_bytes
+from gigl_loader.sampler.row_cache import CacheMemory, RowCache, Table, segment_bytes, warm_up
 from gigl_loader.testing import as_worker_gets
 from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
-EDGE_FACTOR, FANOUTS, PARTS, ROW_BYTES = 16, (15, 10), 4, 400
-SHARES, BATCH_SIZES = (0.05, 0.1, 0.2, 0.4), (1024, 128)
+FANOUTS, ROW_BYTES, SHARES = (15, 10), 400, (0.05, 0.1, 0.2, 0.4)
 OWNER = ("node", "rows")
 NEVER = 1 << 40
 Trace = list[np.ndarray]
 """By batch, the distinct ids of other parts' rows."""
 
 
-def power_law(scale: int, random: np.random.Generator, factor: int = EDGE_FACTOR) -> np.ndarray:
+def power_law(scale: int, random: np.random.Generator, factor: int) -> np.ndarray:
     """Return ``[2, edges]`` of R-MAT with the parameters of Graph500: 0.57, 0.19, 0.19, 0.05."""
     edges = np.zeros((2, factor << scale), np.int64)
     for _ in range(scale):
@@ -48,19 +47,21 @@ def power_law(scale: int, random: np.random.Generator, factor: int = EDGE_FACTOR
     return random.permutation(1 << scale)[edges]
 
 
-def uniform(scale: int, random: np.random.Generator, factor: int = EDGE_FACTOR) -> np.ndarray:
+def uniform(scale: int, random: np.random.Generator, factor: int) -> np.ndarray:
     """Return ``[2, edges]`` between nodes drawn uniformly."""
     return random.integers(0, 1 << scale, (2, factor << scale))
 
 
-def batches_of(edges: np.ndarray, scale: int, batch_size: int, parts: np.ndarray) -> dict[str, Any]:
-    """Return the trace of an epoch, the CPU time per batch, and bytes per edge on the wire."""
+def batches_of(
+    edges: np.ndarray, scale: int, batch_size: int, parts: np.ndarray, most: int
+) -> dict[str, Any]:
+    """Return the trace of an epoch of ``most`` batches, the CPU ms of one, and bytes per edge."""
     data = Data(edge_index=torch.from_numpy(edges), num_nodes=1 << scale)
     view = as_worker_gets(DistDataset.from_pyg(data).view())
     (node_type,), (edge_type,) = view.num_nodes, view.adjacency
     plan = SamplingPlan(input_type=node_type, fanouts={edge_type: FANOUTS}, seed=1)
     sampler = NeighborSampler(view, plan, None)
-    seeds = np.random.default_rng(2).permutation(np.flatnonzero(parts == 0))
+    seeds = np.random.default_rng(2).permutation(np.flatnonzero(parts == 0))[: most * batch_size]
     trace, num_edges, packed, elapsed = [], 0, 0, 0.0
     for batch, start in enumerate(range(0, seeds.size, batch_size)):
         chosen = seeds[start : start + batch_size]
@@ -161,7 +162,7 @@ def highest_degree(trace: Trace, degrees: np.ndarray, parts: np.ndarray, capacit
 COLUMNS = (
     "graph, seeds", "rows a batch", "cache", "optimum: share fetched", "ours / optimum",
     "LRU / optimum", "highest degree / optimum", "look-ahead", "deciding, CPU ms",
-    "structure, CPU ms",
+    "ns a row", "structure, CPU ms",
 )  # fmt: skip
 HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
@@ -170,20 +171,26 @@ def main() -> None:
     """Print the table, and write it where ``--out`` says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=int, default=18, help="2 ** scale nodes")
+    parser.add_argument("--edges", type=int, default=16, help="of a node")
+    parser.add_argument("--parts", type=int, default=4)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1024, 128])
+    parser.add_argument("--batches", type=int, default=1 << 20, help="of an epoch, at most")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     num_ids = 1 << args.scale
+    warm_up()
     lines = [f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} CPUs, numpy "
-             f"{np.__version__}: {num_ids:,} nodes, {EDGE_FACTOR * num_ids:,} edges, "
-             f"{PARTS} random parts, fan-outs {list(FANOUTS)}.", "", HEADER]  # fmt: skip
+             f"{np.__version__}: {num_ids:,} nodes, {args.edges * num_ids:,} edges, "
+             f"{args.parts} random parts, fan-outs {list(FANOUTS)}.", "", HEADER]  # fmt: skip
     for line in lines:
         print(line)
     for name, make in (("power law", power_law), ("uniform", uniform)):
         random = np.random.default_rng(0)
-        edges, parts = make(args.scale, random), random.integers(0, PARTS, num_ids)
+        edges = make(args.scale, random, args.edges)
+        parts = random.integers(0, args.parts, num_ids)
         degrees = np.bincount(edges[0], minlength=num_ids)
-        for batch_size in BATCH_SIZES:
-            found = batches_of(edges, args.scale, batch_size, parts)
+        for batch_size in args.batch_sizes:
+            found = batches_of(edges, args.scale, batch_size, parts, args.batches)
             trace: Trace = found["trace"]
             uses, asked = next_uses(trace, num_ids), sum(map(len, trace))
             for share in SHARES:
@@ -195,7 +202,8 @@ def main() -> None:
                 lines.append(
                     f"| {name}, {batch_size:,} | {asked // len(trace):,} | {share:.0%} | "
                     f"{optimum / asked:.3f} | **{fetched / optimum:.3f}** | {lru / optimum:.2f} | "
-                    f"{degree / optimum:.2f} | {ahead} | {ms:.1f} | {found['ms']:.1f} |"
+                    f"{degree / optimum:.2f} | {ahead} | {ms:.2f} | "
+                    f"{1e6 * ms * len(trace) / asked:.0f} | {found['ms']:.1f} |"
                 )
                 print(lines[-1], flush=True)
             print(f"bytes per edge on the wire: {found['edge_bytes']:.2f}")

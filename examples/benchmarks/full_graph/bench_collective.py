@@ -34,6 +34,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--batches", type=int, default=40, help="of each rank and round")
     parser.add_argument("--step", type=float, default=0.0, help="seconds that a step computes")
+    parser.add_argument(
+        "--device", default="cpu", choices=["cpu", "cuda"],
+        help="where batches go; cuda: one GPU a rank, and rows of the collective by NCCL",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, help="the ways are timed in turn")
     return parse(parser)
 
@@ -42,14 +46,17 @@ def on_a_rank(rank: int, args: argparse.Namespace, folder: str, port: int) -> No
     torch.set_num_threads(1)
     os.environ["GIGL_LOADER_SAME_MEMORY"] = "0"  # as if each rank had a machine of its own
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    on_gpus = args.device == "cuda"
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
+    dist.init_process_group(backend, rank=rank, world_size=RANKS)
     dataset = DistDataset.load(f"{folder}/graph", rank)
     seeds = dataset.node_ids[torch.randperm(len(dataset.node_ids))]
     seeds = seeds[: args.batch_size * args.batches]
     loaders = {
         way: DistNeighborLoader(
             dataset, args.fanouts, seeds, batch_size=args.batch_size, seed=0, shard="machine",
-            local_process_rank=0, local_process_world_size=1, **how,
+            local_process_rank=0, local_process_world_size=1, pin_memory_device=device, **how,
         )
         for way, how in WAYS.items()
     }  # fmt: skip

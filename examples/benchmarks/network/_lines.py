@@ -34,7 +34,7 @@ def line_of(found: dict[str, Any]) -> str:
 
 def _cpu_us_per_seed(found: dict[str, Any]) -> tuple[str, str]:
     """Return CPU microseconds of all servers, and of all ranks, for one seed."""
-    num_servers = found["parts"] if found["deployment"] == "graph store" else 0
+    num_servers = found["parts"] if "graph store" in found["deployment"] else 0
     seeds = found["seeds_per_s"] * found["parts"] * found["seconds"]
     servers, ranks = sum(found["cpu_s"][:num_servers]), sum(found["cpu_s"][num_servers:])
     return (f"{1e6 * servers / seeds:,.0f}" if num_servers else "-"), f"{1e6 * ranks / seeds:,.0f}"

@@ -34,6 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cache"))
 FANOUTS, DEGREE = [15, 10], 20
 PORT = 29_411
 LIMIT_S = 1800.0
+GLT_MODES = ("GLT colocated, seeded", "GLT graph store, seeded", "GLT colocated, unseeded",
+             "GLT graph store, unseeded")  # fmt: skip
+GLT_BATCHES = (8, 24, 8)
+"""Before those that count, those, and after them: it takes seconds for some."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,18 @@ class Case:
     """Batches after those that count, so that what is ahead of the trainer stays the same."""
     width: int
     """Columns of the features."""
+    python: str = sys.executable
+    """The interpreter of the environment."""
 
     @property
     def is_store(self) -> bool:
         """Whether storage servers are machines of their own."""
-        return self.deployment == "graph store"
+        return "graph store" in self.deployment
+
+    @property
+    def is_glt(self) -> bool:
+        """Whether graphlearn-torch's own loaders are measured."""
+        return self.deployment.startswith("GLT")
 
     @property
     def taken(self) -> int:
@@ -232,6 +243,7 @@ def measure(case: Case) -> dict[str, Any]:
         RuntimeError: One of them failed.
     """
     num = 2 * case.parts if case.is_store else case.parts
+    before = unused_segments()
     with machines(num, case.rate) as there, tempfile.TemporaryDirectory() as folder:
         addresses = [machine.address for machine in there]
         started, outs = [], []
@@ -244,11 +256,14 @@ def measure(case: Case) -> dict[str, Any]:
                 if not is_server:
                     outs.append(out)
             with Watch(there) as watch:
-                _await(started)
+                # GLT's servers do not end where a rank ends at once
+                _await(started, started[case.parts :] if case.is_store and case.is_glt else started)
         finally:
             for process in started:
                 process.kill()
                 process.wait()
+            for segment in unused_segments() - before:  # a peer may leave gigabytes behind
+                subprocess.run(["ipcrm", "-m", segment], check=False)
         return _summary(case, [json.loads(out.read_text()) for out in outs], watch)
 
 
@@ -257,12 +272,24 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     role = "server" if is_server else "rank"
     told = json.dumps([role, number, asdict(case), addresses, str(out)])
-    return subprocess.Popen([*machine.prefix, sys.executable, __file__, "--be", told])
+    if not case.is_glt:
+        return subprocess.Popen([*machine.prefix, sys.executable, __file__, "--be", told])
+    script = str(Path(__file__).with_name("glt_machine.py"))
+    # process ids of its own: else it copies from one machine's memory to the other's
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    return subprocess.Popen([*machine.prefix, *apart, case.python, script, told])
 
 
-def _await(started: "list[subprocess.Popen[bytes]]") -> None:
+def _await(
+    started: "list[subprocess.Popen[bytes]]", awaited: "list[subprocess.Popen[bytes]]"
+) -> None:
+    """Wait until those that are awaited have ended.
+
+    Raises:
+        RuntimeError: One that was started failed, or it takes too long.
+    """
     deadline = time.monotonic() + LIMIT_S
-    while any(process.poll() is None for process in started):
+    while any(process.poll() is None for process in awaited):
         failed = [process.returncode for process in started if process.returncode]
         if failed or time.monotonic() > deadline:
             raise RuntimeError(f"a process failed, or is late: exit codes {failed}")
@@ -275,8 +302,10 @@ def _summary(case: Case, found: list[dict[str, Any]], watch: Watch) -> dict[str,
     rates = [one["hit_rate"] for one in found if one["hit_rate"] is not None]
     received = sum(one["received"] for one in found)
     seen = watch.between(max(one["began"] for one in found), min(one["ended"] for one in found))
+    told = asdict(case)
+    del told["python"]
     return {
-        **asdict(case), "seeds_per_s": seeds / len(found) / seconds,
+        **told, "seeds_per_s": seeds / len(found) / seconds,
         "nodes_per_batch": sum(one["rows"] for one in found) / len(found) / case.batches,
         **{f"{kind}_per_seed": sum(one["network"][kind] for one in found) / seeds
            for kind in ("rows", "structure")},
@@ -284,6 +313,12 @@ def _summary(case: Case, found: list[dict[str, Any]], watch: Watch) -> dict[str,
         "cpu_s_per_gb": sum(one["cpu"] for one in found) / len(found) / received * 1e9,
         "busiest_link": seen.busiest(case.gbit), **asdict(seen),
     }  # fmt: skip
+
+
+def unused_segments() -> set[str]:
+    """Return the System V segments of this machine that no process has attached."""
+    rows = [row.split() for row in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    return {row[1] for row in rows if row[6] == "0"}
 
 
 def main() -> None:
@@ -325,7 +360,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--graphs", nargs="+", default=["uniform", "power law", "communities"])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
     parser.add_argument("--parts", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--deployments", nargs="+", default=["colocated", "graph store"])
+    parser.add_argument("--deployments", nargs="*", default=["colocated", "graph store"])
     parser.add_argument("--rates", nargs="+", default=["1gbit", "2.5gbit", "10gbit"])
     parser.add_argument("--caches", nargs="+", default=["none", "20%", "40%"])
     parser.add_argument("--caches-of-others", nargs="+", help="of rows other than float32")
@@ -340,6 +375,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, help="a folder for the graphs, which are made once")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--records", type=Path, help="add a line of JSON for each case")
+    parser.add_argument("--python-glt", help="an interpreter with GLT's native library")
+    parser.add_argument("--glt", nargs="+", default=GLT_MODES, choices=GLT_MODES)
     parser.add_argument("--be", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -356,6 +393,12 @@ def _cases(args: argparse.Namespace, folder: Path) -> Any:
                     yield Case(
                         graph, dtype, parts, deployment, rate, cache, str(root),
                         args.batch_size, args.warmup, args.batches, args.tail, args.width,
+                    )  # fmt: skip
+            if args.python_glt and dtype == "float32":
+                for deployment, rate in itertools.product(args.glt, args.rates):
+                    yield Case(
+                        graph, dtype, parts, deployment, rate, "none", str(root),
+                        args.batch_size, *GLT_BATCHES, args.width, args.python_glt,
                     )  # fmt: skip
 
 

@@ -11,9 +11,11 @@ part and writes its features; it has no checksums, no checks and no dictionary t
 """
 
 import argparse
+import contextlib
 import datetime
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -33,6 +35,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 PARTS, WIDTH, FILES = 4, 64, 8
+_ROWS = 1_000_000
+"""Rows of a row group, which are made at a time."""
+_TYPES = {"string": pa.string(), "int64": pa.int64()}
+_VECTOR = pa.list_(pa.float16(), WIDTH)
 _SAMPLE_S = 0.05
 _DISK_SAMPLES = 10
 """Samples of memory between two of the disk, which cost more."""
@@ -41,42 +47,62 @@ _LIMIT_SHARE = 0.65
 
 
 def write_tables(folder: Path, num_nodes: int, num_edges: int, ids: str) -> int:
-    """Write nodes with 64 float16 and edges with targets of a power law; return bytes."""
-    random = np.random.default_rng(0)
-    if ids == "string":
-        numbers = pc.cast(pa.array(random.permutation(num_nodes)), pa.string())
-        names = pc.binary_join_element_wise("user", pc.utf8_lpad(numbers, 8, "0"), "_")
-    else:
-        names = pa.array(np.unique(random.integers(0, 2**62, num_nodes + num_nodes // 100)))
-        names = names.take(pa.array(random.permutation(len(names))[:num_nodes]))
+    """Write nodes with 64 float16 and edges with targets of a power law; return bytes.
+
+    Files that are there are kept, so that a large input can be written in several runs.
+    """
     for kind in ("nodes", "edges"):
-        (folder / kind).mkdir(parents=True)
-    for i, some in enumerate(np.array_split(np.arange(num_nodes), FILES)):
-        values = pa.array(random.random(some.size * WIDTH, np.float32).astype(np.float16))
-        rows = {
-            "id": names.take(pa.array(some)),
-            "x": pa.FixedSizeListArray.from_arrays(values, WIDTH),
-        }
-        pq.write_table(pa.table(rows), folder / f"nodes/{i}.parquet", row_group_size=1_000_000)
+        (folder / kind).mkdir(parents=True, exist_ok=True)
     for i in range(FILES):
-        count = num_edges // FILES
-        ends = random.integers(0, num_nodes, count), (random.random(count) ** 3 * num_nodes)
-        columns = {
-            name: names.take(pa.array(end.astype(np.int64)))
-            for name, end in zip(("src", "dst"), ends, strict=True)
-        }
-        pq.write_table(pa.table(columns), folder / f"edges/{i}.parquet", row_group_size=1_000_000)
+        for kind, write in (("nodes", write_nodes), ("edges", write_edges)):
+            path = folder / kind / f"{i}.parquet"
+            if not path.exists():
+                write(path.with_suffix(".tmp"), num_nodes, num_edges, ids, i)
+                path.with_suffix(".tmp").rename(path)
     return size_of(folder)
+
+
+def names_of(numbers: np.ndarray, num_nodes: int, ids: str) -> pa.Array:
+    """Return the ids of nodes: each another, in no order."""
+    if ids == "int64":  # times an odd number, so that no two are alike
+        mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        return pa.array((mixed & np.uint64(2**62 - 1)).astype(np.int64))
+    # a prime above any number of nodes here keeps them apart, too
+    mixed = pc.cast(pa.array(numbers * 982_451_653 % 999_999_937), pa.string())
+    return pc.binary_join_element_wise("user", pc.utf8_lpad(mixed, 9, "0"), "_")
+
+
+def write_nodes(path: Path, num_nodes: int, num_edges: int, ids: str, number: int) -> None:
+    """Write a file of nodes, ``number`` of `FILES`."""
+    random = np.random.default_rng((0, number))
+    some = np.array_split(np.arange(num_nodes), FILES)[number]
+    with pq.ParquetWriter(path, pa.schema({"id": _TYPES[ids], "x": _VECTOR})) as writer:
+        for numbers in np.array_split(some, max(1, some.size // _ROWS)):
+            values = pa.array(random.random(numbers.size * WIDTH, np.float32).astype(np.float16))
+            vectors = pa.FixedSizeListArray.from_arrays(values, WIDTH)
+            rows = {"id": names_of(numbers, num_nodes, ids), "x": vectors}
+            writer.write_table(pa.table(rows))
+
+
+def write_edges(path: Path, num_nodes: int, num_edges: int, ids: str, number: int) -> None:
+    """Write a file of edges, ``number`` of `FILES`."""
+    random = np.random.default_rng((1, number))
+    count = num_edges // FILES
+    with pq.ParquetWriter(path, pa.schema(dict.fromkeys(("src", "dst"), _TYPES[ids]))) as writer:
+        for begin in range(0, count, _ROWS):
+            some = min(_ROWS, count - begin)
+            ends = random.integers(0, num_nodes, some), random.random(some) ** 3 * num_nodes
+            columns = [names_of(end.astype(np.int64), num_nodes, ids) for end in ends]
+            writer.write_table(pa.table(columns, names=["src", "dst"]))
 
 
 def size_of(folder: Path) -> int:
     """Return the bytes of all files below ``folder`` that are there while it is read."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):  # which passes over a folder that is removed meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 
@@ -113,15 +139,23 @@ class Run:
     """What a run took."""
 
     seconds: float
+    cpu_seconds: float
+    """Of the process and those that it waited for: what others do meanwhile changes it little."""
     peak_bytes: int
     scratch_bytes: int
     """The most that lay in its folder, without what it leaves there as the result."""
 
 
+def cpu_of_children() -> float:
+    """Return the CPU seconds of all processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def run(command: list[str], folder: Path, result: list[str]) -> Run:
     """Run a command to its end and sample it; its results are removed."""
     folder.mkdir()
-    started = time.perf_counter()
+    started, used = time.perf_counter(), cpu_of_children()
     process = subprocess.Popen(command)
     peak, disk, ended = 0, 0, threading.Event()
     watcher = psutil.Process(process.pid)
@@ -142,7 +176,7 @@ def run(command: list[str], folder: Path, result: list[str]) -> Run:
     thread = threading.Thread(target=watch)
     thread.start()
     status = process.wait()
-    seconds = time.perf_counter() - started
+    seconds, used = time.perf_counter() - started, cpu_of_children() - used
     ended.set()
     thread.join()
     if status:
@@ -151,7 +185,7 @@ def run(command: list[str], folder: Path, result: list[str]) -> Run:
         path.stat().st_size for name in result for path in folder.glob(name) if path.is_file()
     )
     shutil.rmtree(folder)
-    return Run(seconds, peak, max(0, disk - left))
+    return Run(seconds, used, peak, max(0, disk - left))
 
 
 def ours(tables: Path, folder: Path, memory: str) -> Run:
@@ -175,21 +209,25 @@ def script(tables: Path, folder: Path, memory: str) -> Run:
     )
 
 
-def compare(tables: Path, folder: Path, memory: str, rounds: int) -> str:
+def compare(tables: Path, folder: Path, memory: str, rounds: int, skip_plain: bool) -> str:
     """Return a line of the table."""
-    found: tuple[list[Run], list[Run]] = ([], [])
+    found: dict[str, list[Run]] = {"plain": [], "ours": []}
     for number in range(rounds):
-        for name, measure, runs in zip(("plain", "ours"), (script, ours), found, strict=True):
-            runs.append(measure(tables, folder / "run", memory))
-            print(f"{memory}, round {number}, {name}: {runs[-1]}", flush=True)
-    ratio = [b.seconds / a.seconds for a, b in zip(*found, strict=True)]
+        for name, measure in (("plain", script), ("ours", ours)):
+            if not (skip_plain and name == "plain"):
+                found[name].append(measure(tables, folder / "run", memory))
+                print(f"{memory}, round {number}, {name}: {found[name][-1]}", flush=True)
+    seconds = {name: [one.seconds for one in runs] for name, runs in found.items()}
     cells = [memory]
-    for runs in found:
-        seconds = [one.seconds for one in runs]
-        cells.append(f"{statistics.median(seconds):.0f} ({min(seconds):.0f} to {max(seconds):.0f})")
-    cells.append(f"{statistics.median(ratio):.2f}")
-    for name in ("peak_bytes", "scratch_bytes"):
-        cells += [f"{max(getattr(one, name) for one in runs) / 1e9:.2f}" for runs in found]
+    for each in seconds.values():
+        span = f"{statistics.median(each):.0f} ({min(each):.0f} to {max(each):.0f})" if each else ""
+        cells.append(span)
+    ratios = [b / a for a, b in zip(*seconds.values(), strict=False)]
+    cells.append(f"{statistics.median(ratios):.2f}" if ratios else "")
+    for name, unit in (("cpu_seconds", 1.0), ("peak_bytes", 1e9), ("scratch_bytes", 1e9)):
+        for runs in found.values():
+            most = max((getattr(one, name) for one in runs), default=None)
+            cells.append("" if most is None else f"{most / unit:.{0 if unit == 1.0 else 2}f}")
     return "| " + " | ".join(cells) + " |"
 
 
@@ -202,6 +240,8 @@ def main() -> None:
     parser.add_argument("--memory", nargs="+", default=["2GB", "1GB"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="on the disk to be used (default: temp)")
+    parser.add_argument("--tables", type=Path, help="keep the input here, and take what is there")
+    parser.add_argument("--skip-plain", action="store_true", help="measure gigl-loader alone")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -216,15 +256,16 @@ def main() -> None:
     ]  # fmt: skip
     for ids in args.ids:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-            nbytes = write_tables(Path(folder) / "tables", args.nodes, args.edges, ids)
+            tables = Path(args.tables or folder) / "tables" / ids
+            nbytes = write_tables(tables, args.nodes, args.edges, ids)
             lines += [
                 "", f"## {ids} ids, {nbytes / 1e9:.2f} GB of Parquet", "",
-                "| --memory | plain script, s | gigl-loader, s | times | peak GB, plain | ours "
-                "| scratch GB, plain | ours |",
-                "| --- | --- | --- | --- | --- | --- | --- | --- |",
+                "| --memory | plain script, s | gigl-loader, s | times | CPU s, plain | ours "
+                "| peak GB, plain | ours | scratch GB, plain | ours |",
+                f"|{' --- |' * 10}",
             ]  # fmt: skip
             for memory in args.memory:
-                lines.append(compare(Path(folder) / "tables", Path(folder), memory, args.rounds))
+                lines.append(compare(tables, Path(folder), memory, args.rounds, args.skip_plain))
     print("\n".join(lines))
     if args.out:
         args.out.write_text("\n".join(["# Tables to partitions", "", *lines, ""]))

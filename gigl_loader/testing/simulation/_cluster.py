@@ -47,7 +47,9 @@ from gigl_loader.remote import (
     rendezvous,
     service,
     shared,
+    slots,
     source,
+    supplier,
 )  # fmt: skip
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.endpoint import Endpoint
@@ -66,7 +68,7 @@ from gigl_loader.workers import agreement, among_ranks, inbox, producer, recover
 _MODULES = (
     agreement, among_ranks, channel, client, cluster, endpoint, handout, inbox, iterator, leader,
     link, loader_world, patience, producer, producers, recovery, rendezvous, sampled_input, service,
-    shared, source,
+    shared, slots, source, supplier,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 _JOIN_S = 600.0

@@ -1,0 +1,332 @@
+"""Rows of a batch from device to device, where the process group has a backend for that.
+
+What is sampled, and the questions for rows, stay on the host. Rows are read into one piece of
+pinned memory, those of this rank's own batch behind those that others asked for, and copied to the
+device at once; there the ranks exchange them, and each puts them into the order of its batch::
+
+    questions  host   --all_to_all-->  host of the owner
+    rows       host of the owner --copy--> its device --all_to_all--> device of the batch
+
+All lanes share one group, and one stream. They use it in the order of their steps (`Turns`), which
+is the same on all ranks: NCCL waits for ever where ranks exchange in different orders.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gigl_loader.dataset.view import PartitionView
+from gigl_loader.device.rows import RowMemory
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ProtocolError
+from gigl_loader.loader.collective import AnswerFailedError, CollectivePeers
+from gigl_loader.memory.segments import Array, array_in, nbytes_of
+from gigl_loader.message import Field
+from gigl_loader.ranks import backends_of
+from gigl_loader.sampler.later import LaterRows
+from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.store import LocalStore, rows_request
+
+_ALIGNED = 16
+"""Each matrix starts at a multiple: memory is viewed as the type of the rows, at most 16 bytes."""
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+_POLL_S = 0.0002
+
+
+def backend_for(device: torch.device) -> str | None:
+    """Return the process group's backend that exchanges tensors of ``device``.
+
+    None: batches go to the CPU, or the group has none, as with gloo alone.
+    """
+    return None if device.type == "cpu" else backends_of().get(device.type)
+
+
+def device_rows(
+    peers: CollectivePeers, view: PartitionView[Array], device: torch.device, timeout_s: float
+) -> "DeviceRows | None":
+    """Return what exchanges rows between devices; None: not all ranks have a backend for that.
+
+    Collective.
+
+    Raises:
+        ConfigError: There is a backend, but it does not exchange.
+    """
+    backend = backend_for(device)
+    if not peers.least(int(backend is not None)):
+        return None
+    assert backend is not None, "the least of all ranks is at most this one's"
+    return DeviceRows(peers, view, RowMemory(device), backend, timeout_s)
+
+
+class RowsOnDevice:
+    """Rows of one batch, complete, by key of the message."""
+
+    def __init__(self, found: dict[str, Tensor], memory: RowMemory) -> None:
+        self._found, self._memory = found, memory
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(one.nbytes for one in self._found.values())
+
+    def lent(self) -> dict[str, Tensor]:
+        """Return them, for use on the stream that is current in the calling thread."""
+        self._memory.lend(self._found.values())
+        return self._found
+
+
+class _Packing:
+    """Arrays one after another, each written once it is known how much memory all of them take."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, str, tuple[int, ...], Callable[[Array], Any]]] = []
+        self.nbytes = 0
+
+    def add(self, dtype: str, shape: tuple[int, ...], write: Callable[[Array], Any]) -> slice:
+        """Return where an array will lie."""
+        start, nbytes = self.nbytes, nbytes_of(dtype, shape)
+        self._parts.append((start, dtype, shape, write))
+        self.nbytes += _room(nbytes)
+        return slice(start, start + nbytes)
+
+    def write(self, memory: Tensor) -> None:
+        """Write all of them to ``[nbytes]`` uint8."""
+        buffer = memory.numpy()
+        for start, dtype, shape, write in self._parts:
+            write(array_in(buffer, dtype, shape, start))
+
+
+class _Part:
+    """Rows of a batch that one partition has, at some places of the batch; None: all, in order."""
+
+    def __init__(self, partition: int, at: Array | None) -> None:
+        self.partition, self.at = partition, at
+        self.places = slice(0)
+        """Where the places lie in the memory that is uploaded."""
+        self.rows = slice(0)
+        """Where the rows lie: of this partition in the same memory, of others in what comes."""
+
+
+class _Wanted:
+    """One matrix of a batch.
+
+    Args:
+        field: With rows that are read later.
+        here: This rank's partition.
+    """
+
+    def __init__(self, field: Field, here: int) -> None:
+        assert isinstance(field.write, LaterRows), "other fields write themselves"
+        self.key, self.dtype, self.shape = field.key, field.dtype, field.shape
+        self._rows = field.write
+        self.row_bytes = nbytes_of(field.dtype, field.shape[1:])
+        split: Any = {here: None} if self._rows.split is None else self._rows.split
+        self.parts = [_Part(partition, at) for partition, at in split.items()]
+
+    def request(self, part: _Part) -> RowsRequest:
+        """Return the question for the rows of a part."""
+        ids = self._rows.ids if part.at is None else self._rows.ids.take(part.at)
+        return rows_request(self._rows.kind, self._rows.name, ids)
+
+    def placed(self, load: "_Load", out: Tensor, here: int) -> Tensor:
+        """Write the rows of all parts to ``out``, bytes of the device; return them as they are."""
+        if out.numel():
+            word = math.gcd(self.row_bytes, 8)  # a copy goes word by word
+            rows = out.view(_WORDS[word]).view(-1, self.row_bytes // word)
+            for part in self.parts:
+                found = (load.uploaded if part.partition == here else load.came)[part.rows]
+                found = found.view(_WORDS[word]).view(-1, self.row_bytes // word)
+                if part.at is None:
+                    rows.copy_(found)
+                else:
+                    rows.index_copy_(0, load.uploaded[part.places].view(torch.int64), found)
+        return out.view(getattr(torch, self.dtype)).view(self.shape)
+
+
+@dataclass
+class _Load:
+    """What one exchange needs. All memory is taken before ranks agree on it: then none may fail."""
+
+    uploaded: Tensor
+    """Rows for the others, rows of this rank's batch, and places."""
+    send: list[int]
+    receive: list[int]
+    """Bytes for each rank, and of each."""
+    came: Tensor
+    out: list[Tensor]
+    """Memory for each matrix of the batch."""
+
+
+class DeviceRows:
+    """Exchanges rows between the devices of all ranks; shared by the lanes of a loader.
+
+    Args:
+        peers: Of one lane, by which the ranks are built together.
+        view: This rank's partition.
+        memory: Of the device that batches go to.
+        backend: Name of the process group's backend for it.
+        timeout_s: Seconds that a rank waits for the others.
+
+    Raises:
+        ConfigError: The backend does not exchange. Collective.
+        PeerTimeoutError: Another rank's device did not answer.
+    """
+
+    def __init__(
+        self, peers: CollectivePeers, view: PartitionView[Array], memory: RowMemory, backend: str,
+        timeout_s: float,
+    ) -> None:  # fmt: skip
+        self._view, self._memory, self._timeout_s = view, memory, timeout_s
+        self._size = peers.size
+        try:
+            self._group: Any = dist.new_group(
+                backend=backend, timeout=timedelta(seconds=max(timeout_s, 1.0))
+            )
+            self._try_out()
+        except PeerError:
+            raise
+        except RuntimeError as error:  # what all of torch.distributed's errors derive from
+            raise ConfigError(
+                f'exchange="collective": backend {backend!r} of the process group exchanges no '
+                f"bytes of {memory.device}: {error}; each rank needs a device of its own. With a "
+                'process group made by "gloo" rows go through the memory of the CPU'
+            ) from error
+
+    def _try_out(self) -> None:
+        """Exchange a byte each: NCCL connects devices with the first exchange, and may fail."""
+        ones = [1] * self._size
+        with self._memory.in_use():
+            sent, came = (self._memory.empty(self._size).zero_() for _ in range(2))
+            dist.all_to_all_single(came, sent, ones, ones, group=self._group)
+            event = self._memory.mark()
+        self._wait(event)
+
+    def fetch(
+        self, peers: CollectivePeers, fields: Sequence[Field], turn: Callable[[], bool],
+        passed: Callable[[], None],
+    ) -> RowsOnDevice | None:  # fmt: skip
+        """Return the rows that a batch is to have; None: `turn` said so. Collective.
+
+        Args:
+            peers: The lane's.
+            fields: Those with rows that are read later; none where this rank has no batch.
+            turn: Waits until the steps before have exchanged theirs; returns whether they have.
+            passed: Called once this step's exchange was launched.
+
+        Raises:
+            PeerError: Another rank raised, or ended.
+            AnswerFailedError: This rank could not read what was asked for.
+        """
+        here = self._view.partition_idx
+        wanted = [_Wanted(one, here) for one in fields]
+        asked, receive = self._questions(peers, wanted)
+        questions = peers.trade(asked, receive)
+        load: _Load | None = None
+        error: AnswerFailedError | None = None
+        try:
+            with self._memory.in_use():
+                load = self._loaded(peers.store, wanted, questions, receive)
+        except Exception as cause:
+            error = peers.failed("rows for the ranks", cause)
+        peers.check(error)
+        if load is None or not turn():
+            return None
+        with peers.named_failures(), self._memory.in_use():
+            dist.all_to_all_single(
+                load.came, load.uploaded[: sum(load.send)], load.receive, load.send,
+                group=self._group,
+            )  # fmt: skip
+            passed()
+            pairs = zip(wanted, load.out, strict=True)
+            found = {one.key: one.placed(load, out, here) for one, out in pairs}
+            event = self._memory.mark()
+        peers.check(None)  # a rank that has died is known at once here; a device waits for it
+        with peers.named_failures():
+            self._wait(event)
+        return RowsOnDevice(found, self._memory)
+
+    def close(self) -> None:
+        """Let the group go."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _questions(
+        self, peers: CollectivePeers, wanted: Sequence[_Wanted]
+    ) -> tuple[list[list[RowsRequest]], list[int]]:
+        """Return what each rank is asked, and the bytes of its answers, which parts then know."""
+        by_rank: list[list[tuple[_Wanted, _Part]]] = [[] for _ in range(self._size)]
+        for one in wanted:
+            for part in one.parts:
+                if part.partition != self._view.partition_idx:
+                    by_rank[peers.rank_of(part.partition)].append((one, part))
+        asked, receive, end = [], [], 0
+        for some in by_rank:
+            requests, first = [one.request(part) for one, part in some], end
+            for (one, part), request in zip(some, requests, strict=True):
+                nbytes = request.ids.size * one.row_bytes
+                part.rows = slice(end, end + nbytes)
+                end += _room(nbytes)
+            asked.append(requests)
+            receive.append(end - first)
+        return asked, receive
+
+    def _loaded(
+        self, store: LocalStore, wanted: Sequence[_Wanted],
+        questions: list[tuple[list[RowsRequest], int]], receive: list[int],
+    ) -> _Load:  # fmt: skip
+        """Read what this rank gives to itself and to others, and start the copy to the device."""
+        packing, send = _Packing(), []
+        for requests, expected in questions:
+            first = packing.nbytes
+            for request in requests:
+                packing.add(*store.rows_asked(request))
+            send.append(packing.nbytes - first)
+            if send[-1] != expected:
+                raise ProtocolError(
+                    f"a rank expects {expected} bytes of rows, they are {send[-1]} here: ranks "
+                    "differ in the types of their features"
+                )
+        for one in wanted:
+            for part in one.parts:
+                if part.partition == self._view.partition_idx:
+                    part.rows = packing.add(*store.rows_asked(one.request(part)))
+                if part.at is not None:
+                    part.places = packing.add("int64", part.at.shape, partial(_copy, part.at))
+        host = self._memory.on_host(packing.nbytes)
+        packing.write(host)
+        out = [self._memory.empty(nbytes_of(one.dtype, one.shape)) for one in wanted]
+        came = self._memory.empty(sum(receive))
+        return _Load(self._memory.uploaded(host), send, receive, came, out)
+
+    def _wait(self, event: Any) -> None:
+        """Wait until the device has passed ``event``.
+
+        Raises:
+            PeerTimeoutError: It has not in time.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while event is not None and not event.query():
+            if time.monotonic() >= deadline:
+                raise PeerTimeoutError(
+                    f"rows did not come from device to device within {self._timeout_s:g} s: a rank "
+                    "has stopped or ended; see the logs of the other ranks, and start the job again"
+                )
+            time.sleep(_POLL_S)
+
+
+def _room(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNED) * _ALIGNED
+
+
+def _copy(values: Array, out: Array) -> None:
+    out[:] = values

@@ -1,0 +1,46 @@
+"""The loaders of this process that are open: shut down at its end, disowned by forked children."""
+
+import atexit
+import contextlib
+import os
+import weakref
+from typing import Protocol
+
+
+class Closable(Protocol):
+    """What is kept here of a loader."""
+
+    _shutdowned: bool
+
+    def shutdown(self, linger_s: float | None = None) -> None:
+        """Stop its workers."""
+        ...
+
+
+_loaders: "weakref.WeakSet[Closable]" = weakref.WeakSet()
+
+
+def add(loader: Closable) -> None:
+    """Shut ``loader`` down when the interpreter ends, if it is still open then."""
+    _loaders.add(loader)
+
+
+def discard(loader: Closable) -> None:
+    """Forget a loader that was shut down."""
+    _loaders.discard(loader)
+
+
+def _disown() -> None:
+    """Count all loaders as shut down: a forked child owns none of its parent's workers."""
+    for loader in list(_loaders):
+        loader._shutdowned = True
+
+
+@atexit.register
+def _shut_all_down() -> None:
+    for loader in list(_loaders):
+        with contextlib.suppress(Exception):  # the interpreter is ending: nobody could handle it
+            loader.shutdown(linger_s=0.0)
+
+
+os.register_at_fork(after_in_child=_disown)

@@ -1,0 +1,126 @@
+"""The producers of a storage server: by number, by the worker key that ranks share, by request."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from gigl_loader.errors import UsageError
+from gigl_loader.remote.compact import NOBODY, Runs
+from gigl_loader.remote.shared import SharedProducer
+
+_MOST_REQUESTS = 4096
+"""Create requests that are remembered, in case they are asked again."""
+
+
+@dataclass
+class Slot:
+    """A worker key: whoever asks first creates, the others wait for the same outcome."""
+
+    id: int
+    name: str = ""
+    """The same on all servers; empty: nobody but the one who asked knows of it."""
+    servers: Runs = NOBODY
+    """Those that take part; the first one decides when the producer is over."""
+    ready: threading.Event = field(default_factory=lambda: threading.Event())
+    shared: SharedProducer | None = None
+    error: BaseException | None = None
+
+
+class Slots:
+    """All slots of a server. Thread-safe; nobody waits in here.
+
+    Args:
+        server_rank: For errors.
+    """
+
+    def __init__(self, server_rank: int) -> None:
+        self._server_rank = server_rank
+        self._lock = threading.Lock()
+        self._slots: dict[int, Slot] = {}
+        self._by_key: dict[tuple[Hashable, str], int] = {}
+        self._by_request: OrderedDict[str, Slot] = OrderedDict()
+        self._over: set[int] = set()
+        self._next_id = 0
+        self.asked = 0
+        """How often a producer was asked for; the same request again does not count."""
+        self.closed = False
+
+    def take(
+        self, job: Hashable, key: str | None, request_id: str, servers: Runs
+    ) -> tuple[Slot, bool]:
+        """Return the slot of a request, and whether it is for the caller to fill it.
+
+        Raises:
+            UsageError: The server is shutting down.
+        """
+        with self._lock:
+            if self.closed:
+                raise UsageError(f"storage server {self._server_rank} is shutting down")
+            if request_id in self._by_request:  # asked again after a lost connection
+                return self._by_request[request_id], False
+            self.asked += 1
+            known = self._by_key.get((job, key)) if key is not None else None
+            slot = self._slots[known] if known is not None else None
+            slot = slot or Slot(self._next_id, request_id, servers)
+            if request_id:
+                self._remember(request_id, slot)
+            if known is not None:
+                return slot, False
+            self._slots[slot.id] = slot
+            self._next_id += 1
+            if key is not None:
+                self._by_key[job, key] = slot.id
+            return slot, True
+
+    def _remember(self, request_id: str, slot: Slot) -> None:
+        self._by_request[request_id] = slot
+        while len(self._by_request) > _MOST_REQUESTS:
+            self._by_request.popitem(last=False)
+
+    def forget(self, number: int) -> Slot | None:
+        """Let a slot go; None where somebody else has done so."""
+        with self._lock:
+            self._over.add(number)
+            self._by_key = {k: v for k, v in self._by_key.items() if v != number}
+            return self._slots.pop(number, None)
+
+    def has(self, slot: Slot) -> bool:
+        """Return whether ``slot`` is there, and the server goes on."""
+        return slot.id in self._slots and not self.closed
+
+    def is_over(self, number: int) -> bool:
+        """Return whether there was such a producer."""
+        return number in self._over
+
+    def producer(self, number: int) -> SharedProducer:
+        """Return a producer that is up.
+
+        Raises:
+            UsageError: There is none.
+        """
+        with self._lock:
+            slot = self._slots.get(number)
+        if slot is None or slot.shared is None:
+            what = "was destroyed" if number in self._over else "never existed"
+            raise UsageError(
+                f"producer {number} of storage server {self._server_rank} {what}: build a new "
+                "loader"
+            )
+        return slot.shared
+
+    def started(self) -> dict[int, SharedProducer]:
+        """Return the producers that are up, by number."""
+        with self._lock:
+            return {s.id: s.shared for s in self._slots.values() if s.shared is not None}
+
+    def starting(self) -> list[int]:
+        """Return the numbers of those that are not up yet."""
+        with self._lock:
+            return [slot.id for slot in self._slots.values() if slot.shared is None]
+
+    def close(self) -> list[int]:
+        """Take no more; return the numbers of those that are up."""
+        with self._lock:
+            self.closed = True
+            return [slot.id for slot in self._slots.values() if slot.shared is not None]

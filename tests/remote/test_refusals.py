@@ -1,0 +1,44 @@
+"""What a storage server refuses before it starts anything."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gigl_loader.dataset.view import Adjacency
+from gigl_loader.errors import ConfigError
+from gigl_loader.options import CustomSamplerOptions
+from gigl_loader.remote.refusals import check_columns, check_leave
+
+EDGE = ("a", "to", "b")
+
+
+def _view(**columns: Any) -> Any:
+    indptr, indices = torch.tensor([0, 1]), torch.tensor([0])
+    columns = {"edge_ids": None, "weights": None, **columns}
+    return SimpleNamespace(adjacency={EDGE: Adjacency(indptr, indices, **columns)})
+
+
+def _config(*, with_edge: bool = False, with_weight: bool = False) -> Any:
+    return SimpleNamespace(with_edge=with_edge, with_weight=with_weight)
+
+
+def test_columns_that_there_are_not_are_named() -> None:
+    check_columns(_config(), _view())
+    check_columns(_config(with_edge=True), _view(edge_ids=torch.tensor([7])))
+    check_columns(_config(with_edge=True), _view(first_edge=3))  # ids are positions
+    with pytest.raises(ConfigError, match=r"'to'.* have no edge_ids"):
+        check_columns(_config(with_edge=True), _view())
+    with pytest.raises(ConfigError, match=r"'to'.* have no weights"):
+        check_columns(_config(with_weight=True), _view(first_edge=3))
+
+
+def test_only_what_was_allowed_is_imported() -> None:
+    allowed = ("gigl_loader.sampler", "mine.samplers")
+    for path in ("mine.samplers.Sampler", "gigl_loader.sampler.x.Y"):
+        check_leave(CustomSamplerOptions(path), allowed, 1)
+    check_leave(None, allowed, 1)
+    for path in ("mine.samplers_of_others.Sampler", "os.system"):
+        with pytest.raises(ConfigError, match=f"server 1 has no leave to import.*{path}"):
+            check_leave(CustomSamplerOptions(path), allowed, 1)
