@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from multiprocessing.connection import Connection
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +37,22 @@ from gigl_loader.transport.certs import token
 _NODES, _DEGREE = 500_000, 16
 _WIDTHS = (0, 16, 128)
 """Columns of float32 in each of the graphs that batches are taken of."""
-_FANOUTS, _BATCH_SIZE, _CACHE = (15, 10), 1024, 0.2
+_FANOUTS, _BATCH_SIZES, _CACHE = (15, 10), (1024, 128), 0.2
+"""Small batches tell what one costs whatever is in it."""
 _CASES: tuple[tuple[list[int], int, bool], ...] = (
     ([1], 64, False), ([15, 10], 1024, False), ([15, 10], 1024, True), ([4, 2], 1024, True),
     ([5], 1024, False), ([5], 1024, True),
 )  # fmt: skip
 """Of sampling alone: fanouts, batch size, and whether there are features."""
+_TAKEN = 14
+"""Batches of each."""
 _REPLY_BYTES, _AHEAD = 8_000_000, 4
 _WAIT_S = 60.0
 _ALONE_S = 300.0
 
 
 def calibrate(rounds: int = 3, say: Callable[[str], None] = lambda line: None) -> Costs:
-    """Return what work costs on this machine; takes about two minutes.
+    """Return what work costs on this machine; takes about a minute.
 
     Args:
         rounds: How often sampling and the transport are measured; the spread is that of the rounds.
@@ -56,18 +60,18 @@ def calibrate(rounds: int = 3, say: Callable[[str], None] = lambda line: None) -
     """
     with tempfile.TemporaryDirectory() as folder:
         say(f"graphs of {_NODES:,} nodes and {_NODES * _DEGREE:,} edges")
-        roots = {width: _write_graph(width, Path(folder, str(width))) for width in _WIDTHS}
-        say(f"sampling alone, {rounds} rounds in {cluster.RANKS} processes at once")
-        alone = _alone(rounds, roots)
+        with multiprocessing.get_context("spawn").Pool(cluster.RANKS) as pool:
+            roots = _write_graphs(pool, Path(folder))
+            say(f"sampling alone, {rounds} rounds in {cluster.RANKS} processes at once")
+            alone = _alone(pool, rounds)
         sampling = [statistics.median(column) for column in zip(*alone, strict=True)]
         say("asking other partitions, with and without a cache")
         asking = asking_costs(sampling, _measure_asking(roots))
         say("delivering batches from storage servers")
         found = _measure_delivering(roots)
-        delivering = delivering_costs(sampling, asking["asked_edge_s"], found)
+        delivering = delivering_costs(sampling, asking, found)
     say("the transport")
-    wires = [[_wire_costs(security) for security in _securities()] for _ in range(rounds)]
-    plain_s, tls_s = (statistics.median(column) for column in zip(*wires, strict=True))
+    plain_s, tls_s = (_wire_costs(security, rounds) for security in _securities())
     return Costs(
         machine=f"{_processor()}, {platform.system()} {platform.release()}",
         date=date.today().isoformat(),
@@ -90,6 +94,13 @@ def _spread(alone: list[list[float]]) -> float:
 # --- sampling alone -------------------------------------------------------------------------------
 
 
+def _write_graphs(pool: Pool, folder: Path) -> dict[int, str]:
+    """Return by width where the graph is that has as many columns."""
+    wanted = [(width, folder / str(width)) for width in _WIDTHS]
+    found = pool.starmap_async(_write_graph, wanted, 1).get(_ALONE_S)
+    return dict(zip(_WIDTHS, found, strict=True))
+
+
 def _write_graph(width: int, root: Path) -> str:
     """Partition a random graph, one part for each rank."""
     from torch_geometric.data import Data
@@ -105,15 +116,13 @@ def _write_graph(width: int, root: Path) -> str:
     return str(root)
 
 
-def _alone(rounds: int, roots: dict[int, str]) -> list[list[float]]:
+def _alone(pool: Pool, rounds: int) -> list[list[float]]:
     """Return for each round the costs of sampling, measured in processes that run at once.
 
     Cores that share memory, or a core, are slower when all of them work.
     """
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(cluster.RANKS) as pool:
-        found = pool.starmap_async(_loading_costs, [(rounds,)] * cluster.RANKS)
-        each: list[list[list[float]]] = found.get(_ALONE_S)
+    found = pool.starmap_async(_loading_costs, [(rounds,)] * cluster.RANKS, 1)
+    each: list[list[list[float]]] = found.get(_ALONE_S)
     return [np.mean(costs, axis=0).tolist() for costs in zip(*each, strict=True)]
 
 
@@ -150,7 +159,7 @@ def _time_batches(dataset: Any, fanouts: list[int], batch_size: int) -> tuple[fl
     from gigl_loader.loader.neighbor import DistNeighborLoader
 
     times, nodes, edges = [], 0, 0
-    seeds = torch.arange(0, _NODES, _NODES // (24 * batch_size) or 1)[: 24 * batch_size]
+    seeds = torch.arange(0, _NODES, _NODES // (_TAKEN * batch_size) or 1)[: _TAKEN * batch_size]
     with DistNeighborLoader(
         dataset, fanouts, seeds, num_workers=0, batch_size=batch_size, seed=0, num_cpu_threads=1
     ) as loader:
@@ -165,24 +174,26 @@ def _time_batches(dataset: Any, fanouts: list[int], batch_size: int) -> tuple[fl
     return statistics.median(times[2:]), nodes / len(times), edges / len(times)
 
 
-def non_negative(rows: Array, seconds: Array) -> Array:
+def non_negative(rows: Array, seconds: Array, per: Array | None = None) -> Array:
     """Return the costs that explain times best: relative least squares, none below zero.
 
     Args:
         rows: ``[cases, kinds]`` float64, how much there was of each kind of work.
         seconds: ``[cases]`` float64.
+        per: ``[cases]`` float64, what errors are relative to. None: ``seconds``.
 
     Source:
         The active set method of Lawson and Hanson, "Solving Least Squares Problems" (1974), by
         trying all sets: there are few kinds.
     """
     kinds = rows.shape[1]
-    scaled, ones = rows / seconds[:, None], np.ones(len(seconds))
-    best, found = np.inf, np.zeros(kinds)
+    per = seconds if per is None else per
+    scaled, wanted = rows / per[:, None], seconds / per
+    best, found = float(np.square(wanted).sum()), np.zeros(kinds)
     for chosen in range(1, 2**kinds):
         columns = [k for k in range(kinds) if chosen >> k & 1]
-        part, *_ = np.linalg.lstsq(scaled[:, columns], ones, rcond=None)
-        error = float(np.square(scaled[:, columns] @ part - 1).sum())
+        part, *_ = np.linalg.lstsq(scaled[:, columns], wanted, rcond=None)
+        error = float(np.square(scaled[:, columns] @ part - wanted).sum())
         if (part >= 0).all() and error < best - 1e-12:
             best, found = error, np.zeros(kinds)
             found[columns] = part
@@ -193,10 +204,14 @@ def non_negative(rows: Array, seconds: Array) -> Array:
 
 
 def _measure_asking(roots: dict[int, str]) -> list[Took]:
-    """Take batches of each width, then of each that has rows with a cache."""
-    kinds = [Kind(roots[width], _FANOUTS, _BATCH_SIZE) for width in _WIDTHS]
-    cached = [Kind(roots[width], _FANOUTS, _BATCH_SIZE, _CACHE) for width in _WIDTHS[1:]]
-    return cluster.measure([*kinds, *cached])
+    """Take batches of each width and size, then of each that has rows with a cache."""
+    plain = [_kinds(roots, width, 0.0) for width in _WIDTHS]
+    cached = [_kinds(roots, width, _CACHE) for width in _WIDTHS[1:]]
+    return cluster.measure([kind for kinds in [*plain, *cached] for kind in kinds])
+
+
+def _kinds(roots: dict[int, str], width: int, cache: float, from_store: bool = False) -> list[Kind]:
+    return [Kind(roots[width], _FANOUTS, size, cache, from_store) for size in _BATCH_SIZES]
 
 
 def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:
@@ -204,65 +219,80 @@ def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:
 
     Args:
         sampling: Costs of a batch, an edge, a node and a byte where nobody is asked.
-        found: Of each width, then of each that has rows with a cache.
+        found: Of each width and batch size, then of each that has rows with a cache.
     """
-    remote, num = 1 - 1 / cluster.RANKS, len(_WIDTHS)
-    plain, asked, cached = found[0], found[1:num], found[num:]
-    edge_s = max(0.0, (plain.cpu_s - _alone_s(sampling, plain, 0)) / (remote * plain.edges))
+    remote, num = 1 - 1 / cluster.RANKS, len(_BATCH_SIZES)
+    plain, asked, cached = found[:num], found[num : num * len(_WIDTHS)], found[num * len(_WIDTHS) :]
+    left = [took.cpu_s - _alone_s(sampling, took, 0) for took in plain]
+    batch_s, edge_s = _explain([[1.0, remote * took.edges] for took in plain], left, plain)
 
     def left_over(took: Took, width: int) -> float:
-        return took.cpu_s - _alone_s(sampling, took, width) - edge_s * remote * took.edges
+        structure_s = batch_s + edge_s * remote * took.edges
+        return took.cpu_s - _alone_s(sampling, took, width) - structure_s
 
     amounts = [_rows_and_bytes(remote * took.nodes, width) for took, width in _with_rows(asked)]
     left = [left_over(*one) for one in _with_rows(asked)]
-    row_s, byte_s = _explain(amounts, left)
+    rows_s, row_s, byte_s = _explain(amounts, left, asked)
     kept, left = [], []
     for took, width in _with_rows(cached):
         rows = remote * took.nodes
         missed = rows * (1 - took.hit_rate)
-        left.append(left_over(took, width) - missed * (row_s + byte_s * width * 4))
+        left.append(left_over(took, width) - rows_s - missed * (row_s + byte_s * width * 4))
         kept.append(_rows_and_bytes(rows, width, took.hit_rate))
-    kept_row_s, kept_byte_s = _explain(kept, left)
+    kept_s, kept_row_s, kept_byte_s = _explain(kept, left, cached)
     return {
-        "asked_edge_s": edge_s, "asked_row_s": row_s, "asked_byte_s": byte_s,
-        "cached_row_s": kept_row_s, "cached_byte_s": kept_byte_s,
+        "asked_batch_s": batch_s, "asked_edge_s": edge_s,
+        "asked_rows_s": rows_s, "asked_row_s": row_s, "asked_byte_s": byte_s,
+        "cached_batch_s": kept_s, "cached_row_s": kept_row_s, "cached_byte_s": kept_byte_s,
     }  # fmt: skip
 
 
 def _measure_delivering(roots: dict[int, str]) -> list[Took]:
-    """Take batches of each width from storage servers."""
-    kinds = [Kind(roots[width], _FANOUTS, _BATCH_SIZE, from_store=True) for width in _WIDTHS]
-    return [cluster.measure([kind])[0] for kind in kinds]
+    """Take batches of each width and size from storage servers."""
+    kinds = [_kinds(roots, width, 0.0, from_store=True) for width in _WIDTHS]
+    return cluster.measure([kind for some in kinds for kind in some])
 
 
 def delivering_costs(
-    sampling: list[float], asked_edge_s: float, found: list[Took]
+    sampling: list[float], asking: dict[str, float], found: list[Took]
 ) -> dict[str, float]:
     """Return what it costs to hand batches out, and to receive them.
 
     Args:
         sampling: As for `asking_costs`.
-        asked_edge_s: From there.
-        found: Of each width.
+        asking: From there.
+        found: Of each width and batch size.
     """
-    remote = 1 - 1 / cluster.RANKS
-    sent = [
-        took.storage_s - _alone_s(sampling, took, 0) - asked_edge_s * remote * took.edges
-        for took in found
+    remote, num = 1 - 1 / cluster.RANKS, len(_BATCH_SIZES)
+    asked = [
+        asking["asked_batch_s"] + asking["asked_edge_s"] * remote * took.edges for took in found
     ]
+    sent = [
+        took.storage_s - _alone_s(sampling, took, 0) - seconds
+        for took, seconds in zip(found, asked, strict=True)
+    ]
+    plain, rows = found[:num], found[num:]
     costs: dict[str, float] = {}
     for name, seconds in (("sent", sent), ("received", [took.training_s for took in found])):
-        edge_s = max(0.0, seconds[0] / found[0].edges)
-        left = [one - edge_s * took.edges for one, took in zip(seconds[1:], found[1:], strict=True)]
-        rows = [_rows_and_bytes(took.nodes, width) for took, width in _with_rows(found[1:])]
-        row_s, byte_s = _explain(rows, left)
-        costs |= {f"{name}_edge_s": edge_s, f"{name}_row_s": row_s, f"{name}_byte_s": byte_s}
+        edges = [[1.0, took.edges] for took in plain]
+        batch_s, edge_s = _explain(edges, seconds[:num], plain)
+        left = [
+            one - batch_s - edge_s * took.edges
+            for one, took in zip(seconds[num:], rows, strict=True)
+        ]
+        amounts = [_rows_and_bytes(took.nodes, width) for took, width in _with_rows(rows)]
+        rows_s, row_s, byte_s = _explain(amounts, left, rows)
+        costs |= {
+            f"{name}_batch_s": batch_s, f"{name}_edge_s": edge_s,
+            f"{name}_rows_s": rows_s, f"{name}_row_s": row_s, f"{name}_byte_s": byte_s,
+        }  # fmt: skip
     return costs
 
 
 def _with_rows(found: list[Took]) -> list[tuple[Took, int]]:
     """Return each measurement with the width of its rows."""
-    return list(zip(found, _WIDTHS[1:], strict=True))
+    widths = [width for width in _WIDTHS[1:] for _ in _BATCH_SIZES]
+    return list(zip(found, widths, strict=True))
 
 
 def _alone_s(sampling: list[float], took: Took, width: int) -> float:
@@ -272,14 +302,20 @@ def _alone_s(sampling: list[float], took: Took, width: int) -> float:
 
 
 def _rows_and_bytes(rows: float, width: int, share: float = 1.0) -> list[float]:
-    return [rows, rows * share * 4 * width]
+    """Return how much there is of a batch, of rows and of their bytes."""
+    return [1.0, rows, rows * share * 4 * width]
 
 
-def _explain(amounts: list[list[float]], seconds: list[float]) -> list[float]:
-    """Return the costs, none below zero, of each kind of work."""
-    least = 1e-9  # where noise leaves nothing, there is nothing to explain
-    return [float(cost) for cost in
-            non_negative(np.array(amounts), np.maximum(seconds, least))]  # fmt: skip
+def _explain(amounts: list[list[float]], seconds: list[float], of: list[Took]) -> list[float]:
+    """Return the costs, none below zero, of each kind of work.
+
+    Args:
+        amounts: By measurement and kind, how much there was.
+        seconds: CPU seconds that are left over, by measurement.
+        of: The measurements: each is as wrong as a share of all that it took, not of what is left.
+    """
+    every = np.array([took.cpu_s for took in of])
+    return [float(cost) for cost in non_negative(np.array(amounts), np.array(seconds), every)]
 
 
 # --- the transport --------------------------------------------------------------------------------
@@ -308,12 +344,12 @@ def _serve(security: Security, ready: Connection) -> None:
         listener.close()
 
 
-def _wire_costs(security: Security, seconds: float = 1.0) -> float:
-    """Return CPU seconds per GB of one end."""
+def _wire_costs(security: Security, rounds: int, seconds: float = 0.5) -> float:
+    """Return CPU seconds per GB of one end, the median of some rounds."""
     with _first_word_of(_serve, security.for_workers()) as (host, port):
         caller = Caller(host, port, security, "calibrate")
         try:
-            return _time_replies(caller, seconds)
+            return statistics.median(_time_replies(caller, seconds) for _ in range(rounds))
         finally:
             caller.close()
 

@@ -24,12 +24,18 @@ from gigl_loader.errors import PeerError
 from gigl_loader.workers.pool import read_stat
 
 RANKS = 2
-_WARM_UP, _COUNTED, _AFTER = 8, 80, 6
+_WARM_UP, _COUNTED, _AFTER = 8, 40, 6
 """Batches of a rank: until all that is ahead is under way, those that count, and those after them,
 so that there is as much ahead at the end as at the beginning."""
 _CACHE_WARM_UP = 24
+_SMALL, _MORE = 256, 4
+"""Batches of fewer seeds take less, so that as many more times of them are counted."""
 _WAIT_S = 120.0
 _HZ = os.sysconf("SC_CLK_TCK")
+
+
+_Ports = dict[str, tuple[int, int]]
+"""By graph, of the storage servers that have it."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,11 @@ class Kind:
     batch_size: int
     cache: float = 0.0
     from_store: bool = False
+
+    @property
+    def counted(self) -> int:
+        """Batches of a rank that count."""
+        return _COUNTED * (_MORE if self.batch_size < _SMALL else 1)
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,10 @@ class Took:
 
 
 def measure(kinds: Sequence[Kind]) -> list[Took]:
-    """Take batches of each kind, all from a graph store or none; return what they took.
+    """Take batches of each kind; return what they took.
+
+    Args:
+        kinds: All from a graph store or none; there, those of a graph stand together.
 
     Raises:
         PeerError: A process ended, or did not go on.
@@ -71,10 +85,10 @@ def measure(kinds: Sequence[Kind]) -> list[Took]:
     num_servers = RANKS if kinds[0].from_store else 0
     with tempfile.TemporaryDirectory() as folder, _processes(kinds, num_servers, folder) as pipes:
         ranks = pipes[num_servers:]
-        return [_measure_one(ranks, _pids_of(pipes), num_servers) for _ in kinds]
+        return [_measure_one(ranks, _pids_of(pipes), num_servers, kind.counted) for kind in kinds]
 
 
-def _measure_one(ranks: "list[_Process]", pids: list[int], num_servers: int) -> Took:
+def _measure_one(ranks: "list[_Process]", pids: list[int], num_servers: int, counted: int) -> Took:
     _hear(ranks)  # each has had its warm-up
     before = [cpu_s_below(pid) for pid in pids]
     for rank in ranks:
@@ -84,9 +98,9 @@ def _measure_one(ranks: "list[_Process]", pids: list[int], num_servers: int) -> 
     for rank in ranks:
         rank.pipe.send("go on")
     nodes, edges, hits = (sum(column) / len(found) for column in zip(*found, strict=True))
-    batches = len(ranks) * _COUNTED
+    batches = len(ranks) * counted
     training, storage = sum(spent[num_servers:]) / batches, sum(spent[:num_servers]) / batches
-    return Took(nodes / _COUNTED, edges / _COUNTED, hits, training, storage)
+    return Took(nodes / counted, edges / counted, hits, training, storage)
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -104,13 +118,13 @@ def _processes(kinds: Sequence[Kind], num_servers: int, folder: str) -> "Iterato
     from gigl_loader.transport.addresses import free_port
 
     spawn = multiprocessing.get_context("spawn")
-    ports = (free_port(), free_port())
+    ports = {kind.root: (free_port(), free_port()) for kind in kinds if kind.from_store}
     started: list[_Process] = []
     try:
         for number in range(num_servers):
-            started.append(_start(spawn, _serve, (number, kinds[0].root, ports)))
+            started.append(_start(spawn, _serve, (number, ports)))
         for rank in range(RANKS):
-            args = (rank, list(kinds), ports if num_servers else (), folder)
+            args = (rank, list(kinds), ports, folder)
             started.append(_start(spawn, _train, args))
         yield started
         for one in started:
@@ -235,9 +249,7 @@ def _idle(pipe: Connection) -> None:
 # --- what they do ---------------------------------------------------------------------------------
 
 
-def _train(
-    pipe: Connection, rank: int, kinds: list[Kind], ports: tuple[int, ...], folder: str
-) -> None:
+def _train(pipe: Connection, rank: int, kinds: list[Kind], ports: _Ports, folder: str) -> None:
     import torch.distributed as dist
 
     from gigl_loader.dataset.local import DistDataset
@@ -262,28 +274,30 @@ def _info(ports: tuple[int, ...]) -> Any:
     return GraphStoreInfo(RANKS, RANKS, 1, host, host, host, 0, 0, compute_port, rpc_port, 0)
 
 
-def _serve(pipe: Connection, number: int, root: str, ports: tuple[int, ...]) -> None:
+def _serve(pipe: Connection, number: int, ports: _Ports) -> None:
+    """Serve one graph after the other: what a process imports takes longer than its batches."""
     from gigl_loader.dataset.local import DistDataset
     from gigl_loader.remote.server import init_storage_process
 
-    dataset = DistDataset.load(root, number, verify="off")
-    with init_storage_process(number, _info(ports), dataset, host="127.0.0.1") as process:
-        process.wait()
+    for root, where in ports.items():
+        dataset = DistDataset.load(root, number, verify="off")
+        with init_storage_process(number, _info(where), dataset, host="127.0.0.1") as process:
+            process.wait()
 
 
-def _train_from_store(
-    pipe: Connection, rank: int, kinds: list[Kind], ports: tuple[int, ...]
-) -> None:
+def _train_from_store(pipe: Connection, rank: int, kinds: list[Kind], ports: _Ports) -> None:
     from gigl_loader.remote.client import init_compute_process, shutdown_compute_process
     from gigl_loader.remote.dataset import RemoteDistDataset
 
     os.environ["RANK"] = str(rank)
-    info = _info(ports)
-    init_compute_process(0, info, "gloo")
-    for kind in kinds:
-        remote = RemoteDistDataset(info, 0)
-        _take(pipe, remote, remote.fetch_node_ids(rank, RANKS), kind, rank)
-    shutdown_compute_process()
+    for root, where in ports.items():
+        info = _info(where)
+        init_compute_process(0, info, "gloo")
+        for kind in kinds:
+            if kind.root == root:
+                remote = RemoteDistDataset(info, 0)
+                _take(pipe, remote, remote.fetch_node_ids(rank, RANKS), kind, rank)
+        shutdown_compute_process()
 
 
 def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> None:
@@ -294,7 +308,7 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> No
 
     warm_up = _CACHE_WARM_UP if kind.cache else _WARM_UP
     # of one machine, as these are, each rank takes its share of what it is given
-    wanted = RANKS * (warm_up + _COUNTED + _AFTER) * kind.batch_size
+    wanted = RANKS * (warm_up + kind.counted + _AFTER) * kind.batch_size
     generator = torch.Generator().manual_seed(rank)
 
     def some(one: Any) -> Any:
@@ -312,7 +326,7 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> No
         _wait(pipe, "at work")
         loader.stats(reset=True)
         nodes = edges = 0
-        for _ in range(_COUNTED):
+        for _ in range(kind.counted):
             batch = next(batches)
             nodes, edges = nodes + batch.num_nodes, edges + batch.num_edges
         hits = loader.stats()["hit_rate"] or 0.0

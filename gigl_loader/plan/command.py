@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
+        _check_is_writable(args.calibrate or args.picture)
         if args.calibrate is not None:
             return _calibrate(args)
         costs = Costs.read(Path(args.costs) if args.costs else SHIPPED)
@@ -44,6 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check_is_writable(path: str | None) -> None:
+    """Look before minutes of work end in a file that cannot be made."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {Path(path).parent}")
+    if path is not None and Path(path).is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,7 @@
 """What a machine's work costs: measured once by ``gigl-loader plan --calibrate``, kept as JSON."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from gigl_loader.errors import ConfigError
 
 SHIPPED = Path(__file__).with_name("costs.json")
 """Costs of the machine that this package was developed on."""
+
+
+_TEXTS = ("machine", "date")
 
 
 @dataclass(frozen=True)
@@ -24,24 +28,36 @@ class Costs:
     """Of each distinct node: labelling it and finding its row."""
     row_byte_s: float
     """Of each byte of a row: copying it into the batch."""
+    asked_batch_s: float
+    """Of each batch whose neighbours other partitions draw, of all processes: messages."""
     asked_edge_s: float
     """Of each edge that another partition drew: asking, answering and merging, of both ends."""
+    asked_rows_s: float
+    """Of each batch that asks other partitions for rows."""
     asked_row_s: float
     """Of each row that another partition has, of both ends, without its bytes."""
     asked_byte_s: float
     """Of each byte of it."""
+    cached_batch_s: float
+    """Of each batch where rows are kept."""
     cached_row_s: float
     """Of each row of another partition that a batch needs: deciding what is kept, and looking."""
     cached_byte_s: float
     """Of each byte of a row that was kept: copying it."""
+    sent_batch_s: float
+    """Of each batch that a storage server hands out."""
     sent_edge_s: float
     """Of each edge of a batch that a storage server hands out, with all that goes along."""
+    sent_rows_s: float
+    """Of each batch whose rows servers are asked for."""
     sent_row_s: float
     """Of each row that it sends to a rank, without its bytes."""
     sent_byte_s: float
     """Of each byte of it."""
-    received_edge_s: float
+    received_batch_s: float
     """The same where batches are received."""
+    received_edge_s: float
+    received_rows_s: float
     received_row_s: float
     received_byte_s: float
     plain_s_per_gb: float
@@ -81,6 +97,10 @@ class Costs:
                 f"costs {path} must have the keys {', '.join(sorted(names))}: make them with "
                 "gigl-loader plan --calibrate FILE"
             )
+        for name, value in content.items():
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if name not in _TEXTS and not (is_number and 0 <= value < math.inf):
+                raise ConfigError(f"costs {path}: {name} must be a number >= 0, got {value!r}")
         return cls(**content)
 
     def write(self, path: Path) -> None:

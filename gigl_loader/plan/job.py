@@ -53,9 +53,9 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "workers",
-                     "cores", "link_gbit"):  # fmt: skip
+                     "cores", "link_gbit", "memory_gb"):  # fmt: skip
             value = getattr(self, name)
-            if not value > 0 or not math.isfinite(value):
+            if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name} must be above 0, got {value}")
         if self.dim < 0 or self.step_ms < 0:
             raise ConfigError(f"dim and step_ms must not be negative: {self.dim}, {self.step_ms}")

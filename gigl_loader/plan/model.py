@@ -7,7 +7,7 @@ from gigl_loader.plan.costs import Costs
 from gigl_loader.plan.expect import BatchSize, Degrees, expect
 from gigl_loader.plan.job import DTYPE_BYTES, Job
 from gigl_loader.plan.memory import memory_of
-from gigl_loader.plan.work import bounds_of, bytes_per_seed, cpu_per_seed
+from gigl_loader.plan.work import bounds_of, bytes_per_seed, cpu_per_seed, together
 
 __all__ = ["Job", "Plan", "estimate"]
 
@@ -41,8 +41,8 @@ class Plan:
 
     @property
     def seeds_per_second(self) -> float:
-        """Return seeds/s of all ranks together."""
-        return self.bounds[self.bottleneck]
+        """Return seeds/s of all ranks together: no more than what limits leave, all at once."""
+        return together(self.job, self.bounds)
 
     @property
     def total_memory(self) -> float:

@@ -13,7 +13,7 @@ def draw(path: Path, job: Job, costs: Costs, degrees: Degrees | None = None) -> 
     """Write a picture; its kind is that of the path's suffix.
 
     Raises:
-        ConfigError: matplotlib is not installed.
+        ConfigError: matplotlib is not installed, or knows no such kind of picture.
     """
     try:
         import matplotlib
@@ -43,5 +43,8 @@ def draw(path: Path, job: Job, costs: Costs, degrees: Degrees | None = None) -> 
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     figure.tight_layout()
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".") not in kinds:
+        raise ConfigError(f"--picture {path} must end in one of: .{', .'.join(sorted(kinds))}")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -1,5 +1,8 @@
 """What a seed costs: bytes between machines and CPU seconds, and what these leave room for."""
 
+import math
+from collections.abc import Sequence
+
 from gigl_loader.plan.costs import Costs
 from gigl_loader.plan.expect import BatchSize
 from gigl_loader.plan.job import CONCURRENCY, Job
@@ -42,12 +45,15 @@ def cpu_per_seed(
     sampled = costs.batch_s + costs.edge_s * batch.edges + costs.node_s * batch.nodes
     structure = (batch.asked + batch.edges) * remote * _ID_BYTES
     asked = costs.asked_edge_s * batch.edges * remote + per_byte * structure
+    asked += costs.asked_batch_s if remote else 0.0
     found = {"sampling": sampled, "asking for neighbours": asked}
     wanted = rows * (1.0 if job.is_store else remote)
     missed = wanted * (1 - batch.hit_rate)
     if job.is_store:
-        sent = costs.sent_edge_s * batch.edges
-        received = costs.received_edge_s * batch.edges
+        sent = costs.sent_batch_s + costs.sent_edge_s * batch.edges
+        received = costs.received_batch_s + costs.received_edge_s * batch.edges
+        if rows:
+            sent, received = sent + costs.sent_rows_s, received + costs.received_rows_s
         delivered = batch.nodes * _ID_BYTES + batch.edges * _EDGE_BYTES + missed * width
         found["sending batches"] = (
             sent + missed * (costs.sent_row_s + costs.sent_byte_s * width)
@@ -59,12 +65,14 @@ def cpu_per_seed(
         )  # fmt: skip
     else:
         found["reading rows"] = costs.row_byte_s * rows * width
-        found["asking for rows"] = missed * (
+        found["asking for rows"] = (costs.asked_rows_s if wanted else 0.0) + missed * (
             costs.asked_row_s + (costs.asked_byte_s + per_byte) * width
         )
-    if job.cache:
+    if job.cache and wanted:
         hits = wanted - missed
-        found["keeping rows"] = costs.cached_row_s * wanted + costs.cached_byte_s * hits * width
+        found["keeping rows"] = (
+            costs.cached_batch_s + costs.cached_row_s * wanted + costs.cached_byte_s * hits * width
+        )
     found = {name: seconds / batch.seeds for name, seconds in found.items()}
     between, delivered = _between_and_delivered(wire)
     per_byte = costs.link_s_per_gb / 1e9
@@ -114,6 +122,50 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
     if job.step_ms:
         found["the model's step"] = ranks * job.batch_size / (job.step_ms / 1e3)
     return found
+
+
+def together(job: Job, bounds: dict[str, float]) -> float:
+    """Return seeds/s of all ranks where all limits are there at once, which is below the least.
+
+    A batch that waits for a link leaves cores idle where no other one is under way, and the other
+    way around: what only nearly is a limit costs, too, the more the fewer batches are under way.
+    What has no queue, such as the model's step, which has batches ready, only limits.
+
+    Source:
+        Mean value analysis of a closed queueing network: Reiser and Lavenberg, "Mean-Value Analysis
+        of Closed Multichain Queuing Networks" (1980). With two alike it leaves ``n / (n + 1)``.
+    """
+    links = [1 / rate for name, rate in bounds.items() if name.startswith("links")]
+    cores = [1 / rate for name, rate in bounds.items() if name.startswith("cores")]
+    # what leaves one link arrives at the other at once: the slower one is the queue
+    return min(*bounds.values(), throughput([*cores, *sorted(links)[-1:]], _under_way(job)))
+
+
+def throughput(demands: Sequence[float], under_way: int) -> float:
+    """Return what goes through stations with queues, each of which takes ``demands`` seconds of it.
+
+    Args:
+        demands: By station.
+        under_way: How many are in all of them together, at all times.
+    """
+    waiting, found = [0.0] * len(demands), math.inf
+    for number in range(1, under_way + 1):
+        times = [own * (1 + queue) for own, queue in zip(demands, waiting, strict=True)]
+        found = number / sum(times)
+        waiting = [found * took for took in times]
+    return found
+
+
+_MOST_UNDER_WAY = 100
+"""More of them make no difference."""
+
+
+def _under_way(job: Job) -> int:
+    """Return how many batches are under way for each machine that has a part in all of them."""
+    a_machine = CONCURRENCY * job.ranks_per_machine * job.workers
+    if job.is_store:  # of each rank, on each server
+        a_machine *= min(job.servers, job.machines)
+    return min(_MOST_UNDER_WAY, a_machine)
 
 
 def _cores_of_a_worker(job: Job) -> float:

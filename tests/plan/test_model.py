@@ -1,5 +1,6 @@
 """Limits, memory and bytes of a job, by hand and by what must hold."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,15 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.plan.calibrate import non_negative
 from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.model import Job, estimate
+from gigl_loader.plan.work import throughput, together
 
 COSTS = Costs(
     machine="test", date="2026-01-01", batch_s=1e-3, edge_s=1e-7, node_s=0.0, row_byte_s=0.0,
-    asked_edge_s=2e-7, asked_row_s=3e-7, asked_byte_s=1e-9, cached_row_s=1e-7, cached_byte_s=1e-10,
-    sent_edge_s=1e-8, sent_row_s=1e-7, sent_byte_s=1e-9,
-    received_edge_s=1e-8, received_row_s=1e-7, received_byte_s=1e-9,
+    asked_batch_s=2e-3, asked_edge_s=2e-7, asked_rows_s=3e-3, asked_row_s=3e-7, asked_byte_s=1e-9,
+    cached_batch_s=0.0, cached_row_s=1e-7, cached_byte_s=1e-10,
+    sent_batch_s=1e-3, sent_edge_s=1e-8, sent_rows_s=2e-3, sent_row_s=1e-7, sent_byte_s=1e-9,
+    received_batch_s=1e-3, received_edge_s=1e-8, received_rows_s=2e-3, received_row_s=1e-7,
+    received_byte_s=1e-9,
     plain_s_per_gb=0.5, tls_s_per_gb=2.0, link_s_per_gb=1.0, process_bytes=3e8,
     supervisor_bytes=5e7, worker_bytes=1e7, library_bytes=2e8, spread=0.1,
 )  # fmt: skip
@@ -38,13 +42,28 @@ def test_the_link_of_two_machines_by_hand() -> None:
     plan = estimate(replace(JOB, machines=2, link_gbit=1, workers=8), COSTS)
     remote = plan.batch.nodes * 0.5 / 1000
     assert plan.wire["rows between partitions"] == pytest.approx(remote * (400 + 4))
-    assert plan.cpu["asking for rows"] == pytest.approx(remote * (3e-7 + 400e-9))
+    assert plan.cpu["asking for rows"] == pytest.approx(3e-6 + remote * (3e-7 + 400e-9))
     assert plan.cpu["packets"] == pytest.approx(sum(plan.wire.values()) / 1e9)
-    assert plan.cpu["asking for neighbours"] == pytest.approx(plan.batch.edges / 1000 * 0.5 * 2e-7)
+    asked = 2e-3 + plan.batch.edges * 0.5 * 2e-7
+    assert plan.cpu["asking for neighbours"] == pytest.approx(asked / 1000)
     assert plan.bottleneck == "links"
-    assert plan.seeds_per_second == pytest.approx(2 * 0.9e9 / 8 / sum(plan.wire.values()))
+    assert plan.bounds["links"] == pytest.approx(2 * 0.9e9 / 8 / sum(plan.wire.values()))
+    assert 0.95 * plan.bounds["links"] < plan.seeds_per_second <= plan.bounds["links"]
     assert "a cache of 20% of the remote rows" in plan.changes
     assert list(plan.changes.values()) == sorted(plan.changes.values(), reverse=True)
+
+
+def test_limits_that_are_alike_leave_less_than_each() -> None:
+    bounds = {"cores": 100.0, "links": 100.0, "the model's step": 1e3}
+    assert together(JOB, bounds) == pytest.approx(100 * 4 / 5)  # four batches are under way
+    assert together(replace(JOB, workers=3), bounds) == pytest.approx(100 * 12 / 13)
+    assert together(JOB, {**bounds, "the model's step": 50.0}) == 50
+    assert together(JOB, {"cores": 100.0}) == pytest.approx(100)
+    # one batch at a time, then one that meets it
+    first = [0.01 / 0.0125, 0.0025 / 0.0125]
+    by_hand = 2 / (0.01 * (1 + first[0]) + 0.0025 * (1 + first[1]))
+    found = throughput([0.01, 0.0025], 2)
+    assert found == pytest.approx(by_hand)
 
 
 def test_rows_leave_a_graph_store_once() -> None:
@@ -143,35 +162,41 @@ def test_costs_of_a_cluster_are_found_again() -> None:
     from gigl_loader.plan.calibrate import asking_costs, delivering_costs
     from gigl_loader.plan.cluster import Took
 
-    nodes, edges = 50_000.0, 60_000.0
     sampling = [1e-3, 1e-7, 2e-8, 3e-10]
-    alone = 1e-3 + 1e-7 * edges + 2e-8 * nodes
+    sizes = ((130_000.0, 150_000.0), (18_000.0, 19_000.0))
 
-    def rank(width: int, hits: float) -> Took:
+    def alone(nodes: float, edges: float) -> float:
+        return 1e-3 + 1e-7 * edges + 2e-8 * nodes
+
+    def rank(nodes: float, edges: float, width: int, hits: float) -> Took:
         rows, wide = nodes / 2, 4.0 * width
-        seconds = alone + 3e-10 * nodes * wide + 2e-7 * edges / 2
+        seconds = alone(nodes, edges) + 3e-10 * nodes * wide + 5e-4 + 2e-7 * edges / 2
         if width:
-            seconds += rows * (1 - hits) * (3e-7 + 1e-9 * wide)
+            seconds += 2e-3 + rows * (1 - hits) * (3e-7 + 1e-9 * wide)
         if hits:
-            seconds += rows * (1e-7 + hits * 2e-10 * wide)
+            seconds += 4e-3 + rows * (1e-7 + hits * 2e-10 * wide)
         return Took(nodes, edges, hits, seconds, 0.0)
 
     widths = [(0, 0.0), (16, 0.0), (128, 0.0), (16, 0.4), (128, 0.5)]
-    found = asking_costs(sampling, [rank(*one) for one in widths])
+    found = asking_costs(sampling, [rank(*size, *one) for one in widths for size in sizes])
     assert found == pytest.approx({
-        "asked_edge_s": 2e-7, "asked_row_s": 3e-7, "asked_byte_s": 1e-9,
-        "cached_row_s": 1e-7, "cached_byte_s": 2e-10,
+        "asked_batch_s": 5e-4, "asked_edge_s": 2e-7,
+        "asked_rows_s": 2e-3, "asked_row_s": 3e-7, "asked_byte_s": 1e-9,
+        "cached_batch_s": 4e-3, "cached_row_s": 1e-7, "cached_byte_s": 2e-10,
     })  # fmt: skip
-    batches = [
-        Took(
-            nodes, edges, 0.0, 4e-8 * edges + nodes * bool(width) * (5e-7 + 4e-9 * width),
-            alone + 2e-7 * edges / 2 + 3e-8 * edges + nodes * bool(width) * (1e-7 + 8e-9 * width),
-        )
-        for width in (0, 16, 128)
-    ]  # fmt: skip
-    assert delivering_costs(sampling, 2e-7, batches) == pytest.approx({
-        "sent_edge_s": 3e-8, "sent_row_s": 1e-7, "sent_byte_s": 2e-9,
-        "received_edge_s": 4e-8, "received_row_s": 5e-7, "received_byte_s": 1e-9,
+
+    def store(nodes: float, edges: float, width: int) -> Took:
+        structure_s = alone(nodes, edges) + 5e-4 + 2e-7 * edges / 2
+        sent = 6e-4 + 3e-8 * edges + bool(width) * (7e-4 + nodes * (1e-7 + 8e-9 * width))
+        received = 8e-4 + 4e-8 * edges + bool(width) * (9e-4 + nodes * (5e-7 + 4e-9 * width))
+        return Took(nodes, edges, 0.0, received, structure_s + sent)
+
+    batches = [store(*size, width) for width in (0, 16, 128) for size in sizes]
+    assert delivering_costs(sampling, found, batches) == pytest.approx({
+        "sent_batch_s": 6e-4, "sent_edge_s": 3e-8,
+        "sent_rows_s": 7e-4, "sent_row_s": 1e-7, "sent_byte_s": 2e-9,
+        "received_batch_s": 8e-4, "received_edge_s": 4e-8,
+        "received_rows_s": 9e-4, "received_row_s": 5e-7, "received_byte_s": 1e-9,
     })  # fmt: skip
 
 
@@ -182,6 +207,10 @@ def test_the_costs_that_come_with_the_package_are_read(tmp_path) -> None:
     assert Costs.read(tmp_path / "costs.json") == costs
     (tmp_path / "costs.json").write_text("{}")
     with pytest.raises(ConfigError, match="must have the keys"):
+        Costs.read(tmp_path / "costs.json")
+    text = SHIPPED.read_text()
+    (tmp_path / "costs.json").write_text(re.sub(r'("edge_s": )\S+', r'\1"much",', text, count=1))
+    with pytest.raises(ConfigError, match="edge_s must be a number >= 0, got 'much'"):
         Costs.read(tmp_path / "costs.json")
     with pytest.raises(ConfigError, match="cannot be read"):
         Costs.read(tmp_path / "none.json")

@@ -23,7 +23,7 @@ def test_figures_give_a_table_and_json(capsys, tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     assert main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["seeds_per_second"] == min(found["bounds"].values())
+    assert 0.5 < found["seeds_per_second"] / min(found["bounds"].values()) <= 1
     assert found["job"]["link_gbit"] == 25
     assert found["job"]["cache"] == 0.1
 
@@ -49,6 +49,11 @@ def test_a_directory_gives_its_own_figures(capsys, tmp_path: Path, count: int) -
      ([*FIGURES, "--batch-size", "200000000"], "batch_size must be 1 to"),
      ([*FIGURES, "--costs", "nowhere.json"], "cannot be read"),
      ([*FIGURES, "--servers", "2"], "servers must be"),
+     ([*FIGURES, "--memory", "-8"], "memory_gb must be above 0"),
+     ([*FIGURES, "--picture", "nowhere/plan.png"], "there is no folder nowhere"),
+     ([*FIGURES, "--picture", "plan.exe"], "--picture plan.exe must end in one of"),
+     (["plan", "--calibrate", "nowhere/costs.json"], "there is no folder nowhere"),
+     (["plan", "--calibrate", "."], "it is a folder"),
      (["plan", "--root", "nowhere"], "nowhere")],
 )  # fmt: skip
 def test_mistakes_are_answered(capsys, given: list[str], text: str) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from gigl_loader.plan.command import read_root
 from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.model import Job, Plan, estimate
+from gigl_loader.plan.work import together
 
 RATE_WITHIN, MEMORY_WITHIN = 0.20, 0.10
 HEADINGS = (
@@ -55,7 +56,7 @@ def rate_of(plan: Plan, cores: float) -> tuple[float, str]:
     bounds = {name: bound for name, bound in plan.bounds.items() if "cores" not in name}
     bounds["cores, shared"] = cores / sum(plan.cpu.values())
     limit = min(bounds, key=lambda name: bounds[name])
-    return bounds[limit] / plan.job.machines, limit
+    return together(plan.job, bounds) / plan.job.machines, limit
 
 
 def line_of(case: dict[str, Any], costs: Costs) -> tuple[str, float, float]:
