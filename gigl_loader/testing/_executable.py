@@ -139,7 +139,7 @@ class _Forked:
         if self._pid == 0:
             _zygote._never_return(
                 lambda: _end_with(me),
-                lambda: _zygote._run(("", environment, folder), fds),
+                lambda: _zygote._run(("", environment, folder, False), fds),
                 lambda: _be(executable, words, numbers[_STREAMS:]),
             )
         for fd in fds:
