@@ -32,8 +32,10 @@ from gigl_loader.remote import row_cache
 from gigl_loader.remote.machine_rows import MachineRows
 from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.rows import Fetched
+from gigl_loader.sampler._cache_kernels import HOLDER, USED
 from gigl_loader.sampler.apart import rows_apart
 from gigl_loader.sampler.later import LaterRows
+from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.testing import TinyGraph, batch_digest, open_files
 
 HOW = {"batch_size": 4, "seed": 7, "shuffle": True, "timeout": 60.0}
@@ -116,6 +118,7 @@ def test_batches_of_packed_rows_are_the_same_bits(
 
 # --- the keeper alone -----------------------------------------------------------------------------
 
+OWNER = ("node", NODE)
 ROWS = {("node_features", NODE): ("float32", (3,)), ("node_labels", NODE): ("int64", ())}
 
 
@@ -243,6 +246,8 @@ def test_rows_are_those_of_the_ids(
                     _check(orders[rank], _taken(keeper))
                 except PeerError:
                     assert (rank, epoch) == (0, 1)
+                    if ranks == 1 and keeper._cache is not None:
+                        _check_that_nothing_is_awaited(keeper._cache)
     finally:
         for keeper in keepers:
             keeper.close()
@@ -251,6 +256,41 @@ def test_rows_are_those_of_the_ids(
         assert sum(one.num_asked for one in servers) == used * len(ROWS), "each row once"
     more = set(threading.enumerate()) - threads
     assert not [one for one in more if one.name == "rows of batches"]
+
+
+def _check_that_nothing_is_awaited(cache: RowCache) -> None:
+    """Slots whose rows did not come are given up, or the next batches would wait for them."""
+    arrays = cache.tables[OWNER]
+    slots = np.arange(int(arrays.state[USED]), dtype=np.int32)
+    ids = arrays.slots[slots, HOLDER].astype(np.int64)
+    empty = cache.absent(OWNER, slots, ids)
+    assert not cache.is_held(OWNER, slots[empty], ids[empty])
+
+
+@given(st.integers(0, 1000), st.integers(1, 30))
+@settings(max_examples=20, deadline=None)
+def test_with_all_batches_known_as_many_rows_are_fetched_as_at_best(seed: int, size: int) -> None:
+    """Though slots are planned for later rows while those of earlier batches are on their way."""
+    random = np.random.default_rng(seed)
+    batches = [np.unique((random.random(15) ** 2 * 60).astype(np.int64)) for _ in range(20)]
+    kept: set[int] = set()
+    fetched = 0
+    for number, batch in enumerate(batches):  # Belady's rule
+        fetched += len(set(batch.tolist()) - kept)
+        rest = batches[number + 1 :]
+        uses = {
+            one: next((at for at, ids in enumerate(rest) if one in ids), len(rest))
+            for one in kept | set(batch.tolist())
+        }
+        kept = set(sorted(uses, key=uses.__getitem__)[:size])
+    servers = _Servers(60)
+    keeper = _keeper(servers, CacheOptions(size=size / 60, lookahead=20))
+    try:
+        keeper.begin(_Channel(batches), len(batches))
+        _check(batches, _taken(keeper))
+    finally:
+        keeper.close()
+    assert servers.num_asked == fetched * len(ROWS)
 
 
 class _Deadly(_Servers):
