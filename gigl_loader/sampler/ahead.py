@@ -26,6 +26,7 @@ from gigl_loader.sampler.store import Scratch, Split, gather_rows, located, rows
 READY_S = 5.0
 """How long a batch waits for rows that another one is fetching before it fetches them itself: the
 worker of the other one may have ended."""
+_IN_VAIN_SHARE = 0.05  # of that, after rows did not come, until some do
 _POLL_S = 0.0005
 
 Source = tuple[Owner, int]
@@ -154,7 +155,8 @@ class Filler:
         ready_s: float = READY_S,
     ) -> None:
         self._here = {view.partition_idx: view, **view.nearby}
-        self._view, self._peers, self._cache, self._ready_s = view, peers, cache, ready_s
+        self._view, self._peers, self._cache = view, peers, cache
+        self._ready_s = self._waits_s = ready_s
         self._scratch = Scratch()
         self._rows: list[RemoteRows] = []
         """Of the batch filled last."""
@@ -184,12 +186,21 @@ class Filler:
         for one in rows.values():
             one.store()  # before anything of other batches is waited for, so that none goes around
         for one in rows.values():
-            one.await_others(self._ready_s)
+            self._await_others(one)
         self._rows = list(rows.values())
         return [
             self._field(field, None if source is None else rows[source])
             for field, source in zip(batch.fields, batch.sources, strict=True)
         ]
+
+    def _await_others(self, rows: "RemoteRows") -> None:
+        """Wait for rows that other batches fetch; not long, while the last ones did not come.
+
+        Who fetched them has ended, most likely, and had rows for the next batches, too.
+        """
+        came = rows.await_others(self._waits_s)
+        if came is not None:
+            self._waits_s = self._ready_s if came else _IN_VAIN_SHARE * self._ready_s
 
     def _matrix(self, kind: str, name: Any, partition: int | None = None) -> Rows[Array]:
         view = self._view if partition is None else self._here[partition]
@@ -345,15 +356,22 @@ class RemoteRows:
         self._copies.append((at[there], rows, there))
         self._cached = np.sort(np.concatenate([self._cached[absent], at[gone]]))
 
-    def await_others(self, timeout_s: float, meanwhile: Callable[[], None] | None = None) -> None:
+    def await_others(
+        self, timeout_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> bool | None:
         """Wait until rows that other batches fetch are there; fetch what does not come.
 
         Args:
             timeout_s: How long, in seconds.
             meanwhile: Called again and again. Who fills several batches stores the rows of the
                 later ones here, since another process may wait for those.
+
+        Returns:
+            Whether they came, or were given up by who was to fetch them; None where all were there.
         """
         self._take_from_earlier()
+        if self._absent().size == 0:
+            return None
         deadline = time.monotonic() + timeout_s
         while (absent := self._absent()).size and time.monotonic() < deadline:
             if self._given_up(absent):
@@ -362,8 +380,8 @@ class RemoteRows:
                 meanwhile()
             time.sleep(_POLL_S)
         if absent.size == 0:
-            return
-        late = self._cached[absent]
+            return True
+        in_time, late = time.monotonic() < deadline, self._cached[absent]
         self._cached = np.delete(self._cached, absent)
         asked = {m: self._ask(m, self._remote, late, again=True) for m in self._asked}
         rows = {matrix: one.wait() for matrix, one in asked.items()}
@@ -371,6 +389,7 @@ class RemoteRows:
         self._here.store(self._owner, self._plan[late], ids, rows, everything)
         self._copies.append((late, rows, everything))
         self._num_again += late.size * len(rows)
+        return in_time
 
     def _take_from_earlier(self) -> None:
         """Take rows whose slots went to others before they came from the batches that had them."""
