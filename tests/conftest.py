@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, settings
 # each other, as on a busy machine they would spin for most of a test's processor time
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+IMPORTED_BY_EXAMPLES = "sklearn.datasets", "matplotlib.backends.backend_agg"
+"""By nearly each process of each example, which takes it a second."""
+
 settings.register_profile(
     "gigl_loader",
     deadline=None,
@@ -67,7 +70,9 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
     until_the_end = ExitStack()
     config.add_cleanup(until_the_end.close)
-    until_the_end.enter_context(forked_pythons("gigl_loader.testing._warm", "pytest"))
+    until_the_end.enter_context(
+        forked_pythons("gigl_loader.testing._warm", "pytest", *IMPORTED_BY_EXAMPLES)
+    )
     gc.freeze()  # pytest collects garbage at its end, several times
 
 

@@ -41,6 +41,7 @@ ONLY_IMPORTERS = {
     "socket": {
         *(_path(file) for file in (PACKAGE / "transport").glob("*.py")),
         "workers/pipe.py",  # a Unix pair that passes descriptors; multiprocessing has none whole
+        "testing/_executable.py",  # a Unix socket by which Ray's workers ask tests to be forked
     },
     "torch.distributed.rpc": {
         "_glt.py",  # loads it before GLT does, so that it does not meet the stand-ins

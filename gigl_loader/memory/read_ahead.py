@@ -7,7 +7,7 @@ then touched. Nothing waits here, and no byte differs.
 
 Linux has a reading ahead of its own: around each page that is touched it reads on, up to the
 megabytes that the disk is set to. That fills memory quickly where the files fit into it. Where they
-do not, it throws out pages that are needed for pages that nobody asked for, so the mappings are
+do not, it throws out pages that are needed for pages that nobody asked for, so all mappings are
 marked as read at random (``MADV_RANDOM``) once files are larger than the memory for them.
 
 The engine is the kernel's page cache: ``process_madvise`` takes a thousand ranges in a call, where
@@ -20,10 +20,11 @@ import errno
 import logging
 import mmap
 import os
+import threading
 
 import numpy as np
 
-from gigl_loader.memory.segments import Array, mapped_bytes, mapped_file_at
+from gigl_loader.memory.segments import Array, mapped_file_at, mapped_files
 from gigl_loader.options import available_memory
 
 _SAMPLE = 32
@@ -45,6 +46,9 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 _libc.syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t,
                           ctypes.c_int, ctypes.c_uint]  # fmt: skip
 _libc.syscall.restype = ctypes.c_long
+
+do_not_fit = threading.Event()
+"""Set once the files mapped here do not fit into memory, so that batches wait for the disk."""
 
 _log = logging.getLogger(__name__)
 _refused = False
@@ -70,10 +74,23 @@ def want(values: Array, rows: Array) -> int:
     start = values.ctypes.data
     if file.tells_residency and _is_resident(start + rows[:: -(-rows.size // _SAMPLE)] * row_bytes):
         return 0
-    if not file.at_random and mapped_bytes() > available_memory():
+    if not file.at_random:
+        _look_at_memory()
+    return _ask(_ranges(start + rows * row_bytes, row_bytes))
+
+
+def _look_at_memory() -> None:
+    """Have all mapped files read at random where they do not fit into memory.
+
+    All: what the kernel reads on in a small file costs the pages of the large one.
+    """
+    files = mapped_files()
+    if sum(file.nbytes for file in files) <= available_memory():
+        return
+    for file in files:
         _libc.madvise(file.address, file.nbytes, mmap.MADV_RANDOM)  # advice: nothing fails by it
         file.at_random = True
-    return _ask(_ranges(start + rows * row_bytes, row_bytes))
+    do_not_fit.set()
 
 
 def _is_resident(addresses: Array) -> bool:

@@ -123,15 +123,15 @@ def _tells_residency(fd: int) -> bool:
 
 def mapped_file_at(address: int) -> MappedFile | None:
     """Return the file on disk that `map_fd` mapped over ``address``; None: there is none."""
-    for file in list(_mapped_files.values()):
+    for file in mapped_files():
         if file.address <= address < file.address + file.nbytes:
             return file
     return None
 
 
-def mapped_bytes() -> int:
-    """Return the size of all files on disk that are mapped here."""
-    return sum(file.nbytes for file in list(_mapped_files.values()))
+def mapped_files() -> list[MappedFile]:
+    """Return all files on disk that are mapped here."""
+    return list(_mapped_files.values())
 
 
 def open_fd_of(pid: int, fd: int) -> int:

@@ -158,7 +158,7 @@ def cache_bytes(job: Job, remote_rows: float) -> float:
     slots = job.cache * remote_rows
     references = 2 * _WINDOW * slots + _RING_SPARE
     return (
-        slots * (job.row_bytes + 4 * index + 16) + references * 4 * index + 2 * 4 * job.nodes
+        slots * (job.row_bytes + 16 + 4 * index) + references * 4 * index + 2 * 4 * job.nodes
         + 24 * _MOST_BATCHES
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from gigl_loader.message import Field
 from gigl_loader.sampler.later import LaterRows
 from gigl_loader.sampler.questions import Peers, Pending, RowsAnswer
 from gigl_loader.sampler.row_cache import MISSING, Matrix, Owner, RowCache, owner_of
-from gigl_loader.sampler.store import Scratch, Split, gather_rows, rows_request
+from gigl_loader.sampler.store import Scratch, Split, gather_rows, located, rows_request
 
 READY_S = 5.0
 """How long a batch waits for rows that another one is fetching before it fetches them itself: the
@@ -205,13 +205,13 @@ class Filler:
     def _write(self, later: LaterRows, remote: "_RemoteRows | None", out: Array) -> None:
         if later.split is None:
             rows = self._matrix(later.kind, later.name)
-            gather_rows([(rows.values, rows.locate(later.ids), None)], out)
+            gather_rows([(rows.values, located(rows, later.ids), None)], out)
             return
         parts: list[tuple[Array, Array, Array | None]] = []
         for partition in self._here.keys() & later.split.keys():
             rows = self._matrix(later.kind, later.name, partition)
             places = later.split[partition]
-            parts.append((rows.values, rows.locate(later.ids.take(places)), places))
+            parts.append((rows.values, located(rows, later.ids.take(places)), places))
         if remote is not None:
             parts += remote.parts((later.kind, later.name))
         gather_rows(parts, out)

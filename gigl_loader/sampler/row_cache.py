@@ -121,7 +121,7 @@ class _Arrays:
         self.rows = {matrix: found[matrix] for matrix in table.matrices}
 
     @property
-    def _all(self) -> tuple[Array, ...]:
+    def _all(self) -> Any:  # of nine arrays: mypy takes a tuple of any length for all arguments
         """What the kernels change."""
         return (
             self.state, self.ring, self.starts, self.counts, self.known, self.slots, self.held,

@@ -91,6 +91,7 @@ class LocalStore:
     def _edge_ids(self, draw: Draw, adjacency: Adjacency[Array], positions: Array) -> Array:
         if adjacency.edge_ids is not None:
             edge_ids = np.empty(len(positions), np.int64)
+            read_ahead.want(adjacency.edge_ids, positions)
             kernels.gather(adjacency.edge_ids, positions, edge_ids)
             return edge_ids
         if adjacency.first_edge is None:
@@ -215,8 +216,9 @@ class LocalStore:
             raise ProtocolError(f"{request.kind!r} of {name!r} were asked for, none are")
         rows: Rows[Array] = matrices[name]
         shape = (ids.size, *rows.values.shape[1:])
+        values = rows.values
         return (
-            rows.dtype, shape, lambda out: gather_rows([(rows.values, rows.locate(ids), None)], out)
+            rows.dtype, shape, lambda out: gather_rows([(values, located(rows, ids), None)], out)
         )  # fmt: skip
 
 
@@ -363,7 +365,7 @@ class GraphStore:
             return (
                 rows.dtype,
                 shape,
-                lambda out: gather_rows([(values, rows.locate(ids), None)], out),
+                lambda out: gather_rows([(values, located(rows, ids), None)], out),
             )
         asked = self._ask_rows(kind, name, split, ids, rows)
 
@@ -375,7 +377,7 @@ class GraphStore:
                     parts.append((answer, np.arange(at.size), at))
                 else:
                     part = self._here[partition].rows(kind, name)
-                    parts.append((part.values, part.locate(ids.take(at)), at))
+                    parts.append((part.values, located(part, ids.take(at)), at))
             gather_rows(parts, out)
 
         return rows.dtype, shape, write
@@ -435,6 +437,14 @@ def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
         raise ProtocolError(
             f"neighbours of {num_nodes} nodes came as {[array.shape for array in found]}"
         )
+
+
+def located(rows: Rows[Array], ids: Array) -> Array:
+    """Return the row of each of ``ids`` (``[n]`` int64), asking for pages of the index first."""
+    if rows.index is not None:
+        read_ahead.want(rows.index, ids)
+    found: Array = rows.locate(ids)
+    return found
 
 
 def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) -> None:

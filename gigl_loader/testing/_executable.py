@@ -139,7 +139,7 @@ class _Forked:
         if self._pid == 0:
             _zygote._never_return(
                 lambda: _end_with(me),
-                lambda: _zygote._run(("", environment, folder), fds),
+                lambda: _zygote._run(("", environment, folder, False), fds),
                 lambda: _be(executable, words, numbers[_STREAMS:]),
             )
         for fd in fds:
@@ -176,4 +176,4 @@ def _be(executable: str, words: list[str], inherited: list[int]) -> None:
     if inherited:
         _zygote._renumber(inherited, [])
     sys.executable = executable  # what this one starts by that name is forked, too
-    _scripts._be(words, new_session=False, to_children=True, finalized=False)
+    _scripts._be(words, to_children=True, finalized=False)

@@ -99,13 +99,13 @@ def _start(popen: "subprocess.Popen[Any]", how: tuple[Any, ...], to_children: bo
     ]
     script = (
         "from gigl_loader.testing import _scripts; "
-        f"_scripts._be({words!r}, {bool(given['start_new_session'])}, {to_children}, "
-        f"{isinstance(popen, FinalizedPython)})"
+        f"_scripts._be({words!r}, {to_children}, {isinstance(popen, FinalizedPython)})"
     )
     environment = os.environ if given["env"] is None else given["env"]
     popen.pid = zygote.fork(
-        script, streams, dict(environment), os.fspath(given["cwd"] or os.getcwd())
-    )
+        script, streams, dict(environment), os.fspath(given["cwd"] or os.getcwd()),
+        new_session=bool(given["start_new_session"]),
+    )  # fmt: skip
     popen._child_created = True  # type: ignore[attr-defined]
     pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
     popen._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
@@ -159,10 +159,8 @@ def forked_pythons(*modules: str) -> Iterator[None]:
             kind._execute_child = _execute_child
 
 
-def _be(words: list[str], new_session: bool, to_children: bool, finalized: bool) -> None:
+def _be(words: list[str], to_children: bool, finalized: bool) -> None:
     """Be the interpreter that is told ``words``: the streams, folder and environment are set."""
-    if new_session:
-        os.setsid()
     _zygote.fork_zygote()
     if finalized:
         _prepare_to_interpret(to_children)

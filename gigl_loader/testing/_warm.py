@@ -3,10 +3,17 @@
 from gigl_loader import testing
 from gigl_loader.loader import link
 from gigl_loader.remote import server, source
-from gigl_loader.sampler import _kernels
+from gigl_loader.sampler import (
+    _cache_kernels,
+    _kernels,
+    _packing_kernels,
+    _ppr_kernels,
+    _tree_kernels,
+)
 from gigl_loader.workers import supervisor
 
 _IMPORTED_FOR_WHAT_THEY_IMPORT = link, server, source, supervisor
 for _name in testing.__all__:
     getattr(testing, _name)
-_kernels.load()  # supervisors need them
+for _kernels_of in _kernels, _packing_kernels, _cache_kernels, _tree_kernels, _ppr_kernels:
+    _kernels_of.load()  # as each supervisor does, in a tenth of a second where they are not there

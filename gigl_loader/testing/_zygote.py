@@ -70,7 +70,12 @@ class Zygote:
             )
 
     def fork(
-        self, script: str, fds: Sequence[int], environment: dict[str, str], folder: str
+        self,
+        script: str,
+        fds: Sequence[int],
+        environment: dict[str, str],
+        folder: str,
+        new_session: bool = False,
     ) -> int:
         """Return the pid of a child of this process that runs ``script``.
 
@@ -79,6 +84,7 @@ class Zygote:
             fds: Its standard streams, then what it inherits; ``sys.argv`` has the numbers there.
             environment: Its whole environment.
             folder: Where it runs.
+            new_session: It leads a session and a process group of its own, before this returns.
 
         Raises:
             ProtocolError: The zygote, or the child, is gone.
@@ -86,7 +92,7 @@ class Zygote:
         with self._lock:
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
-                pipe.send(self._socket, (script, environment, folder), list(fds))
+                pipe.send(self._socket, (script, environment, folder, new_session), list(fds))
                 answer = pipe.receive(self._socket)
             finally:
                 _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
@@ -196,7 +202,7 @@ def serve(sock: pipe.Socket) -> None:
             os.close(fd)
 
 
-def _fork_orphan(message: tuple[str, dict[str, str], str], fds: list[int]) -> int:
+def _fork_orphan(message: tuple[str, dict[str, str], str, bool], fds: list[int]) -> int:
     """Return the pid of a process whose parent has ended: the trainer becomes its parent."""
     read, write = os.pipe()
     between = os.fork()
@@ -204,7 +210,9 @@ def _fork_orphan(message: tuple[str, dict[str, str], str], fds: list[int]) -> in
         me = os.getpid()
         if os.fork() == 0:
             _never_return(
-                lambda: _introduce(write), lambda: _await_adoption(me), lambda: _run(message, fds)
+                lambda: _introduce(write, message[3]),
+                lambda: _await_adoption(me),
+                lambda: _run(message, fds),
             )
         os._exit(0)
     os.close(write)
@@ -214,8 +222,13 @@ def _fork_orphan(message: tuple[str, dict[str, str], str], fds: list[int]) -> in
     return pid
 
 
-def _introduce(write: int) -> None:
-    """Tell the pid; first take a name of its own: who knows the pid must not see a zygote."""
+def _introduce(write: int, new_session: bool) -> None:
+    """Tell the pid; first take a name of its own: who knows the pid must not see a zygote.
+
+    Nor may they see its process group: who sends that a signal would send it to their own.
+    """
+    if new_session:
+        os.setsid()
     _libc.prctl(_PR_SET_NAME, b"python")
     os.write(write, os.getpid().to_bytes(8, "little"))
 
@@ -225,8 +238,8 @@ def _await_adoption(between: int) -> None:
         time.sleep(0.0005)
 
 
-def _run(message: tuple[str, dict[str, str], str], fds: list[int]) -> None:
-    script, environment, folder = message
+def _run(message: tuple[str, dict[str, str], str, bool], fds: list[int]) -> None:
+    script, environment, folder, _ = message
     for number, fd in enumerate(fds[:_STREAMS]):
         os.dup2(fd, number)
     _close_all_but(*fds[_STREAMS:])

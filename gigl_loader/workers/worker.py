@@ -28,6 +28,7 @@ import numpy as np
 
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import PeerTimeoutError
+from gigl_loader.memory import read_ahead
 from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
@@ -186,15 +187,17 @@ class Worker:
         if assignment is not None:
             self._askers = assignment.askers
             self._ask_from_now_on(name, assignment)
-        # threads that wait for peers cost nothing; without peers they share this worker's CPUs:
-        # one samples while another gathers rows
+        # threads that wait for peers or a disk cost nothing; without these they share this worker's
+        # CPUs: one samples while another gathers rows
         alone = min(setup.concurrency, setup.cpus)
         loop = self._sample_loop
         if memory is not None and self._asking is not None:
             self._cache, self._drawn = RowCache(memory.cache), DrawnAhead(memory.drawn)
             self._user, loop = memory.user, self._draw_and_fill
-        for _ in range(alone if self._asking is None else setup.concurrency):
-            threading.Thread(target=loop, daemon=True).start()
+        for number in range(setup.concurrency):
+            waits = self._asking is None and number >= alone
+            target = self._sample_from_disk if waits else loop
+            threading.Thread(target=target, daemon=True).start()
 
     def _ask_from_now_on(self, name: str, assignment: Assignment) -> None:
         """Connect to the workers of other partitions, aside: the trainer is listened to meanwhile.
@@ -249,6 +252,10 @@ class Worker:
                 return
 
     # -- sampling -------------------------------------------------------------------------------
+
+    def _sample_from_disk(self) -> None:
+        read_ahead.do_not_fit.wait()
+        self._sample_loop()
 
     def _sample_loop(self) -> None:
         sampler: Sampler | None = None

@@ -37,6 +37,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
+from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.testing._forked import ForkedProcess
 
@@ -152,6 +153,19 @@ def test_glt_attributes_of_a_partition() -> None:
     assert dataset.node_labels[torch.tensor([3])].tolist() == [[3, 103]]
     assert dataset.edge_features[torch.tensor([0])].tolist() == [[0, 0.5]]
     assert dataset.edge_pb[torch.tensor([0, 1])].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("ids", [[], [0], [2, 4, 3], [4, 5], [9, 5], [1, 2], [2, 9, 4]])
+def test_who_owns_ids_is_the_same_by_range_and_by_table(ids: list[int]) -> None:
+    owners = np.array([0, 0, 1, 1, 1, 3, 3, 3, 3, 3])  # partition 2 has none
+    ranges = np.array([2, 5, 5, 10])
+    for partition in range(4):
+        owned = all(owners[one] == partition for one in ids)
+        for book in (Book(table=owners), Book(bounds=ranges)):
+            assert book.owns(partition, np.array(ids, np.int64)) == owned
+        table, bounds = torch.from_numpy(owners), torch.from_numpy(ranges)
+        for tensors in (Book(table=table), Book(bounds=bounds)):
+            assert tensors.owns(partition, torch.tensor(ids, dtype=torch.int64)) == owned
 
 
 def test_owners_in_order_become_ranges() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from _run import EXAMPLES, environment
 
 from gigl_loader import DistDataset
-from gigl_loader.testing import batch_digest, free_port, one_rank
+from gigl_loader.testing import batch_digest, one_rank, wait_until
 from gigl_loader.testing._scripts import ForkedPython
 
 pytestmark = pytest.mark.multiprocess
@@ -21,14 +22,17 @@ BATCH_SIZE, EPOCHS = 64, 2
 
 def _torchrun(folder: Path, port: int, output: Any, *, stays: bool) -> ForkedPython:
     """Be one machine of a job of one or two; each has one rank."""
-    conf = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=10"
+    # the first to come says how long it waits for more: the one that is lost for the other, and
+    # the one that stays, once alone, for nobody
+    last_call_s = 1 if stays else 300
+    conf = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=10"
     faults = [] if stays else ["--kill-node-at=4"]
     return ForkedPython(
         [
             sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1",
             "--max-restarts=5", "--monitor-interval=0.2", "--rdzv-backend=c10d", "--rdzv-id=job",
             f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1",
-            f"--rdzv-conf={conf},is_host={int(stays)}",
+            f"--rdzv-conf={conf},last_call_timeout={last_call_s}",
             str(EXAMPLES / "elastic.py"), f"--checkpoint={folder}/elastic.pt", f"--record={folder}",
             f"--batch-size={BATCH_SIZE}", f"--epochs={EPOCHS}", "--save-every=2",
             *faults,
@@ -53,11 +57,13 @@ def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(str(EXAMPLES))
     log = tmp_path / "log"
     log.mkdir()
-    port, printed = free_port(), tmp_path / "printed.txt"
+    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    printed = tmp_path / "printed.txt"
     with printed.open("w") as output:
-        # the one that hosts the meeting comes second: the other waits for it, and they meet at once
-        machines = [_torchrun(log, port, output, stays=stays) for stays in (False, True)]
+        machines = [_torchrun(log, meeting.port, output, stays=False)]
         try:
+            wait_until(lambda: meeting.check(["torch.rendezvous.job"]), "one has come", 300)
+            machines.append(_torchrun(log, meeting.port, output, stays=True))
             machines[1].wait(timeout=380)  # three starts, one after the other
             assert machines[1].returncode == 0, printed.read_text()[-4000:]
         finally:

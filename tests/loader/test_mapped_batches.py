@@ -1,21 +1,28 @@
 """Batches from files that are mapped are those from memory, and from graphlearn-torch's format."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader.memory import read_ahead
 from gigl_loader.testing import TinyGraph, check_same_batches
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 
 
-def _batches(dataset: DistDataset) -> list:
+def _as_from_disk(worker: int) -> None:
+    """Have a worker sample as where files do not fit into memory: more batches at once."""
+    read_ahead.do_not_fit.set()
+
+
+def _batches(dataset: DistDataset, worker_init_fn: Callable[[int], None] | None = None) -> list:
     seeds = torch.arange(40)
     with DistNeighborLoader(
         dataset, [3, 2], ("user", seeds), batch_size=8, num_workers=2, seed=3, with_edge=True,
-        with_weight=True,
+        with_weight=True, worker_init_fn=worker_init_fn,
     ) as loader:  # fmt: skip
         return list(loader)
 
@@ -27,6 +34,9 @@ def test_where_a_partition_lies_does_not_change_a_batch(tmp_path: Path) -> None:
     partition_graph(graph, 1, tmp_path / "degree", order="degree", progress=False)
     expected = _batches(DistDataset.load(tmp_path / "glt", 0))
     assert len(expected) == 5
-    for name, memory in (("mapped", "resident"), ("mapped", "mapped"), ("degree", "mapped")):
-        found = _batches(DistDataset.load(tmp_path / name, 0, memory=memory))
+    for name, memory, init in (
+        ("mapped", "resident", None), ("mapped", "mapped", None),
+        ("degree", "mapped", _as_from_disk),
+    ):  # fmt: skip
+        found = _batches(DistDataset.load(tmp_path / name, 0, memory=memory), init)
         check_same_batches(found, expected)

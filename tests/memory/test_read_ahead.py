@@ -4,6 +4,7 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.dataset.view import Rows
 from gigl_loader.memory import read_ahead
 from gigl_loader.memory.tensors import map_file
-from gigl_loader.sampler.store import gather_rows
+from gigl_loader.sampler.store import gather_rows, located
 from gigl_loader.testing import wait_until
 
 PAGE = mmap.PAGESIZE
@@ -69,15 +71,36 @@ def test_what_is_in_memory_is_not_asked_for(values: np.ndarray) -> None:
 
 @pytest.mark.parametrize("fits", [False, True])
 def test_the_kernel_reads_on_only_where_files_fit_into_memory(
-    fits: bool, values: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    fits: bool, values: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "other.bin").write_bytes(bytes(64 * PAGE))
+    other = map_file(tmp_path / "other.bin", "int32", (64, WIDTH)).numpy()
+    told = threading.Event()
+    monkeypatch.setattr(read_ahead, "do_not_fit", told)
     monkeypatch.setattr(read_ahead, "available_memory", lambda: values.nbytes * 10 * fits)
     monkeypatch.setattr(read_ahead, "_is_resident", lambda addresses: False)
     read_ahead.want(values, np.arange(0, ROWS, 40))
     shown = Path("/proc/self/smaps").read_text()
-    mapping = shown[shown.index(f"{values.ctypes.data:x}-") :]
-    flags = mapping[mapping.index("VmFlags:") :].split("\n")[0].split()
-    assert ("rr" in flags) == (not fits), "rr: read at random"
+    for mapped in (values, other):  # what is read on in any of them takes the memory of all
+        mapping = shown[shown.index(f"{mapped.ctypes.data:x}-") :]
+        flags = mapping[mapping.index("VmFlags:") :].split("\n")[0].split()
+        assert ("rr" in flags) == (not fits), "rr: read at random"
+    assert told.is_set() == (not fits)
+
+
+def test_rows_that_an_index_finds_are_asked_for_after_its_own(
+    values: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(
+        read_ahead, "want", lambda array, rows: asked.append((array.ctypes.data, rows.tolist()))
+    )
+    index, ids = np.arange(ROWS)[::-1].copy(), np.arange(0, ROWS, 40)
+    out = np.empty((ids.size, WIDTH), np.int32)
+    gather_rows([(values, located(Rows(values, index), ids), None)], out)
+    assert (out == ROWS - 1 - ids[:, None]).all()
+    found = (ROWS - 1 - ids).tolist()
+    assert asked == [(index.ctypes.data, ids.tolist()), (values.ctypes.data, found)]
 
 
 def test_a_kernel_that_refuses_is_asked_once(

@@ -48,10 +48,8 @@ def test_a_server_tells_its_status_and_ends_on_a_signal(tmp_path):
         assert status["clients"] == []
         with urllib.request.urlopen(f"http://{HOST}:{metrics}/metrics", timeout=60) as answer:
             assert b'gigl_loader_serving{server="0"} 1.0' in answer.read()
-        old = subprocess.run(
-            [*SERVE, "--status", f"{HOST}:{port}"],
-            env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=300,
-        )  # fmt: skip
+        words = *SERVE[1:], "--status", f"{HOST}:{port}"
+        old = run_python(*words, environment=ENVIRONMENT)
         assert json.loads(old.stdout)["pid"] == server.pid
         stranger = _ask(port, GIGL_LOADER_CLUSTER_TOKEN="another", GIGL_LOADER_TLS_DIR="")
         assert stranger.returncode == 1

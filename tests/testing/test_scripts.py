@@ -56,6 +56,7 @@ child = subprocess.Popen(
     [sys.executable, "-u", "-c", sys.argv[1], "x"], env={**os.environ, "A": "b"}, cwd=sys.argv[2],
     start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
 )
+assert os.getpgid(child.pid) == child.pid, "at once: who sends the group a signal means this one"
 assert child.communicate("in")[0].split() == [
     "['-c',", "'x']", "in", sys.argv[2], "b", str(os.getpid()), str(child.pid), "True"
 ]

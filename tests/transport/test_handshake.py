@@ -44,7 +44,7 @@ def test_certificates_of_one_authority_let_in(folders: dict[str, Path], plain: N
     security = Security.resolve(str(folders["good"]), "", False)
     service = plain.service(security=security)
     caller = plain.caller(service.listener.address, security=security)
-    assert caller.ask("double", question(1), Answer).wait(10).number == 1
+    assert caller.ask("double", question(1), Answer).wait(60).number == 1
 
 
 @pytest.mark.parametrize("bad", ["foreign", "expired", "self-signed"])
@@ -200,8 +200,8 @@ def test_renewed_certificates_are_read_without_a_restart(
     for name in ("ca.pem", "cert.pem", "key.pem"):
         shutil.copy(folders["good"] / name, folder / name)
     renewed = plain.caller(service.listener.address, security=good)
-    assert renewed.ask("double", question(1), Answer).wait(10).number == 1
-    assert former.ask("double", question(2), Answer).wait(10).number == 2
+    assert renewed.ask("double", question(1), Answer).wait(60).number == 1
+    assert former.ask("double", question(2), Answer).wait(60).number == 2
 
 
 def test_half_a_renewal_keeps_the_former_certificates(
@@ -212,7 +212,7 @@ def test_half_a_renewal_keeps_the_former_certificates(
     service = plain.service(security=Security.resolve(str(folder), "", False))
     shutil.copy(folders["foreign"] / "cert.pem", folder / "cert.pem")  # the key is not there yet
     caller = plain.caller(service.listener.address, security=good)
-    assert caller.ask("double", question(1), Answer).wait(10).number == 1
+    assert caller.ask("double", question(1), Answer).wait(60).number == 1
     assert "renewed certificates are not used" in caplog.text
 
 
@@ -235,4 +235,4 @@ def test_a_large_answer_is_refused_before_memory_is_taken(
     service = plain.service()
     caller = plain.caller(service.listener.address)
     with pytest.raises(ProtocolError, match="at most"):
-        caller.ask("zeros", question(2000), Answer).wait(10)
+        caller.ask("zeros", question(2000), Answer).wait(60)

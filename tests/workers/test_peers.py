@@ -114,7 +114,7 @@ def test_questions_that_are_refused_over_there(answering: Answering) -> None:
     asking, ids = _asking(answering), OWN[:2]
     with pytest.raises(ProtocolError, match="unknown type"):
         asking.draw(1, DrawRequest(Draw(("a", "b", "c"), 1, 1), ids)).wait()
-    with pytest.raises(ProtocolError, match="rows of float64"):
+    with pytest.raises(ProtocolError, match="where float64"):
         asking.rows(1, RowsRequest("node_features", NODE, ids), np.empty((2, 9))).wait()
     with pytest.raises(ConfigError, match="partition 7, only for"):
         asking.draw(7, DrawRequest(Draw(EDGE, 1, 1), ids))

@@ -50,6 +50,9 @@ KINDS = {
     "uniform": "neighbours anywhere: each row is as likely as any other",
     "local": "nine of ten neighbours are within 8,192 nodes, as partitioners aim for",
 }
+ORDERS = ("ids", "degree")
+AT_ONCE = (1, 32, 128)
+"""Reads that the disk alone is given at a time."""
 RESIDENT, AHEAD, TOUCHED = "in memory", "from disk, read ahead", "from disk, when touched"
 
 
@@ -164,7 +167,7 @@ def drop_from_cache(root: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def disk_alone(root: Path, at_once: int, seconds: float = 5.0) -> float:
+def disk_alone(root: Path, at_once: int, seconds: float = 4.0) -> float:
     """Return random reads of a page per second, ``at_once`` of them under way."""
     path = max(root.rglob("*.bin"), key=lambda path: path.stat().st_size)
     drop_from_cache(root)
@@ -194,38 +197,45 @@ def disk_alone(root: Path, at_once: int, seconds: float = 5.0) -> float:
 
 def measure(kind: str, args: argparse.Namespace, folder: Path) -> list[str]:
     """Return the lines of one graph's table."""
-    root = folder / kind
-    make(root, kind, args.nodes, args.order)
-    nbytes = sum(path.stat().st_size for path in root.rglob("*.bin"))
+    roots = {order: folder / f"{kind}-{order}" for order in args.orders}
+    for order, root in roots.items():
+        if not (root / "seeds.pt").exists():  # written last
+            make(root, kind, args.nodes, order)
+    first = next(iter(roots.values()))
+    nbytes = sum(path.stat().st_size for path in first.rglob("*.bin"))
     leave = nbytes // 3
-    found: dict[str, list[dict[str, float]]] = {RESIDENT: [], AHEAD: [], TOUCHED: []}
+    cases = {RESIDENT: (first, RESIDENT)}
+    cases |= {f"{AHEAD}, rows by {order}": (root, AHEAD) for order, root in roots.items()}
+    cases |= {} if args.skip_touched else {TOUCHED: (first, TOUCHED)}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for number in range(args.rounds):
-        for how, results in found.items():
+        for name, (root, how) in cases.items():
             if how == TOUCHED and number:
                 continue  # once says it: it takes longer than all others together
-            results.append(in_process(root, how, args, leave))
-            print(f"{kind}, round {number}, {how}: {results[-1]}", flush=True)
+            found[name].append(in_process(root, how, args, leave))
+            print(f"{kind}, round {number}, {name}: {found[name][-1]}", flush=True)
     lines = [
-        f"## {kind}, {KINDS[kind]}; rows by {args.order}", "",
+        f"## {kind}, {KINDS[kind]}", "",
         f"{nbytes / 1e9:.2f} GB, {leave / 1e9:.2f} GB of memory left for them.", "",
         "| | training epoch, s, median (spread) | times in memory | loading alone, s | times "
         "| MB read a batch |",
         "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
-    for how, results in found.items():
-        cells = [how]
-        for name in ("training", "alone"):
-            seconds = [result[name] for result in results]
-            ratios = [a / b[name] for a, b in zip(seconds, found[RESIDENT], strict=False)]
+    for name, results in found.items():
+        cells = [name]
+        for step in ("training", "alone"):
+            seconds = [result[step] for result in results]
+            ratios = [a / b[step] for a, b in zip(seconds, found[RESIDENT], strict=False)]
             spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
             cells += [f"{median(seconds):.2f} ({spread})", f"{median(ratios):.2f}"]
         cells.append(f"{median(result['mb'] for result in results):.1f}")
         lines.append(f"| {' | '.join(cells)} |")
-    alone = [disk_alone(root, at_once) for at_once in (1, 32)]
+    rates = [f"{disk_alone(first, at_once):,.0f} with {at_once} under way" for at_once in AT_ONCE]
     by = "fio" if shutil.which("fio") else "threads of this script"
-    lines += ["", f"The disk alone ({by}): {alone[0]:,.0f} random pages/s one at a time, "
-                  f"{alone[1]:,.0f} with 32 under way.", ""]  # fmt: skip
-    shutil.rmtree(root)
+    lines += ["", f"The disk alone ({by}), random pages a second: {', '.join(rates)}.", ""]
+    if args.folder is None:
+        for root in roots.values():
+            shutil.rmtree(root)
     return lines
 
 
@@ -236,8 +246,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=40, help=f"of {BATCH} seeds")
     parser.add_argument("--graphs", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--order", choices=("ids", "degree"), default="ids", help="of the rows")
-    parser.add_argument("--folder", type=Path, help="on the disk to be measured (default: temp)")
+    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=ORDERS, help="of the rows")
+    parser.add_argument("--skip-touched", action="store_true", help="measure reading ahead alone")
+    parser.add_argument("--folder", type=Path, help="keep the graphs here, and take what is there")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -252,9 +263,9 @@ def main() -> None:
         f"{WIDTH} float32; fanouts {FANOUTS}, {args.batches} batches of {BATCH} seeds, one worker.",
         "",
     ]  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         for kind in args.graphs:
-            lines += measure(kind, args, Path(folder))
+            lines += measure(kind, args, args.folder or Path(folder))
     print("\n".join(lines))
     if args.out:
         args.out.write_text("\n".join(lines))
