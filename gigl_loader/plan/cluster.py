@@ -26,10 +26,11 @@ from gigl_loader.testing._forked import ForkedProcess, fast_supervisors
 from gigl_loader.workers.pool import read_stat
 
 RANKS = 2
-_WARM_UP, _COUNTED, _AFTER = 8, 40, 6
+_WARM_UP, _COUNTED, _AFTER = 8, 24, 6
 """Batches of a rank: until all that is ahead is under way, those that count, and those after them,
 so that there is as much ahead at the end as at the beginning."""
-_CACHE_WARM_UP = 24
+_CACHE_WARM_UP, _CACHE_AFTER = 10, 48
+"""The same where rows are kept: until the cache is full, and as many as are drawn ahead at most."""
 _SMALL, _MORE = 256, 4
 """Batches of fewer seeds take less, so that as many more times of them are counted."""
 _WAIT_S = 120.0
@@ -54,7 +55,21 @@ class Kind:
     @property
     def counted(self) -> int:
         """Batches of a rank that count."""
-        return _COUNTED * (_MORE if self.batch_size < _SMALL else 1)
+        return _COUNTED * self._times
+
+    @property
+    def warm_up(self) -> int:
+        """Batches of a rank before them."""
+        return _CACHE_WARM_UP * self._times if self.cache else _WARM_UP
+
+    @property
+    def taken(self) -> int:
+        """Batches of a rank's epoch."""
+        return self.warm_up + self.counted + (_CACHE_AFTER * self._times if self.cache else _AFTER)
+
+    @property
+    def _times(self) -> int:
+        return _MORE if self.batch_size < _SMALL else 1
 
 
 @dataclass(frozen=True)
@@ -312,9 +327,8 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> No
 
     from gigl_loader.loader.neighbor import DistNeighborLoader
 
-    warm_up = _CACHE_WARM_UP if kind.cache else _WARM_UP
     # of one machine, as these are, each rank takes its share of what it is given
-    wanted = RANKS * (warm_up + kind.counted + _AFTER) * kind.batch_size
+    wanted = RANKS * kind.taken * kind.batch_size
     generator = torch.Generator().manual_seed(rank)
 
     def some(one: Any) -> Any:
@@ -327,7 +341,7 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> No
         remote_cache=f"{kind.cache:.0%}" if kind.cache else None,
     ) as loader:  # fmt: skip
         batches = iter(loader)
-        for _ in range(warm_up):
+        for _ in range(kind.warm_up):
             next(batches)
         _wait(pipe, "at work")
         loader.stats(reset=True)

@@ -27,6 +27,7 @@ from gigl_loader.remote.rows import Fetched, RowQuestions
 from gigl_loader.sampler.apart import RowsApart
 from gigl_loader.testing.simulation._world import SimFuture
 from gigl_loader.transport import End
+from gigl_loader.workers.ahead import DrawnAhead
 
 if TYPE_CHECKING:
     from gigl_loader.testing.simulation._cluster import SimulatedJob
@@ -41,7 +42,17 @@ _TOLD = np.frombuffer(
     ).encode(),
     np.uint8,
 )  # fmt: skip
-TABLES = {"_MOST_BATCHES": 1 << 8, "_RING_SPARE": 1 << 10}
+
+
+class _WithoutMarks(DrawnAhead):
+    """A rank draws ahead by itself: nobody marks batches as drawn, for which there is a word each."""
+
+    NUM_WORDS = 8
+
+
+TABLES: dict[str, Any] = {
+    "_MOST_BATCHES": 1 << 8, "_RING_SPARE": 1 << 10, "DrawnAhead": _WithoutMarks,
+}  # fmt: skip
 """Of a cache: batches known at once, and references beyond those of a window. Batches here have a
 thousandth of the rows of real ones, and a process has a cache of each rank."""
 
@@ -50,7 +61,7 @@ thousandth of the rows of real ones, and a process has a cache of each rank."""
 class RowLaw:
     """Which rows there are, and which of them a batch needs."""
 
-    rows: int = 8192
+    rows: int = 2048
     per_batch: int = 96
     """Draws; some of them are the same row."""
     row_bytes: int = 512
