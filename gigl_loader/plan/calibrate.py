@@ -3,10 +3,10 @@
 Three steps, each of which counts what the ones before it left over. Sampling and reading alone: in
 as many processes at once as there are ranks (``num_workers=0``), over a random graph, with batches
 of different fanouts and widths. Asking other partitions, and keeping their rows: two ranks with
-workers. Delivering batches, and keeping rows where they come: two storage servers and two ranks. The
-cost of an edge, a node, a row
-and a byte are the non-negative ones that explain the CPU seconds best. The transport is timed
-between two processes. What a process holds before there is a graph is read of the same ones.
+workers. Delivering batches, and keeping rows where they come: two storage servers and two ranks.
+The cost of an edge, a node, a row and a byte are the non-negative ones that explain the CPU seconds
+best. The transport is timed between two processes. What a process holds before there is a graph is
+read of the same ones.
 """
 
 import multiprocessing
@@ -385,7 +385,7 @@ def _wire_costs(security: Security, rounds: int, seconds: float = 0.5) -> float:
 
 @contextmanager
 def _first_word_of(function: Callable[..., None], *args: Any) -> Iterator[Any]:
-    """Run ``function(*args, pipe)`` in a process of its own; yield what it sends first, then end it.
+    """Run ``function(*args, pipe)`` in its own process; yield what it sends first, then end it.
 
     Raises:
         PeerError: It sent nothing.

@@ -45,7 +45,7 @@ _TOLD = np.frombuffer(
 
 
 class _WithoutMarks(DrawnAhead):
-    """A rank draws ahead by itself: nobody marks batches as drawn, for which there is a word each."""
+    """A rank draws ahead by itself: nobody marks batches as drawn, each in a word of its own."""
 
     NUM_WORDS = 8
 
