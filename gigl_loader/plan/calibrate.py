@@ -3,9 +3,10 @@
 Three steps, each of which counts what the ones before it left over. Sampling and reading alone: in
 as many processes at once as there are ranks (``num_workers=0``), over a random graph, with batches
 of different fanouts and widths. Asking other partitions, and keeping their rows: two ranks with
-workers. Delivering batches: two storage servers and two ranks. The cost of an edge, a node, a row
-and a byte are the non-negative ones that explain the CPU seconds best. The transport is timed
-between two processes. What a process holds before there is a graph is read of the same ones.
+workers. Delivering batches, and keeping rows where they come: two storage servers and two ranks.
+The cost of an edge, a node, a row and a byte are the non-negative ones that explain the CPU seconds
+best. The transport is timed between two processes. What a process holds before there is a graph is
+read of the same ones.
 """
 
 import multiprocessing
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -31,14 +33,16 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.plan import cluster
 from gigl_loader.plan.cluster import Kind, Took
 from gigl_loader.plan.costs import Costs
+from gigl_loader.testing._forked import ForkedProcess, start_fork_server
 from gigl_loader.transport import Caller, Listener, Method, Security
 from gigl_loader.transport.certs import token
 
 _NODES, _DEGREE = 500_000, 16
 _WIDTHS = (0, 16, 128)
 """Columns of float32 in each of the graphs that batches are taken of."""
-_FANOUTS, _BATCH_SIZES, _CACHE = (15, 10), (1024, 128), 0.2
-"""Small batches tell what one costs whatever is in it."""
+_FANOUTS, _BATCH_SIZES, _CACHE = (15, 10), (1024, 128), 0.6
+"""Small batches tell what one costs whatever is in it; the cache has nearly all of their rows: what
+a row costs that is kept is not to be found by going beyond what was measured."""
 _CASES: tuple[tuple[list[int], int, bool], ...] = (
     ([1], 64, False), ([15, 10], 1024, False), ([15, 10], 1024, True), ([4, 2], 1024, True),
     ([5], 1024, False), ([5], 1024, True),
@@ -58,10 +62,11 @@ def calibrate(rounds: int = 3, say: Callable[[str], None] = lambda line: None) -
         rounds: How often sampling and the transport are measured; the spread is that of the rounds.
         say: Called with a line for each step.
     """
+    start_fork_server()
     with tempfile.TemporaryDirectory() as folder:
         say(f"graphs of {_NODES:,} nodes and {_NODES * _DEGREE:,} edges")
-        with multiprocessing.get_context("spawn").Pool(cluster.RANKS) as pool:
-            roots = _write_graphs(pool, Path(folder))
+        with multiprocessing.get_context("forkserver").Pool(cluster.RANKS) as pool:
+            roots, idle = _write_graphs(pool, Path(folder))
             say(f"sampling alone, {rounds} rounds in {cluster.RANKS} processes at once")
             alone = _alone(pool, rounds)
         sampling = [statistics.median(column) for column in zip(*alone, strict=True)]
@@ -77,7 +82,7 @@ def calibrate(rounds: int = 3, say: Callable[[str], None] = lambda line: None) -
         date=date.today().isoformat(),
         **dict(zip(_SAMPLING, sampling, strict=True)), **asking, **delivering,
         plain_s_per_gb=plain_s, tls_s_per_gb=tls_s, link_s_per_gb=0.0,
-        **dict(zip(_MEMORY, cluster.idle_bytes(), strict=True)), spread=_spread(alone),
+        **dict(zip(_MEMORY, idle, strict=True)), spread=_spread(alone),
     )  # fmt: skip
 
 
@@ -94,11 +99,16 @@ def _spread(alone: list[list[float]]) -> float:
 # --- sampling alone -------------------------------------------------------------------------------
 
 
-def _write_graphs(pool: Pool, folder: Path) -> dict[int, str]:
-    """Return by width where the graph is that has as many columns."""
+def _write_graphs(pool: Pool, folder: Path) -> tuple[dict[int, str], tuple[float, ...]]:
+    """Return by width where the graph is that has as many columns, and what processes take.
+
+    The latter does not depend on what else runs.
+    """
     wanted = [(width, folder / str(width)) for width in _WIDTHS]
-    found = pool.starmap_async(_write_graph, wanted, 1).get(_ALONE_S)
-    return dict(zip(_WIDTHS, found, strict=True))
+    with ThreadPoolExecutor(1) as meanwhile:
+        idle = meanwhile.submit(cluster.idle_bytes)
+        found = pool.starmap_async(_write_graph, wanted, 1).get(_ALONE_S)
+        return dict(zip(_WIDTHS, found, strict=True)), idle.result()
 
 
 def _write_graph(width: int, root: Path) -> str:
@@ -248,20 +258,25 @@ def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:
 
 
 def _measure_delivering(roots: dict[int, str]) -> list[Took]:
-    """Take batches of each width and size from storage servers."""
-    kinds = [_kinds(roots, width, 0.0, from_store=True) for width in _WIDTHS]
-    return cluster.measure([kind for some in kinds for kind in some])
+    """Take batches of each width and size from storage servers, with a cache where it has rows."""
+    caches = {width: (0.0, _CACHE) if width else (0.0,) for width in _WIDTHS}
+    kinds = [
+        _kinds(roots, width, cache, from_store=True) for width in _WIDTHS for cache in caches[width]
+    ]
+    every = [kind for some in kinds for kind in some]
+    found = dict(zip(every, cluster.measure(every), strict=True))
+    return [found[kind] for kind in sorted(every, key=lambda kind: kind.cache > 0)]
 
 
 def delivering_costs(
     sampling: list[float], asking: dict[str, float], found: list[Took]
 ) -> dict[str, float]:
-    """Return what it costs to hand batches out, and to receive them.
+    """Return what it costs to hand batches out, to receive them, and to keep rows there.
 
     Args:
         sampling: As for `asking_costs`.
         asking: From there.
-        found: Of each width and batch size.
+        found: Of each width and batch size, then of each that has rows with a cache.
     """
     remote, num = 1 - 1 / cluster.RANKS, len(_BATCH_SIZES)
     asked = [
@@ -271,14 +286,15 @@ def delivering_costs(
         took.storage_s - _alone_s(sampling, took, 0) - seconds
         for took, seconds in zip(found, asked, strict=True)
     ]
-    plain, rows = found[:num], found[num:]
+    plain, rows = found[:num], found[num : num * len(_WIDTHS)]
     costs: dict[str, float] = {}
-    for name, seconds in (("sent", sent), ("received", [took.training_s for took in found])):
+    received = [took.training_s for took in found]
+    for name, seconds in (("sent", sent), ("received", received)):
         edges = [[1.0, took.edges] for took in plain]
         batch_s, edge_s = _explain(edges, seconds[:num], plain)
         left = [
             one - batch_s - edge_s * took.edges
-            for one, took in zip(seconds[num:], rows, strict=True)
+            for one, took in zip(seconds[num : num * len(_WIDTHS)], rows, strict=True)
         ]
         amounts = [_rows_and_bytes(took.nodes, width) for took, width in _with_rows(rows)]
         rows_s, row_s, byte_s = _explain(amounts, left, rows)
@@ -286,7 +302,20 @@ def delivering_costs(
             f"{name}_batch_s": batch_s, f"{name}_edge_s": edge_s,
             f"{name}_rows_s": rows_s, f"{name}_row_s": row_s, f"{name}_byte_s": byte_s,
         }  # fmt: skip
-    return costs
+    return costs | _keeping_costs(costs, found[num * len(_WIDTHS) :])
+
+
+def _keeping_costs(costs: dict[str, float], cached: list[Took]) -> dict[str, float]:
+    """Return what keeping rows costs a rank that receives batches from storage servers."""
+    left, kept = [], []
+    for took, width in _with_rows(cached):
+        missed = took.nodes * (1 - took.hit_rate)
+        row_s = costs["received_row_s"] + costs["received_byte_s"] * width * 4
+        received_s = costs["received_batch_s"] + costs["received_edge_s"] * took.edges
+        left.append(took.training_s - received_s - costs["received_rows_s"] - missed * row_s)
+        kept.append(_rows_and_bytes(took.nodes, width, took.hit_rate))
+    batch_s, row_s, byte_s = _explain(kept, left, cached)
+    return {"kept_batch_s": batch_s, "kept_row_s": row_s, "kept_byte_s": byte_s}
 
 
 def _with_rows(found: list[Took]) -> list[tuple[Took, int]]:
@@ -356,14 +385,13 @@ def _wire_costs(security: Security, rounds: int, seconds: float = 0.5) -> float:
 
 @contextmanager
 def _first_word_of(function: Callable[..., None], *args: Any) -> Iterator[Any]:
-    """Run ``function(*args, pipe)`` in a fresh process; yield what it sends first, then end it.
+    """Run ``function(*args, pipe)`` in its own process; yield what it sends first, then end it.
 
     Raises:
         PeerError: It sent nothing.
     """
     ours, theirs = multiprocessing.Pipe()
-    spawn = multiprocessing.get_context("spawn")
-    process = spawn.Process(target=function, args=(*args, theirs), daemon=True)
+    process = ForkedProcess(target=function, args=(*args, theirs), daemon=True)
     process.start()
     theirs.close()
     try:

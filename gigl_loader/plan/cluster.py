@@ -7,7 +7,8 @@
     "done"    <--   how large they were     } are counted in between
 
 Processes of one machine would read each other's memory; they are told not to, so everything goes
-over the transport, as between machines.
+over the transport, as between machines. They are forked from one that has imported what they need:
+nothing of what is counted depends on it, and imports took half of the time.
 """
 
 import contextlib
@@ -21,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.errors import PeerError
+from gigl_loader.testing._forked import ForkedProcess, fast_supervisors
 from gigl_loader.workers.pool import read_stat
 
 RANKS = 2
-_WARM_UP, _COUNTED, _AFTER = 8, 40, 6
+_WARM_UP, _COUNTED, _AFTER = 8, 24, 6
 """Batches of a rank: until all that is ahead is under way, those that count, and those after them,
 so that there is as much ahead at the end as at the beginning."""
-_CACHE_WARM_UP = 24
+_CACHE_WARM_UP, _CACHE_AFTER = 10, 48
+"""The same where rows are kept: until the cache is full, and as many as are drawn ahead at most."""
 _SMALL, _MORE = 256, 4
 """Batches of fewer seeds take less, so that as many more times of them are counted."""
 _WAIT_S = 120.0
@@ -52,7 +55,21 @@ class Kind:
     @property
     def counted(self) -> int:
         """Batches of a rank that count."""
-        return _COUNTED * (_MORE if self.batch_size < _SMALL else 1)
+        return _COUNTED * self._times
+
+    @property
+    def warm_up(self) -> int:
+        """Batches of a rank before them."""
+        return _CACHE_WARM_UP * self._times if self.cache else _WARM_UP
+
+    @property
+    def taken(self) -> int:
+        """Batches of a rank's epoch."""
+        return self.warm_up + self.counted + (_CACHE_AFTER * self._times if self.cache else _AFTER)
+
+    @property
+    def _times(self) -> int:
+        return _MORE if self.batch_size < _SMALL else 1
 
 
 @dataclass(frozen=True)
@@ -83,7 +100,11 @@ def measure(kinds: Sequence[Kind]) -> list[Took]:
         PeerError: A process ended, or did not go on.
     """
     num_servers = RANKS if kinds[0].from_store else 0
-    with tempfile.TemporaryDirectory() as folder, _processes(kinds, num_servers, folder) as pipes:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        fast_supervisors(),
+        _processes(kinds, num_servers, folder) as pipes,
+    ):
         ranks = pipes[num_servers:]
         return [_measure_one(ranks, _pids_of(pipes), num_servers, kind.counted) for kind in kinds]
 
@@ -117,15 +138,14 @@ def _processes(kinds: Sequence[Kind], num_servers: int, folder: str) -> "Iterato
     """Start servers and ranks; end them, whatever happens."""
     from gigl_loader.transport.addresses import free_port
 
-    spawn = multiprocessing.get_context("spawn")
     ports = {kind.root: (free_port(), free_port()) for kind in kinds if kind.from_store}
     started: list[_Process] = []
     try:
         for number in range(num_servers):
-            started.append(_start(spawn, _serve, (number, ports)))
+            started.append(_start(ForkedProcess, _serve, (number, ports)))
         for rank in range(RANKS):
             args = (rank, list(kinds), ports, folder)
-            started.append(_start(spawn, _train, args))
+            started.append(_start(ForkedProcess, _train, args))
         yield started
         for one in started:
             one.process.join(_WAIT_S)
@@ -134,9 +154,9 @@ def _processes(kinds: Sequence[Kind], num_servers: int, folder: str) -> "Iterato
             _end(one)
 
 
-def _start(spawn: Any, function: Callable[..., None], args: tuple[Any, ...]) -> _Process:
+def _start(kind: Any, function: Callable[..., None], args: tuple[Any, ...]) -> _Process:
     ours, theirs = multiprocessing.Pipe()
-    process = spawn.Process(target=_enter, args=(function, theirs, *args))
+    process = kind(target=_enter, args=(function, theirs, *args))
     process.start()
     theirs.close()
     return _Process(process, ours)
@@ -197,14 +217,15 @@ def _below(pid: int) -> list[tuple[int, float]]:
 def idle_bytes() -> tuple[float, float, float, float]:
     """Return what a loader's processes take before there is a graph to speak of.
 
+    They start as users' do, in new interpreters: what is forked shares memory.
+
     Of the training process, of the supervisor and of a worker, each for itself, and of the
     libraries that they share.
 
     Raises:
         PeerError: They did not start.
     """
-    spawn = multiprocessing.get_context("spawn")
-    one = _start(spawn, _idle, ())
+    one = _start(multiprocessing.get_context("spawn").Process, _idle, ())
     try:
         _hear([one])
         pids = [pid for pid, _ in _below(one.process.pid)]
@@ -306,9 +327,8 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> No
 
     from gigl_loader.loader.neighbor import DistNeighborLoader
 
-    warm_up = _CACHE_WARM_UP if kind.cache else _WARM_UP
     # of one machine, as these are, each rank takes its share of what it is given
-    wanted = RANKS * (warm_up + kind.counted + _AFTER) * kind.batch_size
+    wanted = RANKS * kind.taken * kind.batch_size
     generator = torch.Generator().manual_seed(rank)
 
     def some(one: Any) -> Any:
@@ -321,7 +341,7 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> No
         remote_cache=f"{kind.cache:.0%}" if kind.cache else None,
     ) as loader:  # fmt: skip
         batches = iter(loader)
-        for _ in range(warm_up):
+        for _ in range(kind.warm_up):
             next(batches)
         _wait(pipe, "at work")
         loader.stats(reset=True)

@@ -44,6 +44,10 @@ class Costs:
     """Of each row of another partition that a batch needs: deciding what is kept, and looking."""
     cached_byte_s: float
     """Of each byte of a row that was kept: copying it."""
+    kept_batch_s: float
+    """The same three of a rank that keeps rows of storage servers for itself."""
+    kept_row_s: float
+    kept_byte_s: float
     sent_batch_s: float
     """Of each batch that a storage server hands out."""
     sent_edge_s: float

@@ -25,11 +25,12 @@ def draw(path: Path, job: Job, costs: Costs, degrees: Degrees | None = None) -> 
     counts = sorted({max(1, round(job.machines * 2**k)) for k in range(-3, 4)})
     plans = [estimate(replace(job, machines=count), costs, degrees) for count in counts]
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for name in plans[0].bounds | plans[-1].bounds:
+    for number, name in enumerate(plans[0].bounds | plans[-1].bounds):
         values = [plan.bounds.get(name, float("inf")) for plan in plans]
-        axes.plot(counts, values, "--", linewidth=1, label=name)
+        # where lines lie on each other, as the limit and what it leaves do, dashes take turns
+        axes.plot(counts, values, linestyle=(3 * number, (3, 6)), linewidth=2, zorder=3, label=name)
     most = [plan.seeds_per_second for plan in plans]
-    axes.plot(counts, most, "k-o", linewidth=2, label="what is left")
+    axes.plot(counts, most, "-o", color="0.7", linewidth=4, zorder=2, label="what is left")
     low = [rate / (1 + plan.spread) for rate, plan in zip(most, plans, strict=True)]
     high = [rate * (1 + plan.spread) for rate, plan in zip(most, plans, strict=True)]
     axes.fill_between(counts, low, high, color="k", alpha=0.12)
@@ -38,8 +39,8 @@ def draw(path: Path, job: Job, costs: Costs, degrees: Degrees | None = None) -> 
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlabel("training machines")
     axes.set_ylabel("seeds/s of all ranks")
-    axes.set_title(f"{job.deployment}, {job.nodes:.3g} nodes, {job.edges:.3g} edges, {job.dim} "
-                   f"{job.dtype}, {list(job.fanouts)}", fontsize=10)  # fmt: skip
+    axes.set_title(f"{job.deployment}, {job.nodes:,.0f} nodes, {job.edges:,.0f} edges, {job.dim} "
+                   f"{job.dtype}, {list(job.fanouts)}", fontsize=9)  # fmt: skip
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     figure.tight_layout()

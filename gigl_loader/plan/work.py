@@ -69,10 +69,12 @@ def cpu_per_seed(
             costs.asked_row_s + (costs.asked_byte_s + per_byte) * width
         )
     if job.cache and wanted:
-        hits = wanted - missed
-        found["keeping rows"] = (
-            costs.cached_batch_s + costs.cached_row_s * wanted + costs.cached_byte_s * hits * width
+        batch_s, row_s, byte_s = (
+            (costs.kept_batch_s, costs.kept_row_s, costs.kept_byte_s)
+            if job.is_store
+            else (costs.cached_batch_s, costs.cached_row_s, costs.cached_byte_s)
         )
+        found["keeping rows"] = batch_s + row_s * wanted + byte_s * (wanted - missed) * width
     found = {name: seconds / batch.seeds for name, seconds in found.items()}
     between, delivered = _between_and_delivered(wire)
     per_byte = costs.link_s_per_gb / 1e9

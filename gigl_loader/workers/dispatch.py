@@ -117,6 +117,10 @@ class Dispatcher:
     def dispatch(self) -> None:
         """Give out all batches that may be started now."""
         self._look_ahead_from_here()
+        self._give_out()
+        self._give_slots_back()
+
+    def _give_out(self) -> None:
         under_way = self._recovery.under_way
         if not (under_way.has_lost or self._queue.has_turns):
             return
@@ -130,6 +134,22 @@ class Dispatcher:
             free, retired = self._channel.returned(worker, self._concurrency)
             message = (messages.TASK, task.ticket, task.position, free, retired)
             self._recovery.send(worker, message)
+
+    def _give_slots_back(self) -> None:
+        """Return slots that nobody reads to workers that have drawn all of an epoch.
+
+        They travel with tasks otherwise. Where hundreds of batches were drawn ahead, none is left
+        to give out long before the last one is filled, and each would get a slot of its own.
+        """
+        if self.look_ahead is None:
+            return
+        state = self.streams[STREAM]
+        if state.has_room or state.in_flight >= state.limit:
+            return
+        for worker in sorted(self._recovery.at_work):
+            free, retired = self._channel.returned(worker, self._concurrency)
+            if free or retired:
+                self._recovery.send(worker, (messages.SLOTS, free, retired))
 
     def _look_ahead_from_here(self) -> None:
         """Set how many batches may be drawn, and tell workers which may get their rows."""

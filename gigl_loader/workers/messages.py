@@ -4,7 +4,8 @@
 
     trainer -> supervisor  FORK (with the worker's socket), KILL
     supervisor -> trainer  FORKED, EXITED per worker
-    trainer -> worker      the set-up and PLACE (once); PEERS, GENERATION, TASK, STOP
+    trainer -> worker      the set-up and PLACE (once); PEERS, GENERATION, TASK, STOP,
+                           SLOTS that are free, where no TASK is left to go along with
     worker -> trainer      READY or FAILED (once), BATCH, ERROR or STALE per task, LINGERING,
                            UNHEARD before an ERROR: a worker of another rank did not answer;
                            DRAWN before a BATCH where rows are cached
@@ -14,5 +15,6 @@
 
 FORK, KILL, FORKED, EXITED = "fork", "kill", "forked", "exited"
 PLACE, PEERS, GENERATION, TASK, STOP = "place", "peers", "generation", "task", "stop"
+SLOTS = "slots"
 READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
 LINGERING, UNHEARD, DRAWN, DIED = "lingering", "unheard", "drawn", "died"

@@ -147,6 +147,8 @@ class Worker:
             (kind, *rest), _ = got
             if kind == messages.TASK:
                 self._take_task(*rest)
+            elif kind == messages.SLOTS:
+                self._slots.give_back(*rest)
             elif kind == messages.GENERATION:
                 self._start_generation(*rest)
             elif kind == messages.PEERS:

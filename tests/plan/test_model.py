@@ -17,6 +17,7 @@ COSTS = Costs(
     machine="test", date="2026-01-01", batch_s=1e-3, edge_s=1e-7, node_s=0.0, row_byte_s=0.0,
     asked_batch_s=2e-3, asked_edge_s=2e-7, asked_rows_s=3e-3, asked_row_s=3e-7, asked_byte_s=1e-9,
     cached_batch_s=0.0, cached_row_s=1e-7, cached_byte_s=1e-10,
+    kept_batch_s=0.0, kept_row_s=5e-8, kept_byte_s=1e-10,
     sent_batch_s=1e-3, sent_edge_s=1e-8, sent_rows_s=2e-3, sent_row_s=1e-7, sent_byte_s=1e-9,
     received_batch_s=1e-3, received_edge_s=1e-8, received_rows_s=2e-3, received_row_s=1e-7,
     received_byte_s=1e-9,
@@ -185,18 +186,22 @@ def test_costs_of_a_cluster_are_found_again() -> None:
         "cached_batch_s": 4e-3, "cached_row_s": 1e-7, "cached_byte_s": 2e-10,
     })  # fmt: skip
 
-    def store(nodes: float, edges: float, width: int) -> Took:
+    def store(nodes: float, edges: float, width: int, hits: float) -> Took:
         structure_s = alone(nodes, edges) + 5e-4 + 2e-7 * edges / 2
         sent = 6e-4 + 3e-8 * edges + bool(width) * (7e-4 + nodes * (1e-7 + 8e-9 * width))
         received = 8e-4 + 4e-8 * edges + bool(width) * (9e-4 + nodes * (5e-7 + 4e-9 * width))
-        return Took(nodes, edges, 0.0, received, structure_s + sent)
+        if hits:
+            received -= hits * nodes * (5e-7 + 4e-9 * width)
+            received += 3e-4 + nodes * (2e-7 + hits * 6e-9 * width)
+        return Took(nodes, edges, hits, received, structure_s + sent)
 
-    batches = [store(*size, width) for width in (0, 16, 128) for size in sizes]
+    batches = [store(*size, *one) for one in widths for size in sizes]
     assert delivering_costs(sampling, found, batches) == pytest.approx({
         "sent_batch_s": 6e-4, "sent_edge_s": 3e-8,
         "sent_rows_s": 7e-4, "sent_row_s": 1e-7, "sent_byte_s": 2e-9,
         "received_batch_s": 8e-4, "received_edge_s": 4e-8,
         "received_rows_s": 9e-4, "received_row_s": 5e-7, "received_byte_s": 1e-9,
+        "kept_batch_s": 3e-4, "kept_row_s": 2e-7, "kept_byte_s": 1.5e-9,
     })  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gigl_loader.options import EpochOptions
@@ -90,6 +91,43 @@ def test_a_slow_rank_costs_time_alone() -> None:
     undisturbed, slow = run_job(SMALL, []), run_job(SMALL, [SlowRank(3.6, 2)])
     assert slow.digest == undisturbed.digest
     assert slow.seconds > undisturbed.seconds + 1.0
+
+
+def test_ranks_keep_the_rows_that_are_used_next() -> None:
+    size = replace(SMALL, batches=40, epochs=1, cache=0.1)
+    job = SimulatedJob(size).run()
+    assert [len(rank.seeds) for rank in job.ranks] == [40] * 6
+    for rank in job.ranks:
+        assert rank.wrong_rows == 0
+        ids = [size.rows.ids(np.array(seeds)).tolist() for seeds in rank.seeds]
+        best = _kept_at_best(ids, round(0.1 * size.rows.rows)) / sum(map(len, ids))
+        assert 0.95 * best <= rank.hit_rate <= best
+
+
+def _kept_at_best(batches: list[list[int]], room: int) -> int:
+    """Return how many rows of batches an offline optimum has kept: Belady's, with all known."""
+    uses: dict[int, list[int]] = {}
+    for number, ids in enumerate(batches):
+        for one in ids:
+            uses.setdefault(one, []).append(number)
+    kept: dict[int, float] = {}  # row: its next use
+    hits = 0
+    for number, ids in enumerate(batches):
+        hits += sum(one in kept for one in ids)
+        for one in ids:
+            kept[one] = next((use for use in uses[one] if use > number), math.inf)
+        kept = dict(sorted(kept.items(), key=lambda item: item[1])[:room])
+    return hits
+
+
+def test_what_is_kept_stays_right_where_servers_are_lost() -> None:
+    size = replace(SMALL, cache=0.1)
+    undisturbed = run_job(size, [])
+    assert (undisturbed.wrong, undisturbed.digest) == ("", run_job(SMALL, []).digest)
+    faults = [LostServers(3.7, (0, 2), 1.5), SlowServers(3.6, (1,)), LostRank(3.9, 4)]
+    found = run_job(size, faults)
+    assert (found.wrong, found.digest) == ("", undisturbed.digest)
+    assert found == run_job(size, faults)
 
 
 def test_start_up_does_not_grow_with_ranks_and_servers() -> None:

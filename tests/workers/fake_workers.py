@@ -43,6 +43,8 @@ class FakeWorker(Worker):
             ticket, position, free, retired = rest
             self._slots.give_back(free, retired)
             self.tasks.append((ticket, position))
+        elif kind == messages.SLOTS:
+            self._slots.give_back(*rest)
         elif kind == messages.GENERATION:
             stream, number, has_order = rest
             assert has_order == (obj is not None)
@@ -64,6 +66,11 @@ class FakeWorker(Worker):
                 self._report(ticket, error)
         else:
             self._sample(self.sampler, request, position, 0.0)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that this worker has made and not given up."""
+        return len(self._slots._free) + len(self._slots._leased)
 
     def vanish(self) -> None:
         """End as a killed process does: what it had mapped is unmapped."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.testing import TinyGraph
 from gigl_loader.workers import restarts
+from gigl_loader.workers.ahead import LookAhead
 from gigl_loader.workers.sampled_input import epoch_order, seed_or_drawn
 
 GRAPH = TinyGraph.random(50, 300)
@@ -62,6 +63,29 @@ def test_every_epoch_has_every_seed_once(setup, in_order: bool) -> None:
             assert one.message["input_id"].tolist() == places
             assert one.message["batch"].tolist() == seeds[places].tolist()
         assert producer.next() is None, "the end stays the end"
+    producer.shutdown()
+
+
+class _FarAhead(LookAhead):
+    """Lets all batches of an epoch be drawn at once."""
+
+    def __init__(self) -> None: ...
+
+    def begin(self, sequence: int, total: int) -> None: ...
+
+    def limit(self, taken: int, room: int) -> int:
+        return 1000
+
+
+def test_slots_come_back_where_no_task_is_left_to_carry_them() -> None:
+    producer, pool = make_producer(DATASET, torch.arange(50), batch_size=1, workers=1)
+    producer._dispatcher.look_ahead = _FarAhead()
+    producer.start_epoch(0)
+    slots = []
+    for _ in range(producer.num_batches):
+        assert producer.next() is not None
+        slots.append(pool.workers[0].num_slots)
+    assert max(slots) <= 8
     producer.shutdown()
 
 

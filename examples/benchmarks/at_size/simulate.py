@@ -2,7 +2,8 @@
 
     python examples/benchmarks/at_size/simulate.py [--most 4096] [--faults 200]
 
-Each size runs in a process of its own, so that its memory can be told. See README.md here for what
+Each size runs in a process of its own, so that its memory can be told, two at a time. Then sizes in
+which each rank keeps rows. See README.md here for what
 is real and what is modelled.
 """
 
@@ -14,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from gigl_loader.testing.simulation import (
@@ -32,17 +34,21 @@ SIZES = {"each with its own part": FAULTY, "each with a twin": replace(FAULTY, p
 """What schedules of faults are drawn for, in turn."""
 
 
-def measure(ranks: int, batches: int) -> dict[str, float]:
+def measure(ranks: int, batches: int, cache: float) -> dict[str, float]:
     """Run one size; return what it took."""
     gc.disable()  # what a run makes lives until its end
     started, cpu = time.perf_counter(), time.process_time()
-    job = SimulatedJob(Size(ranks=ranks, servers=ranks // RANKS_PER_SERVER, batches=batches)).run()
+    servers = ranks // RANKS_PER_SERVER
+    job = SimulatedJob(Size(ranks=ranks, servers=servers, batches=batches, cache=cache)).run()
     seconds = time.perf_counter() - started
-    assert not any(rank.error for rank in job.ranks)
+    assert not any(rank.error or rank.wrong_rows for rank in job.ranks)
     assert len({place for rank in job.ranks for place in rank.places}) == ranks * batches
     followers = [rank for rank in job.ranks if rank.number > 0]
     return {
         "ranks": ranks,
+        "batches": batches,
+        "hits": 100 * sum(rank.hit_rate for rank in job.ranks) / ranks,
+        "memory_at_end_kb": (job.memory_at_end - job.memory_before) / ranks / 1e3,
         "servers": job.size.servers,
         "messages": sum(rank.messages_at_start for rank in job.ranks) / ranks,
         "most_messages": max(rank.messages_at_start for rank in followers),
@@ -71,13 +77,21 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def table(rows: list[dict[str, float]]) -> str:
+OF_CACHES = {
+    "ranks": "ranks", "servers": "servers", "batches": "batches per rank",
+    "hits": "rows that were kept, %", "memory_at_end_kb": "simulation per rank at the end, KB",
+    "simulated_s": "simulated s", "wall_s": "run, s", "cpu_s": "CPU, s", "peak_gb": "peak, GB",
+}  # fmt: skip
+CACHE, SIZES_OF_CACHES = 0.1, (64, 1024, 4096)
+
+
+def table(rows: list[dict[str, float]], columns: dict[str, str]) -> str:
     """Return the rows as a table of Markdown."""
-    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "| --: " * len(COLUMNS) + "|"]
+    lines = ["| " + " | ".join(columns.values()) + " |", "| --: " * len(columns) + "|"]
     for row in rows:
         cells = (
             f"{row[name]:,.0f}" if float(row[name]).is_integer() else f"{row[name]:,.1f}"
-            for name in COLUMNS
+            for name in columns
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -86,7 +100,7 @@ def table(rows: list[dict[str, float]]) -> str:
 def faults(count: int) -> int:
     """Run drawn schedules; return how many went wrong, naming their seeds."""
     wrong = 0
-    for number, (words, size) in enumerate(SIZES.items()):
+    for number, (words, size) in enumerate(SIZES.items() if count else ()):
         seeds = range(number, count, len(SIZES))
         undisturbed, lost_s, restarts = run_job(size, []), [], 0
         for seed in seeds:
@@ -120,21 +134,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--most", type=int, default=4096, help="ranks of the largest size")
     parser.add_argument("--batches", type=int, default=100, help="per rank")
+    parser.add_argument(
+        "--cache-batches", type=int, default=10, help="where rows are kept; 0: none"
+    )
+    parser.add_argument("--cache", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--faults", type=int, default=200, help="schedules; 0: none")
     parser.add_argument("--one", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)  # what is lost and comes back is said by each rank
     if args.one:
-        print(json.dumps(measure(args.one, args.batches)))
+        print(json.dumps(measure(args.one, args.batches, args.cache)))
         return 0
-    rows = []
-    for ranks in (one for one in RANKS if one <= args.most):
-        command = [sys.executable, __file__, "--one", str(ranks), "--batches", str(args.batches)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        rows.append(json.loads(done.stdout))
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    print(table(rows))
-    return 1 if args.faults and faults(args.faults) else 0
+    wanted = [(ranks, args.batches, 0.0) for ranks in RANKS]
+    if args.cache_batches:
+        wanted += [(ranks, args.cache_batches, CACHE) for ranks in SIZES_OF_CACHES]
+    wanted = [one for one in wanted if one[0] <= args.most]
+    with ThreadPoolExecutor(2) as pool:  # the largest first: it takes as long as all others
+        found = {one: pool.submit(in_a_process, *one) for one in sorted(wanted, reverse=True)}
+        wrong = pool.submit(faults, args.faults)
+        rows = [found[one].result() for one in wanted]
+    print(table([row for row in rows if not row["hits"]], COLUMNS))
+    print(table([row for row in rows if row["hits"]], OF_CACHES))
+    return 1 if wrong.result() else 0
+
+
+def in_a_process(ranks: int, batches: int, cache: float) -> dict[str, float]:
+    """Run one size in a process of its own."""
+    command = [sys.executable, __file__, "--one", str(ranks), "--batches", str(batches),
+               "--cache", str(cache)]  # fmt: skip
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    print(done.stdout.strip(), file=sys.stderr, flush=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
 if __name__ == "__main__":

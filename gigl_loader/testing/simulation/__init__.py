@@ -10,7 +10,7 @@ See `gigl_loader.testing.simulation._cluster` for what is real and what is model
 ``pip install gigl_loader[simulation]``.
 """
 
-from gigl_loader.testing.simulation._cluster import Held, Rank, SimulatedJob, Size, digest
+from gigl_loader.testing.simulation._cluster import Rank, SimulatedJob, digest
 from gigl_loader.testing.simulation._colocated import Meeting, meet_colocated
 from gigl_loader.testing.simulation._faults import (
     LostRank,
@@ -21,6 +21,8 @@ from gigl_loader.testing.simulation._faults import (
     draw_faults,
     run_job,
 )
+from gigl_loader.testing.simulation._rows import RowLaw
+from gigl_loader.testing.simulation._size import Held, Size
 from gigl_loader.testing.simulation._workers import WorkCosts
 from gigl_loader.testing.simulation._world import Deadlock
 
@@ -32,6 +34,7 @@ __all__ = [
     "Meeting",
     "Outcome",
     "Rank",
+    "RowLaw",
     "SimulatedJob",
     "Size",
     "SlowRank",

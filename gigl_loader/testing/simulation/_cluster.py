@@ -4,9 +4,10 @@ What runs as it is: joining and leaving (`remote.endpoint`, `jobs`, `cluster`), 
 the servers, producers and who leads their creation (`remote.source`, `service`), what servers agree
 on before their workers talk (`workers.agreement`), the schedule of batches (`workers.producer` and
 what it is made of, `remote.shared`), the channel, the epoch over all ranks (`loader.world`,
-`loader.epoch`), the saving of states, and how all of them go on after a server was lost. What is
-modelled: the network, the process group's collectives, workers (their time; a batch is its seeds),
-the model's step.
+`loader.epoch`), the saving of states, and how all of them go on after a server was lost; where a
+rank keeps rows, drawing ahead, what is kept by next use, and filling (`remote.row_cache`,
+`sampler.row_cache`, `workers.ahead`). What is modelled: the network, the answers with rows, the
+process group's collectives, workers (their time; a batch is its seeds), the model's step.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ from gigl_loader.loader import world as loader_world
 from gigl_loader.loader.epoch import LoaderStats, Progress
 from gigl_loader.loader.world import WorldShare, check_same_start
 from gigl_loader.message import BATCH
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import CacheOptions, EpochOptions
 from gigl_loader.remote import (
     channel,
     client,
@@ -45,6 +46,8 @@ from gigl_loader.remote import (
     patience,
     producers,
     rendezvous,
+    row_cache,
+    rows,
     service,
     shared,
     slots,
@@ -56,19 +59,22 @@ from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
+from gigl_loader.sampler import row_cache as tables
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.testing.simulation._group import SimulatedGroup
 from gigl_loader.testing.simulation._memory import held_by, own_bytes
 from gigl_loader.testing.simulation._network import SimulatedNetwork
-from gigl_loader.testing.simulation._workers import SimulatedMemory, SimulatedPool, WorkCosts
+from gigl_loader.testing.simulation._rows import TABLES, SimulatedRows, are_right
+from gigl_loader.testing.simulation._size import Held, Size
+from gigl_loader.testing.simulation._workers import SimulatedMemory, SimulatedPool
 from gigl_loader.testing.simulation._world import Process, World
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, among_ranks, inbox, producer, recovery, sampled_input
 
 _MODULES = (
     agreement, among_ranks, channel, client, cluster, endpoint, handout, inbox, iterator, leader,
-    link, loader_world, patience, producer, producers, recovery, rendezvous, sampled_input, service,
-    shared, slots, source, supplier,
+    link, loader_world, patience, producer, producers, recovery, rendezvous, row_cache, rows,
+    sampled_input, service, shared, slots, source, supplier, tables,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 _JOIN_S = 600.0
@@ -77,52 +83,6 @@ _MOST_RESTARTS = 10
 _AGENT_S = 30.0
 """How long the others of a job may go on after a rank has ended, before they are ended, too. Those
 that are told by a collective or a server end by themselves before it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """What is simulated."""
-
-    ranks: int
-    servers: int
-    partitions: int = 0
-    """Of the graph. Fewer than servers: server ``i`` has a twin, server ``i + partitions``. 0: as
-    many as servers."""
-    batches: int = 100
-    """Per rank and epoch."""
-    epochs: int = 1
-    seed: int = 0
-    ranks_per_machine: int = 8
-    workers: int = 4
-    """Sampling processes of each server."""
-    concurrency: int = 4
-    prefetch: int = 4
-    latency_s: float = 100e-6
-    gbit: float = 25.0
-    """Of each machine's link."""
-    batch_bytes: int = 2_000_000
-    costs: WorkCosts = field(default_factory=WorkCosts)
-    timeout_s: float = 120.0
-    start_spread_s: float = 2.0
-    """Processes come up within that time, in an order that is drawn."""
-    save_every: int = 0
-    """Steps after which ranks save their states; 0: never."""
-    in_step: bool = False
-    """Whether ranks wait for each other after each step, as they do where gradients are summed."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """Bytes that processes hold in tables of their own, when the last rank has its loader."""
-
-    rank: int = 0
-    """The last one."""
-    server: int = 0
-    """The last one."""
-    first_rank: int = 0
-    """Rank 0, which created the producers."""
-    first_server: int = 0
-    """Server 0, which knows all ranks and servers."""
 
 
 class Fault(Protocol):
@@ -169,6 +129,12 @@ class _Loader:
     def _collate_fn(self, msg: Any) -> Any:
         return msg
 
+    @property
+    def hit_rate(self) -> float:
+        """Share of the rows so far that the rank had kept."""
+        stats = self._stats
+        return stats.cached_rows / max(1, stats.cached_rows + stats.rows_from.total())
+
 
 @dataclass
 class Rank:
@@ -190,6 +156,10 @@ class Rank:
     error: BaseException | None = None
     lost: bool = False
     """Whether a fault killed it."""
+    wrong_rows: int = 0
+    """Batches that came with rows other than theirs."""
+    hit_rate: float = 0.0
+    """Share of the rows that were kept."""
     links: int = 0
     """Storage servers that it was connected with."""
 
@@ -226,6 +196,8 @@ class SimulatedJob:
         self._view, self._config = graph.view(), _config(graph, size)
         self.memory_before, self.memory_at_start = _resident_bytes(), 0
         """Bytes of this process, and when the last rank had its loader."""
+        self.memory_at_end = 0
+        """When the last rank had all its batches."""
         self.held = Held()
         """At the same time."""
         self._loaded: dict[int, RemoteSource] = {}
@@ -342,12 +314,15 @@ class SimulatedJob:
     def _installed(self) -> Iterator[None]:
         simulated = {"world": self.world, "costs": self.size.costs}
         pool = type("SimulatedPool", (SimulatedPool,), simulated)
+        law = {"law": self.size.rows if self.size.cache else None}
+        memory = type("SimulatedMemory", (SimulatedMemory,), law)
         with ExitStack() as stack:
             stack.enter_context(
                 self.world.installed(
                     _MODULES,
                     Caller=self.network.caller, Listener=self.network.listener, WorkerPool=pool,
-                    ServerMemory=SimulatedMemory, reads_same_memory=lambda: False,
+                    ServerMemory=memory, reads_same_memory=lambda: False, **TABLES,
+                    RowQuestions=type("SimulatedRows", (SimulatedRows,), {"job": self}),
                     address_towards=lambda _: self.world.process.host,
                     gather_from_ranks=lambda *args: self.group.gather_from_ranks(*args),
                     decide_with_ranks=lambda *args: self.group.decide_with_ranks(*args),
@@ -421,7 +396,11 @@ class SimulatedJob:
         try:
             loaded = RemoteSource(
                 None, self._inputs, self._config, self._options(), None,
-                EpochOptions(seed=size.seed, timeout_s=size.timeout_s), shard="world",
+                EpochOptions(
+                    seed=size.seed, timeout_s=size.timeout_s,
+                    cache=CacheOptions(size=size.cache) if size.cache else None,
+                ),
+                shard="world",
             )  # fmt: skip
             loaded.create(DistServer.create_sampling_producer, gap_s=None, max_concurrent=None)
             self._note_start(rank, loaded)
@@ -436,6 +415,7 @@ class SimulatedJob:
                     progress = Progress(epoch, share=share)
                 self._epoch(rank, loaded, progress, world_size)
             rank.links = len(joined.links.made)
+            self.memory_at_end = _resident_bytes()
             loaded.shutdown()
         finally:
             joined.close()
@@ -470,8 +450,12 @@ class SimulatedJob:
         left = self.size.ranks * self.size.batches - progress.yielded
         common = left // world_size  # steps that all ranks make: the last may be one of a few
         loaded.start_epoch(progress.epoch, places)
-        batches = iterator.EpochIterator(_Loader(loaded), places, progress)
+        loader = _Loader(loaded)
+        batches = iterator.EpochIterator(loader, places, progress)
         for step, message in enumerate(batches):
+            if self.size.cache:
+                rank.wrong_rows += not are_right(message)
+                rank.hit_rate = loader.hit_rate
             self._note_batch(rank, (progress.epoch, places[step]), message[BATCH].tolist())
             self.world.sleep(self.size.costs.step_s * rank.process.slowness)
             if self.size.in_step and step < common:

@@ -4,7 +4,8 @@ import math
 import random
 from dataclasses import dataclass
 
-from gigl_loader.testing.simulation._cluster import SimulatedJob, Size, digest
+from gigl_loader.testing.simulation._cluster import SimulatedJob, digest
+from gigl_loader.testing.simulation._size import Size
 
 
 @dataclass(frozen=True)
@@ -144,4 +145,5 @@ def _wrong(job: SimulatedJob) -> str:
         lost, more = sorted(set(wanted) - set(places)), len(places) - len(set(places))
         errors = [f"{rank.process.name}: {rank.error!r}" for rank in job.ranks if rank.error]
         return f"{len(lost)} batches lost {lost[:5]}, {more} twice; {errors[:3]}"
-    return ""
+    wrong_rows = sum(rank.wrong_rows for rank in job.ranks)
+    return f"{wrong_rows} batches came with rows of others" if wrong_rows else ""

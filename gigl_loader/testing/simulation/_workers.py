@@ -11,6 +11,7 @@ from typing import Any
 from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.slots import Layout, Written
 from gigl_loader.message import BATCH, SampleMessage
+from gigl_loader.testing.simulation._rows import RowLaw, packed
 from gigl_loader.testing.simulation._world import Event, World
 from gigl_loader.workers import messages
 from gigl_loader.workers.pool import Event as PoolEvent
@@ -154,12 +155,34 @@ class _Seeds(Packed):
         return memoryview(self._seeds).cast("B")
 
 
+class _WithoutRows(Packed):
+    """A batch of seeds and of the ids of its rows."""
+
+    def __init__(self, seeds: Any, law: RowLaw) -> None:
+        self._packed = packed(seeds, law)
+
+    @property
+    def layout(self) -> Layout:
+        """Where they lie."""
+        return self._packed[0]
+
+    @property
+    def payload(self) -> memoryview:
+        """Their bytes."""
+        return self._packed[1]
+
+
 class SimulatedMemory(ServerMemory):
     """Stands in for `gigl_loader.memory.leases.ServerMemory`: no memory is shared."""
 
+    law: RowLaw | None = None
+    """Of rows, which batches come without; None: there are none."""
+
     def open(self, sender: int, written: Written) -> SampleMessage:
         """Return the message that a worker sent."""
-        return _Seeds(written.layout)
+        return (
+            _Seeds(written.layout) if self.law is None else _WithoutRows(written.layout, self.law)
+        )
 
     @property
     def largest(self) -> int:

@@ -1,0 +1,136 @@
+"""Rows of simulated batches, and what it takes until they come.
+
+::
+
+    server: a batch's seeds, and the ids of its rows --> rank: RowKeeper, RowCache, LookAhead
+                                                         as they are: what is kept by next use
+    links of both machines, latency    <-- what misses --'
+
+A rank fills its batches with the package's own code, from rows that it keeps. What is modelled are
+the answers of those who have a row: they take their time on the links. A row is its id, so that
+whoever takes a batch sees whether its rows are right.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE
+from gigl_loader.errors import PeerLostError
+from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
+from gigl_loader.memory.slots import Layout
+from gigl_loader.message import BATCH, NODE, ROWS
+from gigl_loader.remote.answers import RowBook
+from gigl_loader.remote.rows import Fetched, RowQuestions
+from gigl_loader.sampler.apart import RowsApart
+from gigl_loader.testing.simulation._world import SimFuture
+from gigl_loader.transport import End
+from gigl_loader.workers.ahead import DrawnAhead
+
+if TYPE_CHECKING:
+    from gigl_loader.testing.simulation._cluster import SimulatedJob
+
+KEY = "x"
+"""Of the tensor of rows in a batch."""
+_TYPE = DEFAULT_HOMOGENEOUS_NODE_TYPE
+_TOLD = np.frombuffer(
+    json.dumps(
+        {"order": [BATCH, NODE, KEY],
+         "rows": [[KEY, "node_features", _TYPE, NODE, "float32", [1]]]}
+    ).encode(),
+    np.uint8,
+)  # fmt: skip
+
+
+class _WithoutMarks(DrawnAhead):
+    """A rank draws ahead by itself: nobody marks batches as drawn, each in a word of its own."""
+
+    NUM_WORDS = 8
+
+
+TABLES: dict[str, Any] = {
+    "_MOST_BATCHES": 1 << 8, "_RING_SPARE": 1 << 10, "DrawnAhead": _WithoutMarks,
+}  # fmt: skip
+"""Of a cache: batches known at once, and references beyond those of a window. Batches here have a
+thousandth of the rows of real ones, and a process has a cache of each rank."""
+
+
+@dataclass(frozen=True)
+class RowLaw:
+    """Which rows there are, and which of them a batch needs."""
+
+    rows: int = 2048
+    per_batch: int = 96
+    """Draws; some of them are the same row."""
+    row_bytes: int = 512
+    """On the wire."""
+    exponent: float = 4.0
+    """A row's number is that of one drawn evenly, to this power: the first are in most batches."""
+
+    def ids(self, seeds: Array) -> Array:
+        """Return ``[n]`` int64, ascending, the rows of a batch of ``seeds``: always the same."""
+        drawn = np.random.default_rng(int(seeds[0])).random(self.per_batch)
+        return np.unique((self.rows * drawn**self.exponent).astype(np.int64))
+
+
+def packed(seeds: Array, law: RowLaw) -> tuple[Layout, memoryview]:
+    """Return where the tensors of a batch without rows lie, and their bytes."""
+    layout: Layout = []
+    parts: list[bytes] = []
+    at = 0
+    for key, values in ((BATCH, seeds), (NODE, law.ids(seeds)), (ROWS, _TOLD)):
+        layout.append((key, values.dtype.name, values.shape, at))
+        parts.append(values.tobytes().ljust(align(values.nbytes), b"\0"))
+        at += align(values.nbytes)
+    return layout, memoryview(b"".join(parts))
+
+
+class SimulatedRows(RowQuestions):
+    """Stands in for `gigl_loader.remote.rows.RowQuestions`: who has which row is its own code."""
+
+    job: "SimulatedJob"
+
+    def meet(self) -> None:
+        """Know who has which rows: ranges of them."""
+        size = self.job.size
+        law, num = size.rows, size.partitions or size.servers
+        ends = np.arange(1, num + 1) * law.rows // num
+        self._server_of = list(range(num))
+        self._books = {("node", _TYPE): RowBook("node", _TYPE, law.rows, bounds=ends)}
+
+    def ask(self, spec: RowsApart, ids: Array, split: list[tuple[int, Array]]) -> Fetched:
+        """Return rows that come once they are through the links of both machines."""
+        shape = (ids.size, *spec.shape)
+        rows = array_in(self._take(nbytes_of(spec.dtype, shape)), spec.dtype, shape, 0)
+        if ids.size == 0:
+            return Fetched(rows, [])
+        rows[:, 0] = np.concatenate([ids[places] for _, places in split])
+        world, answer = self.job.world, SimFuture(self.job.world)
+        arrival = max(self._arrival(server, places.size) for server, places in split)
+        world.clock.call_later(arrival - world.clock.now, lambda: answer.set_result(None))
+        return Fetched(rows, [answer])
+
+    def _arrival(self, server: int, count: int) -> float:
+        """Return when a server's rows are there.
+
+        Raises:
+            ServerDiedError: It is gone.
+        """
+        job, number = self.job, self._cluster.stand_in(server)
+        process, _ = job.servers[number]
+        if not process.alive:
+            raise self._cluster.link(number).named(
+                PeerLostError(f"{process.name} is gone", End.GONE)
+            )
+        now, size = job.world.clock.now, count * job.size.rows.row_bytes
+        hosts = (process.host, job.world.process.host)
+        through = max(job.network.link(host).take(now, size) for host in hosts)
+        job.world.process.bytes += size
+        return through + 2 * job.size.latency_s
+
+
+def are_right(message: Any) -> bool:
+    """Return whether a batch has the rows that it should have."""
+    return bool((message[KEY][:, 0] == message[NODE]).all())
