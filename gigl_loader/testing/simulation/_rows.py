@@ -12,6 +12,7 @@ whoever takes a batch sees whether its rows are right.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,17 +101,17 @@ class SimulatedRows(RowQuestions):
         self._server_of = list(range(num))
         self._books = {("node", _TYPE): RowBook("node", _TYPE, law.rows, bounds=ends)}
 
-    def ask(self, spec: RowsApart, ids: Array, split: list[tuple[int, Array]]) -> Fetched:
+    def ask(self, spec: RowsApart, asked: Sequence[tuple[int, Array]]) -> Fetched:
         """Return rows that come once they are through the links of both machines."""
-        shape = (ids.size, *spec.shape)
+        shape = (sum(ids.size for _, ids in asked), *spec.shape)
         rows = array_in(self._take(nbytes_of(spec.dtype, shape)), spec.dtype, shape, 0)
-        if ids.size == 0:
-            return Fetched(rows, [])
-        rows[:, 0] = np.concatenate([ids[places] for _, places in split])
+        if shape[0] == 0:
+            return Fetched(rows, [], self._timeout_s)
+        rows[:, 0] = np.concatenate([ids for _, ids in asked])
         world, answer = self.job.world, SimFuture(self.job.world)
-        arrival = max(self._arrival(server, places.size) for server, places in split)
+        arrival = max(self._arrival(server, ids.size) for server, ids in asked)
         world.clock.call_later(arrival - world.clock.now, lambda: answer.set_result(None))
-        return Fetched(rows, [answer])
+        return Fetched(rows, [answer], self._timeout_s)
 
     def _arrival(self, server: int, count: int) -> float:
         """Return when a server's rows are there.
