@@ -58,17 +58,17 @@ lint:
 	$(TESTED) shellcheck $(SCRIPTS)
 
 test: lint
-	$(TESTED) python -m pytest -n 3 $(ARGS)
+	$(TESTED) python -m pytest -n 4 $(ARGS)
 
 test-tls:
-	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 3 tests/remote tests/link tests/loader $(ARGS)
+	GIGL_LOADER_TEST_TLS=1 $(TESTED) python -m pytest -n 4 tests/remote tests/link tests/loader $(ARGS)
 
 test-modern:
-	$(MODERN) python -m pytest -n 3 $(ARGS)
+	$(MODERN) python -m pytest -n 4 $(ARGS)
 
 test-native:
 	$(NATIVE) python -c 'from gigl_loader import _glt; assert _glt.native_available'
-	$(NATIVE) python -m pytest -n 3 $(ARGS)
+	$(NATIVE) python -m pytest -n 4 $(ARGS)
 
 docs:
 	$(TESTED) python -m sphinx -W --keep-going -q -b html docs docs/_build/html

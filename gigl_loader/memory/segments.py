@@ -68,11 +68,23 @@ def create_memfd(nbytes: int, name: str = "gigl_loader") -> int:
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
-        os.posix_fallocate(fd, 0, max(nbytes, 1))
-    except OSError as error:
+        reserve(fd, max(nbytes, 1))
+    except SharedMemoryError:
         os.close(fd)
-        raise SharedMemoryError(nbytes, os.strerror(error.errno or 0)) from error
+        raise
     return fd
+
+
+def reserve(fd: int, nbytes: int) -> None:
+    """Let an anonymous file have at least ``nbytes`` bytes, pages reserved.
+
+    Raises:
+        SharedMemoryError: The pages cannot be reserved.
+    """
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        raise SharedMemoryError(nbytes, os.strerror(error.errno or 0)) from error
 
 
 def map_fd(fd: int, nbytes: int, *, populate: bool = True, file: bool = False) -> int:

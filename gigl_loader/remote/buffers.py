@@ -66,3 +66,15 @@ class BufferPool:
             np.ndarray(spec.shape, spec.dtype, lease, start)
             for spec, start in zip(specs, [0, *ends], strict=False)
         ]
+
+
+class PoolRoom:
+    """Memory of a pool for the rows of one batch: `gigl_loader.sampler.ahead.Room`."""
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+
+    def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> segments.Array:
+        """Return a contiguous array, which comes back to the pool when nothing uses it."""
+        nbytes = segments.nbytes_of(dtype, shape)
+        return segments.array_in(self._pool.take_leased(nbytes), dtype, shape, 0)

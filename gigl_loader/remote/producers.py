@@ -1,6 +1,7 @@
 """One loader's producers on the storage servers: asked for on all at once, and released."""
 
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -241,3 +242,16 @@ def wait_turn(place: int, gap_s: float | None, max_concurrent: int | None) -> No
     if seconds > 0:
         _log.info("this process creates its producers in %.0f s", seconds)
         time.sleep(seconds)
+
+
+def name_of_recovery(key: str | None, cluster: Cluster, live: Sequence[int], attempt: int) -> str:
+    """Return a worker key for producers that are made again, the same on all ranks that share them.
+
+    Args:
+        key: The worker key of those before.
+        cluster: The servers, as they were started by now.
+        live: Those that take part.
+        attempt: Tells it from the recovery before where only this rank knows of that.
+    """
+    parts = (key or f"rank {cluster.rank}", cluster.job, live, *cluster.generations, attempt)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -6,38 +6,40 @@
                           plan()  <-- in order --- ask the owners for what is not here
                           fill    <-- answers, kept rows --> filled --> next()
 
-One thread does all of it in the order of the epoch, so what is kept needs no lock: a row that a
-plan says is here was stored by an earlier batch, and is read before a later one takes its place.
-Only this process knows what it holds; servers are asked for rows by id, and a row never changes, so
-a server that was started again makes nothing stale.
+One thread does all of it in the order of the epoch. What is kept is shared with the other ranks of
+the machine (`gigl_loader.remote.machine_rows`), who store rows in slots that this one reads: so a
+batch copies what is here when it asks for the rest, and looks afterwards what it has got. Only this
+machine knows what it holds; servers are asked for rows by id, and a row never changes, so a server
+that was started again makes nothing stale.
 """
 
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.memory.tensors import tensor_in
 from gigl_loader.message import ROWS, Received, SampleMessage
 from gigl_loader.options import CacheOptions
-from gigl_loader.remote.buffers import BufferPool
+from gigl_loader.remote.buffers import BufferPool, PoolRoom
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.machine_rows import MachineRows
 from gigl_loader.remote.rows import Fetched, RowQuestions, owner_of_rows
+from gigl_loader.sampler.ahead import READY_S, Remote, RemoteRows
 from gigl_loader.sampler.apart import RowsApart, read_rows_apart
 from gigl_loader.sampler.row_cache import (
     MISSING,
-    CacheMemory,
     Matrix,
     Owner,
     RowCache,
-    segment_bytes,
     tables_of,
 )
 from gigl_loader.sampler.store import gather_rows
@@ -51,58 +53,59 @@ _JOIN_S = 2.0
 
 
 @dataclass
-class _Source:
-    """Rows of one type that a batch lacks, by their ids."""
-
-    owner: Owner
-    ids: Array
-    specs: list[RowsApart]
-    plan: Array
-    """``[n]`` int32; see `RowCache.plan`."""
-    missed: Array
-    """Places whose rows are fetched, as they come: server after server."""
-    fetched: dict[Matrix, Fetched]
-    num_from: dict[int, int]
-    """By server, how many rows were asked for, of each matrix."""
-
-
-@dataclass
 class _Batch:
     """A batch that came without rows."""
 
     received: Received
     order: list[str]
     specs: list[RowsApart]
-    ids: dict[tuple[Owner, str], Array]
-    """By owner and key of the tensor, the ids of the rows; of an owner, the first are planned."""
+    remote: dict[tuple[Owner, str], Remote] = field(default_factory=dict)
+    """By owner and key of the tensor with the ids; of an owner, the first are planned."""
     number: int = -1
     """In the cache; -1: none."""
 
     def specs_of(self, owner: Owner, key: str) -> list[RowsApart]:
-        """Return the tensors of rows with these ids."""
-        return [one for one in self.specs if (owner_of_rows(one), one.ids) == (owner, key)]
+        """Return the tensors of rows with these ids that have columns."""
+        return [one for one in self.specs if _place_of(one) == (owner, key) and 0 not in one.shape]
 
     def wanted(self) -> dict[Owner, Array]:
         """Return by owner the ids that the cache is told of."""
         found: dict[Owner, Array] = {}
-        for (owner, _), ids in self.ids.items():
-            found.setdefault(owner, ids)
+        for (owner, _), remote in self.remote.items():
+            found.setdefault(owner, remote.ids)
         return found
 
 
-def _described(received: Received) -> _Batch:
-    """Return a batch with what it says of the rows that it lacks."""
-    message = dict(received.message)
-    if ROWS not in message:
-        return _Batch(received, list(message), [], {})
-    order, specs = read_rows_apart(message.pop(ROWS).numpy())
-    ids = {(owner_of_rows(one), one.ids): message[one.ids].numpy() for one in specs}
-    return _Batch(replace(received, message=message), order, specs, ids)
+@dataclass
+class _Filling:
+    """A batch whose rows are on their way."""
+
+    batch: _Batch
+    counts: "_Counts"
+    is_alone: bool
+    """Whether no other process or loader used the cache when the rows were asked for."""
+    rows: dict[tuple[Owner, str], RemoteRows] = field(default_factory=dict)
+    fetched: list[Fetched] = field(default_factory=list)
+    """All that were asked for."""
+
+    def store(self) -> None:
+        """Wait for the answers, and let the cache have what it is to keep."""
+        for one in self.rows.values():
+            one.store()
+
+    def store_if_there(self) -> None:
+        """Do so if none has to be waited for."""
+        if all(one.has_come for one in self.fetched):
+            self.store()
+
+    def abandon(self) -> None:
+        """Let nobody wait for rows of this batch, which is not filled."""
+        for one in self.rows.values():
+            one.abandon()
 
 
-def _nothing_kept(ids: Array) -> tuple[Array, Array]:
-    """Return the plan that all rows are fetched and none kept, and the places of these."""
-    return np.full(ids.size, MISSING, np.int32), np.arange(ids.size)
+def _place_of(spec: RowsApart) -> tuple[Owner, str]:
+    return owner_of_rows(spec), spec.ids
 
 
 class RowKeeper:
@@ -114,12 +117,15 @@ class RowKeeper:
         room: Batches that may be filled, or on their way, and not taken.
         timeout_s: Seconds without any batch before a wait is an error.
         pin_memory: Fill page-locked memory.
+        machine_rows: Memory for what is kept, shared with other ranks and loaders; None: this
+            object has its own.
     """
 
     def __init__(
         self, cluster: Cluster, options: CacheOptions | None, room: int, timeout_s: float,
-        pin_memory: bool,
+        pin_memory: bool, machine_rows: MachineRows | None = None,
     ) -> None:  # fmt: skip
+        self._machine_rows = machine_rows
         self._options, self._room, self._timeout_s = options, room, timeout_s
         self._pin, self._pool = pin_memory, BufferPool(pin_memory)
         self._questions = RowQuestions(cluster, self._pool.take_leased, timeout_s)
@@ -174,6 +180,7 @@ class RowKeeper:
             self._closed = True
             self._changed.notify_all()
         self.stop()
+        self._cache = self._look_ahead = self._machine_rows = None  # gone with its last user
         self._questions.close()
         self._at_once.close()
 
@@ -184,13 +191,8 @@ class RowKeeper:
             PeerError: A server is gone, or did not answer in time.
         """
         self._at_once.meet()
-        batch = _described(received)
-        sources = []
-        for (owner, key), ids in batch.ids.items():
-            source = _Source(owner, ids, batch.specs_of(owner, key), *_nothing_kept(ids), {}, {})
-            self._fetch(source, self._at_once)
-            sources.append(source)
-        return self._filled_up(batch, sources)
+        filling = self._asked_for(_described(received, self._at_once), self._at_once, {})
+        return self._filled_up(filling)
 
     # -- taking ---------------------------------------------------------------------------------
 
@@ -252,16 +254,18 @@ class RowKeeper:
     def _fill_each(self, total: int) -> None:
         """Go through the epoch: draw ahead, ask for rows, fill, each as soon as it can be."""
         drawn: deque[_Batch] = deque()
+        asked: deque[_Filling] = deque()
         try:
-            self._fill_drawn(total, drawn)
-        finally:
+            self._fill_drawn(total, drawn, asked)
+        finally:  # of an epoch that was broken off
             if self._cache is not None:
-                for batch in drawn:  # of an epoch that was broken off
+                for batch in drawn:
                     self._cache.forget(batch.number)
+            for filling in asked:
+                filling.abandon()
 
-    def _fill_drawn(self, total: int, drawn: deque[_Batch]) -> None:
+    def _fill_drawn(self, total: int, drawn: deque[_Batch], asked: deque[_Filling]) -> None:
         assert self._channel is not None, "`begin` sets it"
-        asked: deque[tuple[_Batch, list[_Source]]] = deque()
         num_drawn = num_asked = 0
         while (num_asked < total or asked) and not self._stopped:
             wants = num_drawn < total and num_drawn <= num_asked + self._ahead(num_asked)
@@ -272,11 +276,11 @@ class RowKeeper:
                 drawn.append(self._drawn(total, received))
                 num_drawn += 1
             elif not wants and drawn and self._has_room(len(asked)):
-                batch = drawn.popleft()
-                asked.append((batch, self._ask(batch)))
+                asked.append(self._ask(drawn.popleft(), asked))
                 num_asked += 1
             elif asked:
-                self._hand_over(self._filled_up(*asked.popleft()))
+                self._hand_over(self._filled_up(asked[0], asked))
+                asked.popleft()
             else:
                 self._wait_for_room()
 
@@ -307,7 +311,7 @@ class RowKeeper:
         # it may lie in the server's memory, which a window of batches would fill
         if self._options is not None and not self._pin:
             message = {key: tensor.clone() for key, tensor in message.items()}
-        batch = _described(replace(received, message=message))
+        batch = _described(replace(received, message=message), self._questions)
         if self._cache is None and self._options is not None:
             self._make_cache(self._options, batch, total)
         if self._cache is not None and self._look_ahead is not None:
@@ -330,145 +334,134 @@ class RowKeeper:
         if not matrices:
             return
         tables = tables_of(matrices, sizes, sizes, options.size)
-        memory = torch.zeros(segment_bytes(tables), dtype=torch.uint8)
-        self._cache = RowCache(CacheMemory(memory.numpy(), tables))
-        self._cache.initialise()
+        shared = self._machine_rows or MachineRows.new()
+        # other loaders may keep other matrices there: then this one keeps its rows for itself
+        self._cache = shared.cache(tables) or MachineRows.new().cache(tables)
+        assert self._cache is not None, "a new one is for these rows"
         self._user = self._cache.join()
         drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))
         self._look_ahead = LookAhead(self._cache, drawn, options)
         self._look_ahead.begin(self._sequence, total)
 
-    def _ask(self, batch: _Batch) -> list[_Source]:
+    def _ask(self, batch: _Batch, earlier: Iterable[_Filling]) -> _Filling:
         """Decide what is kept of a batch's rows, and ask for those that are not here."""
-        plans: dict[Owner, Array] = {}
-        if self._cache is not None:
-            plans = self._cache.plan(batch.number, batch.wanted())
-        return [
-            self._source(owner, key, ids, batch, plans) for (owner, key), ids in batch.ids.items()
-        ]
+        if self._cache is None:
+            return self._asked_for(batch, self._questions, {})
+        wanted = batch.wanted()
+        plans = self._cache.plan(batch.number, wanted)
+        try:
+            return self._asked_for(batch, self._questions, dict(plans), earlier)
+        except GiglLoaderError:
+            for owner, plan in plans.items():
+                kept = np.flatnonzero(plan < MISSING)
+                if kept.size:
+                    self._cache.abandon(owner, -2 - plan[kept], wanted[owner][kept])
+            raise
 
-    def _source(
-        self, owner: Owner, key: str, ids: Array, batch: _Batch, plans: dict[Owner, Array]
-    ) -> _Source:
-        specs = batch.specs_of(owner, key)
-        plan = plans.pop(owner, None)
-        kept = self._cache.matrices(owner) if self._cache is not None else ()
-        wide = {(one.kind, one.name) for one in specs if 0 not in one.shape}
-        if plan is None or wide != set(kept):
-            plan, _ = _nothing_kept(ids)
-        source = _Source(owner, ids, specs, plan, np.flatnonzero(plan < 0), {}, {})
-        self._fetch(source, self._questions)
-        return source
+    def _asked_for(
+        self, batch: _Batch, questions: RowQuestions, plans: dict[Owner, Array],
+        earlier: Iterable[_Filling] = (),
+    ) -> _Filling:  # fmt: skip
+        is_alone = self._is_alone()
+        filling = _Filling(batch, _Counts(), is_alone)
+        for (owner, key), remote in batch.remote.items():
+            specs = {(one.kind, one.name): one for one in batch.specs_of(owner, key)}
+            plan = plans.pop(owner, None)
+            kept = () if self._cache is None else self._cache.matrices(owner)
+            if plan is None or set(remote.matrices) != set(kept):
+                plan = np.full(remote.ids.size, MISSING, np.int32)
+            ask = partial(_ask_rows, questions, specs, filling)
+            filling.rows[owner, key] = RemoteRows(
+                owner, remote, plan, self._cache, ask, PoolRoom(self._pool),
+                [one.rows[owner, key] for one in earlier if (owner, key) in one.rows], is_alone,
+            )  # fmt: skip
+        return filling
 
-    @staticmethod
-    def _fetch(source: _Source, questions: RowQuestions) -> None:
-        """Ask for the rows at ``source.missed``, which are put in the order of the answers."""
-        ids = source.ids[source.missed]
-        split = questions.by_owner(source.owner, ids)
-        for one in source.specs:
-            source.fetched[one.kind, one.name] = questions.ask(one, ids, split)
-        source.num_from = {server: int(places.size) for server, places in split}
-        if split:
-            source.missed = source.missed[np.concatenate([places for _, places in split])]
+    def _is_alone(self) -> bool:
+        """Return whether nobody else uses the cache; what one who joins takes is fetched again."""
+        return self._cache is None or self._cache.num_users == 1
 
     # -- a batch with its rows ------------------------------------------------------------------
 
-    def _filled_up(self, batch: _Batch, sources: list[_Source]) -> Received:
+    def _filled_up(self, filling: _Filling, under_way: Iterable[_Filling] = ()) -> Received:
+        """Return a batch with its rows; meanwhile rows of those under way are stored."""
+        batch, counts = filling.batch, filling.counts
         if not batch.specs:
             return batch.received
         started = time.perf_counter()
-        sizes = {
-            one.key: align(nbytes_of(one.dtype, (source.ids.size, *one.shape)))
-            for source in sources
-            for one in source.specs
-        }
-        buffer, at = self._pool.take_leased(sum(sizes.values())), 0
-        message: SampleMessage = dict(batch.received.message)
-        counts = _Counts()
-        for source in sources:
-            began = time.perf_counter()
-            deadline = time.monotonic() + self._timeout_s
-            rows = {matrix: fetched.wait(deadline) for matrix, fetched in source.fetched.items()}
-            counts.waited_s += time.perf_counter() - began
-            counts.add(source)
-            counts.needed += int(source.ids.size) * len(source.specs)
-            rows, taken, places = self._with_lost_ones(source, rows, counts)
-            self._write(source, rows, taken, places, message, buffer, at)
-            self._keep(source, rows)
-            at += sum(sizes[one.key] for one in source.specs)
+
+        def meanwhile() -> None:
+            for one in under_way:
+                one.store_if_there()
+
+        for one in filling.rows.values():
+            one.wait()
+        if not (filling.is_alone and self._is_alone()):
+            filling.store()  # before anything of others is waited for, so that none goes around
+        for one in filling.rows.values():
+            one.await_others(min(READY_S, self._timeout_s / 2), meanwhile)
+        counts.waited_s = time.perf_counter() - started
+        message = {**batch.received.message, **self._written(batch, filling.rows)}
+        filling.store()  # alone, what the batch has is not copied before its slots are written
         message = {key: message[key] for key in batch.order}
         counts.took_s = time.perf_counter() - started
+        counts.needed = sum(
+            remote.ids.size * len(remote.matrices) for remote in batch.remote.values()
+        )
         stats = counts.added_to(batch.received.stats, self._options is not None)
         return replace(batch.received, message=message, stats=stats)
 
-    def _with_lost_ones(
-        self, source: _Source, rows: dict[Matrix, Array], counts: "_Counts"
-    ) -> tuple[dict[Matrix, Array], Array, Array]:
-        """Return fetched rows, which of them are written, and to which places of the batch.
+    def _written(self, batch: _Batch, rows: dict[tuple[Owner, str], RemoteRows]) -> SampleMessage:
+        """Return the tensors of rows, one after the other in memory of their own."""
+        message = batch.received.message
+        shapes = {one.key: (message[one.ids].numel(), *one.shape) for one in batch.specs}
+        sizes = [align(nbytes_of(one.dtype, shapes[one.key])) for one in batch.specs]
+        buffer, at = self._pool.take_leased(sum(sizes)), 0
+        found: SampleMessage = {}
+        for one, size in zip(batch.specs, sizes, strict=True):
+            out = array_in(buffer, one.dtype, shapes[one.key], at)
+            if out.size:
+                source, matrix = rows[_place_of(one)], (one.kind, one.name)
+                gather_rows(source.parts(matrix), out)
+                source.repair(matrix, out)
+            found[one.key] = tensor_in(buffer, one.dtype, shapes[one.key], at)
+            at += size
+        return found
 
-        A row that was planned to be here may be one that comes with this batch, in which its id
-        stands twice. Or it never came: an epoch was broken off between a plan and its rows; then
-        it is asked for now.
-        """
-        taken, places = np.arange(source.missed.size), source.missed
-        kept = np.flatnonzero(source.plan >= 0)
-        if kept.size == 0 or self._cache is None:
-            return rows, taken, places
-        lost = kept[self._cache.absent(source.owner, source.plan[kept], source.ids[kept])]
-        if lost.size == 0:
-            return rows, taken, places
-        order = np.argsort(source.ids[source.missed], kind="stable")
-        known = source.ids[source.missed][order]
-        at = np.minimum(np.searchsorted(known, source.ids[lost]), max(known.size - 1, 0))
-        is_twin = known[at] == source.ids[lost] if known.size else np.zeros(lost.size, bool)
-        source.plan = source.plan.copy()
-        source.plan[lost[is_twin]] = MISSING
-        taken = np.concatenate([taken, order[at[is_twin]]])
-        places = np.concatenate([places, lost[is_twin]])
-        again = lost[~is_twin]
-        if again.size == 0:
-            return rows, taken, places
-        source.plan[again] = -2 - source.plan[again]
-        late = replace(source, missed=again, fetched={}, num_from={})
-        self._fetch(late, self._questions)
-        counts.add(late)
-        deadline = time.monotonic() + self._timeout_s
-        first = source.missed.size
-        rows = {
-            matrix: np.concatenate([rows[matrix], fetched.wait(deadline)])
-            for matrix, fetched in late.fetched.items()
-        }
-        source.missed = np.concatenate([source.missed, late.missed])
-        taken = np.concatenate([taken, np.arange(first, source.missed.size)])
-        return rows, taken, np.concatenate([places, late.missed])
 
-    def _write(
-        self, source: _Source, rows: dict[Matrix, Array], taken: Array, places: Array,
-        message: SampleMessage, buffer: object, at: int,
-    ) -> None:  # fmt: skip
-        """Write a batch's rows to ``buffer``, from byte ``at``, one tensor after the other."""
-        kept = np.flatnonzero(source.plan >= 0)
-        slots = source.plan[kept].astype(np.int64)
-        for one in source.specs:
-            shape = (source.ids.size, *one.shape)
-            parts = [(rows[one.kind, one.name], taken, places)]
-            if kept.size and self._cache is not None:
-                cached = self._cache.rows(source.owner, (one.kind, one.name))
-                parts.append((cached, slots, kept))
-            gather_rows(parts, array_in(buffer, one.dtype, shape, at))
-            message[one.key] = tensor_in(buffer, one.dtype, shape, at)
-            at += align(nbytes_of(one.dtype, shape))
+def _described(received: Received, questions: RowQuestions) -> _Batch:
+    """Return a batch with what it says of the rows that it lacks."""
+    message = dict(received.message)
+    if ROWS not in message:
+        return _Batch(received, list(message), [])
+    order, specs = read_rows_apart(message.pop(ROWS).numpy())
+    batch = _Batch(replace(received, message=message), order, specs)
+    for place in dict.fromkeys(map(_place_of, specs)):
+        matrices = list(dict.fromkeys((one.kind, one.name) for one in batch.specs_of(*place)))
+        ids = message[place[1]].numpy()
+        if matrices and ids.size:
+            split = questions.by_owner(place[0], ids)
+            ordered = np.concatenate([ids[places] for places in split.values()])
+            batch.remote[place] = Remote(split, ordered, matrices)
+    return batch
 
-    def _keep(self, source: _Source, rows: dict[Matrix, Array]) -> None:
-        """Store what is to be kept of a batch's rows; the batch has what it needs by now."""
-        decided = source.plan[source.missed]
-        places = np.flatnonzero(decided < MISSING)
-        if places.size == 0 or self._cache is None:
-            return
-        # in the order of the references: the last one that was planned for a slot has it
-        places = places[np.argsort(source.missed[places], kind="stable")]
-        ids = source.ids[source.missed[places]]
-        self._cache.overwrite(source.owner, -2 - decided[places], ids, rows, places)
+
+def _ask_rows(
+    questions: RowQuestions, specs: dict[Matrix, RowsApart], filling: _Filling, matrix: Matrix,
+    remote: Remote, at: Array, *, again: bool = False,
+) -> Fetched:  # fmt: skip
+    """Ask for the rows of ``remote.ids[at]``; ``at`` ascends."""
+    ends = np.cumsum([0, *(places.size for places in remote.split.values())])
+    cuts = np.searchsorted(at, ends)
+    pieces = [
+        (server, remote.ids[at[start:stop]])
+        for server, start, stop in zip(remote.split, cuts[:-1], cuts[1:], strict=True)
+        if start < stop
+    ]
+    fetched = questions.ask(specs[matrix], pieces)
+    filling.fetched.append(fetched)
+    filling.counts.add(specs[matrix], pieces)
+    return fetched
 
 
 @dataclass
@@ -482,12 +475,11 @@ class _Counts:
     waited_s: float = 0.0
     took_s: float = 0.0
 
-    def add(self, source: _Source) -> None:
-        """Count what was asked for."""
-        for server, count in source.num_from.items():
-            self.rows_from[server] += count * len(source.specs)
-        each = sum(nbytes_of(one.dtype, one.shape) for one in source.specs)
-        self.row_bytes += each * sum(source.num_from.values())
+    def add(self, spec: RowsApart, pieces: Iterable[tuple[int, Array]]) -> None:
+        """Count what was asked for: ids by server."""
+        for server, ids in pieces:
+            self.rows_from[server] += ids.size
+            self.row_bytes += ids.size * nbytes_of(spec.dtype, spec.shape)
 
     def added_to(self, stats: dict[str, Any], has_cache: bool) -> dict[str, Any]:
         """Return what the batch's worker measured, with this."""

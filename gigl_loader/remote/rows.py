@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
@@ -18,7 +18,7 @@ from gigl_loader.remote.link import ServerLink
 from gigl_loader.remote.messages import CALLS, GetRows
 from gigl_loader.sampler.apart import RowsApart
 from gigl_loader.sampler.row_cache import Owner, owner_of
-from gigl_loader.sampler.store import rows_request
+from gigl_loader.sampler.store import Split, rows_request
 from gigl_loader.transport import Caller, into_array
 from gigl_loader.workers.wire import RowsQuestion
 
@@ -29,18 +29,27 @@ class Fetched:
     Args:
         rows: ``[n, ...]``, where they come to lie.
         answers: What has to come.
+        timeout_s: How long `wait` waits.
     """
 
-    def __init__(self, rows: Array, answers: "list[Future[None]]") -> None:
-        self._rows, self._answers = rows, answers
+    def __init__(
+        self, rows: Array, answers: "Sequence[Future[None]]" = (), timeout_s: float = 0.0
+    ) -> None:
+        self.rows, self._answers, self._timeout_s = rows, answers, timeout_s
 
-    def wait(self, deadline: float) -> Array:
+    @property
+    def has_come(self) -> bool:
+        """Whether `wait` would not wait."""
+        return all(answer.done() for answer in self._answers)
+
+    def wait(self) -> Array:
         """Return the rows.
 
         Raises:
-            PeerTimeoutError: They did not come by ``deadline`` (`time.monotonic`).
+            PeerTimeoutError: They did not come in time.
             ServerDiedError: A storage server is gone.
         """
+        deadline = time.monotonic() + self._timeout_s
         for answer in self._answers:
             try:
                 answer.result(max(0.0, deadline - time.monotonic()))
@@ -49,7 +58,7 @@ class Fetched:
                     "rows that were asked for did not come in time: a storage server is stopped, "
                     "or the network is slow; look at the servers' logs, or raise `timeout`"
                 ) from error
-        return self._rows
+        return self.rows
 
 
 class RowQuestions:
@@ -92,35 +101,30 @@ class RowQuestions:
             raise ProtocolError(f"rows of {owner[1]!r} were announced, and no server has any")
         return self._books[owner]
 
-    def by_owner(self, owner: Owner, ids: Array) -> list[tuple[int, Array]]:
-        """Return (server, places in ``ids`` that it has, ascending), for each that has some."""
+    def by_owner(self, owner: Owner, ids: Array) -> Split:
+        """Return by server the places in ``ids`` that it has, ascending."""
         book = self._book(owner)
         if book.table is None and book.bounds is None:
-            return [(self._server_of[0], np.arange(ids.size))] if ids.size else []
+            return {self._server_of[0]: np.arange(ids.size)} if ids.size else {}
         parts = Book(book.table, book.bounds).owner(ids)
         # numpy sorts the 2 bytes of the narrow ones by radix, four times as fast
         narrow = parts.astype(np.int16) if len(self._server_of) <= 1 << 15 else parts
         ends = np.cumsum(np.bincount(parts))
-        return [
-            (self._server_of[part], places)
-            for part, places in enumerate(np.split(np.argsort(narrow, kind="stable"), ends[:-1]))
-            if places.size
-        ]
+        split = np.split(np.argsort(narrow, kind="stable"), ends[:-1])
+        return {self._server_of[p]: places for p, places in enumerate(split) if places.size}
 
-    def ask(self, spec: RowsApart, ids: Array, split: list[tuple[int, Array]]) -> Fetched:
-        """Ask for rows of a matrix; they come in the order of ``split``, server after server."""
-        shape = (ids.size, *spec.shape)
+    def ask(self, spec: RowsApart, asked: Sequence[tuple[int, Array]]) -> Fetched:
+        """Ask for rows of a matrix: of each server, those of its ids, which come in this order."""
+        shape = (sum(ids.size for _, ids in asked), *spec.shape)
         memory = self._take(nbytes_of(spec.dtype, shape))
         rows = array_in(memory, spec.dtype, shape, 0)
         answers, start = [], 0
-        if 0 in spec.shape:  # rows without columns
-            return Fetched(rows, [])
-        for server, places in split:
-            stop = start + places.size
-            request = rows_request(spec.kind, spec.name, ids[places])
-            answers.append(self._ask_one(server, RowsQuestion.of(request), rows[start:stop]))
+        for server, ids in asked:
+            stop = start + ids.size
+            question = RowsQuestion.of(rows_request(spec.kind, spec.name, ids))
+            answers.append(self._ask_one(server, question, rows[start:stop]))
             start = stop
-        return Fetched(rows, answers)
+        return Fetched(rows, answers, self._timeout_s)
 
     def _ask_one(self, server: int, question: RowsQuestion, out: Array) -> "Future[None]":
         link = self._cluster.link(self._cluster.stand_in(server))

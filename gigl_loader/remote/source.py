@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import hashlib
 import logging
 import secrets
 import time
@@ -38,7 +37,8 @@ from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs, compacted, those_of
 from gigl_loader.remote.inputs import concatenated, digest_of
 from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
-from gigl_loader.remote.producers import RemoteProducers, check_turns, wait_turn
+from gigl_loader.remote.machine_rows import MachineRows, OwnRows
+from gigl_loader.remote.producers import RemoteProducers, check_turns, name_of_recovery, wait_turn
 from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.shared import OwnBatches
 from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up, what_all_share
@@ -124,6 +124,7 @@ class RemoteSource:
         """Batches of the epoch that were not handed out, as `start_epoch` got them."""
         self._rows: RowKeeper | None = None
         """Fills batches that come without rows; None: they came with them so far."""
+        self._machine_rows: MachineRows | None = None
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -153,11 +154,15 @@ class RemoteSource:
             self._shard, self._config, self._sampler_options, self.epoch_options,
             lambda: digest_of(self._input, None, self._active),
         )  # fmt: skip
-        offer = Offer(key, digest, self.epoch_options, shared)
+        cache = self.epoch_options.cache
+        rows = OwnRows.of(self._cluster, cache, self._config) if cache is not None else None
+        of_rows = rows.offer if rows is not None else None
+        offer = Offer(key, digest, self.epoch_options, shared, of_rows)
         decide = partial(settle, f'shard="{self._shard}"')
         terms = decide_with_ranks(offer, world_size, Offer, decide, Terms)
         if terms.error is not None:
             raise ConfigError(terms.error)
+        self._machine_rows = rows.agreed(terms.rows) if rows is not None else None
         group = terms.of(rank, key, self.epoch_options)
         ranks, leader = group.ranks, group.ranks[0]
         options = terms.first if self._shard == "world" else group.options
@@ -250,8 +255,9 @@ class RemoteSource:
             options = self.epoch_options
             room = max(2, self._options.prefetch_size * max(1, len(self._active)))
             self._rows = RowKeeper(
-                self._cluster, options.cache, room, options.timeout_s, self._pin_memory
-            )
+                self._cluster, options.cache, room, options.timeout_s, self._pin_memory,
+                self._machine_rows,
+            )  # fmt: skip
         return self._rows
 
     def _own_share(self) -> OwnBatches:
@@ -403,21 +409,14 @@ class RemoteSource:
         # not waited for: the epoch pauses until the new ones are there
         self._producers.release(self._consumer, is_broken=True, waits=False)
         self._recoveries += 1
-        options, name = copy.copy(self._options), self._name_of_recovery()
+        attempt = 0 if len(self._ranks) > 1 else self._recoveries  # sharers have to agree
+        options = copy.copy(self._options)
+        name = name_of_recovery(options.worker_key, self._cluster, self._live, attempt)
         options.worker_key = name
         self._producers.create(
             self._create, options, self._ranks, self.epoch_options, name, self._live
         )
         self._open_channel()
-
-    def _name_of_recovery(self) -> str:
-        """Return a name for the producers, the same on all ranks that share them."""
-        shared = len(self._ranks) > 1
-        parts = (
-            self._options.worker_key or f"rank {self._cluster.rank}", self._cluster.job,
-            self._live, *self._cluster.generations, 0 if shared else self._recoveries,
-        )  # fmt: skip
-        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     @contextlib.contextmanager
     def _noting_failures(self) -> Iterator[None]:
@@ -493,6 +492,7 @@ class RemoteSource:
         self._broken = self._broken or linger_s == 0.0
         if self._rows is not None:
             self._rows.close()
+        self._machine_rows = None  # gone with its last user
         if self.channel is not None:
             self.channel.cancel()
             self.channel.close()

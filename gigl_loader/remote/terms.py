@@ -4,13 +4,14 @@ No sockets, no process group: see `gigl_loader.ranks.decide_with_ranks`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import EpochOptions, sampler_text
 from gigl_loader.ranks import check_same_options
 from gigl_loader.remote.compact import ByServer, Runs
+from gigl_loader.remote.machine_rows import RowsOffer, firsts_of_machines
 from gigl_loader.transport.failures import Failure, rebuild
 
 
@@ -23,6 +24,8 @@ class Offer:
     options: EpochOptions
     shared: dict[str, str]
     """What has to be the same on all ranks, by name."""
+    rows: RowsOffer | None = None
+    """Memory for rows that this rank keeps, for the ranks of its machine."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Terms:
     """Of rank 0."""
     error: str | None = None
     """What is not the same on all ranks, and has to be."""
+    rows: list[RowsOffer] = field(default_factory=list)
+    """Where ranks of one machine keep rows together."""
 
     def of(self, rank: int, key: str, own: EpochOptions) -> Sharing:
         """Return the ranks that share a key: one alone, where rank 0 said nothing of it."""
@@ -128,7 +133,8 @@ def settle(why: str, offers: list[Offer]) -> Terms:
         for key, ranks in by_key.items()
         if len(ranks) > 1
     ]  # fmt: skip
-    return Terms(sharing, offers[0].options)
+    rows = firsts_of_machines([one.rows for one in offers])
+    return Terms(sharing, offers[0].options, rows=rows)
 
 
 def sum_up(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:

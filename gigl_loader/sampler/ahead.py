@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from gigl_loader.sampler.store import Scratch, Split, gather_rows, located, rows
 READY_S = 5.0
 """How long a batch waits for rows that another one is fetching before it fetches them itself: the
 worker of the other one may have ended."""
+_IN_VAIN_SHARE = 0.05  # of that, after rows did not come, until some do
 _POLL_S = 0.0005
 
 Source = tuple[Owner, int]
@@ -115,6 +116,27 @@ def _source(
     return source
 
 
+class Asked(Protocol):
+    """Rows of a matrix that were asked for."""
+
+    @property
+    def rows(self) -> Array:
+        """``[n, ...]``, where they come to lie."""
+        ...
+
+    def wait(self) -> Array:
+        """Return them once they are there, or raise what went wrong."""
+        ...
+
+
+class Room(Protocol):
+    """Memory for rows; `Scratch` is one."""
+
+    def matrix(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        """Return a contiguous array; the next one of that name may be the same memory."""
+        ...
+
+
 class Filler:
     """Fills drawn batches. One object per sampling thread.
 
@@ -133,9 +155,10 @@ class Filler:
         ready_s: float = READY_S,
     ) -> None:
         self._here = {view.partition_idx: view, **view.nearby}
-        self._view, self._peers, self._cache, self._ready_s = view, peers, cache, ready_s
+        self._view, self._peers, self._cache = view, peers, cache
+        self._ready_s = self._waits_s = ready_s
         self._scratch = Scratch()
-        self._rows: list[_RemoteRows] = []
+        self._rows: list[RemoteRows] = []
         """Of the batch filled last."""
 
     @property
@@ -152,30 +175,39 @@ class Filler:
             batch: From `keep_structure`.
             plans: From `RowCache.plan`.
         """
-        rows: dict[Source, _RemoteRows] = {}
+        rows: dict[Source, RemoteRows] = {}
         for source, remote in batch.remote.items():
             owner, number = source
             plan = plans.get(owner) if number == 0 else None
             wide = {one for one in remote.matrices if 0 not in self._matrix(*one).values.shape[1:]}
             if plan is None or wide != set(self._cache.matrices(owner)):
                 plan = np.full(remote.ids.size, MISSING, np.int32)
-            rows[source] = _RemoteRows(owner, remote, plan, self._cache, self._ask, self._scratch)
+            rows[source] = RemoteRows(owner, remote, plan, self._cache, self._ask, self._scratch)
         for one in rows.values():
             one.store()  # before anything of other batches is waited for, so that none goes around
         for one in rows.values():
-            one.await_others(self._ready_s)
+            self._await_others(one)
         self._rows = list(rows.values())
         return [
             self._field(field, None if source is None else rows[source])
             for field, source in zip(batch.fields, batch.sources, strict=True)
         ]
 
+    def _await_others(self, rows: "RemoteRows") -> None:
+        """Wait for rows that other batches fetch; not long, while the last ones did not come.
+
+        Who fetched them has ended, most likely, and had rows for the next batches, too.
+        """
+        came = rows.await_others(self._waits_s)
+        if came is not None:
+            self._waits_s = self._ready_s if came else _IN_VAIN_SHARE * self._ready_s
+
     def _matrix(self, kind: str, name: Any, partition: int | None = None) -> Rows[Array]:
         view = self._view if partition is None else self._here[partition]
         rows: Rows[Array] = getattr(view, kind)[name]
         return rows
 
-    def _ask(self, matrix: Matrix, remote: Remote, at: Array, *, again: bool = False) -> "_Asked":
+    def _ask(self, matrix: Matrix, remote: Remote, at: Array, *, again: bool = False) -> Asked:
         """Ask for the rows of ``remote.ids[at]``; ``at`` ascends."""
         kind, name = matrix
         like = self._matrix(kind, name).values
@@ -194,15 +226,15 @@ class Filler:
             if start < stop:
                 request = rows_request(kind, name, remote.ids[at[start:stop]])
                 pending.append(self._peers.rows(partition, request, out[start:stop]))
-        return _Asked(out, pending)
+        return _Pieces(out, pending)
 
-    def _field(self, field: Field, remote: "_RemoteRows | None") -> Field:
+    def _field(self, field: Field, remote: "RemoteRows | None") -> Field:
         later = field.write
         if not isinstance(later, LaterRows):
             return field
         return replace(field, write=partial(self._write, later, remote))
 
-    def _write(self, later: LaterRows, remote: "_RemoteRows | None", out: Array) -> None:
+    def _write(self, later: LaterRows, remote: "RemoteRows | None", out: Array) -> None:
         if later.split is None:
             rows = self._matrix(later.kind, later.name)
             gather_rows([(rows.values, located(rows, later.ids), None)], out)
@@ -220,7 +252,7 @@ class Filler:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Pieces:
     rows: Array
     pending: list[Pending[RowsAnswer]]
 
@@ -230,13 +262,28 @@ class _Asked:
         return self.rows
 
 
-class _RemoteRows:
-    """The rows of other machines of one owner and batch: of the cache, or fetched."""
+class RemoteRows:
+    """The rows of other machines of one owner and batch: of the cache, or fetched.
+
+    Args:
+        owner: Whose rows.
+        remote: Which of them.
+        plan: From `RowCache.plan`, for ``remote.ids``.
+        cache: None: nothing is kept, and ``plan`` says so.
+        ask: Given a matrix, ``remote`` and ascending places in ``remote.ids``, asks for these rows;
+            with ``again``, for some that were to be here.
+        scratch: For copies of rows that are here.
+        earlier: Batches of the same owner that are stored before this one. Their slots may be
+            planned for others before their rows come; these are then taken from them.
+        is_alone: Nobody stores rows before this batch is written, this batch's own included.
+    """
 
     def __init__(
-        self, owner: Owner, remote: Remote, plan: Array, cache: RowCache,
-        ask: Callable[..., _Asked], scratch: Scratch,
+        self, owner: Owner, remote: Remote, plan: Array, cache: RowCache | None,
+        ask: Callable[..., Asked], scratch: Room, earlier: Sequence["RemoteRows"] = (),
+        is_alone: bool = False,
     ) -> None:  # fmt: skip
+        self._earlier = earlier
         self._owner, self._remote, self._cache, self._ask = owner, remote, cache, ask
         self._plan = plan
         self._places = remote.places
@@ -247,17 +294,42 @@ class _RemoteRows:
         self._copies: list[tuple[Array, dict[Matrix, Array], Array]] = []
         """Rows that are no longer read in their slots: places, rows by matrix, which of these."""
         self._num_again = 0
-        if self._fetched.size:
+        self._has_come = self._is_stored = False
+        if self._fetched.size and not is_alone:
             self._copy_out()
+
+    @property
+    def _here(self) -> RowCache:
+        assert self._cache is not None, "without a cache no row is planned to be here"
+        return self._cache
+
+    def wait(self) -> dict[Matrix, Array]:
+        """Wait for the answers, and return their rows by matrix."""
+        rows = {matrix: asked.wait() for matrix, asked in self._asked.items()}
+        self._has_come = True
+        return rows
 
     def store(self) -> None:
         """Wait for the answers, and let the cache have what it is to keep."""
-        rows = {matrix: asked.wait() for matrix, asked in self._asked.items()}
+        if self._is_stored:
+            return
+        rows = self.wait()
+        self._is_stored = True
+        kept, slots, ids = self._to_keep()
+        if kept.size and self._cache is not None:
+            self._cache.store(self._owner, slots, ids, rows, kept)
+
+    def abandon(self) -> None:
+        """Let nobody wait for the rows that this batch was to store."""
+        kept, slots, ids = self._to_keep()
+        if kept.size and self._cache is not None and not self._is_stored:
+            self._cache.abandon(self._owner, slots, ids)
+
+    def _to_keep(self) -> tuple[Array, Array, Array]:
+        """Return which of the fetched rows are kept, their slots, their ids."""
         kept = np.flatnonzero(self._plan[self._fetched] < MISSING)
-        if kept.size:
-            at = self._fetched[kept]
-            slots = -2 - self._plan[at]
-            self._cache.store(self._owner, slots, self._remote.ids[at], rows, kept)
+        at = self._fetched[kept]
+        return kept, -2 - self._plan[at], self._remote.ids[at]
 
     def _copy_out(self) -> None:
         """Copy the rows that are here, while others come.
@@ -267,39 +339,79 @@ class _RemoteRows:
         were fetched again over a slow link. What is not here now does not come to such a slot any
         more: `RowCache.store` asks whose it is.
         """
-        at = np.delete(self._cached, self._absent())
+        absent = self._absent()
+        at = np.delete(self._cached, absent)
         if at.size == 0:
             return
         slots = self._plan[at].astype(np.int64)
         rows = {}
         for matrix in self._asked:
-            values = self._cache.rows(self._owner, matrix)
+            values = self._here.rows(self._owner, matrix)
             shape = (at.size, *values.shape[1:])
             rows[matrix] = self._scratch.matrix(f"copied {matrix}", values.dtype.name, shape)
             gather_rows([(values, slots, None)], rows[matrix])
         # others may have taken some meanwhile
-        gone = self._cache.absent(self._owner, self._plan[at], self._remote.ids[at])
+        gone = self._here.absent(self._owner, self._plan[at], self._remote.ids[at])
         there = np.delete(np.arange(at.size), gone)
         self._copies.append((at[there], rows, there))
-        self._cached = np.setdiff1d(self._cached, at[there], assume_unique=True)
+        self._cached = np.sort(np.concatenate([self._cached[absent], at[gone]]))
 
-    def await_others(self, timeout_s: float) -> None:
-        """Wait until rows that other batches fetch are there; fetch what does not come."""
+    def await_others(
+        self, timeout_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> bool | None:
+        """Wait until rows that other batches fetch are there; fetch what does not come.
+
+        Args:
+            timeout_s: How long, in seconds.
+            meanwhile: Called again and again. Who fills several batches stores the rows of the
+                later ones here, since another process may wait for those.
+
+        Returns:
+            Whether they came, or were given up by who was to fetch them; None where all were there.
+        """
+        self._take_from_earlier()
+        if self._absent().size == 0:
+            return None
         deadline = time.monotonic() + timeout_s
         while (absent := self._absent()).size and time.monotonic() < deadline:
             if self._given_up(absent):
                 break
+            if meanwhile is not None:
+                meanwhile()
             time.sleep(_POLL_S)
         if absent.size == 0:
-            return
-        late = self._cached[absent]
+            return True
+        in_time, late = time.monotonic() < deadline, self._cached[absent]
         self._cached = np.delete(self._cached, absent)
         asked = {m: self._ask(m, self._remote, late, again=True) for m in self._asked}
         rows = {matrix: one.wait() for matrix, one in asked.items()}
         ids, everything = self._remote.ids[late], np.arange(late.size)
-        self._cache.store(self._owner, self._plan[late], ids, rows, everything)
+        self._here.store(self._owner, self._plan[late], ids, rows, everything)
         self._copies.append((late, rows, everything))
         self._num_again += late.size * len(rows)
+        return in_time
+
+    def _take_from_earlier(self) -> None:
+        """Take rows whose slots went to others before they came from the batches that had them."""
+        earlier, self._earlier = self._earlier, ()  # or each would keep all before it
+        for one in (*earlier, self):
+            absent = self._absent()
+            if absent.size == 0:
+                return
+            found, rows = one.fetched_rows(self._remote.ids[self._cached[absent]])
+            is_there = found >= 0
+            if is_there.any():
+                self._copies.append((self._cached[absent[is_there]], rows, found[is_there]))
+                self._cached = np.delete(self._cached, absent[is_there])
+
+    def fetched_rows(self, ids: Array) -> tuple[Array, dict[Matrix, Array]]:
+        """Return which of the fetched rows have these ids, -1 for none, and the rows by matrix."""
+        known = self._remote.ids[self._fetched]
+        order = np.argsort(known)
+        if not self._has_come or known.size == 0:
+            return np.full(ids.size, -1), {}
+        at = order[np.minimum(np.searchsorted(known, ids, sorter=order), known.size - 1)]
+        return np.where(known[at] == ids, at, -1), {m: a.rows for m, a in self._asked.items()}
 
     @property
     def num_cached(self) -> int:
@@ -312,18 +424,18 @@ class _RemoteRows:
         at = self._cached
         if at.size == 0:
             return at
-        return self._cache.absent(self._owner, self._plan[at], self._remote.ids[at])
+        return self._here.absent(self._owner, self._plan[at], self._remote.ids[at])
 
     def _given_up(self, absent: Array) -> bool:
         """Return whether slots of all these are for other rows by now, and will not be filled."""
         at = self._cached[absent]
-        return not self._cache.is_held(self._owner, self._plan[at], self._remote.ids[at])
+        return not self._here.is_held(self._owner, self._plan[at], self._remote.ids[at])
 
     def parts(self, matrix: Matrix) -> list[tuple[Array, Array, Array | None]]:
         """Return (matrix, rows, places in the batch) as `gather_rows` takes them."""
         found: list[tuple[Array, Array, Array | None]] = []
         if self._cached.size:
-            rows = self._cache.rows(self._owner, matrix)
+            rows = self._here.rows(self._owner, matrix)
             slots = self._plan[self._cached].astype(np.int64)
             found.append((rows, slots, self._places[self._cached]))
         if self._fetched.size:

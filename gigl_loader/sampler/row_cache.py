@@ -304,22 +304,18 @@ class RowCache:
                 kernels.store_rows(_as_bytes(values[matrix]), at, slots, _as_bytes(rows))
             kernels.publish(slots, ids, arrays.stored)
 
-    def overwrite(
-        self, owner: Owner, slots: Array, ids: Array, values: Mapping[Matrix, Array], at: Array
-    ) -> None:
-        """Store rows in these slots, whose they are by now or not; as `store` otherwise.
-
-        For one user alone, who reads and stores batch after batch in the order of their plans: a
-        slot may be planned for a later row already, and is this one's until then.
-        """
+    def abandon(self, owner: Owner, slots: Array, ids: Array) -> None:
+        """Say that rows that were planned for these slots do not come: nobody waits for them."""
         arrays = self.tables[owner]
-        for matrix, rows in arrays.rows.items():
-            kernels.store_rows(_as_bytes(values[matrix]), at, slots, _as_bytes(rows))
-        kernels.publish(slots, ids, arrays.stored)
+        with self._locked():
+            empty = (arrays.slots[slots, kernels.HOLDER] == ids) & (arrays.stored[slots] != ids)
+            arrays.stored[slots[empty]] = _abandoned(ids[empty])
 
     def is_held(self, owner: Owner, slots: Array, ids: Array) -> bool:
-        """Return whether a slot of ``slots`` is still for its id: a row may come."""
-        return bool((self.tables[owner].slots[slots, kernels.HOLDER] == ids).any())
+        """Return whether a slot of ``slots`` is still for its id, whose row may come."""
+        arrays = self.tables[owner]
+        awaited = arrays.stored[slots] != _abandoned(ids)
+        return bool(((arrays.slots[slots, kernels.HOLDER] == ids) & awaited).any())
 
     def absent(self, owner: Owner, slots: Array, ids: Array) -> Array:
         """Return the places of ``ids`` that their slots do not have, or not any more: ``[k]``.
@@ -336,6 +332,11 @@ class RowCache:
     def matrices(self, owner: Owner) -> Collection[Matrix]:
         """Return the matrices whose rows are kept together; none of an unknown owner."""
         return self.tables[owner].rows.keys() if owner in self.tables else ()
+
+
+def _abandoned(ids: Array) -> Array:
+    """Return what ``stored`` says of a slot where whoever was to fetch the row does not."""
+    return -2 - ids
 
 
 def _as_bytes(rows: Array) -> Array:

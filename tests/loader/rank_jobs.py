@@ -413,7 +413,9 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
             os.kill(worker_pid(loader), signal.SIGKILL)
         dist.barrier()  # rank 1 has not asked for a batch since its worker died
         if rank == 1:
-            os.kill(worker_pid(loader, former=killed), signal.SIGSTOP)
+            stopped = worker_pid(loader, former=killed)
+            wait_until(lambda: _has_made_up(loader), "the new worker has sent what was lost")
+            os.kill(stopped, signal.SIGSTOP)
         else:
             found += [batch_tensors(next(iterator)) for _ in range(50)]
         dist.barrier()  # nor here
@@ -434,6 +436,12 @@ def peer_workers_are_replaced(rank: int, size: int) -> None:
         before = loader._stats.cached_rows
         list(itertools.islice(loader, 120))
         assert loader._stats.cached_rows > before, "the next epoch has the cache again"
+
+
+def _has_made_up(loader: DistNeighborLoader) -> bool:
+    """Return whether what a worker may have died of is here: a batch lost twice is an error."""
+    loader._mp_producer.pump(0.0)
+    return not loader._mp_producer._recovery.under_way._suspected
 
 
 def _check_same_tensors(found: list, expected: list) -> None:

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 LINK = "eth0"
 
@@ -32,8 +34,10 @@ def run(line: str) -> None:
 def machines(count: int, rate: str) -> Iterator[list[Machine]]:
     """Give machines whose links carry ``rate`` (as ``tc`` writes it) in each direction.
 
-    Needs root. They are gone afterwards, whatever happened.
+    Needs root. They are gone afterwards, whatever happened: also after SIGTERM, which by itself
+    ends a process without a word.
     """
+    before = signal.signal(signal.SIGTERM, _end)
     tag = f"gl{os.getpid()}"
     switch = f"{tag}s"
     found = [Machine(f"{tag}m{i}", f"198.18.79.{i + 1}") for i in range(count)]
@@ -47,6 +51,11 @@ def machines(count: int, rate: str) -> Iterator[list[Machine]]:
     finally:
         for name in (switch, *(machine.namespace for machine in found)):
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, _: Any) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _plug_in(machine: Machine, number: int, switch: str, rate: str) -> None:
