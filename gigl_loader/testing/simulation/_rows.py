@@ -12,6 +12,7 @@ whoever takes a batch sees whether its rows are right.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.remote.answers import RowBook
 from gigl_loader.remote.rows import Fetched, RowQuestions
 from gigl_loader.sampler.apart import RowsApart
+from gigl_loader.sampler.row_cache import CacheMemory, RowCache, segment_bytes
 from gigl_loader.testing.simulation._world import SimFuture
 from gigl_loader.transport import End
 from gigl_loader.workers.ahead import DrawnAhead
@@ -50,8 +52,36 @@ class _WithoutMarks(DrawnAhead):
     NUM_WORDS = 8
 
 
+class _OwnMemory:
+    """Stands in for `gigl_loader.remote.machine_rows.MachineRows`: each rank keeps its own rows."""
+
+    @classmethod
+    def new(cls) -> "_OwnMemory":
+        return cls()
+
+    def cache(self, tables: dict[Any, Any]) -> RowCache:
+        """Return a new cache in memory of this process, without descriptors."""
+        made = RowCache(CacheMemory(np.zeros(segment_bytes(tables), np.uint8), tables))
+        made.initialise()
+        return made
+
+
+class _OwnRows:
+    """Stands in for `gigl_loader.remote.machine_rows.OwnRows`: nothing is offered to others."""
+
+    offer = None
+
+    @classmethod
+    def of(cls, *_: Any) -> "_OwnRows":
+        return cls()
+
+    def agreed(self, offers: Any) -> None:
+        """Return no memory of others."""
+
+
 TABLES: dict[str, Any] = {
     "_MOST_BATCHES": 1 << 8, "_RING_SPARE": 1 << 10, "DrawnAhead": _WithoutMarks,
+    "MachineRows": _OwnMemory, "OwnRows": _OwnRows,
 }  # fmt: skip
 """Of a cache: batches known at once, and references beyond those of a window. Batches here have a
 thousandth of the rows of real ones, and a process has a cache of each rank."""
@@ -100,17 +130,17 @@ class SimulatedRows(RowQuestions):
         self._server_of = list(range(num))
         self._books = {("node", _TYPE): RowBook("node", _TYPE, law.rows, bounds=ends)}
 
-    def ask(self, spec: RowsApart, ids: Array, split: list[tuple[int, Array]]) -> Fetched:
+    def ask(self, spec: RowsApart, asked: Sequence[tuple[int, Array]]) -> Fetched:
         """Return rows that come once they are through the links of both machines."""
-        shape = (ids.size, *spec.shape)
+        shape = (sum(ids.size for _, ids in asked), *spec.shape)
         rows = array_in(self._take(nbytes_of(spec.dtype, shape)), spec.dtype, shape, 0)
-        if ids.size == 0:
-            return Fetched(rows, [])
-        rows[:, 0] = np.concatenate([ids[places] for _, places in split])
+        if shape[0] == 0:
+            return Fetched(rows, [], self._timeout_s)
+        rows[:, 0] = np.concatenate([ids for _, ids in asked])
         world, answer = self.job.world, SimFuture(self.job.world)
-        arrival = max(self._arrival(server, places.size) for server, places in split)
+        arrival = max(self._arrival(server, ids.size) for server, ids in asked)
         world.clock.call_later(arrival - world.clock.now, lambda: answer.set_result(None))
-        return Fetched(rows, [answer])
+        return Fetched(rows, [answer], self._timeout_s)
 
     def _arrival(self, server: int, count: int) -> float:
         """Return when a server's rows are there.
