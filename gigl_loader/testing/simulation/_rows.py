@@ -26,6 +26,7 @@ from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.remote.answers import RowBook
 from gigl_loader.remote.rows import Fetched, RowQuestions
 from gigl_loader.sampler.apart import RowsApart
+from gigl_loader.sampler.row_cache import CacheMemory, RowCache, segment_bytes
 from gigl_loader.testing.simulation._world import SimFuture
 from gigl_loader.transport import End
 from gigl_loader.workers.ahead import DrawnAhead
@@ -51,8 +52,36 @@ class _WithoutMarks(DrawnAhead):
     NUM_WORDS = 8
 
 
+class _OwnMemory:
+    """Stands in for `gigl_loader.remote.machine_rows.MachineRows`: each rank keeps its own rows."""
+
+    @classmethod
+    def new(cls) -> "_OwnMemory":
+        return cls()
+
+    def cache(self, tables: dict[Any, Any]) -> RowCache:
+        """Return a new cache in memory of this process, without descriptors."""
+        made = RowCache(CacheMemory(np.zeros(segment_bytes(tables), np.uint8), tables))
+        made.initialise()
+        return made
+
+
+class _OwnRows:
+    """Stands in for `gigl_loader.remote.machine_rows.OwnRows`: nothing is offered to others."""
+
+    offer = None
+
+    @classmethod
+    def of(cls, *_: Any) -> "_OwnRows":
+        return cls()
+
+    def agreed(self, offers: Any) -> None:
+        """Return no memory of others."""
+
+
 TABLES: dict[str, Any] = {
     "_MOST_BATCHES": 1 << 8, "_RING_SPARE": 1 << 10, "DrawnAhead": _WithoutMarks,
+    "MachineRows": _OwnMemory, "OwnRows": _OwnRows,
 }  # fmt: skip
 """Of a cache: batches known at once, and references beyond those of a window. Batches here have a
 thousandth of the rows of real ones, and a process has a cache of each rank."""
