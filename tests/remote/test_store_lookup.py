@@ -55,23 +55,24 @@ class _Held:
     """Look-ups of storage server 1 wait until it is gone; those of one started again do not."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.asked, self.gone = threading.Event(), threading.Event()
+        self.asked: list[str] = []
+        self.gone = threading.Event()
         for name in ("get_rows", "get_edges"):
-            patch.setattr(DistServer, name, self._waiting(getattr(DistServer, name)))
+            patch.setattr(DistServer, name, self._waiting(name, getattr(DistServer, name)))
 
-    def _waiting(self, method: Any) -> Any:
+    def _waiting(self, name: str, method: Any) -> Any:
         @functools.wraps(method)
         def wait_and_call(server: DistServer, request: Any) -> Any:
             if server.server_rank == 1 and not self.gone.is_set():
-                self.asked.set()
+                self.asked.append(name)
                 assert self.gone.wait(60)
             return method(server, request)
 
         return wait_and_call
 
     def lose(self, endpoint: Endpoint) -> None:
-        """End the server once it is asked."""
-        assert self.asked.wait(60)
+        """End the server once all is asked of it: what comes while it ends is refused."""
+        wait_until(lambda: len(self.asked) == 3, "rows, rows and edges are asked for")
         endpoint.close()
         wait_until(lambda: current_cluster().lost == [1], "the client has heard of it")
         self.gone.set()
