@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +33,6 @@ from gigl_loader.memory.tensors import (
     as_array,
     dtype_name,
 )
-
-Memory = Literal["resident", "mapped"]
-Splits = dict[str, dict[NodeType, Tensor]]
 
 _INT32_IDS = 2**31 - 1
 

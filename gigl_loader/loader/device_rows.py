@@ -27,15 +27,13 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.device.rows import RowMemory
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, ProtocolError
 from gigl_loader.loader.collective import AnswerFailedError, CollectivePeers
-from gigl_loader.memory.segments import Array, array_in, nbytes_of
+from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.message import Field
 from gigl_loader.ranks import backends_of
 from gigl_loader.sampler.later import LaterRows
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.sampler.store import LocalStore, rows_request
 
-_ALIGNED = 16
-"""Each matrix starts at a multiple: memory is viewed as the type of the rows, at most 16 bytes."""
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _POLL_S = 0.0002
 
@@ -93,7 +91,7 @@ class _Packing:
         """Return where an array will lie."""
         start, nbytes = self.nbytes, nbytes_of(dtype, shape)
         self._parts.append((start, dtype, shape, write))
-        self.nbytes += _room(nbytes)
+        self.nbytes += align(nbytes)
         return slice(start, start + nbytes)
 
     def write(self, memory: Tensor) -> None:
@@ -275,7 +273,7 @@ class DeviceRows:
             for (one, part), request in zip(some, requests, strict=True):
                 nbytes = request.ids.size * one.row_bytes
                 part.rows = slice(end, end + nbytes)
-                end += _room(nbytes)
+                end += align(nbytes)
             asked.append(requests)
             receive.append(end - first)
         return asked, receive
@@ -322,10 +320,6 @@ class DeviceRows:
                     "has stopped or ended; see the logs of the other ranks, and start the job again"
                 )
             time.sleep(_POLL_S)
-
-
-def _room(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNED) * _ALIGNED
 
 
 def _copy(values: Array, out: Array) -> None:

@@ -12,7 +12,6 @@ it. What differs from an interpreter: the worker's pid and parent are not those 
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -29,10 +28,6 @@ from typing import Any
 from gigl_loader.testing import _scripts, _zygote
 from gigl_loader.testing._forked import ForkedProcess
 from gigl_loader.workers import pipe
-
-_PR_SET_PDEATHSIG, _STREAMS = 1, 3
-
-_libc = ctypes.CDLL(None)
 
 _STAND_IN = """\
 import array, os, pickle, signal, socket, sys
@@ -140,7 +135,7 @@ class _Forked:
             _zygote._never_return(
                 lambda: _end_with(me),
                 lambda: _zygote._run(("", environment, folder, False), fds),
-                lambda: _be(executable, words, numbers[_STREAMS:]),
+                lambda: _be(executable, words, numbers[_zygote._STREAMS :]),
             )
         for fd in fds:
             os.close(fd)
@@ -166,7 +161,7 @@ class _Forked:
 
 
 def _end_with(parent: int) -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _zygote._libc.prctl(_zygote._PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it went before the line above
         raise SystemExit(1)
 
