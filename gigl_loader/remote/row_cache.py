@@ -33,7 +33,7 @@ from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.machine_rows import MachineRows
 from gigl_loader.remote.rows import Fetched, RowQuestions, owner_of_rows
-from gigl_loader.sampler.ahead import READY_S, Remote, RemoteRows
+from gigl_loader.sampler.ahead import READY_S, Patience, Remote, RemoteRows
 from gigl_loader.sampler.apart import RowsApart, read_rows_apart
 from gigl_loader.sampler.row_cache import (
     MISSING,
@@ -128,6 +128,7 @@ class RowKeeper:
         self._machine_rows = machine_rows
         self._options, self._room, self._timeout_s = options, room, timeout_s
         self._pin, self._pool = pin_memory, BufferPool(pin_memory)
+        self._patience = Patience(min(READY_S, timeout_s / 2))
         self._questions = RowQuestions(cluster, self._pool.take_leased, timeout_s)
         self._at_once = RowQuestions(cluster, self._pool.take_leased, timeout_s)
         """Of batches beside the epoch, which another thread fills."""
@@ -399,7 +400,7 @@ class RowKeeper:
         if not (filling.is_alone and self._is_alone()):
             filling.store()  # before anything of others is waited for, so that none goes around
         for one in filling.rows.values():
-            one.await_others(min(READY_S, self._timeout_s / 2), meanwhile)
+            self._patience.wait(one, meanwhile)
         counts.waited_s = time.perf_counter() - started
         message = {**batch.received.message, **self._written(batch, filling.rows)}
         filling.store()  # alone, what the batch has is not copied before its slots are written

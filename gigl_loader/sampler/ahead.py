@@ -137,6 +137,25 @@ class Room(Protocol):
         ...
 
 
+class Patience:
+    """Waits for rows that others fetch; not long, while the last ones did not come.
+
+    Who was to fetch them has ended, most likely, and had rows for the next batches, too.
+
+    Args:
+        ready_s: How long to wait otherwise, in seconds.
+    """
+
+    def __init__(self, ready_s: float) -> None:
+        self._ready_s = self._waits_s = ready_s
+
+    def wait(self, rows: "RemoteRows", meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait for those of a batch; see `RemoteRows.await_others`."""
+        came = rows.await_others(self._waits_s, meanwhile)
+        if came is not None:
+            self._waits_s = self._ready_s if came else _IN_VAIN_SHARE * self._ready_s
+
+
 class Filler:
     """Fills drawn batches. One object per sampling thread.
 
@@ -156,7 +175,7 @@ class Filler:
     ) -> None:
         self._here = {view.partition_idx: view, **view.nearby}
         self._view, self._peers, self._cache = view, peers, cache
-        self._ready_s = self._waits_s = ready_s
+        self._patience = Patience(ready_s)
         self._scratch = Scratch()
         self._rows: list[RemoteRows] = []
         """Of the batch filled last."""
@@ -186,21 +205,12 @@ class Filler:
         for one in rows.values():
             one.store()  # before anything of other batches is waited for, so that none goes around
         for one in rows.values():
-            self._await_others(one)
+            self._patience.wait(one)
         self._rows = list(rows.values())
         return [
             self._field(field, None if source is None else rows[source])
             for field, source in zip(batch.fields, batch.sources, strict=True)
         ]
-
-    def _await_others(self, rows: "RemoteRows") -> None:
-        """Wait for rows that other batches fetch; not long, while the last ones did not come.
-
-        Who fetched them has ended, most likely, and had rows for the next batches, too.
-        """
-        came = rows.await_others(self._waits_s)
-        if came is not None:
-            self._waits_s = self._ready_s if came else _IN_VAIN_SHARE * self._ready_s
 
     def _matrix(self, kind: str, name: Any, partition: int | None = None) -> Rows[Array]:
         view = self._view if partition is None else self._here[partition]
