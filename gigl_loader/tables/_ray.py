@@ -14,6 +14,8 @@ from gigl_loader.tables._job import RunSteps
 
 _LOOK_SECONDS = 5.0
 """How often nodes are looked at while tasks are waited for."""
+_END_SECONDS = 60.0
+"""How long tasks are waited for that were cancelled: their node may be out of reach."""
 
 
 @contextmanager
@@ -71,6 +73,8 @@ def _run(
     finally:
         for left in places:
             ray.cancel(left, force=True)
+        if places:  # until their processes have ended: they write into what may be removed next
+            ray.wait(list(places), num_returns=len(places), timeout=_END_SECONDS)
 
 
 def _call(make: Callable[[], Any]) -> Any:

@@ -182,6 +182,8 @@ class Listener:
         with self._lock:  # there will be no more
             connections = list(self._connections.values())
         goodbye = farewell(end, words or f"{self.name} shut down")
+        for connection in connections:  # all of them first: the end of one may fail others' answers
+            connection.expect(End.CLOSED)
         for connection in connections:
             connection.dismiss(End.CLOSED, goodbye, deadline - time.monotonic())
         for connection in connections:
@@ -337,9 +339,13 @@ class _Connection:
             self.peer.gone.set()
         self._wake.set()
 
+    def expect(self, end: End) -> None:
+        """Note that the connection is about to end: from here on its goodbye says why, no error."""
+        self._dismissed = self._dismissed or end
+
     def dismiss(self, end: End, goodbye: bytes = b"", patience_s: float = 0.0) -> None:
         """End the connection."""
-        self._dismissed = self._dismissed or end
+        self.expect(end)
         self.stream.end(goodbye if self.peer else b"", patience_s)
         self.hang_up()
 
@@ -437,6 +443,8 @@ class _Connection:
             except EOFError:
                 raise
             except Exception as error:
+                if self._dismissed is not None:  # perhaps for that reason
+                    return
                 views = pack(Kind.ERROR, describe(error))
             with self.stream.send_lock:
                 while not self.stream.push(views):

@@ -1,8 +1,11 @@
 """Joins and sorts as tasks of Ray."""
 
+import contextlib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -61,6 +64,7 @@ def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
             partition_tables(nodes, edges, root=tmp_path / "large", engine="ray", threads=64, **how)
         with pytest.raises(ConfigError, match="number of bytes"):  # a task's error is ours
             list(_ray._run(ray, [partial(parse_bytes, "many")], 10**8, 1))
+        _others_have_ended_after_an_error(ray, tmp_path / "writer")
         _one_id_is_null(tmp_path / "tables")
         with pytest.raises(ConfigError, match=r"has nulls.*row 3 "):
             partition_tables(nodes, edges, root=tmp_path / "null", engine="ray", **how)
@@ -68,6 +72,20 @@ def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
         ray.shutdown()
         cluster.shutdown()
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def _others_have_ended_after_an_error(ray: Any, path: Path) -> None:
+    """What they write into is removed next."""
+    write = f"import os, time\nopen({str(path)!r}, 'x').write(str(os.getpid()))\ntime.sleep(600)"
+    fail = (
+        f"import os\nwhile not (os.path.exists({str(path)!r}) and os.path.getsize({str(path)!r})):"
+        " pass\nraise KeyError('on purpose')"
+    )
+    steps = [partial(exec, source, {}) for source in (write, fail)]
+    with pytest.raises(KeyError, match="on purpose"):
+        list(_ray._run(ray, steps, 10**8, 1))
+    with contextlib.suppress(psutil.NoSuchProcess):  # its parent may not have asked how it ended
+        assert psutil.Process(int(path.read_text())).status() == psutil.STATUS_ZOMBIE
 
 
 def _one_id_is_null(folder: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,11 @@ from hostile import exchange, fuzz_caller, fuzz_listener
 from network import AT_ONCE_S, PATIENCE_S, Network, refusals
 from service import SECURITIES, Answer, question
 
-from gigl_loader.errors import ConfigError, GiglLoaderError, PeerLostError
+from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerLostError
 from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._waiting import wait_until
 from gigl_loader.transport import Caller, End, Lent, Listener, Method, Peer, Security
+from gigl_loader.transport.listener import _Connection
 from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, Kind, pack
 
 
@@ -294,3 +296,39 @@ def test_a_goodbye_reaches_a_caller_with_questions_unread(network: Network) -> N
         with pytest.raises(PeerLostError) as caught:
             reply.wait(60)
         assert caught.value.end is End.SHUTDOWN
+
+
+def test_a_listener_that_closes_answers_with_its_goodbye_alone(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails because another connection has ended already must not look like a refusal."""
+    ends: list[str] = []
+
+    def fail_once_a_is_gone(request: int, peer: Peer) -> int:
+        if peer.name == "b":
+            wait_until(lambda: "a" in ends, "the other connection has ended")
+            raise PeerError("whoever asks was given up")
+        return request
+
+    listener = Listener(
+        "127.0.0.1", 0, network.security, {"ask": Method(int, int, fail_once_a_is_gone)},
+        "service", on_end=lambda peer, end: ends.append(peer.name),
+    ).start()  # fmt: skip
+    network.opened.append(listener)
+    a, b = (network.caller(listener.address, name=name) for name in "ab")
+    assert a.ask("ask", 1, int).wait(60) == 1
+    asked = b.ask("ask", 2, int)
+    wait_until(lambda: any(one.owes for one in listener._connections.values()), "b asks")
+    dismiss = _Connection.dismiss
+
+    def dismiss_once_answered(self: _Connection, *args: Any) -> None:
+        assert self.peer is not None
+        if self.peer.name == "b":
+            wait_until(lambda: not self.owes, "what was asked is answered, or never will be")
+        dismiss(self, *args)
+
+    monkeypatch.setattr(_Connection, "dismiss", dismiss_once_answered)
+    listener.close(End.SHUTDOWN)
+    with pytest.raises(PeerLostError) as caught:
+        asked.wait(60)
+    assert caught.value.end is End.SHUTDOWN
