@@ -4,9 +4,8 @@ The accepting thread waits for no caller. It also says each second, on every con
 answer, that this side lives, and learns at once when a caller hangs up while a handler works.
 
 A connection's thread does the handshake, within three seconds, and then answers. At most 128
-handshakes are under way, 64 from one address; the one that has said nothing for the longest time
-makes room for a new one, so that thousands of half-open connections neither keep real callers out
-nor take memory, threads or descriptors without bound.
+handshakes are under way, 64 from one address; the one that has said nothing for longest makes room
+for a new one: half-open connections neither keep real callers out nor take memory without bound.
 """
 
 import contextlib
@@ -143,7 +142,7 @@ class Listener:
         self._connections: dict[int, _Connection] = {}  # by descriptor
         self._refused: Counter[str] = Counter()
         self._reported, self._unreported = -_REPORT_EVERY_S, 0
-        self._closed = False
+        self.closed = False  # that, or about to be
         self._sock = (
             addresses.listen(address, port) if inherits is None else socket.socket(fileno=inherits)
         )
@@ -172,7 +171,7 @@ class Listener:
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
         """Tell all callers goodbye and stop. Idempotent, from any thread."""
-        self._closed, deadline = True, time.monotonic() + _CLOSE_S
+        self.closed, deadline = True, time.monotonic() + _CLOSE_S
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
         if self._thread.ident is None:
@@ -182,8 +181,6 @@ class Listener:
         with self._lock:  # there will be no more
             connections = list(self._connections.values())
         goodbye = farewell(end, words or f"{self.name} shut down")
-        for connection in connections:  # all of them first: the end of one may fail others' answers
-            connection.expect(End.CLOSED)
         for connection in connections:
             connection.dismiss(End.CLOSED, goodbye, deadline - time.monotonic())
         for connection in connections:
@@ -194,14 +191,14 @@ class Listener:
 
     def _run(self) -> None:
         due = time.monotonic() + TICK_S
-        while not self._closed:
+        while not self.closed:
             try:
                 self._look(max(0.0, due - time.monotonic()))
                 if time.monotonic() >= due:
                     due = time.monotonic() + TICK_S
                     self._say_alive()
             except Exception:  # nothing that one caller does may end this thread
-                if not self._closed:
+                if not self.closed:
                     _log.exception("%s: accepting failed; it goes on", self.name)
                     time.sleep(0.1)
         self._release()
@@ -234,7 +231,7 @@ class Listener:
         except BlockingIOError:
             return
         except OSError as error:
-            if not self._closed:
+            if not self.closed:
                 self._busy("a caller", error)
             return
         try:
@@ -339,13 +336,9 @@ class _Connection:
             self.peer.gone.set()
         self._wake.set()
 
-    def expect(self, end: End) -> None:
-        """Note that the connection is about to end: from here on its goodbye says why, no error."""
-        self._dismissed = self._dismissed or end
-
     def dismiss(self, end: End, goodbye: bytes = b"", patience_s: float = 0.0) -> None:
         """End the connection."""
-        self.expect(end)
+        self._dismissed = self._dismissed or end
         self.stream.end(goodbye if self.peer else b"", patience_s)
         self.hang_up()
 
@@ -443,7 +436,7 @@ class _Connection:
             except EOFError:
                 raise
             except Exception as error:
-                if self._dismissed is not None:  # perhaps for that reason
+                if self._listener.closed:  # perhaps for that reason: the goodbye says so
                     return
                 views = pack(Kind.ERROR, describe(error))
             with self.stream.send_lock:
