@@ -34,6 +34,7 @@ DOWNWARD = {
     ("diagnose.py", "testing"): "the same",
     ("plan/calibrate.py", "testing"): "processes that start in milliseconds, to be measured",
     ("plan/cluster.py", "testing"): "the same",
+    ("plan/wire.py", "testing"): "the same",
 }
 """Imports against the order that are wanted, each with its reason."""
 

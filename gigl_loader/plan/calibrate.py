@@ -5,8 +5,8 @@ as many processes at once as there are ranks (``num_workers=0``), over a random 
 of different fanouts and widths. Asking other partitions, and keeping their rows: two ranks with
 workers. Delivering batches, and keeping rows where they come: two storage servers and two ranks.
 The cost of an edge, a node, a row and a byte are the non-negative ones that explain the CPU seconds
-best. The transport is timed between two processes. What a process holds before there is a graph is
-read of the same ones.
+best. The transport is timed between two processes, and to a second host (`gigl_loader.plan.wire`).
+What a process holds before there is a graph is read of the same ones.
 """
 
 import multiprocessing
@@ -14,13 +14,9 @@ import platform
 import statistics
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date
-from multiprocessing.connection import Connection
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
@@ -28,14 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigl_loader.errors import PeerError
 from gigl_loader.memory.segments import Array
-from gigl_loader.plan import cluster
+from gigl_loader.plan import cluster, wire
 from gigl_loader.plan.cluster import Kind, Took
 from gigl_loader.plan.costs import Costs
-from gigl_loader.testing._forked import ForkedProcess, start_fork_server
-from gigl_loader.transport import Caller, Listener, Method, Security
-from gigl_loader.transport.certs import token
+from gigl_loader.testing._forked import start_fork_server
 
 _NODES, _DEGREE = 500_000, 16
 _WIDTHS = (0, 16, 128)
@@ -50,18 +43,27 @@ _CASES: tuple[tuple[list[int], int, bool], ...] = (
 """Of sampling alone: fanouts, batch size, and whether there are features."""
 _TAKEN = 14
 """Batches of each."""
-_REPLY_BYTES, _AHEAD = 8_000_000, 4
-_WAIT_S = 60.0
 _ALONE_S = 300.0
 
 
-def calibrate(rounds: int = 3, say: Callable[[str], None] = lambda line: None) -> Costs:
+def calibrate(
+    rounds: int = 3,
+    say: Callable[[str], None] = lambda line: None,
+    other: wire.Other | None = None,
+) -> Costs:
     """Return what work costs on this machine; takes about a minute.
 
     Args:
         rounds: How often sampling and the transport are measured; the spread is that of the rounds.
         say: Called with a line for each step.
+        other: A second host, to which the transport is measured as well.
+
+    Raises:
+        PeerError: The second host does not answer.
+        JoinRefusedError: It does not let this process in, or is another service.
     """
+    if other is not None:
+        wire.meet(other)
     start_fork_server()
     with tempfile.TemporaryDirectory() as folder:
         say(f"graphs of {_NODES:,} nodes and {_NODES * _DEGREE:,} edges")
@@ -76,12 +78,15 @@ def calibrate(rounds: int = 3, say: Callable[[str], None] = lambda line: None) -
         found = _measure_delivering(roots)
         delivering = delivering_costs(sampling, asking, found)
     say("the transport")
-    plain_s, tls_s = (_wire_costs(security, rounds) for security in _securities())
+    here = wire.within(rounds)
+    if other is not None:
+        say(f"the transport to {other.host}:{other.port}")
+    there = {} if other is None else wire.between(other, rounds)
     return Costs(
         machine=f"{_processor()}, {platform.system()} {platform.release()}",
         date=date.today().isoformat(),
         **dict(zip(_SAMPLING, sampling, strict=True)), **asking, **delivering,
-        plain_s_per_gb=plain_s, tls_s_per_gb=tls_s, link_s_per_gb=0.0,
+        **wire.costs_of(here, there),
         **dict(zip(_MEMORY, idle, strict=True)), spread=_spread(alone),
     )  # fmt: skip
 
@@ -345,81 +350,6 @@ def _explain(amounts: list[list[float]], seconds: list[float], of: list[Took]) -
     """
     every = np.array([took.cpu_s for took in of])
     return [float(cost) for cost in non_negative(np.array(amounts), np.array(seconds), every)]
-
-
-# --- the transport --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Rows:
-    data: Array
-
-
-def _securities() -> list[Security]:
-    return [Security.local(), Security.resolve("", token(), False)]
-
-
-def _serve(security: Security, ready: Connection) -> None:
-    rows = _Rows(np.ones(_REPLY_BYTES, np.uint8))
-    table = {
-        "rows": Method(int, _Rows, lambda request, peer: rows),
-        "cpu": Method(int, float, lambda request, peer: time.process_time()),
-    }
-    listener = Listener("127.0.0.1", 0, security, table, "calibrate").start()
-    try:
-        ready.send(listener.address)
-        ready.poll(_WAIT_S)  # until the caller is done, or gone
-    finally:
-        listener.close()
-
-
-def _wire_costs(security: Security, rounds: int, seconds: float = 0.5) -> float:
-    """Return CPU seconds per GB of one end, the median of some rounds."""
-    with _first_word_of(_serve, security.for_workers()) as (host, port):
-        caller = Caller(host, port, security, "calibrate")
-        try:
-            return statistics.median(_time_replies(caller, seconds) for _ in range(rounds))
-        finally:
-            caller.close()
-
-
-@contextmanager
-def _first_word_of(function: Callable[..., None], *args: Any) -> Iterator[Any]:
-    """Run ``function(*args, pipe)`` in its own process; yield what it sends first, then end it.
-
-    Raises:
-        PeerError: It sent nothing.
-    """
-    ours, theirs = multiprocessing.Pipe()
-    process = ForkedProcess(target=function, args=(*args, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(_WAIT_S):
-            raise PeerError(f"a process of the measurement did not start within {_WAIT_S:.0f} s")
-        try:
-            word = ours.recv()
-        except EOFError as error:
-            raise PeerError("a process of the measurement ended early: see above") from error
-        yield word
-    finally:
-        ours.close()
-        process.join(5)
-        process.kill()
-        process.join()
-
-
-def _time_replies(caller: Caller, seconds: float) -> float:
-    there = caller.ask("cpu", 0, float).wait(_WAIT_S)
-    here, began, received = time.process_time(), time.monotonic(), 0
-    replies = deque(caller.ask("rows", 0, _Rows) for _ in range(_AHEAD))
-    while replies:
-        received += replies.popleft().wait(_WAIT_S).data.nbytes
-        if time.monotonic() - began < seconds:
-            replies.append(caller.ask("rows", 0, _Rows))
-    here = time.process_time() - here
-    there = caller.ask("cpu", 0, float).wait(_WAIT_S) - there
-    return (here + there) / 2 / (received / 1e9)
 
 
 # --- the machine ----------------------------------------------------------------------------------

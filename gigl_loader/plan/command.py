@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,13 +17,18 @@ from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.expect import Degrees
 from gigl_loader.plan.job import DTYPE_BYTES, Job
 from gigl_loader.plan.model import Plan, estimate
+from gigl_loader.remote.status import add_security, host_and_port
+from gigl_loader.transport import Security
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_LINK_GBIT = 10.0
 _EXAMPLE = """example:
   gigl-loader plan --nodes 111M --edges 1.6B --dim 128 --dtype float16 --fanouts 15,10 \\
     --batch-size 1024 --machines 16 --ranks-per-machine 8 --workers 2 --link 25Gbit --step-ms 40
   gigl-loader plan --root /data/graph --fanouts 15,10 --machines 4
-  gigl-loader plan --calibrate costs.json"""
+  gigl-loader plan --calibrate costs.json
+  gigl-loader plan --answer STORAGE0:29700 --tls /etc/gigl    # on a second host, and on the first:
+  gigl-loader plan --calibrate costs.json --with STORAGE0:29700 --tls /etc/gigl"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,10 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         _check_is_writable(args.calibrate or args.picture)
+        if args.other is not None and args.calibrate is None:
+            raise ConfigError("--with belongs to --calibrate FILE: give that, too")
+        if args.answer is not None:
+            return _answer(args)
         if args.calibrate is not None:
             return _calibrate(args)
         costs = Costs.read(Path(args.costs) if args.costs else SHIPPED)
-        job, degrees = _job(args)
+        job, degrees = _job(args, costs)
         plan = estimate(job, costs, degrees)
         print(json.dumps(_as_json(plan, costs), indent=1) if args.json else table(plan, costs))
         if args.picture:
@@ -83,10 +93,17 @@ def _parser() -> argparse.ArgumentParser:
     machines.add_argument("--workers", type=int, default=1, help="of each rank (and server)")
     machines.add_argument("--cores", type=int, default=16, help="of each machine (default 16)")
     machines.add_argument("--memory", type=float, metavar="GB", help="of each machine")
-    machines.add_argument("--link", type=gigabits, default=10.0, help="as in 25Gbit (default 10)")
+    machines.add_argument("--link", type=gigabits, help="as in 25Gbit (default: what was measured "
+                          "with a second host, else 10)")  # fmt: skip
     machines.add_argument("--encrypted", action="store_true", help="connections use TLS")
     parser.add_argument("--costs", help="what --calibrate wrote (default: what this package has)")
-    parser.add_argument("--calibrate", metavar="FILE", help="measure this machine, a minute")
+    measure = parser.add_argument_group("measuring machines")
+    measure.add_argument("--calibrate", metavar="FILE", help="measure this machine, a minute")
+    measure.add_argument("--with", dest="other", metavar="HOST:PORT", type=host_and_port,
+                         help="and the link to a second host, where --answer runs")  # fmt: skip
+    measure.add_argument("--answer", metavar="HOST:PORT", type=host_and_port,
+                         help="be that second host, at this address of it")  # fmt: skip
+    add_security(parser)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--picture", metavar="FILE", help="seeds/s over machines")
     return parser
@@ -123,7 +140,7 @@ def _fanouts(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"fanouts are as in 15,10, got {text!r}") from None
 
 
-def _job(args: argparse.Namespace) -> tuple[Job, Degrees | None]:
+def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, Degrees | None]:
     known, degrees = read_root(Path(args.root)) if args.root else ({}, None)
     given = {
         "nodes": args.nodes, "edges": args.edges, "dim": args.dim, "dtype": args.dtype,
@@ -136,9 +153,9 @@ def _job(args: argparse.Namespace) -> tuple[Job, Degrees | None]:
     job = Job(
         **known, fanouts=args.fanouts, batch_size=args.batch_size, machines=args.machines,
         ranks_per_machine=args.ranks_per_machine, workers=args.workers, cores=args.cores,
-        link_gbit=args.link, step_ms=args.step_ms, deployment=args.deployment,
-        servers=args.servers, cache=args.cache, encrypted=args.encrypted,
-        memory_gb=args.memory, law=args.law,
+        link_gbit=args.link or costs.link_gbit or _LINK_GBIT, step_ms=args.step_ms,
+        deployment=args.deployment, servers=args.servers, cache=args.cache,
+        encrypted=args.encrypted, memory_gb=args.memory, law=args.law,
     )  # fmt: skip
     return job, degrees
 
@@ -217,11 +234,38 @@ def _is_seed(nodes: int, of_parts: Sequence[Any]) -> Any:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from gigl_loader.plan.calibrate import calibrate
+    from gigl_loader.plan.wire import Other
 
-    costs = calibrate(say=lambda line: print(line, file=sys.stderr, flush=True))
+    other = None
+    if args.other is not None:
+        host, port = args.other
+        other = Other(host, port, _security(args))
+    costs = calibrate(say=lambda line: print(line, file=sys.stderr, flush=True), other=other)
     costs.write(Path(args.calibrate))
     print(f"{args.calibrate}: {costs.machine}, {costs.date}")
+    print(
+        f"rows: {costs.plain_gb_per_s:.2f} GB/s plain, {costs.tls_gb_per_s:.2f} GB/s encrypted"
+        + (f"; link: {costs.link_gbit:.2f} Gbit/s" if costs.link_gbit else "")
+    )
     return 0
+
+
+def _answer(args: argparse.Namespace) -> int:
+    """Answer whoever measures, until this process is told to stop."""
+    from gigl_loader.plan.wire import Answerer
+
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before there are threads, which take it over
+    host, port = args.answer
+    with Answerer(host, port, _security(args)) as answerer:
+        host, port = answerer.address
+        print(f"answers gigl-loader plan --calibrate FILE --with {host}:{port}", flush=True)
+        signal.sigwait(ends)
+    return 0
+
+
+def _security(args: argparse.Namespace) -> Security:
+    return Security.resolve(args.tls, None, args.insecure)
 
 
 # --- what is printed ------------------------------------------------------------------------------

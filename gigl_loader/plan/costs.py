@@ -68,9 +68,16 @@ class Costs:
     """CPU seconds for 10**9 bytes, of each end of a connection."""
     tls_s_per_gb: float
     """The same, encrypted."""
+    plain_gb_per_s: float
+    """10**9 bytes per second of rows on a connection within the machine, or on four to a second
+    host. For people: a plan's limits are cores and links."""
+    tls_gb_per_s: float
+    """The same, encrypted."""
     link_s_per_gb: float
     """CPU seconds for 10**9 bytes that cross a link, of both ends, beyond what they cost within a
     machine: packets. 0: not known, a single machine cannot measure it."""
+    link_gbit: float
+    """10**9 bits per second that a link to a second host carried; 0: none was given."""
     process_bytes: float
     """Memory of its own of a training process with a loader, before there is a graph."""
     supervisor_bytes: float

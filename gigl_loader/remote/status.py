@@ -53,7 +53,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="gigl-loader status", description="Ask a storage server how it is.", epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("where", metavar="HOST:PORT", type=_host_and_port)
+    parser.add_argument("where", metavar="HOST:PORT", type=host_and_port)
     parser.add_argument(
         "--timeout", type=float, default=_TIMEOUT_S, help="for the answer, in seconds"
     )
@@ -64,7 +64,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
+def host_and_port(text: str) -> tuple[str, int]:
+    """Return what ``HOST:PORT`` names.
+
+    Raises:
+        ArgumentTypeError: It is something else.
+    """
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
         raise argparse.ArgumentTypeError(f"takes HOST:PORT, got {text!r}")

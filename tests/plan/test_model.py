@@ -21,8 +21,9 @@ COSTS = Costs(
     sent_batch_s=1e-3, sent_edge_s=1e-8, sent_rows_s=2e-3, sent_row_s=1e-7, sent_byte_s=1e-9,
     received_batch_s=1e-3, received_edge_s=1e-8, received_rows_s=2e-3, received_row_s=1e-7,
     received_byte_s=1e-9,
-    plain_s_per_gb=0.5, tls_s_per_gb=2.0, link_s_per_gb=1.0, process_bytes=3e8,
-    supervisor_bytes=5e7, worker_bytes=1e7, library_bytes=2e8, spread=0.1,
+    plain_s_per_gb=0.5, tls_s_per_gb=2.0, plain_gb_per_s=2.0, tls_gb_per_s=0.5, link_s_per_gb=1.0,
+    link_gbit=0.0, process_bytes=3e8, supervisor_bytes=5e7, worker_bytes=1e7, library_bytes=2e8,
+    spread=0.1,
 )  # fmt: skip
 JOB = Job(nodes=1e6, edges=2e7, dim=100, fanouts=(15, 10), batch_size=1000, machines=1)
 

@@ -54,6 +54,9 @@ def test_a_directory_gives_its_own_figures(capsys, tmp_path: Path, count: int) -
      ([*FIGURES, "--picture", "plan.exe"], "--picture plan.exe must end in one of"),
      (["plan", "--calibrate", "nowhere/costs.json"], "there is no folder nowhere"),
      (["plan", "--calibrate", "."], "it is a folder"),
+     (["plan", "--with", "127.0.0.1:1"], "--with belongs to --calibrate"),
+     (["plan", "--calibrate", "costs.json", "--with", "127.0.0.1:1"], "127.0.0.1:1"),
+     (["plan", "--answer", "0.0.0.0:0"], "--insecure"),
      (["plan", "--root", "nowhere"], "nowhere")],
 )  # fmt: skip
 def test_mistakes_are_answered(capsys, given: list[str], text: str) -> None:

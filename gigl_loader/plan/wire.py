@@ -1,0 +1,299 @@
+"""Times the transport: within this machine, and to a second host that answers.
+
+The second host runs ``gigl-loader plan --answer``, the first one ``--calibrate FILE --with``. Rows
+go to the first one only, in the mode that both ends were given; with a token, over plain sockets as
+well, as rows of ones are no secret.
+"""
+
+import multiprocessing
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from os import sysconf
+from typing import Any
+
+import numpy as np
+
+from gigl_loader.errors import PeerError
+from gigl_loader.memory.segments import Array
+from gigl_loader.testing._forked import ForkedProcess
+from gigl_loader.transport import Caller, Listener, Method, Mode, Security
+from gigl_loader.transport.certs import token
+
+_REPLY_BYTES, _AHEAD = 8_000_000, 4
+_CONNECTIONS = 4
+"""To a second host, at once: as many as a worker has with each other partition."""
+_MEET_S, _WAIT_S = 10.0, 60.0
+"""How long the second host may take to let this one in; and an answer, or a process that starts."""
+_TICKS = sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a transport did, and what it cost."""
+
+    gb_per_s: float
+    """10**9 bytes per second of rows."""
+    s_per_gb: float
+    """CPU seconds of both ends for each of these."""
+
+
+@dataclass(frozen=True)
+class Other:
+    """A second host, which runs an `Answerer`."""
+
+    host: str
+    port: int
+    security: Security
+
+
+@dataclass(frozen=True)
+class _Rows:
+    data: Array
+
+
+class Answerer:
+    """Sends rows to whoever measures, and says what that cost; until it is closed.
+
+    Args:
+        host: Address of this machine.
+        port: 0: any that is free.
+        security: Who may come in.
+
+    Raises:
+        ConfigError: It would be open to strangers, or cannot listen there.
+    """
+
+    def __init__(self, host: str, port: int, security: Security) -> None:
+        rows = _Rows(np.ones(_REPLY_BYTES, np.uint8))
+        table = {
+            "rows": Method(int, _Rows, lambda request, peer: rows),
+            "process": Method(int, float, lambda request, peer: time.process_time()),
+            "machine": Method(int, float, lambda request, peer: machine_s()),
+        }
+        self._plain: Listener | None = None
+        if security.mode is Mode.TOKEN:
+            self._plain = Listener(host, 0, _unencrypted(security), table, "calibrate").start()
+        plain = 0 if self._plain is None else self._plain.address[1]
+        table["plain"] = Method(int, int, lambda request, peer: plain)
+        try:
+            self._main = Listener(host, port, security, table, "calibrate").start()
+        except BaseException:
+            self.close()
+            raise
+        self.address = self._main.address
+
+    def close(self) -> None:
+        """Stop answering."""
+        for listener in (self._plain, getattr(self, "_main", None)):
+            if listener is not None:
+                listener.close()
+
+    def __enter__(self) -> "Answerer":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _unencrypted(security: Security) -> Security:
+    return replace(security, mode=Mode.INSECURE)
+
+
+def machine_s() -> float:
+    """Return for how many seconds processors of this machine have worked, packets included."""
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, irq, softirq = map(int, file.readline().split()[1:8])
+    return (user + nice + system + irq + softirq) / _TICKS
+
+
+# --- within this machine --------------------------------------------------------------------------
+
+
+def within(rounds: int, seconds: float = 0.5) -> dict[bool, Timed]:
+    """Time one connection between two processes of this machine.
+
+    Args:
+        rounds: How often; the medians are returned.
+        seconds: How long each time.
+
+    Returns:
+        By whether it is encrypted.
+    """
+    every = {False: Security.local(), True: Security.resolve("", token(), False)}
+    return {encrypted: _within(one, rounds, seconds) for encrypted, one in every.items()}
+
+
+def _within(security: Security, rounds: int, seconds: float) -> Timed:
+    with _first_word_of(_serve, security.for_workers()) as (host, port):
+        caller = Caller(host, port, security, "calibrate")
+        try:
+            return _median([_time_one(caller, seconds) for _ in range(rounds)])
+        finally:
+            caller.close()
+
+
+def _serve(security: Security, ready: Connection) -> None:
+    with Answerer("127.0.0.1", 0, security) as answerer:
+        ready.send(answerer.address)
+        ready.poll(_WAIT_S)  # until the caller is done, or gone
+
+
+@contextmanager
+def _first_word_of(function: Callable[..., None], *args: Any) -> Iterator[Any]:
+    """Run ``function(*args, pipe)`` in its own process; yield what it sends first, then end it.
+
+    Raises:
+        PeerError: It sent nothing.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    process = ForkedProcess(target=function, args=(*args, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_WAIT_S):
+            raise PeerError(f"a process of the measurement did not start within {_WAIT_S:.0f} s")
+        try:
+            word = ours.recv()
+        except EOFError as error:
+            raise PeerError("a process of the measurement ended early: see above") from error
+        yield word
+    finally:
+        ours.close()
+        process.join(5)
+        process.kill()
+        process.join()
+
+
+def _time_one(caller: Caller, seconds: float) -> Timed:
+    there, here = _ask(caller, "process"), time.process_time()
+    began = time.monotonic()
+    received = _receive(caller, seconds)
+    took, here = time.monotonic() - began, time.process_time() - here
+    return Timed(received / took, (here + _ask(caller, "process") - there) / received)
+
+
+def _receive(caller: Caller, seconds: float) -> float:
+    """Return how many GB of rows came; waits for all that was asked for."""
+    began, received = time.monotonic(), 0
+    replies = deque(caller.ask("rows", 0, _Rows) for _ in range(_AHEAD))
+    while replies:
+        received += replies.popleft().wait(_WAIT_S).data.nbytes
+        if time.monotonic() - began < seconds:
+            replies.append(caller.ask("rows", 0, _Rows))
+    return received / 1e9
+
+
+def _ask(caller: Caller, method: str) -> float:
+    return caller.ask(method, 0, float).wait(_WAIT_S)
+
+
+def _median(found: list[Timed]) -> Timed:
+    return Timed(
+        statistics.median(one.gb_per_s for one in found),
+        statistics.median(one.s_per_gb for one in found),
+    )
+
+
+# --- to a second host -----------------------------------------------------------------------------
+
+
+def meet(other: Other) -> None:
+    """See that a second host answers.
+
+    Raises:
+        PeerError: It does not.
+        JoinRefusedError: It does not let this process in, or is another service.
+    """
+    with _calling(other, other.port, other.security, 1) as (caller,):
+        caller.ask("plain", 0, int).wait(_MEET_S)
+
+
+def between(other: Other, rounds: int, seconds: float = 1.0) -> dict[bool, Timed]:
+    """Time connections to a second host; nothing else may run on both machines.
+
+    What they cost is all that the processors of both did, packets included, but for what they did
+    for as long before that.
+
+    Args:
+        other: Where it answers.
+        rounds: How often; the medians are returned.
+        seconds: How long each time.
+
+    Returns:
+        By whether they are encrypted: of the modes that both ends have.
+
+    Raises:
+        PeerError: It does not answer, or not any more.
+        JoinRefusedError: It does not let this process in, or is another service.
+    """
+    with _calling(other, other.port, other.security, _CONNECTIONS) as callers:
+        plain = callers[0].ask("plain", 0, int).wait(_MEET_S)
+        found = {other.security.mode.encrypted: _time_all(callers, rounds, seconds)}
+    if plain:
+        security = _unencrypted(other.security)
+        with _calling(other, plain, security, _CONNECTIONS) as callers:
+            found[False] = _time_all(callers, rounds, seconds)
+    return found
+
+
+@contextmanager
+def _calling(other: Other, port: int, security: Security, count: int) -> Iterator[list[Caller]]:
+    """Yield callers that are connected."""
+    what = "the host of --with"
+    callers = [
+        Caller(other.host, port, security, "calibrate", what=what) for _ in range(count)
+    ]  # fmt: skip
+    try:
+        for caller in callers:
+            caller.connect(time.monotonic() + _MEET_S)
+        yield callers
+    finally:
+        for caller in callers:
+            caller.close()
+
+
+def _time_all(callers: list[Caller], rounds: int, seconds: float) -> Timed:
+    return _median([_time_at_once(callers, seconds) for _ in range(rounds)])
+
+
+def _time_at_once(callers: list[Caller], seconds: float) -> Timed:
+    before = _both(callers[0])
+    time.sleep(seconds)
+    idle = (_both(callers[0]) - before) / seconds
+    before, began = _both(callers[0]), time.monotonic()
+    with ThreadPoolExecutor(len(callers)) as pool:
+        received = sum(pool.map(_receive, callers, [seconds] * len(callers)))
+    took = time.monotonic() - began
+    worked = _both(callers[0]) - before - idle * took
+    return Timed(received / took, max(0.0, worked) / received)
+
+
+def _both(caller: Caller) -> float:
+    """Return for how long the processors of both machines have worked."""
+    return _ask(caller, "machine") + machine_s()
+
+
+# --- what a plan takes of it ----------------------------------------------------------------------
+
+
+def costs_of(here: dict[bool, Timed], there: dict[bool, Timed]) -> dict[str, Any]:
+    """Return the costs of the transport.
+
+    Args:
+        here: From `within`.
+        there: From `between`; empty without a second host.
+    """
+    link_s = [timed.s_per_gb - here[encrypted].s_per_gb for encrypted, timed in there.items()]
+    found = here | there
+    return {
+        "plain_s_per_gb": here[False].s_per_gb / 2, "tls_s_per_gb": here[True].s_per_gb / 2,
+        "plain_gb_per_s": found[False].gb_per_s, "tls_gb_per_s": found[True].gb_per_s,
+        "link_s_per_gb": max(0.0, statistics.mean(link_s)) if link_s else 0.0,
+        "link_gbit": 8 * max((timed.gb_per_s for timed in there.values()), default=0.0),
+    }  # fmt: skip
