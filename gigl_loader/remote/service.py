@@ -328,12 +328,13 @@ class DistServer(PartitionAnswers):
         return self._slots.producer(producer_id).start_epoch(epoch, request or EpochRequest())
 
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
-        """Break the epoch of one consumer off.
+        """Break the epoch of one consumer off; that of a producer that is over is broken off.
 
         Raises:
-            UsageError: There is no such producer.
+            UsageError: There never was such a producer.
         """
-        self._slots.producer(producer_id).cancel_epoch(request)
+        if not self._slots.is_over(producer_id):
+            self._slots.producer(producer_id).cancel_epoch(request)
 
     def fetch(self, request: FetchRequest, attempt: int = 0) -> "Future[Fetched]":
         """Return a batch of a consumer, as soon as there is one. Never waits.

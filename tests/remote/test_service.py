@@ -87,6 +87,9 @@ def test_the_plain_calls_sample_everything_once_and_destroy(server):
     ):
         with pytest.raises(UsageError, match=r"was destroyed|never existed"):
             call()
+    server.cancel_epoch_sampling(producer, EpochRequest())
+    with pytest.raises(UsageError, match="never existed"):
+        server.cancel_epoch_sampling(99, EpochRequest())
 
 
 def test_batches_at_once_come_beside_an_epoch_and_one_after_another(server):
