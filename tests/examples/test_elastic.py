@@ -25,7 +25,8 @@ def _torchrun(folder: Path, port: int, output: Any, *, stays: bool) -> ForkedPyt
     # the first to come says how long it waits for more: the one that is lost for the other, and
     # the one that stays, once alone, for nobody
     last_call_s = 1 if stays else 300
-    conf = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=10"
+    # who says nothing for half a minute is lost: with all cores busy, 10 s were too few once
+    conf = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=30"
     faults = [] if stays else ["--kill-node-at=4"]
     return ForkedPython(
         [
