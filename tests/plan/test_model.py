@@ -100,7 +100,7 @@ def test_memory_by_hand() -> None:
 
 def test_the_tables_of_a_cache_are_those_that_it_makes() -> None:
     from gigl_loader.plan.memory import cache_bytes
-    from gigl_loader.sampler.row_cache import segment_bytes, tables_of
+    from gigl_loader.sampler.cache_tables import segment_bytes, tables_of
 
     owner = ("node", "n")
     matrices = {owner: {("node_features", "n"): ("float32", (100,))}}

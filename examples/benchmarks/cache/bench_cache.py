@@ -24,10 +24,11 @@ from gigl_loader import DistDataset
 from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.message import EDGE_INDEX, NODE, BatchTicket
 from gigl_loader.options import CacheOptions
+from gigl_loader.sampler.cache_tables import CacheMemory, Table, segment_bytes
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.packing import pack_ints, pack_runs
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.row_cache import CacheMemory, RowCache, Table, segment_bytes, warm_up
+from gigl_loader.sampler.row_cache import RowCache, warm_up
 from gigl_loader.testing import as_worker_gets
 from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
