@@ -12,7 +12,7 @@ They are filled in about that order. One table is a handful of arrays::
     holders             by slot: the id that it is for
     slots               by slot: the next slot with the same next use (-1: none), and the place + 1
                         of the first reference to its row, or its place in the queue
-    held, top           by next use: number of slots that have it, and one of these; -1: none
+    top                 by next use: a slot that has it; -1: none
     queue               slots whose next use is not known, in the order of their last use, some of
                         them left over
 
@@ -44,10 +44,11 @@ import numpy as np
 from gigl_loader.sampler._kernels import F, _at, _compile, _jit, _prefetch, mix
 from gigl_loader.sampler.cache_tables import STATE_SIZE
 
-OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, FIRST, LAST = range(STATE_SIZE)
+OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, IDLE, FIRST, LAST = range(STATE_SIZE)
 """Places of ``state``: the first batch that is still to be filled, and the end of those that are
 known; references added and freed; slots in use; references that were found and not found; rows that
-the last decision kept without knowing when they are needed; where the queue begins and ends."""
+the last decision kept without knowing when they are needed, and those of which that is not known
+now; where the queue begins and ends."""
 LOW, REST, LINK, AFTER = range(4)
 """Columns of ``ring``: 32 bits of the id; the others of it, and the batch; see the module."""
 BATCH_BITS = 15
@@ -78,7 +79,7 @@ def _kernel(function: F) -> F:
 
 
 def _inlined(function: F) -> F:
-    """Compile into each kernel that calls it: ten arrays are many words to pass."""
+    """Compile into each kernel that calls it: arrays are many words to pass."""
     return _compile(function, cache=False, inline="always", _nrt=False)
 
 
@@ -250,18 +251,17 @@ def _push(slot, use, code, slots, top):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _wait_for(state, slot, code, ring, never, slots, held, top, queue):  # type: ignore[no-untyped-def]
+def _wait_for(state, slot, code, ring, slots, top, queue):  # type: ignore[no-untyped-def]
     """Note when a slot's row is needed next: by a reference, or 0: not known."""
-    use = _use_at(ring, code, never)
-    held[use] += 1
     if code > 0:
-        _push(slot, use, code, slots, top)
+        _push(slot, _batch_at(ring, code - 1), code, slots, top)
     else:
+        state[IDLE] += 1
         _enqueue(state, slot, slots, queue)
 
 
 @_inlined
-def _unlink(state, ring, index, slots, held, top, queue, never, at, one):  # type: ignore[no-untyped-def]
+def _unlink(state, ring, index, slots, top, queue, at, one):  # type: ignore[no-untyped-def]
     """Take a reference out; the slot of its row, if it waits for this one, waits for the next."""
     link, after = ring[at, LINK], ring[at, AFTER]
     if link > 0:
@@ -271,8 +271,7 @@ def _unlink(state, ring, index, slots, held, top, queue, never, at, one):  # typ
     else:
         _replace(index, _tag(index, one), at + 1, link)
     if link < 0:
-        held[_batch_at(ring, at)] -= 1
-        _wait_for(state, -link - 1, after, ring, never, slots, held, top, queue)
+        _wait_for(state, -link - 1, after, ring, slots, top, queue)
 
 
 @_kernel
@@ -304,7 +303,7 @@ def _ask_before_adding(ring, index, slots, ids, tags, i):  # type: ignore[no-unt
 
 
 @_kernel
-def add(state, ring, starts, counts, index, holders, slots, held, top, queue, ids, tags):  # type: ignore[no-untyped-def]
+def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tags):  # type: ignore[no-untyped-def]
     """Add the references of the next batch; where there is no room, forget the oldest batches.
 
     ``tags`` is work memory, ``[TURNS]`` int64.
@@ -313,7 +312,7 @@ def add(state, ring, starts, counts, index, holders, slots, held, top, queue, id
     while state[OLDEST] < state[NEWEST] and (
         state[NEWEST] - state[OLDEST] >= never - 1 or state[HEAD] - state[TAIL] + count > size
     ):
-        forget(state, ring, starts, counts, index, holders, slots, held, top, queue, state[OLDEST])
+        forget(state, ring, starts, counts, index, holders, slots, top, queue, state[OLDEST])
     batch = state[NEWEST] % never
     state[NEWEST] += 1
     starts[batch] = state[HEAD]
@@ -337,15 +336,14 @@ def add(state, ring, starts, counts, index, holders, slots, held, top, queue, id
             if code > 0:
                 ring[code - 1, AFTER] = at + 1  # and its slot, if any, has an earlier next use
             elif code < 0:
-                held[never] -= 1
-                held[batch] += 1
+                state[IDLE] -= 1
                 _push(-code - 1, batch, at + 1, slots, top)
         at = _next(at, size)
     state[HEAD] += count
 
 
 @_kernel
-def forget(state, ring, starts, counts, index, holders, slots, held, top, queue, batch):  # type: ignore[no-untyped-def]
+def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch):  # type: ignore[no-untyped-def]
     """Forget that a batch was to be filled."""
     size, never = ring.shape[0], starts.shape[0]
     own = batch % never
@@ -356,7 +354,7 @@ def forget(state, ring, starts, counts, index, holders, slots, held, top, queue,
     for _ in range(counts[own]):
         if _batch_at(ring, at) != TWICE:
             one = _id_at(ring, at)
-            _unlink(state, ring, index, slots, held, top, queue, never, at, one)
+            _unlink(state, ring, index, slots, top, queue, at, one)
         at = _next(at, size)
     counts[own] = ABSENT
     _move_on(state, starts, counts)
@@ -372,7 +370,7 @@ def _look_up(state, ring, index, holders, one):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _use(state, ring, index, slots, held, top, queue, never, begin, ids, out, missing):  # type: ignore[no-untyped-def]
+def _use(state, ring, index, slots, top, queue, begin, ids, out, missing):  # type: ignore[no-untyped-def]
     """Take out the references of a batch, and write the slots of its rows.
 
     Returns:
@@ -402,13 +400,13 @@ def _use(state, ring, index, slots, held, top, queue, never, begin, ids, out, mi
             else:
                 missing[num_missing, 0], missing[num_missing, 1] = i, soon
                 num_missing += 1
-            _unlink(state, ring, index, slots, held, top, queue, never, at, ids[i])
+            _unlink(state, ring, index, slots, top, queue, at, ids[i])
         at = _next(at, size)
     return num_missing, repeated
 
 
 @_inlined
-def _keep(state, ring, index, holders, slots, held, top, queue, never, ids, out, missing):  # type: ignore[no-untyped-def]
+def _keep(state, ring, index, holders, slots, top, queue, never, ids, out, missing):  # type: ignore[no-untyped-def]
     """Find slots for those of the missing rows that are needed sooner than what is there."""
     oldest = state[OLDEST]
     furthest, last = state[NEWEST], never  # the next use to take from, and as it is noted
@@ -420,19 +418,19 @@ def _keep(state, ring, index, holders, slots, held, top, queue, never, ids, out,
             slot = state[USED]
             state[USED] += 1
         else:
-            while held[last] == 0 and furthest > oldest:
+            while furthest > oldest and (state[IDLE] == 0 if last == never else top[last] < 0):
                 furthest -= 1
                 last = furthest % never
             if use != never and oldest + (use - oldest) % never < furthest:
                 if last == never:
                     slot = _dequeue(state, slots, queue)
+                    state[IDLE] -= 1
                     _replace(index, _tag(index, holders[slot]), -1 - slot, 0)
                 else:
                     slot = top[last]
                     top[last] = slots[slot, BELOW]
                     _touch(slots, top[last])
                     ring[slots[slot, PLACE] - 1, LINK] = 0
-                held[last] -= 1
         if slot >= 0:
             holders[slot] = one
             out[place] = -2 - slot
@@ -440,12 +438,12 @@ def _keep(state, ring, index, holders, slots, held, top, queue, never, ids, out,
                 ring[code - 1, LINK] = -1 - slot
             else:
                 _replace(index, _tag(index, one), 0, -1 - slot)
-            _wait_for(state, slot, code, ring, never, slots, held, top, queue)
+            _wait_for(state, slot, code, ring, slots, top, queue)
 
 
 @_kernel
 def decide(  # type: ignore[no-untyped-def]
-    state, ring, starts, counts, index, holders, slots, held, top, queue, batch, ids, out, missing
+    state, ring, starts, counts, index, holders, slots, top, queue, batch, ids, out, missing
 ):
     """Plan a batch that is filled now: of what is kept and what comes, keep what is needed soonest.
 
@@ -461,21 +459,17 @@ def decide(  # type: ignore[no-untyped-def]
         return
     top[own] = -1  # all that are on this stack are used now
     begin = starts[own] % size
-    num_missing, repeated = _use(
-        state, ring, index, slots, held, top, queue, never, begin, ids, out, missing
-    )
+    num_missing, repeated = _use(state, ring, index, slots, top, queue, begin, ids, out, missing)
     counts[own] = ABSENT
     state[MISSES] += num_missing
     state[HITS] += count - repeated - num_missing
-    _keep(
-        state, ring, index, holders, slots, held, top, queue, never, ids, out, missing[:num_missing]
-    )
+    _keep(state, ring, index, holders, slots, top, queue, never, ids, out, missing[:num_missing])
     at = begin
     for i in range(count if repeated else 0):
         if _batch_at(ring, at) == TWICE:
             out[i] = _look_up(state, ring, index, holders, ids[i])
         at = _next(at, size)
-    state[UNKNOWN] = held[never]
+    state[UNKNOWN] = state[IDLE]
     _move_on(state, starts, counts)
 
 

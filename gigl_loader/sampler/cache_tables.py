@@ -26,7 +26,7 @@ Matrix = tuple[str, Any]
 WINDOW = 5
 """How many times as many rows as fit the batches known ahead ask for: then what is kept is, as a
 rule, what an offline optimum keeps. Measured; 2.5 times costs 3 to 8% more fetches."""
-STATE_SIZE = 10
+STATE_SIZE = 11
 """Counters of a table."""
 RECENT = 64
 """Who has added none of so many batches, the last ones, is not counted as a user."""
@@ -75,7 +75,7 @@ class Table:
             "index": ("int32", self.index_shape),
             "holders": ("int64", slots), "slots": ("int32", (self.capacity, 2)),
             "stored": ("int64", slots), "queue": ("int32", (2 * self.capacity + 1,)),
-            **dict.fromkeys(("held", "top"), ("int32", (_MOST_BATCHES + 1,))),
+            "top": ("int32", batches),
             **{
                 matrix: (dtype, (self.capacity, *shape))
                 for matrix, (dtype, shape) in self.matrices.items()

@@ -49,15 +49,15 @@ class _Arrays:
         self.state, self.ring = found["state"], found["ring"]
         self.starts, self.counts, self.index = found["starts"], found["counts"], found["index"]
         self.holders, self.slots, self.stored = found["holders"], found["slots"], found["stored"]
-        self.held, self.top, self.queue = found["held"], found["top"], found["queue"]
+        self.top, self.queue = found["top"], found["queue"]
         self.rows = {matrix: found[matrix] for matrix in table.matrices}
 
     @property
-    def _all(self) -> Any:  # of ten arrays: mypy takes a tuple of any length for all arguments
+    def _all(self) -> Any:  # of nine arrays: mypy takes a tuple of any length for all arguments
         """What the kernels change."""
         return (
             self.state, self.ring, self.starts, self.counts, self.index, self.holders, self.slots,
-            self.held, self.top, self.queue,
+            self.top, self.queue,
         )  # fmt: skip
 
     @property
@@ -67,7 +67,7 @@ class _Arrays:
     def forget_all(self, newest: int) -> None:
         self.state[:] = 0
         self.state[[kernels.OLDEST, kernels.NEWEST]] = newest
-        self.index[:] = self.held[:] = 0
+        self.index[:] = 0
         self.counts[:] = kernels.ABSENT
         self.stored[:] = self.top[:] = -1
 

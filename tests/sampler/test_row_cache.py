@@ -230,7 +230,7 @@ def test_both_indexes_plan_the_same(data: st.DataObject, capacity: int, referenc
                 assert found.tolist() == expected.tolist()
                 kept = _check_arrays(direct.tables[OWNER])
                 assert _check_arrays(hashed.tables[OWNER]) == set(many[list(kept)].tolist())
-    for name in ("state", "held", "queue"):
+    for name in ("state", "top", "queue"):
         found, expected = (getattr(one.tables[OWNER], name) for one in (hashed, direct))
         assert found.tolist() == expected.tolist()
 
