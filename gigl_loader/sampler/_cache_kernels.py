@@ -86,7 +86,7 @@ def _inlined(function: F) -> F:
 @_inlined
 def _touch(table, row):  # type: ignore[no-untyped-def]
     """Ask memory for a row of a table, which need not be one, and do not wait for it."""
-    _prefetch(_at(table.ctypes.data + row * table.shape[1] * table.itemsize))
+    _prefetch(_at(table.ctypes.data + row * table.strides[0]))
 
 
 @_inlined
@@ -411,6 +411,12 @@ def _keep(state, ring, index, holders, slots, top, queue, never, ids, out, missi
     oldest = state[OLDEST]
     furthest, last = state[NEWEST], never  # the next use to take from, and as it is noted
     for i in range(missing.shape[0]):
+        if i + _ROWS_AHEAD < missing.shape[0]:
+            _touch(ring, missing[i + _ROWS_AHEAD, 1] - 1)
+            if last == never and state[FIRST] + _ROWS_AHEAD < state[LAST]:
+                later = queue[state[FIRST] + _ROWS_AHEAD]
+                _touch(slots, later)
+                _touch(holders, later)
         place, code = missing[i, 0], missing[i, 1]
         one, use = ids[place], _use_at(ring, code, never)
         slot = -1
