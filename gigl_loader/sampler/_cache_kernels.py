@@ -261,7 +261,7 @@ def _wait_for(state, slot, code, ring, slots, top, queue):  # type: ignore[no-un
 
 
 @_inlined
-def _unlink(state, ring, index, slots, top, queue, at, one):  # type: ignore[no-untyped-def]
+def _unlink(state, ring, index, slots, top, queue, at):  # type: ignore[no-untyped-def]
     """Take a reference out; the slot of its row, if it waits for this one, waits for the next."""
     link, after = ring[at, LINK], ring[at, AFTER]
     if link > 0:
@@ -269,7 +269,7 @@ def _unlink(state, ring, index, slots, top, queue, at, one):  # type: ignore[no-
     if after > 0:
         ring[after - 1, LINK] = link
     else:
-        _replace(index, _tag(index, one), at + 1, link)
+        _replace(index, _tag(index, _id_at(ring, at)), at + 1, link)
     if link < 0:
         _wait_for(state, -link - 1, after, ring, slots, top, queue)
 
@@ -353,8 +353,7 @@ def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch
     at = starts[own] % size
     for _ in range(counts[own]):
         if _batch_at(ring, at) != TWICE:
-            one = _id_at(ring, at)
-            _unlink(state, ring, index, slots, top, queue, at, one)
+            _unlink(state, ring, index, slots, top, queue, at)
         at = _next(at, size)
     counts[own] = ABSENT
     _move_on(state, starts, counts)
@@ -370,13 +369,13 @@ def _look_up(state, ring, index, holders, one):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _use(state, ring, index, slots, top, queue, begin, ids, out, missing):  # type: ignore[no-untyped-def]
+def _use(state, ring, index, slots, top, queue, begin, out, missing):  # type: ignore[no-untyped-def]
     """Take out the references of a batch, and write the slots of its rows.
 
     Returns:
         How many rows are not here, and how many references are to rows that the batch has before.
     """
-    size, count, at = ring.shape[0], ids.shape[0], begin
+    size, count, at = ring.shape[0], out.shape[0], begin
     num_missing = repeated = 0
     for i in range(count):
         if i + TURNS < count:  # ask memory for what it needs
@@ -384,7 +383,7 @@ def _use(state, ring, index, slots, top, queue, begin, ids, out, missing):  # ty
             if ring[later, AFTER] > 0:
                 _touch(ring, ring[later, AFTER] - 1)
             else:
-                _touch(index, _home(index, _tag(index, ids[i + TURNS])))
+                _touch(index, _home(index, _tag(index, _id_at(ring, later))))
             if ring[later, LINK] < 0:
                 _touch(slots, -ring[later, LINK] - 1)
         out[i] = MISSING
@@ -400,13 +399,13 @@ def _use(state, ring, index, slots, top, queue, begin, ids, out, missing):  # ty
             else:
                 missing[num_missing, 0], missing[num_missing, 1] = i, soon
                 num_missing += 1
-            _unlink(state, ring, index, slots, top, queue, at, ids[i])
+            _unlink(state, ring, index, slots, top, queue, at)
         at = _next(at, size)
     return num_missing, repeated
 
 
 @_inlined
-def _keep(state, ring, index, holders, slots, top, queue, never, ids, out, missing):  # type: ignore[no-untyped-def]
+def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, missing):  # type: ignore[no-untyped-def]
     """Find slots for those of the missing rows that are needed sooner than what is there."""
     oldest = state[OLDEST]
     furthest, last = state[NEWEST], never  # the next use to take from, and as it is noted
@@ -418,7 +417,7 @@ def _keep(state, ring, index, holders, slots, top, queue, never, ids, out, missi
                 _touch(slots, later)
                 _touch(holders, later)
         place, code = missing[i, 0], missing[i, 1]
-        one, use = ids[place], _use_at(ring, code, never)
+        use = _use_at(ring, code, never)
         slot = -1
         if state[USED] < holders.shape[0]:
             slot = state[USED]
@@ -438,6 +437,8 @@ def _keep(state, ring, index, holders, slots, top, queue, never, ids, out, missi
                     _touch(slots, top[last])
                     ring[slots[slot, PLACE] - 1, LINK] = 0
         if slot >= 0:
+            at = begin + place if begin + place < ring.shape[0] else begin + place - ring.shape[0]
+            one = _id_at(ring, at)
             holders[slot] = one
             out[place] = -2 - slot
             if code > 0:
@@ -454,6 +455,7 @@ def decide(  # type: ignore[no-untyped-def]
     """Plan a batch that is filled now: of what is kept and what comes, keep what is needed soonest.
 
     Batches with smaller numbers may be filled later. Of a batch that is not known, what is here.
+    For one that is known ``ids`` says nothing new but their number: its references have them.
     ``missing`` is work memory, ``[n, 2]`` int32: of each row that is not here, where it stands, and
     the first reference to it that is left.
     """
@@ -465,11 +467,11 @@ def decide(  # type: ignore[no-untyped-def]
         return
     top[own] = -1  # all that are on this stack are used now
     begin = starts[own] % size
-    num_missing, repeated = _use(state, ring, index, slots, top, queue, begin, ids, out, missing)
+    num_missing, repeated = _use(state, ring, index, slots, top, queue, begin, out, missing)
     counts[own] = ABSENT
     state[MISSES] += num_missing
     state[HITS] += count - repeated - num_missing
-    _keep(state, ring, index, holders, slots, top, queue, never, ids, out, missing[:num_missing])
+    _keep(state, ring, index, holders, slots, top, queue, never, begin, out, missing[:num_missing])
     at = begin
     for i in range(count if repeated else 0):
         if _batch_at(ring, at) == TWICE:

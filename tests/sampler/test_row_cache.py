@@ -235,6 +235,15 @@ def test_both_indexes_plan_the_same(data: st.DataObject, capacity: int, referenc
         assert found.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("num_ids", [100, MANY])
+def test_a_plan_for_other_ids_than_were_added_harms_nothing(num_ids: int) -> None:
+    cache, ids = _one_table(num_ids, 4), np.arange(6)
+    for _ in range(3):
+        numbers = [cache.add(0, {OWNER: ids}) for _ in range(2)]
+        cache.plan(numbers[0], {OWNER: ids + 50})
+        assert _check_arrays(cache.tables[OWNER]) <= set(ids.tolist())
+
+
 def test_an_index_stays_as_it_is_however_many_ids_pass() -> None:
     """Full, and with others each time: nothing is left of those that went."""
     cache, user = _one_table(MANY, 8, 64), 0
