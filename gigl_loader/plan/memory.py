@@ -7,7 +7,7 @@
     threads      batches being made              sampler/: work memory of each sampling thread
     questions    rows asked for and answered     sampler/store.py: one matrix for each thread that
                                                  asks, one for each connection that answers
-    cache        rows kept, and its tables       sampler/row_cache.py
+    cache        rows kept, and its tables       sampler/cache_tables.py: shared, once per machine
     processes    what they take without a graph  measured
 
 Work memory is kept for the next batch (`Scratch`, `keep_freed_memory`), so what one batch needs at
@@ -17,6 +17,7 @@ most is held all the time.
 from gigl_loader.plan.costs import Costs
 from gigl_loader.plan.expect import BatchSize
 from gigl_loader.plan.job import CONCURRENCY, Job
+from gigl_loader.sampler.cache_tables import WINDOW, Owner, segment_bytes, tables_of
 
 _GROWN = 1.25
 """Work memory that was too small is made this much larger than what did not fit."""
@@ -24,8 +25,6 @@ _LANES = 4
 """Connections of a worker to each other partition, each of which has a thread that answers."""
 _HELD = 2
 """Batches beyond those that may be under way: the one that trains, and the one that it replaces."""
-_WINDOW, _RING_SPARE, _MOST_BATCHES = 5, 1 << 18, 1 << 14
-"""Of a cache: references per slot and way, further ones, and batches known at once."""
 _MOST_GROWTH = 2.0
 """Of the batches drawn ahead, where those of the window do not show when rows are used next."""
 _UNDER_WAY = 3
@@ -110,7 +109,7 @@ def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     if _rows_are_asked_for(job):
         found["rows asked for"] = ranks * _UNDER_WAY * rows
     if job.cache:
-        found["cache"] = ranks * cache_bytes(job, job.nodes)
+        found["cache"] = cache_bytes(job, job.nodes)
         found["batches drawn ahead"] = ranks * _ahead(job, batch) * _structure(batch)
     return found
 
@@ -153,14 +152,13 @@ def _drawn(job: Job, batch: BatchSize) -> float:
 
 
 def cache_bytes(job: Job, remote_rows: float) -> float:
-    """Return the bytes of a cache's rows and of its tables; see `Table.arrays`."""
-    index = 4 if job.nodes < 2**31 else 8
-    slots = job.cache * remote_rows
-    references = 2 * _WINDOW * slots + _RING_SPARE
-    return (
-        slots * (job.row_bytes + 16 + 4 * index) + references * 4 * index + 2 * 4 * job.nodes
-        + 24 * _MOST_BATCHES
-    )  # fmt: skip
+    """Return the bytes of a machine's cache, rows and tables; its ranks share it."""
+    if not job.row_bytes or remote_rows < 1:
+        return 0.0
+    owner: Owner = ("node", "")
+    matrices = {owner: {("node_features", ""): ("uint8", (job.row_bytes,))}}
+    sizes = {owner: int(job.nodes)}, {owner: int(remote_rows)}
+    return segment_bytes(tables_of(matrices, *sizes, float(job.cache)))
 
 
 def _ahead(job: Job, batch: BatchSize) -> float:
@@ -169,9 +167,9 @@ def _ahead(job: Job, batch: BatchSize) -> float:
     wanted, slots = batch.nodes * share, job.cache * job.nodes * share
     if not wanted or not slots:
         return 0.0
-    users = 1 if job.is_store else job.ranks_per_machine
+    users = job.ranks_per_machine  # of one cache
     most = max(2 * slots * job.row_bytes / users, 64 * 2**20) / _drawn(job, batch)
-    window = _WINDOW * slots / users / wanted
+    window = WINDOW * slots / users / wanted
     growth = min(_MOST_GROWTH, max(1.0, batch.horizon / window))
     return max(1.0, min(window * growth, most)) + CONCURRENCY * job.workers
 

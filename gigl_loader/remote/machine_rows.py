@@ -30,7 +30,8 @@ from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
 from gigl_loader.memory.same_host import HostMark, Mark, Region, open_region, region_of, sees
 from gigl_loader.memory.segments import Array, array_in
 from gigl_loader.options import CacheOptions, reads_same_memory
-from gigl_loader.sampler.row_cache import CacheMemory, Owner, RowCache, Table, segment_bytes
+from gigl_loader.sampler.cache_tables import CacheMemory, Owner, Table, segment_bytes
+from gigl_loader.sampler.row_cache import RowCache
 
 _log = logging.getLogger(__name__)
 

@@ -35,13 +35,8 @@ from gigl_loader.remote.machine_rows import MachineRows
 from gigl_loader.remote.rows import Fetched, RowQuestions, owner_of_rows
 from gigl_loader.sampler.ahead import READY_S, Patience, Remote, RemoteRows
 from gigl_loader.sampler.apart import RowsApart, read_rows_apart
-from gigl_loader.sampler.row_cache import (
-    MISSING,
-    Matrix,
-    Owner,
-    RowCache,
-    tables_of,
-)
+from gigl_loader.sampler.cache_tables import Matrix, Owner, tables_of
+from gigl_loader.sampler.row_cache import MISSING, RowCache
 from gigl_loader.sampler.store import gather_rows
 from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 

@@ -17,7 +17,7 @@ from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.link import ServerLink
 from gigl_loader.remote.messages import CALLS, GetRows
 from gigl_loader.sampler.apart import RowsApart
-from gigl_loader.sampler.row_cache import Owner, owner_of
+from gigl_loader.sampler.cache_tables import Owner, owner_of
 from gigl_loader.sampler.store import Split, rows_request
 from gigl_loader.transport import Caller, into_array
 from gigl_loader.workers.wire import RowsQuestion

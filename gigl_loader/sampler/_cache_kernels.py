@@ -3,16 +3,20 @@
 Batches have numbers, in the order in which they became known, whoever asks for them: the clock.
 They are filled in about that order. One table is a handful of arrays::
 
-    ring                a place per row asked for ("reference"): its id, the batch that asks, and
-                        the places + 1 of the references to the same id before and after it, of
-                        those whose batches are still to be filled; 0: none
+    ring                a place per row asked for ("reference"): its id and the batch that asks, in
+                        two columns, and its links with the references to the same id whose batches
+                        are still to be filled: the place + 1 of the one after it, and of the one
+                        before it; the first of them has its row's slot instead; 0: none
     starts, counts      by batch, modulo their length: its references
-    known               by id: place of the last of these references + 1, slot + 1; 0: none
-    slots               by slot: the id that it is for, its next use, the next slot with the same
-                        next use (-1: none), its place in the queue + 1
-    held, top           by next use: number of slots that have it, and one of these; -1: none
+    index               finds the last of these references of an id, or its slot
+    holders             by slot: the id that it is for
+    slots               by slot: the next slot with the same next use (-1: none), and the place + 1
+                        of the first reference to its row, or its place in the queue
+    top                 by next use: a slot that has it; -1: none
     queue               slots whose next use is not known, in the order of their last use, some of
                         them left over
+
+A "code" is what a row is known by: the place + 1 of a reference, -1 - slot, or 0: nothing.
 
 A next use is a batch modulo the length of ``starts``, or `never`, that length: not known. Nothing
 is ever taken out of the middle: who has the next use of a batch has it until that batch, or goes
@@ -20,80 +24,257 @@ from the top of that stack; who has none is only noted to be left over in the qu
 stays costs a few reads and writes. Of those without a next use the one goes first that has not been
 used for longest.
 
-What takes time is memory: each row is somewhere else. So what belongs to a slot lies together, and
-what the next rows of a batch need is asked for `_ROWS_AHEAD` rows before.
+The index has an entry for each id that has a reference or a slot, and for no other one, so it need
+not grow with the graph. With one column it is a table by id. With two it is a hash table, with as
+much of the hash as tells where an entry belongs: so one that goes leaves no mark, but those after
+it move up. Both find the same, so what is kept does not depend on which it is.
+
+What takes time is memory: each row is somewhere else. So what belongs to a row lies together, what
+the next rows of a batch need is asked for `_ROWS_AHEAD` rows before, and while a batch is planned
+the index is only read for rows that no other known batch asks for.
 
 Source:
     Belady, "A study of replacement algorithms for a virtual-storage computer" (1966): what is
-    needed last goes first.
+    needed last goes first. Knuth, "The Art of Computer Programming", volume 3, section 6.4,
+    algorithm R: linear probing, with deletion.
 """
 
 import numpy as np
 
-from gigl_loader.sampler._kernels import _at, _jit, _prefetch
+from gigl_loader.sampler._kernels import F, _at, _compile, _jit, _prefetch, mix
+from gigl_loader.sampler.cache_tables import STATE_SIZE
 
-OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, FIRST, LAST = range(10)
-STATE_SIZE = 10
+OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, IDLE, FIRST, LAST = range(STATE_SIZE)
 """Places of ``state``: the first batch that is still to be filled, and the end of those that are
 known; references added and freed; slots in use; references that were found and not found; rows that
-the last decision kept without knowing when they are needed; where the queue begins and ends."""
-ID, BATCH, BEFORE, AFTER = range(4)
-"""Columns of ``ring``."""
-HOLDER, UNTIL, BELOW, QUEUED = range(4)
-"""Columns of ``slots``."""
+the last decision kept without knowing when they are needed, and those of which that is not known
+now; where the queue begins and ends."""
+LOW, REST, LINK, AFTER = range(4)
+"""Columns of ``ring``: 32 bits of the id; the others of it, and the batch; see the module."""
+BATCH_BITS = 15
+"""Bits of `REST` that have the batch: `never` is at most 2 ** 14."""
+TWICE = (1 << BATCH_BITS) - 1
+"""Batch of a reference: the batch has the same id before."""
+BELOW, PLACE = range(2)
+"""Columns of ``slots``. A place in the queue is negative: -1 - place."""
+CODE, TAG = range(2)
+"""Columns of ``index``."""
+TAG_BITS = 31
 ABSENT = -1
 """In ``counts``: the batch was filled, or forgotten."""
-TWICE = -1
-"""Batch of a reference: the batch has the same id before."""
 MISSING = -1
 """In a plan: fetched, and not kept. Above it: the slot; below: fetched, and kept in -2 - slot."""
 _ROWS_AHEAD = 16
+TURNS = 2 * _ROWS_AHEAD
+"""Tags that `add` keeps: of this row and of those that it asks memory for."""
 
 
-@_jit
+def _kernel(function: F) -> F:
+    """Compile without counting references to arrays, which no kernel makes.
+
+    What is done for a row takes a few nanoseconds. To count up and down each array that is passed
+    on, as Numba does otherwise, takes five times as long as all of it.
+    """
+    return _jit(function, _nrt=False)
+
+
+def _inlined(function: F) -> F:
+    """Compile into each kernel that calls it: arrays are many words to pass."""
+    return _compile(function, cache=False, inline="always", _nrt=False)
+
+
+@_inlined
 def _touch(table, row):  # type: ignore[no-untyped-def]
     """Ask memory for a row of a table, which need not be one, and do not wait for it."""
-    _prefetch(_at(table.ctypes.data + row * table.shape[1] * table.itemsize))
+    _prefetch(_at(table.ctypes.data + row * table.strides[0]))
 
 
-@_jit
-def _enqueue(state, slot, never, slots, queue):  # type: ignore[no-untyped-def]
+@_inlined
+def _next(at, size):  # type: ignore[no-untyped-def]
+    """Return the place after one, of so many in a circle."""
+    return at + 1 if at + 1 < size else 0
+
+
+# --- references -----------------------------------------------------------------------------------
+
+
+@_inlined
+def _write_reference(ring, at, one, batch, link):  # type: ignore[no-untyped-def]
+    """Write the last reference to an id."""
+    ring[at, LOW] = one & 0xFFFFFFFF
+    ring[at, REST] = one >> 32 << BATCH_BITS | batch
+    ring[at, LINK] = link
+    ring[at, AFTER] = 0
+
+
+@_inlined
+def _id_at(ring, at):  # type: ignore[no-untyped-def]
+    return np.int64(ring[at, REST]) >> BATCH_BITS << 32 | np.int64(ring[at, LOW]) & 0xFFFFFFFF
+
+
+@_inlined
+def _batch_at(ring, at):  # type: ignore[no-untyped-def]
+    return ring[at, REST] & TWICE
+
+
+@_inlined
+def _use_at(ring, code, never):  # type: ignore[no-untyped-def]
+    """Return the batch of the first reference to a row that is still to be filled."""
+    return _batch_at(ring, code - 1) if code > 0 else never
+
+
+@_inlined
+def _slot_of(ring, code):  # type: ignore[no-untyped-def]
+    """Return the slot of a row, -1 for none, given a reference or the slot."""
+    while code > 0:
+        code = ring[code - 1, LINK]
+    return -code - 1
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+
+@_inlined
+def _tag(index, one):  # type: ignore[no-untyped-def]
+    """Return what tells where an id belongs: the id, or a hash of it."""
+    if index.shape[1] == 1:
+        return one
+    return np.int64(mix(np.uint64(one)) >> np.uint64(64 - TAG_BITS))
+
+
+@_inlined
+def _home(index, tag):  # type: ignore[no-untyped-def]
+    """Return where an id belongs."""
+    return tag if index.shape[1] == 1 else tag * index.shape[0] >> TAG_BITS
+
+
+@_inlined
+def _find(index, ring, holders, one, tag):  # type: ignore[no-untyped-def]
+    """Return where an id is, or would come to be."""
+    at = _home(index, tag)
+    if index.shape[1] == 1:
+        return at
+    while index[at, CODE] != 0:
+        if index[at, TAG] == tag:
+            code = index[at, CODE]
+            if (_id_at(ring, code - 1) if code > 0 else holders[-code - 1]) == one:
+                break
+        at = _next(at, index.shape[0])
+    return at
+
+
+@_inlined
+def _find_code(index, tag, code):  # type: ignore[no-untyped-def]
+    """Return where a code is that an id has; 0: where an id that has none would come to be."""
+    at = _home(index, tag)
+    while index[at, CODE] != code:
+        at = _next(at, index.shape[0])
+    return at
+
+
+@_inlined
+def _replace(index, tag, old, new):  # type: ignore[no-untyped-def]
+    """Give an id another code; 0: none."""
+    at = _find_code(index, tag, old)
+    if new != 0:
+        _enter(index, at, tag, new)
+    else:
+        _remove(index, at)
+
+
+@_inlined
+def _enter(index, at, tag, code):  # type: ignore[no-untyped-def]
+    index[at, CODE] = code
+    if index.shape[1] > 1:
+        index[at, TAG] = tag
+
+
+@_inlined
+def _steps(start, stop, size):  # type: ignore[no-untyped-def]
+    """Return how many entries it is from one to another."""
+    return stop - start if stop >= start else stop - start + size
+
+
+@_inlined
+def _remove(index, hole):  # type: ignore[no-untyped-def]
+    """Remove an entry; of those after it, move up what may be found there."""
+    index[hole, CODE] = 0
+    size, at = index.shape[0], hole
+    while index.shape[1] > 1:
+        at = _next(at, size)
+        if index[at, CODE] == 0:
+            break
+        home = _home(index, np.int64(index[at, TAG]))
+        if _steps(home, at, size) >= _steps(hole, at, size):
+            index[hole, CODE], index[hole, TAG] = index[at, CODE], index[at, TAG]
+            index[at, CODE] = 0
+            hole = at
+
+
+# --- next uses ------------------------------------------------------------------------------------
+
+
+@_inlined
+def _enqueue(state, slot, slots, queue):  # type: ignore[no-untyped-def]
     """Append a slot whose next use is not known; of a full queue, drop what is left over."""
-    slots[slot, UNTIL] = never
     if state[LAST] == queue.shape[0]:
         end = 0
         for place in range(state[FIRST], state[LAST]):
             one = queue[place]
-            if slots[one, QUEUED] == place + 1 and slots[one, UNTIL] == never:
+            if slots[one, PLACE] == -1 - place and one != slot:
                 queue[end] = one
+                slots[one, PLACE] = -1 - end
                 end += 1
-                slots[one, QUEUED] = end
         state[FIRST], state[LAST] = 0, end
     queue[state[LAST]] = slot
+    slots[slot, PLACE] = -1 - state[LAST]
     state[LAST] += 1
-    slots[slot, QUEUED] = state[LAST]
 
 
-@_jit
-def _dequeue(state, never, slots, queue):  # type: ignore[no-untyped-def]
+@_inlined
+def _dequeue(state, slots, queue):  # type: ignore[no-untyped-def]
     """Return the slot without a next use that was not used for longest; there is one."""
     while True:
         place = state[FIRST]
         slot = queue[place]
         state[FIRST] += 1
-        if slots[slot, QUEUED] == place + 1 and slots[slot, UNTIL] == never:
+        if slots[slot, PLACE] == -1 - place:
             return slot
 
 
-@_jit
-def _push(slot, use, slots, top):  # type: ignore[no-untyped-def]
-    """Note the next use, a batch, of a slot that is on no stack."""
-    slots[slot, UNTIL] = use
+@_inlined
+def _push(slot, use, code, slots, top):  # type: ignore[no-untyped-def]
+    """Note the next use of a slot that is on no stack: a batch, and the reference."""
+    slots[slot, PLACE] = code
     slots[slot, BELOW] = top[use]
     top[use] = slot
 
 
-@_jit
+@_inlined
+def _wait_for(state, slot, code, ring, slots, top, queue):  # type: ignore[no-untyped-def]
+    """Note when a slot's row is needed next: by a reference, or 0: not known."""
+    if code > 0:
+        _push(slot, _batch_at(ring, code - 1), code, slots, top)
+    else:
+        state[IDLE] += 1
+        _enqueue(state, slot, slots, queue)
+
+
+@_inlined
+def _unlink(state, ring, index, slots, top, queue, at):  # type: ignore[no-untyped-def]
+    """Take a reference out; the slot of its row, if it waits for this one, waits for the next."""
+    link, after = ring[at, LINK], ring[at, AFTER]
+    if link > 0:
+        ring[link - 1, AFTER] = after
+    if after > 0:
+        ring[after - 1, LINK] = link
+    else:
+        _replace(index, _tag(index, _id_at(ring, at)), at + 1, link)
+    if link < 0:
+        _wait_for(state, -link - 1, after, ring, slots, top, queue)
+
+
+@_kernel
 def _move_on(state, starts, counts):  # type: ignore[no-untyped-def]
     """Make room of the references of batches that are filled or forgotten."""
     never = starts.shape[0]
@@ -103,52 +284,66 @@ def _move_on(state, starts, counts):  # type: ignore[no-untyped-def]
     state[TAIL] = state[HEAD] if is_empty else starts[state[OLDEST] % never]
 
 
-@_jit
-def add(state, ring, starts, counts, known, slots, held, top, queue, ids):  # type: ignore[no-untyped-def]
-    """Add the references of the next batch; where there is no room, forget the oldest batches."""
+# --- what others call -----------------------------------------------------------------------------
+
+
+@_inlined
+def _ask_before_adding(ring, index, slots, ids, tags, i):  # type: ignore[no-untyped-def]
+    """Ask memory for what the next rows need; note their tags."""
+    if i + TURNS < ids.shape[0]:
+        tag = _tag(index, ids[i + TURNS])
+        tags[i & TURNS - 1] = tag
+        _touch(index, _home(index, tag))
+    if i >= -_ROWS_AHEAD and i + _ROWS_AHEAD < ids.shape[0]:
+        code = index[_home(index, tags[i + _ROWS_AHEAD & TURNS - 1]), CODE]  # of it, most likely
+        if code > 0:
+            _touch(ring, code - 1)
+        else:
+            _touch(slots, -code - 1)
+
+
+@_kernel
+def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tags):  # type: ignore[no-untyped-def]
+    """Add the references of the next batch; where there is no room, forget the oldest batches.
+
+    ``tags`` is work memory, ``[TURNS]`` int64.
+    """
     size, never, count = ring.shape[0], starts.shape[0], ids.shape[0]
     while state[OLDEST] < state[NEWEST] and (
         state[NEWEST] - state[OLDEST] >= never - 1 or state[HEAD] - state[TAIL] + count > size
     ):
-        forget(state, ring, starts, counts, known, slots, held, top, queue, state[OLDEST])
+        forget(state, ring, starts, counts, index, holders, slots, top, queue, state[OLDEST])
     batch = state[NEWEST] % never
     state[NEWEST] += 1
     starts[batch] = state[HEAD]
+    counts[batch] = count if count <= size else ABSENT
     if count > size:
-        counts[batch] = ABSENT
         _move_on(state, starts, counts)
         return
-    counts[batch] = count
     at = state[HEAD] % size
+    for i in range(-TURNS, 0):
+        _ask_before_adding(ring, index, slots, ids, tags, i)
     for i in range(count):
-        if i + 2 * _ROWS_AHEAD < count:
-            _touch(known, ids[i + 2 * _ROWS_AHEAD])
-        if i + _ROWS_AHEAD < count:
-            _touch(ring, known[ids[i + _ROWS_AHEAD], 0] - 1)
-        one = ids[i]
-        before = known[one, 0]
-        ring[at, ID] = one
-        ring[at, BEFORE] = before
-        ring[at, AFTER] = 0
-        if before > 0 and ring[before - 1, BATCH] == batch:
-            ring[at, BATCH] = TWICE
+        one, tag = ids[i], tags[i & TURNS - 1]
+        _ask_before_adding(ring, index, slots, ids, tags, i)
+        place = _find(index, ring, holders, one, tag)
+        code = index[place, CODE]
+        if code > 0 and _batch_at(ring, code - 1) == batch:
+            _write_reference(ring, at, one, TWICE, 0)
         else:
-            ring[at, BATCH] = batch
-            known[one, 0] = at + 1
-            if before > 0:
-                ring[before - 1, AFTER] = at + 1  # and its slot, if any, has an earlier next use
-            elif known[one, 1] > 0:
-                held[never] -= 1
-                held[batch] += 1
-                _push(known[one, 1] - 1, batch, slots, top)
-        at += 1
-        if at == size:
-            at = 0
+            _write_reference(ring, at, one, batch, code)
+            _enter(index, place, tag, at + 1)
+            if code > 0:
+                ring[code - 1, AFTER] = at + 1  # and its slot, if any, has an earlier next use
+            elif code < 0:
+                state[IDLE] -= 1
+                _push(-code - 1, batch, at + 1, slots, top)
+        at = _next(at, size)
     state[HEAD] += count
 
 
-@_jit
-def forget(state, ring, starts, counts, known, slots, held, top, queue, batch):  # type: ignore[no-untyped-def]
+@_kernel
+def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch):  # type: ignore[no-untyped-def]
     """Forget that a batch was to be filled."""
     size, never = ring.shape[0], starts.shape[0]
     own = batch % never
@@ -157,163 +352,148 @@ def forget(state, ring, starts, counts, known, slots, held, top, queue, batch): 
     top[own] = -1
     at = starts[own] % size
     for _ in range(counts[own]):
-        if ring[at, BATCH] != TWICE:
-            before, after = ring[at, BEFORE], ring[at, AFTER]
-            if before > 0:
-                ring[before - 1, AFTER] = after
-            if after > 0:
-                ring[after - 1, BEFORE] = before
-            else:
-                known[ring[at, ID], 0] = before
-            slot = known[ring[at, ID], 1] - 1
-            if slot >= 0 and slots[slot, UNTIL] == own:
-                use = ring[after - 1, BATCH] if after > 0 else never
-                held[own] -= 1
-                held[use] += 1
-                if use == never:
-                    _enqueue(state, slot, never, slots, queue)
-                else:
-                    _push(slot, use, slots, top)
-        at += 1
-        if at == size:
-            at = 0
+        if _batch_at(ring, at) != TWICE:
+            _unlink(state, ring, index, slots, top, queue, at)
+        at = _next(at, size)
     counts[own] = ABSENT
     _move_on(state, starts, counts)
 
 
-@_jit
-def look_up(state, known, ids, out):  # type: ignore[no-untyped-def]
-    """Write the slots of ids, `MISSING` for those without one: the plan of an unknown batch."""
-    for i in range(ids.shape[0]):
-        out[i] = known[ids[i], 1] - 1
-        if out[i] < 0:
-            state[MISSES] += 1
-        else:
-            state[HITS] += 1
+@_inlined
+def _look_up(state, ring, index, holders, one):  # type: ignore[no-untyped-def]
+    """Return the slot of an id, `MISSING` for none."""
+    place = _find(index, ring, holders, one, _tag(index, one))
+    slot = _slot_of(ring, index[place, CODE])
+    state[HITS if slot >= 0 else MISSES] += 1
+    return slot
 
 
-@_jit
-def decide(  # type: ignore[no-untyped-def] # noqa: C901
-    state, ring, starts, counts, known, slots, held, top, queue, batch, ids, out
-):
-    """Plan a batch that is filled now: of what is kept and what comes, keep what is needed soonest.
+@_inlined
+def _use(state, ring, index, slots, top, queue, begin, out, missing):  # type: ignore[no-untyped-def]
+    """Take out the references of a batch, and write the slots of its rows.
 
-    Batches with smaller numbers may be filled later.
+    Returns:
+        How many rows are not here, and how many references are to rows that the batch has before.
     """
-    size, never = ring.shape[0], starts.shape[0]
-    own, count = batch % never, ids.shape[0]
-    if batch < state[OLDEST] or batch >= state[NEWEST] or counts[own] != count:
-        look_up(state, known, ids, out)
-        return
-    begin = starts[own] % size
-    repeated = missing = 0
-    places = np.empty(count, np.int32)  # of what is missing
-    top[own] = -1  # all that are on this stack are used now
-    at = begin
+    size, count, at = ring.shape[0], out.shape[0], begin
+    num_missing = repeated = 0
     for i in range(count):
-        if i + 2 * _ROWS_AHEAD < count:
-            _touch(known, ids[i + 2 * _ROWS_AHEAD])
-            later = at + 2 * _ROWS_AHEAD
-            _touch(ring, ring[later if later < size else later - size, AFTER] - 1)
-        if i + _ROWS_AHEAD < count:
-            _touch(slots, known[ids[i + _ROWS_AHEAD], 1] - 1)
+        if i + TURNS < count:  # ask memory for what it needs
+            later = at + TURNS if at + TURNS < size else at + TURNS - size
+            if ring[later, AFTER] > 0:
+                _touch(ring, ring[later, AFTER] - 1)
+            else:
+                _touch(index, _home(index, _tag(index, _id_at(ring, later))))
+            if ring[later, LINK] < 0:
+                _touch(slots, -ring[later, LINK] - 1)
         out[i] = MISSING
-        if ring[at, BATCH] == TWICE:
+        if _batch_at(ring, at) == TWICE:
             repeated += 1
         else:
-            # these lines stand in `forget`, too: as a call, deciding takes twice as long
-            before, after = ring[at, BEFORE], ring[at, AFTER]
-            if before > 0:
-                ring[before - 1, AFTER] = after
-            if after > 0:
-                ring[after - 1, BEFORE] = before
+            code, soon = ring[at, LINK], ring[at, AFTER]
+            while code > 0:  # of a batch before this one, that is filled later
+                soon = code
+                code = ring[code - 1, LINK]
+            if code < 0:
+                out[i] = -code - 1
             else:
-                known[ids[i], 0] = before
-            slot = known[ids[i], 1] - 1
-            if slot < 0:
-                places[missing] = i
-                missing += 1
-            else:
-                out[i] = slot
-                if slots[slot, UNTIL] == own:
-                    use = ring[after - 1, BATCH] if after > 0 else never
-                    held[own] -= 1
-                    held[use] += 1
-                    if use == never:
-                        _enqueue(state, slot, never, slots, queue)
-                    else:
-                        _push(slot, use, slots, top)
-        at += 1
-        if at == size:
-            at = 0
-    counts[own] = ABSENT
-    state[MISSES] += missing
-    state[HITS] += count - repeated - missing
+                missing[num_missing, 0], missing[num_missing, 1] = i, soon
+                num_missing += 1
+            _unlink(state, ring, index, slots, top, queue, at)
+        at = _next(at, size)
+    return num_missing, repeated
+
+
+@_inlined
+def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, missing):  # type: ignore[no-untyped-def]
+    """Find slots for those of the missing rows that are needed sooner than what is there."""
     oldest = state[OLDEST]
     furthest, last = state[NEWEST], never  # the next use to take from, and as it is noted
-    for i in places[:missing]:
-        at = begin + i if begin + i < size else begin + i - size
-        use, one = never, ring[at, AFTER]
-        if ring[at, BEFORE] > 0:  # a batch before this one, that is filled later
-            one = ring[at, BEFORE]
-            while ring[one - 1, BEFORE] > 0:
-                one = ring[one - 1, BEFORE]
-        if one > 0:
-            use = ring[one - 1, BATCH]
+    for i in range(missing.shape[0]):
+        if i + _ROWS_AHEAD < missing.shape[0]:
+            _touch(ring, missing[i + _ROWS_AHEAD, 1] - 1)
+            if last == never and state[FIRST] + _ROWS_AHEAD < state[LAST]:
+                later = queue[state[FIRST] + _ROWS_AHEAD]
+                _touch(slots, later)
+                _touch(holders, later)
+        place, code = missing[i, 0], missing[i, 1]
+        use = _use_at(ring, code, never)
         slot = -1
-        if state[USED] < slots.shape[0]:
+        if state[USED] < holders.shape[0]:
             slot = state[USED]
             state[USED] += 1
         else:
-            while held[last] == 0 and furthest > oldest:
+            while furthest > oldest and (state[IDLE] == 0 if last == never else top[last] < 0):
                 furthest -= 1
                 last = furthest % never
             if use != never and oldest + (use - oldest) % never < furthest:
                 if last == never:
-                    slot = _dequeue(state, never, slots, queue)
+                    slot = _dequeue(state, slots, queue)
+                    state[IDLE] -= 1
+                    _replace(index, _tag(index, holders[slot]), -1 - slot, 0)
                 else:
                     slot = top[last]
                     top[last] = slots[slot, BELOW]
                     _touch(slots, top[last])
-                held[last] -= 1
-                known[slots[slot, HOLDER], 1] = 0
+                    ring[slots[slot, PLACE] - 1, LINK] = 0
         if slot >= 0:
-            slots[slot, HOLDER] = ids[i]
-            known[ids[i], 1] = slot + 1
-            out[i] = -2 - slot
-            held[use] += 1
-            if use == never:
-                _enqueue(state, slot, never, slots, queue)
+            at = begin + place if begin + place < ring.shape[0] else begin + place - ring.shape[0]
+            one = _id_at(ring, at)
+            holders[slot] = one
+            out[place] = -2 - slot
+            if code > 0:
+                ring[code - 1, LINK] = -1 - slot
             else:
-                _push(slot, use, slots, top)
+                _replace(index, _tag(index, one), 0, -1 - slot)
+            _wait_for(state, slot, code, ring, slots, top, queue)
+
+
+@_kernel
+def decide(  # type: ignore[no-untyped-def]
+    state, ring, starts, counts, index, holders, slots, top, queue, batch, ids, out, missing
+):
+    """Plan a batch that is filled now: of what is kept and what comes, keep what is needed soonest.
+
+    Batches with smaller numbers may be filled later. Of a batch that is not known, what is here.
+    For one that is known ``ids`` says nothing new but their number: its references have them.
+    ``missing`` is work memory, ``[n, 2]`` int32: of each row that is not here, where it stands, and
+    the first reference to it that is left.
+    """
+    size, never = ring.shape[0], starts.shape[0]
+    own, count = batch % never, ids.shape[0]
+    if batch < state[OLDEST] or batch >= state[NEWEST] or counts[own] != count:
+        for i in range(count):
+            out[i] = _look_up(state, ring, index, holders, ids[i])
+        return
+    top[own] = -1  # all that are on this stack are used now
+    begin = starts[own] % size
+    num_missing, repeated = _use(state, ring, index, slots, top, queue, begin, out, missing)
+    counts[own] = ABSENT
+    state[MISSES] += num_missing
+    state[HITS] += count - repeated - num_missing
+    _keep(state, ring, index, holders, slots, top, queue, never, begin, out, missing[:num_missing])
     at = begin
     for i in range(count if repeated else 0):
-        if ring[at, BATCH] == TWICE:
-            out[i] = known[ids[i], 1] - 1
-            if out[i] < 0:
-                state[MISSES] += 1
-            else:
-                state[HITS] += 1
-        at += 1
-        if at == size:
-            at = 0
-    state[UNKNOWN] = held[never]
+        if _batch_at(ring, at) == TWICE:
+            out[i] = _look_up(state, ring, index, holders, ids[i])
+        at = _next(at, size)
+    state[UNKNOWN] = state[IDLE]
     _move_on(state, starts, counts)
 
 
-@_jit
-def claim(places, ids, slots, stored, kept):  # type: ignore[no-untyped-def]
+@_kernel
+def claim(places, ids, holders, stored, kept):  # type: ignore[no-untyped-def]
     """Mark slots that are about to be written as empty; return how many still are for these ids."""
     found = 0
     for i in range(places.shape[0]):
-        if slots[places[i], HOLDER] == ids[i] and stored[places[i]] != ids[i]:
+        if holders[places[i]] == ids[i] and stored[places[i]] != ids[i]:
             stored[places[i]] = -1
             kept[found] = i
             found += 1
     return found
 
 
-@_jit
+@_kernel
 def store_rows(values, rows, slots, out):  # type: ignore[no-untyped-def]
     """Write ``values[rows]`` to ``out[slots]``; both are bytes or words of rows."""
     for i in range(rows.shape[0]):
@@ -321,14 +501,14 @@ def store_rows(values, rows, slots, out):  # type: ignore[no-untyped-def]
             out[slots[i], j] = values[rows[i], j]
 
 
-@_jit
+@_kernel
 def publish(slots, ids, stored):  # type: ignore[no-untyped-def]
     """Say what the slots have."""
     for i in range(slots.shape[0]):
         stored[slots[i]] = ids[i]
 
 
-@_jit
+@_kernel
 def find_absent(slots, ids, stored, out):  # type: ignore[no-untyped-def]
     """Write the places of ids that their slots do not have; return how many."""
     found = 0

@@ -37,16 +37,17 @@ _LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 
-def _jit(function: F) -> F:
+def _jit(function: F, **options: Any) -> F:
     try:
-        return _compile(function, cache=True)
+        return _compile(function, cache=True, **options)
     except RuntimeError:  # neither the package nor the home directory can be written to
         logger.warning("no place for Numba's cache: compiling anew; set NUMBA_CACHE_DIR")
-        return _compile(function, cache=False)
+        return _compile(function, cache=False, **options)
 
 
-def _compile(function: F, *, cache: bool) -> F:
-    return numba.njit(nogil=True, cache=cache, boundscheck=False)(function)  # type: ignore[no-any-return]
+def _compile(function: F, *, cache: bool, **options: Any) -> F:
+    made = numba.njit(nogil=True, cache=cache, boundscheck=False, **options)
+    return made(function)  # type: ignore[no-any-return]
 
 
 @_jit

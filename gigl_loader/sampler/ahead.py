@@ -18,9 +18,10 @@ import numpy as np
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.memory.segments import Array, storage_dtype
 from gigl_loader.message import Field
+from gigl_loader.sampler.cache_tables import Matrix, Owner, owner_of
 from gigl_loader.sampler.later import LaterRows
 from gigl_loader.sampler.questions import Peers, Pending, RowsAnswer
-from gigl_loader.sampler.row_cache import MISSING, Matrix, Owner, RowCache, owner_of
+from gigl_loader.sampler.row_cache import MISSING, RowCache
 from gigl_loader.sampler.store import Scratch, Split, gather_rows, located, rows_request
 
 READY_S = 5.0

@@ -16,93 +16,25 @@ arrive: a slot says whose row it has, and who finds another one there waits, or 
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeType, NodeType
-from gigl_loader.dataset.view import A, Book, PartitionView
 from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.sampler import _cache_kernels as kernels
-
-Owner = tuple[str, NodeType | EdgeType]
-"""``"node"`` or ``"edge"``, and a type: rows of its matrices are kept together."""
-Matrix = tuple[str, Any]
-"""Kind and name, as `GraphStore.fetch` has them."""
+from gigl_loader.sampler.cache_tables import (
+    RECENT,
+    CacheMemory,
+    Matrix,
+    Owner,
+    Table,
+    segment_bytes,
+)
 
 MISSING = kernels.MISSING
-WINDOW = 5
-"""How many times as many rows as fit the batches known ahead ask for: then what is kept is, as a
-rule, what an offline optimum keeps. Measured; 2.5 times costs 3 to 8% more fetches."""
-_MOST_BATCHES = 1 << 14
-"""Batches known at once."""
-_RING_SPARE = 1 << 18
-"""References beyond those of the window: of the batches that are being filled."""
 _LOCK_S = 60.0
 _FULL = 0.9
-_RECENT = 64
-"""Who has added none of so many batches, the last ones, is not counted as a user."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """The rows of one type."""
-
-    num_ids: int
-    capacity: int
-    """Slots."""
-    matrices: dict[Matrix, tuple[str, tuple[int, ...]]]
-    """By matrix, dtype and shape of one row."""
-    references: int
-    """Rows that the batches known at once may ask for."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one id's rows."""
-        return sum(nbytes_of(dtype, shape) for dtype, shape in self.matrices.values())
-
-    def arrays(self) -> dict[Any, tuple[str, tuple[int, ...]]]:
-        """Return dtype and shape of each array, by name; of the rows, by matrix."""
-        slots, batches = (self.capacity,), (_MOST_BATCHES,)
-        ids = "int32" if self.num_ids < 1 << 31 else "int64"  # these are read all over the place
-        return {
-            "state": ("int64", (kernels.STATE_SIZE,)),
-            "ring": (ids, (self.references, 4)),
-            "starts": ("int64", batches), "counts": ("int64", batches),
-            "known": ("int32", (self.num_ids, 2)),
-            "slots": (ids, (self.capacity, 4)), "stored": ("int64", slots),
-            "queue": ("int32", (2 * self.capacity + 1,)),
-            **dict.fromkeys(("held", "top"), ("int32", (_MOST_BATCHES + 1,))),
-            **{
-                matrix: (dtype, (self.capacity, *shape))
-                for matrix, (dtype, shape) in self.matrices.items()
-            },
-        }  # fmt: skip
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(align(nbytes_of(*array)) for array in self.arrays().values())
-
-
-@dataclass(frozen=True)
-class CacheMemory(Generic[A]):
-    """The memory of a cache, and what lies in it."""
-
-    segment: A
-    """``[nbytes]`` uint8, zeros when new, shared."""
-    tables: dict[Owner, Table]
-
-
-def segment_bytes(tables: Mapping[Owner, Table]) -> int:
-    """Return how much memory a cache of ``tables`` takes."""
-    return (
-        align(MUTEX_BYTES)
-        + align(8 * (1 + _RECENT))
-        + sum(table.nbytes for table in tables.values())
-    )
 
 
 class _Arrays:
@@ -115,16 +47,16 @@ class _Arrays:
             found[name] = array_in(segment, dtype, shape, offset)
             offset += align(nbytes_of(dtype, shape))
         self.state, self.ring = found["state"], found["ring"]
-        self.starts, self.counts, self.known = found["starts"], found["counts"], found["known"]
-        self.slots, self.stored, self.queue = found["slots"], found["stored"], found["queue"]
-        self.held, self.top = found["held"], found["top"]
+        self.starts, self.counts, self.index = found["starts"], found["counts"], found["index"]
+        self.holders, self.slots, self.stored = found["holders"], found["slots"], found["stored"]
+        self.top, self.queue = found["top"], found["queue"]
         self.rows = {matrix: found[matrix] for matrix in table.matrices}
 
     @property
     def _all(self) -> Any:  # of nine arrays: mypy takes a tuple of any length for all arguments
         """What the kernels change."""
         return (
-            self.state, self.ring, self.starts, self.counts, self.known, self.slots, self.held,
+            self.state, self.ring, self.starts, self.counts, self.index, self.holders, self.slots,
             self.top, self.queue,
         )  # fmt: skip
 
@@ -135,19 +67,19 @@ class _Arrays:
     def forget_all(self, newest: int) -> None:
         self.state[:] = 0
         self.state[[kernels.OLDEST, kernels.NEWEST]] = newest
-        self.known[:] = self.held[:] = 0
+        self.index[:] = 0
         self.counts[:] = kernels.ABSENT
         self.stored[:] = self.top[:] = -1
 
     def add(self, ids: Array) -> None:
-        kernels.add(*(*self._all, ids))
+        kernels.add(*(*self._all, ids, np.empty(kernels.TURNS, np.int64)))
 
     def forget(self, batch: int) -> None:
         kernels.forget(*(*self._all, batch))
 
     def plan(self, batch: int, ids: Array) -> Array:
-        out = np.empty(ids.size, np.int32)
-        kernels.decide(*(*self._all, batch, ids, out))
+        out, missing = np.empty(ids.size, np.int32), np.empty((ids.size, 2), np.int32)
+        kernels.decide(*(*self._all, batch, ids, out, missing))
         return out
 
 
@@ -162,7 +94,7 @@ class RowCache:
         segment = memory.segment
         self._mutex = segment[:MUTEX_BYTES]
         offset = align(MUTEX_BYTES)
-        header = array_in(segment, "int64", (1 + _RECENT,), offset)
+        header = array_in(segment, "int64", (1 + RECENT,), offset)
         self._joined = header[:1]
         """How many users there ever were."""
         self._seen = header[1:]
@@ -195,13 +127,13 @@ class RowCache:
         with self._locked():
             number = int(self._joined[0])
             self._joined[0] = number + 1
-        return number % _RECENT
+        return number % RECENT
 
     @property
     def num_users(self) -> int:
         """How many share the clock: those that have added one of the last batches, at least 1."""
         newest = max(arrays.newest for arrays in self.tables.values())
-        return max(1, int(np.count_nonzero(self._seen > max(0, newest - _RECENT))))
+        return max(1, int(np.count_nonzero(self._seen > max(0, newest - RECENT))))
 
     @property
     def num_known(self) -> int:
@@ -298,7 +230,7 @@ class RowCache:
         arrays = self.tables[owner]
         kept = np.empty(slots.size, np.int64)
         with self._locked():  # in three steps: who reads meanwhile looks at `stored` afterwards
-            kept = kept[: kernels.claim(slots, ids, arrays.slots, arrays.stored, kept)]
+            kept = kept[: kernels.claim(slots, ids, arrays.holders, arrays.stored, kept)]
             slots, ids, at = slots[kept], ids[kept], at[kept]
             for matrix, rows in arrays.rows.items():
                 kernels.store_rows(_as_bytes(values[matrix]), at, slots, _as_bytes(rows))
@@ -308,14 +240,14 @@ class RowCache:
         """Say that rows that were planned for these slots do not come: nobody waits for them."""
         arrays = self.tables[owner]
         with self._locked():
-            empty = (arrays.slots[slots, kernels.HOLDER] == ids) & (arrays.stored[slots] != ids)
+            empty = (arrays.holders[slots] == ids) & (arrays.stored[slots] != ids)
             arrays.stored[slots[empty]] = _abandoned(ids[empty])
 
     def is_held(self, owner: Owner, slots: Array, ids: Array) -> bool:
         """Return whether a slot of ``slots`` is still for its id, whose row may come."""
         arrays = self.tables[owner]
         awaited = arrays.stored[slots] != _abandoned(ids)
-        return bool(((arrays.slots[slots, kernels.HOLDER] == ids) & awaited).any())
+        return bool(((arrays.holders[slots] == ids) & awaited).any())
 
     def absent(self, owner: Owner, slots: Array, ids: Array) -> Array:
         """Return the places of ``ids`` that their slots do not have, or not any more: ``[k]``.
@@ -343,81 +275,6 @@ def _as_bytes(rows: Array) -> Array:
     """Return rows as a matrix of the widest words that they divide into."""
     flat = rows.reshape(rows.shape[0], -1).view(np.uint8)
     return flat.view(np.int64) if flat.shape[1] % 8 == 0 else flat
-
-
-def make_tables(
-    view: PartitionView[Any],
-    remote: Mapping[Owner, int],
-    size: int | float,
-    kinds: Mapping[str, bool],
-) -> dict[Owner, Table]:
-    """Return the tables for a cache.
-
-    Args:
-        view: A partition; all of them have the same matrices.
-        remote: By owner, how many rows are on other machines.
-        size: Bytes of the whole cache; as a float, the share of the remote rows that are kept.
-        kinds: By kind of matrix, whether the loader reads it.
-    """
-    matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
-    for kind in (kind for kind, is_read in kinds.items() if is_read):
-        for name, rows in getattr(view, kind).items():
-            if kind.endswith("_attributes") and name[1].startswith(NEIGHBOR_TIME):
-                continue  # no batch has these
-            owner = owner_of(kind, name)
-            shape = tuple(rows.values.shape[1:])
-            if not rows.whole and remote.get(owner, 0) > 0 and 0 not in shape:
-                matrices.setdefault(owner, {})[kind, name] = (rows.dtype, shape)
-
-    books: dict[Any, Book[Any]] = {**view.node_books, **view.edge_books}
-    num_ids = {owner: books[owner[1]].num_ids for owner in matrices}
-    return tables_of(matrices, num_ids, remote, size)
-
-
-def tables_of(
-    matrices: Mapping[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]],
-    num_ids: Mapping[Owner, int],
-    remote: Mapping[Owner, int],
-    size: int | float,
-) -> dict[Owner, Table]:
-    """Return the tables for a cache of rows.
-
-    Args:
-        matrices: By owner and matrix, dtype and shape of one row.
-        num_ids: By owner, how many ids there are.
-        remote: By owner, how many rows are on other machines.
-        size: As for `make_tables`.
-    """
-
-    def tables(share: float) -> dict[Owner, Table]:
-        found = {}
-        for owner, some in matrices.items():
-            capacity = min(remote[owner], max(1, round(share * remote[owner])))
-            found[owner] = Table(
-                num_ids=num_ids[owner], capacity=capacity, matrices=some,
-                references=2 * WINDOW * capacity + _RING_SPARE,
-            )  # fmt: skip
-        return found
-
-    if isinstance(size, float):
-        return tables(size)
-    return tables(_share_of_bytes(tables, size))
-
-
-def _share_of_bytes(tables: Any, size: int) -> float:
-    """Return the share of the remote rows for which the tables take ``size`` bytes, or all."""
-    low, high = 0.0, 1.0
-    if segment_bytes(tables(high)) <= size:
-        return high
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if segment_bytes(tables(middle)) <= size else (low, middle)
-    return low
-
-
-def owner_of(kind: str, name: Any) -> Owner:
-    """Return whose rows a matrix has."""
-    return kind.split("_")[0], name[0] if kind.endswith("_attributes") else name
 
 
 def warm_up() -> None:

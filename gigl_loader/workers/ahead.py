@@ -23,7 +23,8 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import CacheOptions
 from gigl_loader.sampler.ahead import DrawnBatch
-from gigl_loader.sampler.row_cache import WINDOW, CacheMemory, RowCache
+from gigl_loader.sampler.cache_tables import WINDOW, CacheMemory
+from gigl_loader.sampler.row_cache import RowCache
 
 STREAM = 0
 """The stream that is drawn ahead; others, which sample single batches, are filled at once."""

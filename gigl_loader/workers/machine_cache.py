@@ -29,15 +29,15 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.same_host import HostMark, Mark, Region, open_region, region_of, sees
-from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sampler.row_cache import (
+from gigl_loader.sampler.cache_tables import (
     CacheMemory,
     Owner,
-    RowCache,
     Table,
     make_tables,
     segment_bytes,
 )
+from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.sampler.row_cache import RowCache
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from gigl_loader.errors import ConfigError
 from gigl_loader.plan.calibrate import non_negative
 from gigl_loader.plan.costs import SHIPPED, Costs
+from gigl_loader.plan.memory import cache_bytes
 from gigl_loader.plan.model import Job, estimate
 from gigl_loader.plan.work import throughput, together
+from gigl_loader.sampler.cache_tables import segment_bytes, tables_of
 
 COSTS = Costs(
     machine="test", date="2026-01-01", batch_s=1e-3, edge_s=1e-7, node_s=0.0, row_byte_s=0.0,
@@ -99,15 +101,21 @@ def test_memory_by_hand() -> None:
     )
 
 
-def test_the_tables_of_a_cache_are_those_that_it_makes() -> None:
-    from gigl_loader.plan.memory import cache_bytes
-    from gigl_loader.sampler.row_cache import segment_bytes, tables_of
-
+def test_the_cache_of_a_machine_is_the_one_that_its_ranks_make() -> None:
+    """Whatever the graph, of which nothing is in it; there is one for all ranks."""
     owner = ("node", "n")
     matrices = {owner: {("node_features", "n"): ("float32", (100,))}}
-    tables = tables_of(matrices, {owner: 1_000_000}, {owner: 500_000}, 0.2)
-    job = replace(JOB, machines=2, cache=0.2)
-    assert cache_bytes(job, 0.5 * job.nodes) == pytest.approx(segment_bytes(tables), rel=0.01)
+    for nodes in (10**6, 10**10):
+        job = replace(JOB, nodes=nodes, edges=10 * nodes, machines=2, cache=1e5 / nodes)
+        tables = tables_of(matrices, {owner: nodes}, {owner: nodes // 2}, job.cache)
+        assert cache_bytes(job, nodes / 2) == segment_bytes(tables)
+    assert cache_bytes(job, nodes / 2) < 5e4 * 800 + 2e7
+    assert cache_bytes(replace(job, dim=0), nodes / 2) == 0, "there are no rows to keep"
+    store = replace(JOB, deployment="graph-store", servers=2, cache=0.4, resident=(("rows", 1.0),))
+    for ranks in (1, 4):
+        plan = estimate(replace(store, ranks_per_machine=ranks), COSTS)
+        assert plan.memory_machine == "training"
+        assert plan.memory["cache"] == cache_bytes(store, store.nodes)
 
 
 jobs = st.builds(

@@ -32,7 +32,7 @@ from gigl_loader.remote import row_cache
 from gigl_loader.remote.machine_rows import MachineRows
 from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.rows import Fetched
-from gigl_loader.sampler._cache_kernels import HOLDER, USED
+from gigl_loader.sampler._cache_kernels import USED
 from gigl_loader.sampler.apart import rows_apart
 from gigl_loader.sampler.later import LaterRows
 from gigl_loader.sampler.row_cache import RowCache
@@ -262,7 +262,7 @@ def _check_that_nothing_is_awaited(cache: RowCache) -> None:
     """Slots whose rows did not come are given up, or the next batches would wait for them."""
     arrays = cache.tables[OWNER]
     slots = np.arange(int(arrays.state[USED]), dtype=np.int32)
-    ids = arrays.slots[slots, HOLDER].astype(np.int64)
+    ids = arrays.holders[slots]
     empty = cache.absent(OWNER, slots, ids)
     assert not cache.is_held(OWNER, slots[empty], ids[empty])
 

@@ -2,7 +2,9 @@
 
 import ctypes
 import threading
+from functools import cache as once
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,19 +17,20 @@ from gigl_loader.errors import PeerTimeoutError
 from gigl_loader.memory import mutex
 from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.message import BatchTicket
-from gigl_loader.sampler._cache_kernels import HOLDER
+from gigl_loader.sampler import _cache_kernels as kernels
 from gigl_loader.sampler.ahead import Filler, keep_structure
+from gigl_loader.sampler.cache_tables import (
+    CacheMemory,
+    Table,
+    make_tables,
+    segment_bytes,
+    tables_of,
+)
 from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import RowsRequest
-from gigl_loader.sampler.row_cache import (
-    CacheMemory,
-    RowCache,
-    Table,
-    make_tables,
-    segment_bytes,
-)
+from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
 OWNER = ("node", NODE)
@@ -44,6 +47,21 @@ def _one_table(num_ids: int, capacity: int, references: int = 1 << 14) -> RowCac
     matrices = {("node_features", NODE): ("float32", (1,))}
     return _cache({OWNER: Table(num_ids=num_ids, capacity=capacity, matrices=matrices,
                                 references=references)})  # fmt: skip
+
+
+MANY = 1 << 45
+"""So many ids that the index of a cache is a hash table."""
+
+
+@once
+def _ids_of_many() -> np.ndarray:
+    """Return 100 ids of `MANY`; each of the first 20 has the tag of the next one or before it."""
+    ids = np.random.default_rng(0).integers(0, MANY, 400_000)
+    tags = np.array([kernels._tag(np.zeros((1, 2), np.int32), one) for one in ids.tolist()])
+    order = np.argsort(tags)
+    first = order[:-1][np.diff(tags[order]) == 0][:10]
+    second = order[np.searchsorted(tags[order], tags[first], side="right") - 1]
+    return np.concatenate([np.stack([ids[first], ids[second]], 1).ravel(), ids[:80]])
 
 
 def _optimum(batches: list[np.ndarray], capacity: int) -> int:
@@ -122,16 +140,44 @@ class _Reference:
         self.kept = after
 
 
+def _check_arrays(arrays: Any) -> set[int]:
+    """Return the ids that are kept, once all arrays say the same of them."""
+    size, ring = arrays.ring.shape[0], arrays.ring
+    references: dict[int, list[int]] = {}
+    for batch in range(int(arrays.state[kernels.OLDEST]), arrays.newest):
+        own = batch % arrays.counts.size
+        for at in range(int(arrays.starts[own]), int(arrays.starts[own] + arrays.counts[own])):
+            if kernels._batch_at(ring, at % size) != kernels.TWICE:
+                assert kernels._batch_at(ring, at % size) == own
+                references.setdefault(kernels._id_at(ring, at % size), []).append(at % size + 1)
+    kept = {one: slot for slot, one in enumerate(arrays.holders[: arrays.state[kernels.USED]])}
+    codes = {}
+    for one in references.keys() | kept.keys():
+        codes[one] = [-1 - kept[one] if one in kept else 0, *references.get(one, []), 0]
+        for before, code, after in zip(codes[one], codes[one][1:], codes[one][2:], strict=False):
+            assert tuple(ring[code - 1, [kernels.LINK, kernels.AFTER]]) == (before, after)
+        place = kernels._find(arrays.index, ring, arrays.holders, one,
+                              kernels._tag(arrays.index, one))  # fmt: skip
+        assert arrays.index[place, kernels.CODE] == codes[one][-2]
+        if one in kept and one in references:
+            assert arrays.slots[kept[one], kernels.PLACE] == references[one][0]
+    assert np.count_nonzero(arrays.index[:, kernels.CODE]) == len(codes), "of no other id"
+    return set(kept)
+
+
 @given(
     trace=_traces(), users=st.integers(1, 3), window=st.integers(0, 6), seed=st.integers(0, 1000),
-    references=st.sampled_from([60, 1 << 10]),
+    references=st.sampled_from([60, 1 << 10]), is_hashed=st.booleans(),
 )  # fmt: skip
 def test_what_is_kept_is_needed_soonest_of_all_that_is_known(
-    trace: tuple, users: int, window: int, seed: int, references: int
+    trace: tuple, users: int, window: int, seed: int, references: int, is_hashed: bool
 ) -> None:
     """Over users at different speeds, who leave, filled in another order than known; ids twice."""
     num_ids, batches, capacity = trace
+    if is_hashed:
+        num_ids, batches = MANY, [_ids_of_many()[ids] for ids in batches]
     cache, reference = _one_table(num_ids, capacity, references), _Reference(capacity)
+    assert (cache.tables[OWNER].index.shape[1] == 2) is is_hashed
     random, left = np.random.default_rng(seed), list(batches)
     own: dict[int, list[tuple[int, np.ndarray]]] = {cache.join(): [] for _ in range(users)}
     arrays = cache.tables[OWNER]
@@ -153,10 +199,78 @@ def test_what_is_kept_is_needed_soonest_of_all_that_is_known(
             reference.known.pop(number, None)
             continue
         plan = cache.plan(number, {OWNER: ids})[OWNER].tolist()
-        kept = set(np.flatnonzero(arrays.known[:, 1]).tolist())
-        assert all(arrays.slots[arrays.known[one, 1] - 1, HOLDER] == one for one in kept)
-        reference.check_plan(number, ids.tolist(), plan, kept)
+        reference.check_plan(number, ids.tolist(), plan, _check_arrays(arrays))
     assert cache.num_known == 0
+
+
+@given(data=st.data(), capacity=st.integers(1, 30), references=st.sampled_from([20, 60, 1 << 10]))
+def test_both_indexes_plan_the_same(data: st.DataObject, capacity: int, references: int) -> None:
+    """Whatever is added, planned in any order and twice, forgotten, or lost with its owner."""
+    many, direct = _ids_of_many(), _one_table(100, capacity, references)
+    hashed, numbers = _one_table(MANY, capacity, references), []
+    seen: list[np.ndarray] = []
+    user = direct.join()
+    for what in data.draw(st.lists(st.sampled_from("aaaaappppfk"), max_size=60)):
+        if what == "a":
+            seed, size = data.draw(st.integers(0, 1000)), data.draw(st.integers(0, 30))
+            seen.append((np.random.default_rng(seed).random(size) ** 2 * 100).astype(np.int64))
+            numbers.append(direct.add(user, {OWNER: seen[-1]}))
+            assert hashed.add(user, {OWNER: many[seen[-1]]}) == numbers[-1]
+        elif what == "k":
+            for cache in (direct, hashed):
+                _kill_a_holder(cache)
+        elif numbers:
+            which = data.draw(st.integers(max(0, len(numbers) - 8), len(numbers) - 1))
+            if what == "f":
+                direct.forget(numbers[which])
+                hashed.forget(numbers[which])
+            else:
+                expected = direct.plan(numbers[which], {OWNER: seen[which]})[OWNER]
+                found = hashed.plan(numbers[which], {OWNER: many[seen[which]]})[OWNER]
+                assert found.tolist() == expected.tolist()
+                kept = _check_arrays(direct.tables[OWNER])
+                assert _check_arrays(hashed.tables[OWNER]) == set(many[list(kept)].tolist())
+    for name in ("state", "top", "queue"):
+        found, expected = (getattr(one.tables[OWNER], name) for one in (hashed, direct))
+        assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("num_ids", [100, MANY])
+def test_a_plan_for_other_ids_than_were_added_harms_nothing(num_ids: int) -> None:
+    cache, ids = _one_table(num_ids, 4), np.arange(6)
+    for _ in range(3):
+        numbers = [cache.add(0, {OWNER: ids}) for _ in range(2)]
+        cache.plan(numbers[0], {OWNER: ids + 50})
+        assert _check_arrays(cache.tables[OWNER]) <= set(ids.tolist())
+
+
+def test_an_index_stays_as_it_is_however_many_ids_pass() -> None:
+    """Full, and with others each time: nothing is left of those that went."""
+    cache, user = _one_table(MANY, 8, 64), 0
+    arrays = cache.tables[OWNER]
+    for batch in range(2000):
+        ids = np.random.default_rng(batch).integers(0, MANY, 16)
+        number = cache.add(user, {OWNER: ids})
+        if batch % 5:
+            cache.plan(number, {OWNER: ids})
+        if batch % 100 == 0:
+            _check_arrays(arrays)
+    assert np.count_nonzero(arrays.index[:, kernels.CODE]) <= 8 + 64 < arrays.index.shape[0]
+
+
+def test_what_a_cache_takes_does_not_grow_with_the_graph() -> None:
+    matrices = {OWNER: {("node_features", NODE): ("uint8", (400,))}}
+
+    def tables(num_ids: int, size: float) -> dict:
+        return tables_of(matrices, {OWNER: num_ids}, {OWNER: num_ids}, size)
+
+    sizes = [segment_bytes(tables(10**digits, 10_000 / 10**digits)) for digits in range(6, 11)]
+    assert tables(10**10, 1e-6)[OWNER].capacity == 10_000
+    assert sizes[1:] == sizes[:1] * 4
+    few, many = (tables(num_ids, 2 << 30)[OWNER].capacity for num_ids in (10**7, 10**10))
+    assert many > 0.85 * few
+    small = tables(1000, 0.5)[OWNER]
+    assert small.index_shape == (1000, 1), "a table by id is smaller where there are few"
 
 
 def _optimum_in_turns(traces: list[list[np.ndarray]], capacity: int) -> int:
@@ -362,15 +476,23 @@ def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
     assert missing == sum(one.ids.size for one in asked if one.kind == "node_features")
 
 
-def test_a_holder_that_was_killed_leaves_an_empty_cache() -> None:
-    cache, ids = _one_table(10, 4), np.arange(4)
-    user = cache.join()
-    numbers = [cache.add(user, {OWNER: ids}) for _ in range(2)]
-    cache.plan(numbers[0], {OWNER: ids})
+def _kill_a_holder(cache: RowCache) -> None:
     memory = ctypes.c_void_p(cache._mutex.ctypes.data)  # threads that end are as processes are
     holder = threading.Thread(target=mutex._libc.pthread_mutex_lock, args=(memory,))
     holder.start()
     holder.join()
+
+
+@pytest.mark.parametrize("num_ids", [10, MANY])
+def test_a_holder_that_was_killed_leaves_an_empty_cache(num_ids: int) -> None:
+    cache, ids, random = _one_table(num_ids, 4), np.arange(4), np.random.default_rng(0)
+    user = cache.join()
+    numbers = [cache.add(user, {OWNER: ids}) for _ in range(2)]
+    cache.plan(numbers[0], {OWNER: ids})
+    _kill_a_holder(cache)
+    for array in vars(cache.tables[OWNER]).values():  # of a change that was not finished
+        if isinstance(array, np.ndarray) and array is not cache.tables[OWNER].state:
+            array[:] = random.integers(-4, 4, array.shape)
     plan = cache.plan(numbers[1], {OWNER: ids})[OWNER]
     assert (plan == -1).all(), "nothing is known any more: all is fetched"
     number = cache.add(user, {OWNER: ids})

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.mutex import holding
-from gigl_loader.sampler.row_cache import MISSING, Table
+from gigl_loader.sampler.cache_tables import Table
+from gigl_loader.sampler.row_cache import MISSING
 from gigl_loader.testing import TinyGraph, open_files
 from gigl_loader.workers import machine_cache
 from gigl_loader.workers.agreement import Agreement, _first_like, _Member

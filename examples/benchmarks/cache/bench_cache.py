@@ -24,16 +24,19 @@ from gigl_loader import DistDataset
 from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.message import EDGE_INDEX, NODE, BatchTicket
 from gigl_loader.options import CacheOptions
+from gigl_loader.sampler.cache_tables import CacheMemory, Table, segment_bytes
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.packing import pack_ints, pack_runs
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
-from gigl_loader.sampler.row_cache import CacheMemory, RowCache, Table, segment_bytes, warm_up
+from gigl_loader.sampler.row_cache import RowCache, warm_up
 from gigl_loader.testing import as_worker_gets
 from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
 FANOUTS, ROW_BYTES, SHARES = (15, 10), 400, (0.05, 0.1, 0.2, 0.4)
 OWNER = ("node", "rows")
 NEVER = 1 << 40
+MANY = 1 << 40
+"""So many ids that a cache finds them by a hash table."""
 Trace = list[np.ndarray]
 """By batch, the distinct ids of other parts' rows."""
 
@@ -119,6 +122,11 @@ def ours(trace: Trace, num_ids: int, capacity: int) -> tuple[int, int, float]:
     return fetched, most, 1e3 * elapsed / len(trace)
 
 
+def least(trace: Trace, num_ids: int, capacity: int) -> tuple[int, int, float]:
+    """Return the same of the quickest of three: the first one meets memory that is new."""
+    return min((ours(trace, num_ids, capacity) for _ in range(3)), key=lambda found: found[2])
+
+
 # --- the others -----------------------------------------------------------------------------------
 
 
@@ -162,7 +170,7 @@ def highest_degree(trace: Trace, degrees: np.ndarray, parts: np.ndarray, capacit
 COLUMNS = (
     "graph, seeds", "rows a batch", "cache", "optimum: share fetched", "ours / optimum",
     "LRU / optimum", "highest degree / optimum", "look-ahead", "deciding, CPU ms",
-    "ns a row", "structure, CPU ms",
+    "ns a row", "ns a row, many ids", "structure, CPU ms",
 )  # fmt: skip
 HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
@@ -196,14 +204,17 @@ def main() -> None:
             for share in SHARES:
                 capacity = round(share * int((parts != 0).sum()))
                 optimum = simulate(trace, num_ids, capacity, uses.__getitem__)
-                fetched, ahead, ms = ours(trace, num_ids, capacity)
+                fetched, ahead, ms = least(trace, num_ids, capacity)
+                as_many, _, ms_of_many = least(trace, MANY, capacity)
+                assert as_many == fetched, "what is kept does not depend on how it is found"
                 lru = simulate(trace, num_ids, capacity, lambda batch: -batch)
                 degree = highest_degree(trace, degrees, parts, capacity)
                 lines.append(
                     f"| {name}, {batch_size:,} | {asked // len(trace):,} | {share:.0%} | "
                     f"{optimum / asked:.3f} | **{fetched / optimum:.3f}** | {lru / optimum:.2f} | "
                     f"{degree / optimum:.2f} | {ahead} | {ms:.2f} | "
-                    f"{1e6 * ms * len(trace) / asked:.0f} | {found['ms']:.1f} |"
+                    f"{1e6 * ms * len(trace) / asked:.0f} | "
+                    f"{1e6 * ms_of_many * len(trace) / asked:.0f} | {found['ms']:.1f} |"
                 )
                 print(lines[-1], flush=True)
             print(f"bytes per edge on the wire: {found['edge_bytes']:.2f}")

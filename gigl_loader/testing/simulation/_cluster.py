@@ -59,7 +59,7 @@ from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
-from gigl_loader.sampler import row_cache as tables
+from gigl_loader.sampler import cache_tables as tables
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.testing.simulation._group import SimulatedGroup
 from gigl_loader.testing.simulation._memory import held_by, own_bytes

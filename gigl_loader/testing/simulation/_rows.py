@@ -26,7 +26,8 @@ from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.remote.answers import RowBook
 from gigl_loader.remote.rows import Fetched, RowQuestions
 from gigl_loader.sampler.apart import RowsApart
-from gigl_loader.sampler.row_cache import CacheMemory, RowCache, segment_bytes
+from gigl_loader.sampler.cache_tables import CacheMemory, segment_bytes
+from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.testing.simulation._world import SimFuture
 from gigl_loader.transport import End
 from gigl_loader.workers.ahead import DrawnAhead
