@@ -17,7 +17,7 @@ most is held all the time.
 from gigl_loader.plan.costs import Costs
 from gigl_loader.plan.expect import BatchSize
 from gigl_loader.plan.job import CONCURRENCY, Job
-from gigl_loader.sampler.cache_tables import WINDOW, Owner, segment_bytes, tables_of
+from gigl_loader.sampler.cache_tables import WINDOW, Matrix, Owner, segment_bytes, tables_of
 
 _GROWN = 1.25
 """Work memory that was too small is made this much larger than what did not fit."""
@@ -156,9 +156,10 @@ def cache_bytes(job: Job, remote_rows: float) -> float:
     if not job.row_bytes or remote_rows < 1:
         return 0.0
     owner: Owner = ("node", "")
-    matrices = {owner: {("node_features", ""): ("uint8", (job.row_bytes,))}}
+    rows: dict[Matrix, tuple[str, tuple[int, ...]]]
+    rows = {("node_features", ""): ("uint8", (job.row_bytes,))}
     sizes = {owner: int(job.nodes)}, {owner: int(remote_rows)}
-    return segment_bytes(tables_of(matrices, *sizes, float(job.cache)))
+    return segment_bytes(tables_of({owner: rows}, *sizes, float(job.cache)))
 
 
 def _ahead(job: Job, batch: BatchSize) -> float:
