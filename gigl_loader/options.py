@@ -449,11 +449,33 @@ def usable_cpus() -> int:
 def available_memory() -> int:
     """Return how many bytes of memory could be had now: pages of files give way.
 
-    In a container, no more than it may have in all.
+    In a container or a control group, no more than it may have in all.
     """
-    available = meminfo("MemAvailable")
-    limit = number_in("/sys/fs/cgroup/memory.max")
-    return available if limit is None else min(available, limit)
+    limits = [limit for file in _limit_files() if (limit := number_in(file)) is not None]
+    return min([meminfo("MemAvailable"), *limits])
+
+
+def _limit_files() -> list[str]:
+    """Return the files that limit the memory of this process, in either version of cgroups.
+
+    A group's limit holds for all groups in it. A container sees its own group as the root.
+    """
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    files = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            root, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        elif controllers == "":
+            root, name = "/sys/fs/cgroup", "memory.max"
+        else:
+            continue
+        groups = (Path(group), *Path(group).parents)
+        files += [f"{root}{str(one).rstrip('/')}/{name}" for one in groups]
+    return files
 
 
 def meminfo(field: str) -> int:

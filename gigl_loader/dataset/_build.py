@@ -1,30 +1,14 @@
 """Tensor work behind datasets: adjacency in canonical order, books, row indexes, shared memory."""
 
-import os
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from gigl_loader.dataset.view import Adjacency, Book, Rows
-from gigl_loader.memory.segments import create_memfd
-from gigl_loader.memory.tensors import map_shared_tensor, share_tensor
+from gigl_loader.memory.tensors import empty_shared, share_tensor
 
 _KEY_LIMIT = 2**63 - 1
-
-
-def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor in shared memory, to be filled in place."""
-    nbytes = torch.empty((), dtype=dtype).element_size()
-    for size in shape:
-        nbytes *= size
-    if nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
-    fd = create_memfd(nbytes, "gigl_loader.tensor")
-    try:
-        return map_shared_tensor(fd, nbytes, dtype, shape)
-    finally:
-        os.close(fd)
 
 
 def compress(

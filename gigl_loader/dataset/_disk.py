@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset._books import read_book
-from gigl_loader.dataset._build import empty_shared
 from gigl_loader.dataset._checks import check_ids, check_partitions, check_weights
 from gigl_loader.dataset._direction import choose_edge_dir, keep_owned
 from gigl_loader.dataset._mapped import is_mapped_format, read_header
@@ -44,6 +43,7 @@ from gigl_loader.dataset.schema import (
     edge_type_str,
 )
 from gigl_loader.errors import ConfigError
+from gigl_loader.memory.tensors import empty_shared
 
 FORMAT_VERSION = 1
 EXTRAS_FILE = "gigl_loader.json"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._build import empty_shared, expand_rows
+from gigl_loader.dataset._build import expand_rows
 from gigl_loader.dataset._checks import check_partitions
 from gigl_loader.dataset._mapped import (
     ArraySpec,
@@ -40,6 +40,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import (
     bytes_of,
     dtype_named,
+    empty_shared,
     map_file,
     share_tensor,
 )

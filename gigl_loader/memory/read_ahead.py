@@ -27,9 +27,10 @@ import numpy as np
 from gigl_loader.memory.segments import Array, mapped_file_at, mapped_files
 from gigl_loader.options import available_memory
 
-_SAMPLE = 32
-"""Pages that are looked at to tell whether a file is in memory: one in ten that is not is found
-with 97%."""
+_SAMPLE, _CLOSE_SAMPLE = 32, 256
+"""Pages that are looked at to tell whether a file is in memory: of 32, one in ten that is not is
+found with 97%. Where files do not fit, fewer are often missing, and each is waited for alone: of
+256, one in fifty is found with 99%."""
 _FEW_ROWS = 16
 """Below this, asking costs as much as waiting."""
 _GAP_PAGES = 2
@@ -72,7 +73,8 @@ def want(values: Array, rows: Array) -> int:
         return 0
     row_bytes = values.nbytes // values.shape[0]
     start = values.ctypes.data
-    if file.tells_residency and _is_resident(start + rows[:: -(-rows.size // _SAMPLE)] * row_bytes):
+    sample = rows[:: -(-rows.size // (_CLOSE_SAMPLE if file.at_random else _SAMPLE))]
+    if file.tells_residency and _is_resident(start + sample * row_bytes):
         return 0
     if not file.at_random:
         _look_at_memory()

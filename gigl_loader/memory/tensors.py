@@ -1,6 +1,7 @@
 """Tensors in shared memory: the trainer's side of `gigl_loader.memory.segments`."""
 
 import io
+import math
 import os
 import pickle
 import weakref
@@ -10,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.memory import huge_pages
 from gigl_loader.memory.segments import (
     Array,
     SharedPart,
     buffer_at,
-    create_memfd,
     map_fd,
     nbytes_of,
     storage_dtype,
@@ -71,14 +72,27 @@ def share_tensor(tensor: Tensor) -> Tensor:
     """
     if tensor.is_shared() or tensor.numel() == 0 or is_mapped_file(tensor):
         return tensor
-    nbytes = tensor.numel() * tensor.element_size()
-    fd = create_memfd(nbytes, "gigl_loader.tensor")
-    try:
-        shared = map_shared_tensor(fd, nbytes, tensor.dtype, tuple(tensor.shape))
-    finally:
-        os.close(fd)
+    shared = empty_shared(tuple(tensor.shape), tensor.dtype)
     shared.copy_(tensor)
     return shared
+
+
+def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised tensor in shared memory, to be filled in place.
+
+    Its memory has huge pages where there are some.
+
+    Raises:
+        SharedMemoryError: There is no memory for it.
+    """
+    nbytes = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+    if nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    fd, reserved = huge_pages.create_memfd(nbytes, "gigl_loader.tensor")
+    try:
+        return map_shared_tensor(fd, reserved, dtype, shape)
+    finally:
+        os.close(fd)
 
 
 def map_shared_tensor(fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

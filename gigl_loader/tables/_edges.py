@@ -30,6 +30,7 @@ from gigl_loader.tables._source import (
     Table,
     TableFile,
     id_kind,
+    in_type,
     is_list,
     matrix_in,
     named,
@@ -96,6 +97,8 @@ def read_extras(table: Table, spec: EdgeTable) -> Extras:
     if not columns:
         return Extras(spec.weight, [], spec.time, time_sql)
     dtype = number_type(table, columns, "features")
+    if spec.feature_dtype is not None:
+        dtype = np.dtype(spec.feature_dtype)
     return Extras(spec.weight, columns, spec.time, time_sql, dtype, width_of(table, columns))
 
 
@@ -167,7 +170,8 @@ def check_values(job: Job, table: Table, spec: EdgeTable, extras: Extras, key: s
         columns = [c for c in (spec.weight, spec.time, *extras.features) if c is not None]
         for row, batch in table.batches(file, columns):
             if extras.features:
-                matrix_in(table, file, extras.features, row, batch, extras.width)
+                found = matrix_in(table, file, extras.features, row, batch, extras.width)
+                in_type(table, file, extras.features, row, found, extras.dtype)
             if spec.time:
                 matrix_in(table, file, [spec.time], row, batch, 1)
             if spec.weight:
@@ -320,8 +324,11 @@ def _refuse_dangling(
         missing = f"{key} NOT IN (SELECT id FROM {_pairs(pairs)})"
         tests = [(f"e.{named(column)} IS NULL", "has nulls")]
         if not drop:
-            tests.append((missing, f"has ids that are no nodes ({count} dangling edge(s) in it; "
-                                   "--drop-dangling leaves them out)"))  # fmt: skip
+            what = (
+                f"has ids that are no nodes ({count} dangling edge(s) in it; drop_dangling=True or "
+                "--drop-dangling leaves them out)"
+            )
+            tests.append((missing, what))
         for test, what in tests:
             with job.engine() as engine:
                 table.register(engine)

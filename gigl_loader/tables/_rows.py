@@ -20,6 +20,7 @@ from gigl_loader.tables._source import (
     BATCH_ROWS,
     Table,
     TableFile,
+    in_type,
     is_list,
     matrix_in,
     number_type,
@@ -58,10 +59,8 @@ class NodeRows:
         self._types: dict[str, tuple[np.dtype[Any], int]] = {}
         self._columns: dict[str, list[str]] = {}
         self._flat: set[str] = set()
-        if is_npy(spec.features):
-            self._open_beside(str(spec.features))
-        elif spec.features is not None:
-            self._add(f"node_features/{node_type}", columns_of(spec.features), "features")
+        if spec.features is not None:
+            self._add_features(spec)
         self._labels = f"node_labels/{node_type}"
         if spec.label is not None:
             self._add(self._labels, columns_of(spec.label), "labels")
@@ -89,6 +88,15 @@ class NodeRows:
             for name, (_, width) in self._types.items()
             if name.startswith(where)
         }
+
+    def _add_features(self, spec: NodeTable) -> None:
+        where = f"node_features/{self._node_type}"
+        if is_npy(spec.features):
+            self._open_beside(str(spec.features))
+        else:
+            self._add(where, columns_of(spec.features), "features")
+        if spec.feature_dtype is not None:
+            self._types[where] = np.dtype(spec.feature_dtype), self._types[where][1]
 
     def _open_beside(self, path: str) -> None:
         try:
@@ -181,9 +189,13 @@ class NodeRows:
         dtype, width = self._types[kind]
         if kind not in self._columns and self._beside is not None:
             start = file.first_row + row
-            return np.array(self._beside[start : start + batch.num_rows])
-        found = matrix_in(self._table, file, self._columns[kind], row, batch, width)
-        return found.astype(dtype, copy=False)
+            found = np.array(self._beside[start : start + batch.num_rows])
+            columns = [str(self._spec.features)]
+        else:
+            columns = self._columns[kind]
+            hint = " (give nodes without a label -1)" if kind == self._labels else ""
+            found = matrix_in(self._table, file, columns, row, batch, width, hint=hint)
+        return in_type(self._table, file, columns, row, found, dtype)
 
     # --- splits -----------------------------------------------------------------------------------
 

@@ -257,9 +257,12 @@ def ids_in(table: Table, file: TableFile, column: str, first: int, values: Any) 
 
 
 def matrix_in(
-    table: Table, file: TableFile, columns: list[str], first: int, batch: Any, width: int | None
-) -> Array:
+    table: Table, file: TableFile, columns: list[str], first: int, batch: Any, width: int | None,
+    *, hint: str = "",
+) -> Array:  # fmt: skip
     """Return columns of a batch as ``[rows, width]``; a column of lists may be the only one.
+
+    ``hint`` says what to do about nulls.
 
     Raises:
         ConfigError: There are nulls, lists of different lengths, or no numbers.
@@ -269,7 +272,7 @@ def matrix_in(
         values = batch.column(column)
         if values.null_count:
             rows = first + np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
-            table.refuse(file, column, rows, "has nulls")
+            table.refuse(file, column, rows, f"has nulls{hint}")
         if pa.types.is_temporal(values.type):
             values = values.cast(pa.int64())
         if is_list(values.type):
@@ -278,6 +281,25 @@ def matrix_in(
     if len(found) == 1:
         return np.ascontiguousarray(found[0])
     return np.concatenate(found, axis=1)
+
+
+def in_type(
+    table: Table, file: TableFile, columns: list[str], first: int, values: Array, dtype: Any
+) -> Array:
+    """Return ``values`` (``[rows, width]``, of some columns) in another type.
+
+    Raises:
+        ConfigError: The type has no such number: it would be infinite.
+    """
+    with np.errstate(over="ignore"):
+        found = values.astype(dtype, copy=False)
+    if dtype.kind == "f" and dtype.itemsize < values.dtype.itemsize:
+        rows, places = np.nonzero(np.isinf(found) & np.isfinite(values))
+        if rows.size:
+            column = columns[places[0]] if len(columns) > 1 else columns[0]
+            wrong = values[rows, places].tolist()
+            table.refuse(file, column, first + rows, f"has numbers too large for {dtype}", wrong)
+    return found
 
 
 def is_list(kind: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 from gigl_loader.dataset._target import FORMATS
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.tables.partition import ENGINES, partition_tables
-from gigl_loader.tables.spec import METHODS, EdgeTable, NodeTable
+from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, EdgeTable, NodeTable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument(f"--{name}", help=f"column of nodes: {name.replace('-column', '')}")
     one.add_argument("--features", nargs="+", help="columns of nodes, or a .npy file")
     one.add_argument("--label", nargs="+", help="columns of nodes")
+    one.add_argument("--feature-dtype", choices=FEATURE_DTYPES, help="of the features of nodes")
     for name in ("src", "dst", "weight"):
         one.add_argument(f"--{name}", help=f"column of edges: {name}")
     one.add_argument("--edge-time", help="column of edges: time")
@@ -94,8 +95,8 @@ def _tables(args: argparse.Namespace) -> tuple[Any, Any, str | None]:
         raise ConfigError("give a YAML file that describes the tables, or --nodes and --edges")
     nodes = {
         "source": args.nodes, "id": args.id, "features": _one(args.features),
-        "label": _one(args.label), "split": args.split, "time": args.time,
-        "partition": args.partition_column,
+        "label": _one(args.label), "feature_dtype": args.feature_dtype, "split": args.split,
+        "time": args.time, "partition": args.partition_column,
     }  # fmt: skip
     edges = {
         "source": args.edges, "src": args.src, "dst": args.dst, "weight": args.weight,

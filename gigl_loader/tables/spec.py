@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 METHODS = ("contiguous", "random", "column", "ldg", "metis")
+FEATURE_DTYPES = ("float16", "float32")
 
 Columns = str | Sequence[str] | None
 
@@ -38,8 +39,11 @@ class NodeTable:
     features: Columns = None
     """A column of lists or numbers, several columns of numbers, or a ``.npy`` file with a row for
     each row of the table."""
+    feature_dtype: str | None = None
+    """``"float16"`` or ``"float32"``: the type that batches have features in. None: that of the
+    columns, which is float64 for fractions in CSV, and for Python's own floats."""
     label: Columns = None
-    """One column of numbers, or several."""
+    """One column of numbers, or several. A node without a label needs a number that is none: -1."""
     split: str | None = None
     """A column with ``"train"``, ``"val"`` (or ``"valid"``, ``"validation"``), ``"test"``, or
     nothing."""
@@ -65,6 +69,8 @@ class EdgeTable:
     """The column with the id of the destination."""
     features: Columns = None
     """A column of lists or numbers, or several columns of numbers."""
+    feature_dtype: str | None = None
+    """As in `NodeTable`."""
     weight: str | None = None
     """A column of finite numbers that are not negative."""
     time: str | None = None
@@ -107,6 +113,7 @@ def read_graph(nodes: Nodes, edges: Edges) -> Graph:
     for node_type, table in by_node.items():
         _check_kind(table, NodeTable, f"nodes of {node_type!r}")
         _check_name(node_type)
+        _check_dtype(table, f"nodes of {node_type!r}")
         found.nodes[node_type] = table
     for edge_type, tables in by_edge.items():
         for one in [tables] if isinstance(tables, EdgeTable) else list(tables):
@@ -122,6 +129,7 @@ def _add_edges(found: Graph, edge_type: EdgeType, table: EdgeTable) -> None:
         raise WrongTypeError(f"an edge type is (source type, relation, destination type), "
                              f"got {edge_type!r}")  # fmt: skip
     _check_name(edge_type_str(edge_type))
+    _check_dtype(table, f"edges of {edge_type}")
     for node_type in (edge_type[0], edge_type[2]):
         if node_type not in found.nodes:
             raise ConfigError(
@@ -151,6 +159,18 @@ def _add_edges(found: Graph, edge_type: EdgeType, table: EdgeTable) -> None:
 def _check_kind(value: Any, kind: type, where: str) -> None:
     if not isinstance(value, kind):
         raise WrongTypeError(f"{where} must be a {kind.__name__}, got {type(value).__name__}")
+
+
+def _check_dtype(table: NodeTable | EdgeTable, where: str) -> None:
+    if table.feature_dtype is None:
+        return
+    if table.feature_dtype not in FEATURE_DTYPES:
+        raise ConfigError(
+            f"{where}: feature_dtype must be {' or '.join(FEATURE_DTYPES)}, "
+            f"got {table.feature_dtype!r}"
+        )
+    if table.features is None:
+        raise ConfigError(f"{where}: feature_dtype is given, and no features")
 
 
 def _check_name(name: Any) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gigl_loader.dataset.view import Rows
 from gigl_loader.memory import read_ahead
+from gigl_loader.memory.segments import mapped_file_at
 from gigl_loader.memory.tensors import map_file
 from gigl_loader.sampler.store import gather_rows, located
 from gigl_loader.testing import wait_until
@@ -86,6 +87,18 @@ def test_the_kernel_reads_on_only_where_files_fit_into_memory(
         flags = mapping[mapping.index("VmFlags:") :].split("\n")[0].split()
         assert ("rr" in flags) == (not fits), "rr: read at random"
     assert told.is_set() == (not fits)
+
+
+def test_more_pages_are_looked_at_where_files_do_not_fit(
+    values: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(read_ahead, "_is_resident", lambda at: looked.append(at.size) or True)
+    rows = np.arange(ROWS)
+    for at_random in (False, True):
+        mapped_file_at(values.ctypes.data).at_random = at_random
+        assert read_ahead.want(values, rows) == 0
+    assert looked == [32, 256]
 
 
 def test_rows_that_an_index_finds_are_asked_for_after_its_own(

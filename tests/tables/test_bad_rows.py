@@ -45,7 +45,8 @@ def _write(folder: Path, nodes: dict | None = None, edges: dict | None = None) -
          r"'x' of .*nodes/1\.parquet has lists of other lengths than 1: row 0 \(row group 0\): 2"),
         ({"x": [[0.0], [0.0], [None], [1.0], [0.0]]}, {}, "has nulls in its lists: row 2"),
         ({"x": ["one"] * 5}, {}, "'x' holds string; features must be numbers"),
-        ({"y": [0, None, 0, 0, 0]}, {}, r"'y' of .*0\.parquet has nulls: row 1"),
+        ({"y": [0, None, 0, 0, 0]}, {},
+         r"'y' of .*0\.parquet has nulls \(give nodes without a label -1\): row 1"),
         ({}, {"w": [1.0, -1.0, 0.0, 1.0]}, r"'w' of .*0\.parquet must be .*: row 1 .*: -1.0"),
         ({}, {"w": [1.0, 1.0, 0.0, float("nan")]}, r"'w' of .*1.parquet must be .*: row 1 .*: nan"),
         ({}, {"src": ["a", "b", "c", None]}, r"'src' of .*1\.parquet has nulls: row 1"),
@@ -177,3 +178,40 @@ def test_too_little_memory_is_said_and_the_run_can_go_on(tmp_path: Path, monkeyp
     monkeypatch.undo()
     partition_tables(**arguments, memory="2GB")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges", "nodes", "parts"]
+
+
+def test_features_in_fewer_bytes(tmp_path: Path) -> None:
+    arguments = _write(tmp_path, {"a": [0.1, 2.0, 3.0, 4.0, 5.0], "b": [1, 2, 3, 4, 5]})
+    np.save(tmp_path / "x.npy", np.arange(10.0).reshape(5, 2))
+    for features, dtype, first in (
+        (["a", "b"], "float32", [np.float32(0.1), 1]),
+        (["a", "b"], "float16", [np.float16(0.1), 1]),
+        (["a", "b"], None, [0.1, 1]),  # Python's floats
+        (str(tmp_path / "x.npy"), "float16", [0, 1]),
+    ):
+        arguments |= {
+            "nodes": NodeTable(tmp_path / "nodes", features=features, feature_dtype=dtype),
+            "edges": EdgeTable(tmp_path / "edges", features="w", feature_dtype=dtype),
+        }
+        partition_tables(**arguments, overwrite=True)
+        view = DistDataset.load(tmp_path / "parts", 0).view()
+        for found in (view.node_features, view.edge_features):
+            values = next(iter(found.values())).values
+            assert str(values.dtype) == f"torch.{dtype or 'float64'}"
+        assert next(iter(view.node_features.values())).values[0].tolist() == first
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"features": ["a", "b"], "feature_dtype": "float16"},
+         r"'b' of .*nodes/1\.parquet has numbers too large for float16: row 0 .*: 70000\.0"),
+        ({"features": "a", "feature_dtype": "int8"}, "must be float16 or float32, got 'int8'"),
+        ({"feature_dtype": "float32"}, "feature_dtype is given, and no features"),
+    ],
+)  # fmt: skip
+def test_types_of_features_that_cannot_be(tmp_path: Path, given: dict, message: str) -> None:
+    arguments = _write(tmp_path, {"a": [1.0] * 5, "b": [1.0, np.inf, 1.0, 70_000.0, 1.0]})
+    arguments["nodes"] = NodeTable(tmp_path / "nodes", **given)
+    with pytest.raises(ConfigError, match=message):
+        partition_tables(**arguments)

@@ -1,13 +1,15 @@
 """An epoch from disk, of a graph three times as large as the memory that is left.
 
-A ballast of locked memory takes what the graph is not to have. Rounds alternate: the graph in
-shared memory (without the ballast), from disk with pages read ahead, and from disk with pages that
-come when they are touched. Beside them what the disk itself gives: random reads of a page, one at a
-time and many at once (by fio where it is installed)::
+The workers are in a memory control group, which after a first epoch may grow by a third of the
+graph; where none can be made, a ballast of locked memory takes what the graph is not to have.
+Rounds alternate: the graph in shared memory (without a limit), from disk with pages read ahead, and
+from disk with pages that come when they are touched. Beside them what the disk itself gives: random
+reads of a page, one at a time and many at once (by fio where it is installed)::
 
     python examples/benchmarks/disk/bench_disk.py [--nodes 4000000] [--rounds 3] [--out results.md]
 
-Needs a right to lock memory (root, or ``ulimit -l unlimited``), and an otherwise idle machine.
+Needs root for control groups (or to lock memory: ``ulimit -l unlimited``), and an otherwise idle
+machine.
 """
 
 import argparse
@@ -24,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -51,6 +53,7 @@ KINDS = {
     "local": "nine of ten neighbours are within 8,192 nodes, as partitioners aim for",
 }
 ORDERS = ("ids", "degree")
+GROUP_VARIABLE = "BENCH_DISK_GROUP"
 AT_ONCE = (1, 32, 128)
 """Reads that the disk alone is given at a time."""
 RESIDENT, AHEAD, TOUCHED = "in memory", "from disk, read ahead", "from disk, when touched"
@@ -92,9 +95,71 @@ def ballast(leave: int | None) -> Iterator[None]:
     yield  # the mapping ends with its last reference
 
 
+def join_group(worker: int) -> None:
+    """Let the control group have what a worker reads, and all that it uses."""
+    group = os.environ.get(GROUP_VARIABLE)
+    if group:
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
+
+
 def wait_for_pages(worker: int) -> None:
     """Switch reading ahead off, in a worker."""
+    join_group(worker)
     read_ahead._ask = lambda ranges: 0
+
+
+@contextmanager
+def control_group() -> Iterator[Path | None]:
+    """Make a memory control group for `join_group`; None: that is not possible here."""
+    for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
+        group = root / f"bench_disk_{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if limit_file(group) is not None:
+            break
+        group.rmdir()
+    else:
+        yield None
+        return
+    os.environ[GROUP_VARIABLE] = str(group)
+    try:
+        yield group
+    finally:
+        remove(group)
+
+
+def remove(group: Path) -> None:
+    """Remove a control group; processes that have just ended are in it for a moment."""
+    for _ in range(100):
+        with suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.1)
+
+
+def limit_file(group: Path) -> Path | None:
+    """Return the file with a group's limit; None: it has none."""
+    for name in ("memory.limit_in_bytes", "memory.max"):
+        if (group / name).exists():
+            return group / name
+    return None
+
+
+@contextmanager
+def left(leave: int | None, group: Path | None) -> Iterator[None]:
+    """Leave that many bytes for files: None: all of the memory."""
+    if leave is None or group is None:
+        with ballast(leave):
+            yield
+        return
+    used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    own = sum(int(used.get(name, 0)) for name in ("rss", "anon", "shmem"))
+    file = limit_file(group)
+    assert file is not None
+    file.write_text(str(own + leave))
+    yield
 
 
 def trainer() -> Callable[[Data], None]:
@@ -115,16 +180,19 @@ def trainer() -> Callable[[Data], None]:
 def epoch(root: Path, how: str, batches: int, leave: int | None) -> dict[str, float]:
     """Return seconds of an epoch after a warm-up, alone and in training, and MB read per batch."""
     memory = "resident" if how == RESIDENT else "mapped"
-    hook = wait_for_pages if how == TOUCHED else None
+    hook = {TOUCHED: wait_for_pages, AHEAD: join_group}.get(how)
     dataset = DistDataset.load(root, 0, memory=memory, verify="off")
     seeds, found = torch.load(root / "seeds.pt")[: BATCH * batches], {}
-    with DistNeighborLoader(
-        dataset, FANOUTS, seeds, batch_size=BATCH, shuffle=True, seed=1, worker_init_fn=hook
-    ) as loader:
-        first = next(iter(loader))  # processes and their memory are there: the rest is for files
+    with (
+        control_group() as group,
+        DistNeighborLoader(
+            dataset, FANOUTS, seeds, batch_size=BATCH, shuffle=True, seed=1, worker_init_fn=hook
+        ) as loader,
+    ):
         steps: dict[str, Callable[[Data], None]] = {"alone": check, "training": trainer()}
-        steps["training"](first)
-        with ballast(leave):
+        for batch in loader:  # processes and their memory are there: the rest is for files
+            steps["training"](batch)
+        with left(leave, group):
             for batch in loader:
                 check(batch)
             for name, step in steps.items():

@@ -1,0 +1,101 @@
+"""Large tensors lie in huge pages where the machine has some, and nobody notices where not."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gigl_loader.memory import huge_pages, segments, tensors
+from gigl_loader.options import number_in
+
+ROWS, WIDTH = 300_001, 32
+"""More than 32 MiB of float32, and not a whole number of pages."""
+
+
+def share() -> tuple[torch.Tensor, np.ndarray]:
+    """Return a matrix in shared memory, and as another process maps it."""
+    shared = tensors.share_tensor(torch.arange(ROWS * WIDTH, dtype=torch.float32).view(ROWS, WIDTH))
+    data, fds = tensors.dumps(shared)
+    try:
+        return shared, segments.loads(data, fds)
+    finally:
+        segments.close_fds(fds)
+
+
+def check(shared: torch.Tensor, mapped: np.ndarray) -> None:
+    """See that both are the same memory, with the values that were shared."""
+    assert shared.is_shared()
+    assert mapped.shape == (ROWS, WIDTH)
+    assert (mapped.reshape(-1) == np.arange(ROWS * WIDTH, dtype=np.float32)).all()
+    shared[-1, -1] = -7.0
+    assert mapped[-1, -1] == -7.0
+
+
+def page_bytes(mapped: np.ndarray) -> int:
+    """Return the size of the pages under an array."""
+    shown = Path("/proc/self/smaps").read_text()
+    mapping = shown[shown.index(f"{mapped.ctypes.data:x}-") :]
+    return int(mapping[mapping.index("KernelPageSize:") :].split()[1]) * 1024
+
+
+def numbers(free: int):
+    """Return what `number_in` says on a machine with ``free`` pages set aside."""
+    return lambda path: {"free": free, "resv": 0, "hpage": 1 << 21}[
+        Path(path).name.partition("_")[0]
+    ]
+
+
+def test_pages_that_are_set_aside_are_taken() -> None:
+    folder = "/sys/kernel/mm/hugepages/hugepages-2048kB/{}_hugepages"
+    free = (number_in(folder.format("free")) or 0) - (number_in(folder.format("resv")) or 0)
+    shared, mapped = share()
+    if free >= 20:
+        assert page_bytes(mapped) == 1 << 21
+    elif free == 0:
+        assert page_bytes(mapped) == os.sysconf("SC_PAGE_SIZE")
+    check(shared, mapped)
+
+
+def test_a_file_of_whole_huge_pages_is_larger_than_its_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(huge_pages, "meminfo", lambda field: 1 << 21)
+    monkeypatch.setattr(huge_pages, "number_in", numbers(free=10_000))
+    monkeypatch.setattr(os, "MFD_HUGETLB", 0)  # ordinary pages, but all the rest as with huge ones
+    shared, mapped = share()
+    assert shared.untyped_storage().nbytes() % (1 << 21) == 0
+    check(shared, mapped)
+
+
+@pytest.mark.parametrize("free", [0, 10_000])
+def test_nothing_fails_where_the_kernel_gives_none(
+    free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, offset: int, nbytes: int) -> None:
+        if nbytes % (1 << 21) == 0:
+            raise OSError(28, "No space left on device")  # they were taken meanwhile
+        allocate(fd, offset, nbytes)
+
+    allocate = os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(huge_pages, "meminfo", lambda field: 1 << 21)
+    monkeypatch.setattr(huge_pages, "number_in", numbers(free))
+    monkeypatch.setattr(huge_pages, "_is_off", lambda: False)  # it makes some, if it can
+    before = len(os.listdir("/proc/self/fd"))
+    shared, mapped = share()
+    check(shared, mapped)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # torch keeps the memory's
+
+
+def test_small_tensors_and_those_that_do_not_fit_are_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(huge_pages, "meminfo", lambda field: 1 << 21)
+    monkeypatch.setattr(huge_pages, "number_in", numbers(free=10))
+    small = tensors.share_tensor(torch.ones(5))
+    assert small.untyped_storage().nbytes() == 20
+    shared, mapped = share()  # 18 pages of ten
+    assert shared.untyped_storage().nbytes() == ROWS * WIDTH * 4
+    check(shared, mapped)
