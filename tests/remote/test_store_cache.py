@@ -82,8 +82,11 @@ def _client(info, rank: int) -> None:
                     assert batch_digest(replay(loader, 1, 2)) == expected[len(loader) + 2]
                 assert batch_digest(loader([3, 0, 3])) == at_once
             assert stats["hit_rate"] > 0
-            assert set(stats["rows_by_partition"]) == {0, 1}
-            assert stats["network_bytes"]["rows"] > 0
+            # one rank may find all that it needs of a server fetched by the other one
+            both: list[dict] = [{}, {}]
+            dist.all_gather_object(both, stats)
+            assert {server for one in both for server in one["rows_by_partition"]} == {0, 1}
+            assert sum(one["network_bytes"]["rows"] for one in both) > 0
     _check_that_ranks_share(dataset, nodes, rank)
 
 
