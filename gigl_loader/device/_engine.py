@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.profiler import record_function
 from torch_geometric.data.data import BaseData
 
-from gigl_loader.errors import WrongTypeError
+from gigl_loader.errors import ConfigError, WrongTypeError
 
 logger = logging.getLogger(__name__)
 
@@ -385,8 +385,15 @@ class CopyEngine:
 
 
 def full_device(device: torch.device | str) -> torch.device:
-    """Return ``device`` with its index, that of the current device where none is given."""
-    device = torch.device(device)
+    """Return ``device`` with its index, that of the current device where none is given.
+
+    Raises:
+        ConfigError: torch has no such device.
+    """
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device={device!r} is no torch device: {error}") from None
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

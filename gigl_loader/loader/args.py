@@ -6,7 +6,7 @@ from typing import Any, Unpack
 import torch
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.loader.config import NumNeighbors, check_workers, positive
+from gigl_loader.loader.config import NumNeighbors, check_workers, flag, positive
 from gigl_loader.loader.keywords import AllKeywords, completed
 from gigl_loader.loader.world import check_shard
 from gigl_loader.options import (
@@ -60,6 +60,9 @@ class LoaderArgs:
     def _check(self) -> None:
         given = self.given
         positive("batch_size", given["batch_size"])
+        flag("shuffle", given["shuffle"])
+        flag("drop_last", given["drop_last"])
+        flag("with_weight", given["with_weight"])
         if given["exchange"] not in ("workers", "collective"):
             raise ConfigError(
                 f'exchange must be "workers" or "collective", got {given["exchange"]!r}'

@@ -270,8 +270,9 @@ class BaseDistLoader(LoaderParts, DistLoader):
         closed = ", shut down" if self._shutdowned else ""
         source = self.worker_options if self._is_remote_worker else self._mp_producer
         return (
-            f"{kind}({deployment}, seeds={self._input_len}, batches={self._steps} of "
-            f"{self.batch_size}, workers={source.num_workers}, epoch={self._epoch}{closed})"
+            f"{kind}({deployment}, seeds={self._input_len}, batches={self._steps}, "
+            f"batch_size={self.batch_size}, workers={source.num_workers}, "
+            f"epoch={self._epoch}{closed})"
         )
 
     def set_epoch(self, epoch: int) -> None:

@@ -149,12 +149,21 @@ def check_workers(num_workers: int, worker_concurrency: int) -> None:
     """Raise where GLT would clamp in silence."""
     if num_workers == 0 and not isinstance(num_workers, bool):
         raise ConfigError("num_workers must be > 0 here, got 0: these options are for workers")
-    positive("num_workers", num_workers)
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+        raise ConfigError(
+            f"num_workers must be an integer >= 0, got {num_workers!r}: 0 samples in this process"
+        )
     positive("worker_concurrency", worker_concurrency)
     if worker_concurrency > _MAX_CONCURRENCY:
         raise ConfigError(
             f"worker_concurrency must be at most {_MAX_CONCURRENCY}, got {worker_concurrency}"
         )
+
+
+def flag(name: str, value: Any) -> None:
+    """Raise `ConfigError` unless ``value`` is a bool: the text "False" counts as true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
 
 
 def positive(name: str, value: Any) -> None:

@@ -16,6 +16,7 @@ from gigl_loader.memory.segments import (
     Array,
     SharedPart,
     buffer_at,
+    close_fds,
     map_fd,
     nbytes_of,
     storage_dtype,
@@ -206,4 +207,11 @@ def dumps(obj: Any) -> tuple[bytes, list[int]]:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(obj)
-    return file.getvalue(), [os.dup(fd) for fd in pickler.shared.fds]
+    fds: list[int] = []
+    try:
+        for fd in pickler.shared.fds:
+            fds.append(os.dup(fd))
+    except OSError:
+        close_fds(fds)
+        raise
+    return file.getvalue(), fds

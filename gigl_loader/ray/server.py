@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gigl_loader.errors import GiglLoaderError
+from gigl_loader.errors import GiglLoaderError, ResourceError
 from gigl_loader.remote import status
 from gigl_loader.transport import Security, address_towards
 from gigl_loader.transport.addresses import is_free
@@ -57,13 +57,20 @@ class ServerOptions:
 
 
 def free_place(rank: int, num_servers: int, host: str) -> tuple[str, int]:
-    """Return ``host`` and a port that is free there; servers of one node never get the same."""
+    """Return ``host`` and a port that is free there; servers of one node never get the same.
+
+    Raises:
+        ResourceError: None is free.
+    """
     first, last = _PORTS
     ports = [port for port in range(first, last) if port % num_servers == rank]
     for port in random.sample(ports, len(ports)):
         if is_free(host, port):
             return host, port
-    raise OSError(f"no port of {host} in [{first}, {last}) is free")
+    raise ResourceError(
+        f"no port of {host} in [{first}, {last}) is free for server {rank} of {num_servers}: is it "
+        "an address of this node? End what listens there, or start fewer servers"
+    )
 
 
 class StorageServer:

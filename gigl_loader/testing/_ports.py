@@ -6,6 +6,7 @@ import random
 import tempfile
 from pathlib import Path
 
+from gigl_loader.errors import ResourceError
 from gigl_loader.transport import addresses
 
 _FIRST = 15_000
@@ -26,7 +27,7 @@ def free_port(host: str = "127.0.0.1") -> int:
         host: An address of this machine.
 
     Raises:
-        OSError: All ports that were tried are taken.
+        ResourceError: All ports that were tried are taken.
     """
     below = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
     first = _FIRST if below > _FIRST + 1000 else 1024
@@ -35,7 +36,10 @@ def free_port(host: str = "127.0.0.1") -> int:
         port = draw.randrange(first, below)
         if _reserve(port) and addresses.is_free(host, port):
             return port
-    raise OSError(f"99 ports of {host} between {first} and {below} are taken")
+    raise ResourceError(
+        f"99 ports of {host} between {first} and {below} are taken: is it an address of this "
+        "machine?"
+    )
 
 
 def _reserve(port: int) -> bool:

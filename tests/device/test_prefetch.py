@@ -554,5 +554,11 @@ def test_wrong_options_are_refused(options: Any, error: type[Exception], text: s
         DevicePrefetcher([], "cpu", **options)
 
 
+@pytest.mark.parametrize("device", ["gpu", 3.4, None])
+def test_what_is_no_device_is_refused(device: Any) -> None:
+    with pytest.raises(ConfigError, match=f"device={device!r} is no torch device"):
+        DevicePrefetcher([], device)
+
+
 def test_public_names_are_sorted() -> None:
     assert all(hasattr(prefetch, name) for name in prefetch.__all__)

@@ -18,6 +18,22 @@ def _accuracy(printed: str) -> float:
     return float(found.group(1))
 
 
+def _without_figures(text: str) -> set[str]:
+    """Return the lines with each number, path and run of spaces made one."""
+    return {
+        re.sub(r"\S*/curve.png|out/\S*", "PATH", re.sub(r"[\d,./]*\d", "0", " ".join(line.split())))
+        for line in text.splitlines()
+    }
+
+
+def _check_readme(printed: str) -> None:
+    """The README shows lines of the kinds that are printed, the last one too."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (shown,) = re.findall(r"\$ make demo [^\n]*\n(.*?)\n\n\$ make test", readme, re.DOTALL)
+    assert _without_figures(shown) - {"..."} <= _without_figures(printed)
+    _accuracy(shown)
+
+
 @pytest.mark.longest
 def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
     printed = torchrun_example(
@@ -25,6 +41,7 @@ def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
         f"--tensorboard={tmp_path}/board", ranks=2,
     )  # fmt: skip
     assert _accuracy(printed) > 0.93
+    _check_readme(printed)
     assert len(re.findall(r"epoch +\d+/6  loss .* seeds/s", printed)) == 6
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     _check_board(tmp_path / "board", epochs=6)

@@ -72,6 +72,24 @@ def test_descriptors_are_given_back() -> None:
     wait_until(lambda: _descriptors() <= before, "all descriptors are closed")
 
 
+def test_descriptors_are_given_back_where_no_more_may_be_opened(monkeypatch) -> None:
+    tensors_to_send = [torch.arange(3), torch.arange(4)]
+    segments.close_fds(tensors.dumps(tensors_to_send)[1])  # both are shared now, and stay so
+    before, dup, copied = open_files(), os.dup, []
+
+    def dup_once(fd: int) -> int:
+        if copied:
+            raise OSError(24, "Too many open files")
+        copied.append(dup(fd))
+        return copied[0]
+
+    monkeypatch.setattr(os, "dup", dup_once)
+    with pytest.raises(OSError, match="Too many open files"):
+        tensors.dumps(tensors_to_send)
+    assert len(copied) == 1
+    assert open_files() == before
+
+
 def test_nothing_gets_a_name() -> None:
     own = {os.getpid(): ""}
     before = set(_shared_memory_of(own))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gigl_loader import ResourceError
 from gigl_loader.testing import _ports, free_port
 from gigl_loader.testing._forked import ForkedProcess
 from gigl_loader.transport import addresses
@@ -23,7 +24,7 @@ def test_a_port_that_is_taken_is_not_given(monkeypatch: pytest.MonkeyPatch) -> N
         port = taken.getsockname()[1]
         assert not addresses.is_free("127.0.0.1", port)
     monkeypatch.setattr(addresses, "is_free", lambda host, port: False)
-    with pytest.raises(OSError, match="are taken"):
+    with pytest.raises(ResourceError, match="are taken"):
         free_port()
 
 
@@ -40,5 +41,5 @@ def test_a_port_is_returned_once_on_this_machine(monkeypatch: pytest.MonkeyPatch
     other.join()
     assert other.exitcode == 0, "another process does not get it"
     monkeypatch.setattr(random.SystemRandom, "randrange", lambda *_: port)
-    with pytest.raises(OSError, match="are taken"):
+    with pytest.raises(ResourceError, match="are taken"):
         free_port()
