@@ -15,7 +15,8 @@ from gigl_loader.tables._job import RunSteps
 _LOOK_SECONDS = 5.0
 """How often nodes are looked at while tasks are waited for."""
 _END_SECONDS = 60.0
-"""How long tasks are waited for that were cancelled: their node may be out of reach."""
+"""How long tasks are waited for that were interrupted, and that were killed: their node may be out
+of reach."""
 
 
 @contextmanager
@@ -71,10 +72,20 @@ def _run(
             if not done and not _fits(ray, memory, threads):
                 raise UsageError(f"{_too_small(ray, memory, threads)}; call again to go on")
     finally:
-        for left in places:
-            ray.cancel(left, force=True)
-        if places:  # until their processes have ended: they write into what may be removed next
-            ray.wait(list(places), num_returns=len(places), timeout=_END_SECONDS)
+        _end(ray, list(places))
+
+
+def _end(ray: Any, tasks: list[Any]) -> None:
+    """Cancel tasks, and wait until none of them writes any more: what they write is removed next.
+
+    A task that is interrupted is over when it has unwound. One that is killed may be called over
+    while its process still runs, so that is left for those that cannot be interrupted.
+    """
+    for kill in (False, True):
+        for task in tasks:
+            ray.cancel(task, force=kill)
+        if tasks:
+            _, tasks = ray.wait(tasks, num_returns=len(tasks), timeout=_END_SECONDS)
 
 
 def _call(make: Callable[[], Any]) -> Any:
