@@ -17,8 +17,7 @@ from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.expect import Degrees
 from gigl_loader.plan.job import DTYPE_BYTES, Job
 from gigl_loader.plan.model import Plan, estimate
-from gigl_loader.remote.status import add_security, host_and_port
-from gigl_loader.transport import Security
+from gigl_loader.remote.status import add_security, host_and_port, security_of
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _LINK_GBIT = 10.0
@@ -239,7 +238,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     other = None
     if args.other is not None:
         host, port = args.other
-        other = Other(host, port, _security(args))
+        other = Other(host, port, security_of(args))
     costs = calibrate(say=lambda line: print(line, file=sys.stderr, flush=True), other=other)
     costs.write(Path(args.calibrate))
     print(f"{args.calibrate}: {costs.machine}, {costs.date}")
@@ -257,15 +256,11 @@ def _answer(args: argparse.Namespace) -> int:
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before there are threads, which take it over
     host, port = args.answer
-    with Answerer(host, port, _security(args)) as answerer:
+    with Answerer(host, port, security_of(args)) as answerer:
         host, port = answerer.address
         print(f"answers gigl-loader plan --calibrate FILE --with {host}:{port}", flush=True)
         signal.sigwait(ends)
     return 0
-
-
-def _security(args: argparse.Namespace) -> Security:
-    return Security.resolve(args.tls, None, args.insecure)
 
 
 # --- what is printed ------------------------------------------------------------------------------

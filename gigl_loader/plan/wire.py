@@ -76,23 +76,27 @@ class Answerer:
             "process": Method(int, float, lambda request, peer: time.process_time()),
             "machine": Method(int, float, lambda request, peer: machine_s()),
         }
-        self._plain: Listener | None = None
-        if security.mode is Mode.TOKEN:
-            self._plain = Listener(host, 0, _unencrypted(security), table, "calibrate").start()
-        plain = 0 if self._plain is None else self._plain.address[1]
-        table["plain"] = Method(int, int, lambda request, peer: plain)
+        self._listeners: list[Listener] = []
         try:
-            self._main = Listener(host, port, security, table, "calibrate").start()
+            plain = 0
+            if security.mode is Mode.TOKEN:
+                _, plain = self._listen(host, 0, _unencrypted(security), table)
+            table["plain"] = Method(int, int, lambda request, peer: plain)
+            self.address = self._listen(host, port, security, table)
         except BaseException:
             self.close()
             raise
-        self.address = self._main.address
+
+    def _listen(
+        self, host: str, port: int, security: Security, table: dict[str, Method]
+    ) -> tuple[str, int]:
+        self._listeners.append(Listener(host, port, security, table, "calibrate").start())
+        return self._listeners[-1].address
 
     def close(self) -> None:
         """Stop answering."""
-        for listener in (self._plain, getattr(self, "_main", None)):
-            if listener is not None:
-                listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     def __enter__(self) -> "Answerer":
         return self
@@ -125,17 +129,10 @@ def within(rounds: int, seconds: float = 0.5) -> dict[bool, Timed]:
     Returns:
         By whether it is encrypted.
     """
-    every = {False: Security.local(), True: Security.resolve("", token(), False)}
-    return {encrypted: _within(one, rounds, seconds) for encrypted, one in every.items()}
-
-
-def _within(security: Security, rounds: int, seconds: float) -> Timed:
+    security = Security.resolve("", token(), False)
     with _first_word_of(_serve, security.for_workers()) as (host, port):
-        caller = Caller(host, port, security, "calibrate")
-        try:
-            return _median([_time_one(caller, seconds) for _ in range(rounds)])
-        finally:
-            caller.close()
+        other = Other(host, port, security)
+        return _in_each_mode(other, 1, rounds, lambda callers: _time_one(callers[0], seconds))
 
 
 def _serve(security: Security, ready: Connection) -> None:
@@ -193,13 +190,6 @@ def _ask(caller: Caller, method: str) -> float:
     return caller.ask(method, 0, float).wait(_WAIT_S)
 
 
-def _median(found: list[Timed]) -> Timed:
-    return Timed(
-        statistics.median(one.gb_per_s for one in found),
-        statistics.median(one.s_per_gb for one in found),
-    )
-
-
 # --- to a second host -----------------------------------------------------------------------------
 
 
@@ -210,8 +200,7 @@ def meet(other: Other) -> None:
         PeerError: It does not.
         JoinRefusedError: It does not let this process in, or is another service.
     """
-    with _calling(other, other.port, other.security, 1) as (caller,):
-        caller.ask("plain", 0, int).wait(_MEET_S)
+    _plain_port(other)
 
 
 def between(other: Other, rounds: int, seconds: float = 1.0) -> dict[bool, Timed]:
@@ -232,34 +221,9 @@ def between(other: Other, rounds: int, seconds: float = 1.0) -> dict[bool, Timed
         PeerError: It does not answer, or not any more.
         JoinRefusedError: It does not let this process in, or is another service.
     """
-    with _calling(other, other.port, other.security, _CONNECTIONS) as callers:
-        plain = callers[0].ask("plain", 0, int).wait(_MEET_S)
-        found = {other.security.mode.encrypted: _time_all(callers, rounds, seconds)}
-    if plain:
-        security = _unencrypted(other.security)
-        with _calling(other, plain, security, _CONNECTIONS) as callers:
-            found[False] = _time_all(callers, rounds, seconds)
-    return found
-
-
-@contextmanager
-def _calling(other: Other, port: int, security: Security, count: int) -> Iterator[list[Caller]]:
-    """Yield callers that are connected."""
-    what = "the host of --with"
-    callers = [
-        Caller(other.host, port, security, "calibrate", what=what) for _ in range(count)
-    ]  # fmt: skip
-    try:
-        for caller in callers:
-            caller.connect(time.monotonic() + _MEET_S)
-        yield callers
-    finally:
-        for caller in callers:
-            caller.close()
-
-
-def _time_all(callers: list[Caller], rounds: int, seconds: float) -> Timed:
-    return _median([_time_at_once(callers, seconds) for _ in range(rounds)])
+    return _in_each_mode(
+        other, _CONNECTIONS, rounds, lambda callers: _time_at_once(callers, seconds)
+    )
 
 
 def _time_at_once(callers: list[Caller], seconds: float) -> Timed:
@@ -277,6 +241,50 @@ def _time_at_once(callers: list[Caller], seconds: float) -> Timed:
 def _both(caller: Caller) -> float:
     """Return for how long the processors of both machines have worked."""
     return _ask(caller, "machine") + machine_s()
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+def _in_each_mode(
+    other: Other, count: int, rounds: int, time_once: Callable[[list[Caller]], Timed]
+) -> dict[bool, Timed]:
+    """Return the medians by whether ``count`` connections are encrypted."""
+    ways = {other.security.mode.encrypted: (other.port, other.security)}
+    if plain := _plain_port(other):
+        ways[False] = plain, _unencrypted(other.security)
+    found = {}
+    for encrypted, (port, security) in ways.items():
+        with _calling(other.host, port, security, count) as callers:
+            found[encrypted] = _median([time_once(callers) for _ in range(rounds)])
+    return found
+
+
+def _plain_port(other: Other) -> int:
+    """Return where a host answers over plain sockets as well; 0: it does not."""
+    with _calling(other.host, other.port, other.security, 1) as (caller,):
+        return caller.ask("plain", 0, int).wait(_MEET_S)
+
+
+@contextmanager
+def _calling(host: str, port: int, security: Security, count: int) -> Iterator[list[Caller]]:
+    """Yield callers that are connected."""
+    what = "the other end of the measurement"
+    callers = [Caller(host, port, security, "calibrate", what=what) for _ in range(count)]
+    try:
+        for caller in callers:
+            caller.connect(time.monotonic() + _MEET_S)
+        yield callers
+    finally:
+        for caller in callers:
+            caller.close()
+
+
+def _median(found: list[Timed]) -> Timed:
+    return Timed(
+        statistics.median(one.gb_per_s for one in found),
+        statistics.median(one.s_per_gb for one in found),
+    )
 
 
 # --- what a plan takes of it ----------------------------------------------------------------------

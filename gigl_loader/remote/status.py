@@ -47,6 +47,15 @@ def add_security(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def security_of(args: argparse.Namespace) -> Security:
+    """Return what the options of `add_security` say, and where they do not, the environment.
+
+    Raises:
+        ConfigError: As `Security.resolve`.
+    """
+    return Security.resolve(args.tls, None, args.insecure)
+
+
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(
@@ -96,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code, one for each state that a probe tells apart."""
     args = parse(argv)
     try:
-        status = ask(args.where, Security.resolve(args.tls, None, args.insecure), args.timeout)
+        status = ask(args.where, security_of(args), args.timeout)
     except GiglLoaderError as error:
         refused = isinstance(error.__cause__, ConnectionRefusedError)
         health = "not listening" if refused else "no answer"
