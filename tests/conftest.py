@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
@@ -86,6 +87,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # the garbage collector need not look at modules and tests again and again
     if any(item.get_closest_marker("multiprocess") for item in session.items):
         start_fork_server("pytest")
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """Fail whoever leaves a signal blocked or handled: what later tests start would inherit it."""
+    before = _signals()
+    yield
+    assert _signals() == before
+
+
+def _signals() -> object:
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return blocked, [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
 
 
 @pytest.fixture(scope="session", autouse=True)

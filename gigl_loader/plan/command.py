@@ -254,12 +254,16 @@ def _answer(args: argparse.Namespace) -> int:
     from gigl_loader.plan.wire import Answerer
 
     ends = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # before there are threads, which take it over
-    host, port = args.answer
-    with Answerer(host, port, security_of(args)) as answerer:
-        host, port = answerer.address
-        print(f"answers gigl-loader plan --calibrate FILE --with {host}:{port}", flush=True)
-        signal.sigwait(ends)
+    security, (host, port) = security_of(args), args.answer
+    # before there are threads, which take it over; and back, as children of this process would too
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        with Answerer(host, port, security) as answerer:
+            host, port = answerer.address
+            print(f"answers gigl-loader plan --calibrate FILE --with {host}:{port}", flush=True)
+            signal.sigwait(ends)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
 
 

@@ -27,6 +27,8 @@ from gigl_loader.transport import End, Security, address_towards, refuse_loopbac
 _log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 600.0
+_LOOK_S = 0.25
+"""How often a server that waits looks whether it was told to end."""
 
 
 class StorageProcess:
@@ -37,7 +39,8 @@ class StorageProcess:
     ) -> None:
         self.server, self._endpoint = server, endpoint
         self._metrics = metrics
-        self._told = False
+        # plain values: a signal handler may not take a lock, which its thread may be holding
+        self._told, self._signal = False, 0
 
     @property
     def address(self) -> tuple[str, int]:
@@ -63,9 +66,13 @@ class StorageProcess:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._listening_to_signals():
-            while not self._endpoint.over.wait(0.5):
+            while not self._endpoint.over.wait(_LOOK_S):
+                if self._told:
+                    break
                 if deadline is not None and time.monotonic() >= deadline:
                     return self._endpoint.jobs_served
+            if self._signal:
+                _log.info("%s: ending", signal.Signals(self._signal).name)
             error = self._endpoint.error
             failed = error is not None and not self._told
             if failed:
@@ -79,7 +86,6 @@ class StorageProcess:
     def stop(self) -> None:
         """Let `wait` return; safe in a signal handler."""
         self._told = True
-        self._endpoint.over.set()
 
     def close(self, reason: str = "it was shut down", end: End = End.SHUTDOWN) -> None:
         """End now. Idempotent.
@@ -106,7 +112,7 @@ class StorageProcess:
             return
 
         def on_signal(number: int, _: FrameType | None) -> None:
-            _log.info("%s: ending", signal.Signals(number).name)
+            self._signal = number  # said later: nor may a handler write to the log
             self.stop()
 
         before = {one: signal.signal(one, on_signal) for one in (signal.SIGTERM, signal.SIGINT)}
