@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from network import AT_ONCE_S, PATIENCE_S, Network
+from outage import BYTES, BYTES_PER_S, outage
 from relay import Relay
 from service import SECURITIES, Answer, Question, Service, question
 
@@ -297,33 +298,9 @@ def test_a_stopped_peer_is_known_after_the_limit(
     assert 1.9 < waited < 2.0 + AT_ONCE_S
 
 
-def _outage(security: Security, length_s: float, idle: bool) -> float:
-    """Return how long answers take around an outage, less the outage itself."""
-    service = Service(security, silence_s=PATIENCE_S)
-    try:
-        with (
-            Relay(service.listener.address, 1e9 if idle else 4e6) as relay,
-            Caller(*relay.address, security, "outage", patience_s=PATIENCE_S) as caller,
-        ):
-            caller.ask("double", question(0), Answer).wait(60)
-            replies = [] if idle else [caller.ask("zeros", question(1 << 21), Answer)]
-            wait_until(lambda: relay.passed > (0 if idle else 100_000), "bytes passed")
-            relay.cut.set()
-            started = time.monotonic()
-            healing = threading.Timer(length_s, relay.cut.clear)
-            healing.start()
-            replies.append(caller.ask("double", question(7), Answer))
-            assert replies[-1].wait(60).rows.tolist() == [14, 16, 18]
-            assert all(reply.done for reply in replies)
-            healing.join()
-            return time.monotonic() - started - length_s
-    finally:
-        service.listener.close()
-
-
 def test_outages_cost_their_length() -> None:
     """Nothing is lost in an outage shorter than the limit, in a batch or while idle."""
-    transfer_s = (1 << 21) / 4e6
+    transfer_s = BYTES / BYTES_PER_S
     cases = [
         (make(), length_s, idle)
         for make in SECURITIES.values()
@@ -331,7 +308,8 @@ def test_outages_cost_their_length() -> None:
         for idle in (False, True)
     ]
     with ThreadPoolExecutor(len(cases)) as pool:  # at once: nearly all of it is waiting
-        for case, extra_s in zip(cases, pool.map(lambda case: _outage(*case), cases), strict=True):
+        found = pool.map(lambda case: outage(*case, PATIENCE_S), cases)
+        for case, extra_s in zip(cases, found, strict=True):
             assert extra_s < AT_ONCE_S + transfer_s, case
 
 

@@ -3,17 +3,14 @@ import logging
 import random
 import resource
 import socket
-import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flood import Flooded, flood
 from hostile import exchange, fuzz_caller, fuzz_listener
 from network import AT_ONCE_S, PATIENCE_S, Network, refusals
 from service import SECURITIES, Answer, question
@@ -23,47 +20,7 @@ from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._waiting import wait_until
 from gigl_loader.transport import Caller, End, Lent, Listener, Method, Peer, Security
 from gigl_loader.transport.listener import _Connection
-from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, Kind, pack
-
-
-class Flooded:
-    """A service in a process of its own, at low limits."""
-
-    def __init__(self, mode: str, files: int, threads: int) -> None:
-        script = str(Path(__file__).parent / "flooded.py")
-        self.process = subprocess.Popen(
-            [sys.executable, script, mode, str(files), str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.address = ("127.0.0.1", int(self._line()))
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
-    def state(self) -> tuple[int, int, int]:
-        """Return resident bytes, pending handshakes and open descriptors."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        rss, pending, files = map(int, self._line().split())
-        return rss, pending, files
-
-    def end(self) -> str:
-        """End it; return what it logged."""
-        self.process.kill()
-        return self.process.communicate()[1]
-
-
-def client_hello(security: Security) -> bytes:
-    outgoing = ssl.MemoryBIO()
-    tls = security.context(server=False).wrap_bio(ssl.MemoryBIO(), outgoing)
-    with contextlib.suppress(ssl.SSLWantReadError):
-        tls.do_handshake()
-    return outgoing.read()
+from gigl_loader.transport.stream import ALIVE_FRAME, Kind, pack
 
 
 @pytest.fixture
@@ -78,32 +35,10 @@ def many_descriptors() -> Iterator[None]:
 @pytest.mark.parametrize("mode", SECURITIES)
 def test_thousands_of_open_handshakes_keep_nobody_out(mode: str) -> None:
     """1,200 half-open connections and 1,200 stalled handshakes, at 1,024 descriptors."""
-    security = SECURITIES[mode]()
-    opening = client_hello(security) if security.mode.encrypted else KNOCK_FRAME
-    flooded = Flooded(mode, files=1024, threads=64)
-    strangers: list[socket.socket] = []
-    try:
-        with Caller(*flooded.address, security, "warm") as caller:
-            caller.ask("double", question(1), Answer).wait(60)
-        rss, _, files = flooded.state()
-        for number in range(2400):
-            strangers.append(socket.create_connection(flooded.address))
-            if number % 2:
-                with contextlib.suppress(OSError):  # it was shed already
-                    strangers[-1].sendall(opening)
-        for name in ("one", "two"):
-            started = time.monotonic()
-            with Caller(*flooded.address, security, name, patience_s=PATIENCE_S) as caller:
-                assert caller.ask("double", question(3), Answer).wait(60).number == 3
-            assert time.monotonic() - started < AT_ONCE_S
-        assert flooded.state()[0] - rss < 20 << 20
-        wait_until(lambda: flooded.state()[1] == 0, "all of them are gone")
-        wait_until(lambda: flooded.state()[2] <= files + 2, "their descriptors too")
-    finally:
-        for stranger in strangers:
-            stranger.close()
-        logged = flooded.end()
-    assert logged.count("refused") <= 5, logged  # once a minute
+    outcome = flood(mode, PATIENCE_S)
+    assert outcome.entered_s < AT_ONCE_S
+    assert outcome.grown_bytes < 20 << 20
+    assert outcome.logged.count("refused") <= 5, outcome.logged  # once a minute
 
 
 @pytest.mark.usefixtures("many_descriptors")

@@ -29,8 +29,9 @@ GROUP_TIMEOUT = timedelta(seconds=300)
 def dataset_of(args: argparse.Namespace) -> Iterator[Any]:
     """Join the others; give the graph."""
     if not args.store:
+        host = f"[{args.host}]" if ":" in args.host else args.host
         dist.init_process_group(
-            "gloo", init_method=f"tcp://{args.host}:{args.group_port}", rank=args.rank,
+            "gloo", init_method=f"tcp://{host}:{args.group_port}", rank=args.rank,
             world_size=args.world, timeout=GROUP_TIMEOUT,
         )  # fmt: skip
         yield DistDataset.load(args.root, args.rank)

@@ -10,58 +10,16 @@ be that of an undisturbed run. Needs root and `ip`.
 import argparse
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from _cluster import Job, Store, write_graph
+from _machines import Link, Machines
 
 from gigl_loader.transport.certs import token
-
-ADDRESSES = ["198.18.79.1", "198.18.79.2"]
-FAR = 1  # the machine whose end of the cable is pulled
-
-
-class Machines:
-    """Two namespaces and the link between them."""
-
-    def __init__(self) -> None:
-        self._names = [f"fault{os.getpid()}{end}" for end in "ab"]
-
-    def __enter__(self) -> "Machines":
-        for name in self._names:
-            _ip("netns", "add", name)
-        one, other = self._names
-        _ip("link", "add", one, "netns", one, "type", "veth", "peer", "name", other, "netns", other)
-        for name, address in zip(self._names, ADDRESSES, strict=True):
-            _ip("-n", name, "addr", "add", f"{address}/30", "dev", name)
-            _ip("-n", name, "link", "set", "lo", "up")
-            _ip("-n", name, "link", "set", name, "up")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name in self._names:
-            subprocess.run(["ip", "netns", "del", name], check=False)
-
-    def on(self, machine: int, command: list[str]) -> list[str]:
-        """Return the command that runs ``command`` on a machine."""
-        name = self._names[machine]
-        return ["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={name}", *command]
-
-    def cut(self, seconds: float) -> None:
-        """Cut the link, for that long."""
-        name = self._names[FAR]
-        _ip("-n", name, "link", "set", name, "down")
-        time.sleep(seconds)
-        _ip("-n", name, "link", "set", name, "up")
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
 
 
 @dataclass(frozen=True)
@@ -85,10 +43,11 @@ def job_of(
     layout: Layout, machines: Machines, folder: Path, root: Path, args: argparse.Namespace
 ) -> Iterator[Job]:
     """Give a running job; nothing of it is left after the ``with`` block."""
-    options = {"nodes": args.nodes, "host": ADDRESSES[0], "pace": args.pace}
+    addresses = machines.link.addresses
+    options = {"nodes": args.nodes, "host": addresses[0], "pace": args.pace}
     with contextlib.ExitStack() as stack:
         if layout.servers:
-            hosts = [ADDRESSES[machine] for machine in layout.servers]
+            hosts = [addresses[machine] for machine in layout.servers]
 
             def on(server: int, command: list[str]) -> list[str]:
                 return machines.on(layout.servers[server], command)
@@ -128,7 +87,7 @@ def main() -> int:
     os.environ["GIGL_LOADER_CLUSTER_TOKEN"] = token()
     failed = 0
     print("| job | cut, s | outcome | longest pause, s |\n|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as name, Machines() as machines:
+    with tempfile.TemporaryDirectory() as name, Machines(Link("a cable")) as machines:
         root = Path(name, "graph")
         write_graph(root, args.nodes, 2)
         for layout in [LAYOUTS[one] for one in args.layouts]:
