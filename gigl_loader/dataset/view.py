@@ -191,5 +191,5 @@ class PartitionView(Generic[A]):
     """Classes of each type over all partitions, where they are known."""
     times: dict[EdgeType, TimeOrder[A]] = field(default_factory=dict)
     """Of a loader with ``time_attr``: the edge types that have times, or whose neighbours do."""
-    nearby: "dict[int, PartitionView[A]]" = field(default_factory=dict)
+    same_host: "dict[int, PartitionView[A]]" = field(default_factory=dict)
     """In a worker: other partitions, by index, that it reads in the memory of this machine."""

@@ -113,9 +113,9 @@ def _start_ranks(args: argparse.Namespace, num_partitions: int) -> None:
         spawn(_rank, (args, num_partitions, f"file://{folder}/store"), num_partitions)
 
 
-def _rank(rank: int, args: argparse.Namespace, num_partitions: int, meeting: str) -> None:
+def _rank(rank: int, args: argparse.Namespace, num_partitions: int, init_method: str) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=num_partitions)
+    dist.init_process_group("gloo", init_method, rank=rank, world_size=num_partitions)
     _infer(args, num_partitions)
     end_group()
 

@@ -231,12 +231,12 @@ class DistServer(PartitionAnswers):
 
     def _await_end(self, slot: Slot) -> None:
         assert self.meet is not None
-        meeting = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
-        self._ends[slot.id] = meeting
+        rendezvous = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
+        self._ends[slot.id] = rendezvous
         try:
             while self._slots.has(slot):
                 try:
-                    meeting.wait_for(_OVER)
+                    rendezvous.wait_for(_OVER)
                     return
                 except PeerTimeoutError:
                     continue
@@ -246,7 +246,7 @@ class DistServer(PartitionAnswers):
                     time.sleep(_AFTER_FAILURE_S)  # of another server: the host decides
         finally:
             self._ends.pop(slot.id, None)
-            meeting.close()
+            rendezvous.close()
 
     def _tell_of_end(self, slot: Slot) -> None:
         """Let the other servers end theirs; one whose producer failed only leaves."""
@@ -256,10 +256,10 @@ class DistServer(PartitionAnswers):
         if not is_host and slot.shared is not None:
             return  # `_end_with_host` waits there, and leaves
         with contextlib.suppress(GiglLoaderError):  # the host is gone, and all it knew
-            meeting = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
+            rendezvous = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
             if is_host:
-                meeting.publish(_OVER, b"")
-            meeting.close()
+                rendezvous.publish(_OVER, b"")
+            rendezvous.close()
 
     def _forget(self, producer_id: int) -> SharedProducer | None:
         slot = self._slots.forget(producer_id)
@@ -428,8 +428,8 @@ class DistServer(PartitionAnswers):
     def close(self) -> None:
         """End all producers. Idempotent."""
         ids = self._slots.close()
-        for meeting in list(self._ends.values()):
-            meeting.close()
+        for rendezvous in list(self._ends.values()):
+            rendezvous.close()
         _at_once(self._end, [(number, 0.0) for number in ids])
         self._mark.close()
 

@@ -161,7 +161,7 @@ class Filler:
     """Fills drawn batches. One object per sampling thread.
 
     Args:
-        view: The partition, and what is nearby.
+        view: The partition, and what is on the same host.
         peers: Who has the rest; these put rows into the memory that they are given for them.
         cache: Rows of other machines.
         ready_s: How long to wait for rows that another batch is fetching.
@@ -174,7 +174,7 @@ class Filler:
         cache: RowCache,
         ready_s: float = READY_S,
     ) -> None:
-        self._here = {view.partition_idx: view, **view.nearby}
+        self._here = {view.partition_idx: view, **view.same_host}
         self._view, self._peers, self._cache = view, peers, cache
         self._patience = Patience(ready_s)
         self._scratch = Scratch()

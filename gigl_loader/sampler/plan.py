@@ -83,8 +83,8 @@ class Sampler(Protocol):
 
     A class of one's own is named by `CustomSamplerOptions` and is built in every sampling thread as
     ``cls(view, plan, peers, **keywords)``. `gigl_loader.sampler.store.GraphStore` of ``view`` and
-    ``peers`` reads the whole graph: what this partition has, what is in ``view.nearby``, and what
-    ``peers`` have to be asked for (None: nobody has).
+    ``peers`` reads the whole graph: what this partition has, what is in ``view.same_host``, and
+    what ``peers`` have to be asked for (None: nobody has).
     """
 
     def sample(self, request: SampleRequest) -> Sequence[Field]:

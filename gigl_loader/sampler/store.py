@@ -229,7 +229,7 @@ class GraphStore:
         self._view = view
         self._peers = peers
         self._scratch = Scratch()
-        here = {view.partition_idx: view, **view.nearby}
+        here = {view.partition_idx: view, **view.same_host}
         self._here = {p: LocalStore(part, self._scratch) for p, part in here.items()}
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]

@@ -112,15 +112,15 @@ class AmongRanks:
         self._peer_plan = self.agreement.exchange(addresses, *kept)
         self._join_cache(self.agreement, self._peer_plan.offers)
 
-    def _join_cache(self, agreement: Agreement, nearby: Mapping[int, Any]) -> None:
+    def _join_cache(self, agreement: Agreement, same_host: Mapping[int, Any]) -> None:
         """Get the machine's memory for rows of others, where it is wanted and there are some."""
         if not agreement.has_peers:
             return
-        self.remote_bytes = remote_bytes(self._view, self._plan, nearby)
+        self.remote_bytes = remote_bytes(self._view, self._plan, same_host)
         options = self._options
         tables = {}
         if options is not None:
-            tables = tables_for(self._view, self._plan, nearby, options.size)
+            tables = tables_for(self._view, self._plan, same_host, options.size)
         if options is None or not tables:
             agreement.share_cache(bytes)  # offers nothing: the other ranks wait for its word
             return

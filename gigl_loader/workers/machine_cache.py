@@ -60,17 +60,17 @@ def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:
 
 
 def tables_for(
-    view: PartitionView[Any], plan: SamplingPlan, nearby: Mapping[int, Any], size: int | float
+    view: PartitionView[Any], plan: SamplingPlan, same_host: Mapping[int, Any], size: int | float
 ) -> dict[Owner, Table]:
     """Return the tables of a cache for what ``plan`` reads from other machines; see `make_tables`.
 
     Args:
         view: This rank's partition.
         plan: What is sampled: of edges, rows are read where ids are asked for.
-        nearby: Partitions that are read in this machine's memory.
+        same_host: Partitions that are read in this machine's memory.
         size: Bytes, or a share of the rows.
     """
-    remote = set(range(view.num_partitions)) - {view.partition_idx} - set(nearby)
+    remote = set(range(view.num_partitions)) - {view.partition_idx} - set(same_host)
     features, edges = plan.collect_features, plan.with_edge
     kinds = {
         "node_labels": True, "node_features": features, "node_attributes": features,
@@ -79,9 +79,9 @@ def tables_for(
     return make_tables(view, remote_rows(view, remote), size, kinds)
 
 
-def remote_bytes(view: PartitionView[Any], plan: SamplingPlan, nearby: Mapping[int, Any]) -> int:
+def remote_bytes(view: PartitionView[Any], plan: SamplingPlan, same_host: Mapping[int, Any]) -> int:
     """Return the bytes of all rows that ``plan`` may read from other machines; see `tables_for`."""
-    tables = tables_for(view, plan, nearby, 1.0)
+    tables = tables_for(view, plan, same_host, 1.0)
     return sum(table.capacity * table.row_bytes for table in tables.values())
 
 

@@ -178,9 +178,9 @@ class Worker:
         memory: AheadMemory[Array] | None = None
         if has_cache:
             memory = pipe.receive_object(self._sock)
-        view = dataclasses.replace(setup.view, nearby=read_offers(offers, PartitionView))
+        view = dataclasses.replace(setup.view, same_host=read_offers(offers, PartitionView))
         self._setup = dataclasses.replace(setup, view=view)
-        if (unseen := offers.keys() - view.nearby.keys()) and self._number == 0:
+        if (unseen := offers.keys() - view.same_host.keys()) and self._number == 0:
             logger.warning(
                 "%s asks over TCP for partitions %s, which are on this machine: their memory "
                 "cannot be seen from here (another user's, or another container's)",
@@ -209,9 +209,9 @@ class Worker:
         """
         access, timeout_s = self._setup.access, self._setup.rpc_timeout_s
         assert access is not None, "who has peers answers them"
-        nearby = self._setup.view.nearby
-        asked = {p: whom for p, whom in assignment.asked.items() if p not in nearby}
-        spared = {p: whom for p, whom in assignment.asked.items() if p in nearby}
+        same_host = self._setup.view.same_host
+        asked = {p: whom for p, whom in assignment.asked.items() if p not in same_host}
+        spared = {p: whom for p, whom in assignment.asked.items() if p in same_host}
         self._num_asked = len(asked)
         if asked:
             lanes = min(_LANES, self._setup.concurrency)
@@ -296,7 +296,7 @@ class Worker:
         assert self._cache is not None
         assert self._drawn is not None
         assert self._asking is not None
-        here = {self._setup.view.partition_idx, *self._setup.view.nearby}
+        here = {self._setup.view.partition_idx, *self._setup.view.same_host}
         filler = Filler(self._setup.view, self._asking, self._cache)
         sampler: Sampler | None = None
         while True:

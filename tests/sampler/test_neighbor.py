@@ -98,9 +98,9 @@ def test_any_batch_satisfies_the_reference(case, with_edge: bool) -> None:
 @settings(max_examples=60)
 @given(
     case=cases(), count=st.sampled_from([2, 3]), cut=st.integers(0, 10**6),
-    nearby=st.sets(st.integers(0, 2)),
+    same_host=st.sets(st.integers(0, 2)),
 )  # fmt: skip
-def test_partitions_do_not_show(case, count: int, cut: int, nearby: set[int]) -> None:
+def test_partitions_do_not_show(case, count: int, cut: int, same_host: set[int]) -> None:
     """Nor whether others are on this machine, and read there, or asked."""
     graph, edge_dir, fanouts, seeds, how = case
     whole = graph.dataset(edge_dir=edge_dir)
@@ -109,9 +109,9 @@ def test_partitions_do_not_show(case, count: int, cut: int, nearby: set[int]) ->
     expected = _sample(whole, graph, plan, seeds, epoch=3, batch=2)
     views = [part.view() for part in parts]
     for where, part in enumerate(parts):
-        others = {p: as_worker_gets(views[p]) for p in nearby & set(range(count)) - {where}}
+        others = {p: as_worker_gets(views[p]) for p in same_host & set(range(count)) - {where}}
         peers = InProcessPeers(views) if len(others) < count - 1 else None
-        view = dataclasses.replace(as_worker_gets(views[where]), nearby=others)
+        view = dataclasses.replace(as_worker_gets(views[where]), same_host=others)
         found = _sample(
             part, graph, plan, seeds, epoch=3, batch=2, sampler=NeighborSampler(view, plan, peers)
         )
@@ -281,7 +281,7 @@ for parts, weight, replace in itertools.product((1, 2), (False, True), (False, T
     )
     view = as_worker_gets(views[0])
     near = {part: as_worker_gets(views[part]) for part in range(1, parts)}
-    for view in (view, dataclasses.replace(view, nearby=near)):
+    for view in (view, dataclasses.replace(view, same_host=near)):
         sampler = NeighborSampler(view, plan, InProcessPeers(views))
         request = SampleRequest(BatchTicket(0, 1, 0, 0), torch.arange(9), torch.arange(9))
         sample_message(sampler, request)

@@ -4,6 +4,7 @@ import socket
 import struct
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,25 @@ def test_a_frame_that_announces_16_gib_costs_nothing(plain: Network) -> None:
             data += piece
     assert b"17179869184" in data
     assert service.listener.stats()["refused"] == {End.REFUSED_SERVICE.value: 1}
+
+
+def test_16_gib_from_one_who_is_let_in_cost_nothing(network: Network) -> None:
+    """The token is no leave to take memory."""
+    service = network.service()
+    caller = network.caller(service.listener.address)
+    caller.connect(time.monotonic() + 60)
+    assert caller._link is not None
+    head = struct.pack("<4sBBxxIIQ", b"GLt\0", stream.VERSION, stream.Kind.ASK, 100, 1, 16 << 30)
+    tracemalloc.start()
+    try:
+        caller._link.stream.push([memoryview(head)])
+        wait_until(lambda: service.ends, "the listener has read it")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20, "numpy's memory is counted, too"
+    finally:
+        tracemalloc.stop()
+    assert [end for _, end in service.ends] == [End.PROTOCOL]
+    other = network.caller(service.listener.address)
+    assert other.ask("double", question(2), Answer).wait(60).number == 2
 
 
 def test_a_large_answer_is_refused_before_memory_is_taken(
