@@ -8,6 +8,7 @@ that of a run over a good cable. Needs root and `ip`.
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=640)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds of a training step")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the namespaces
     os.environ["GIGL_LOADER_CLUSTER_TOKEN"] = token()
     failed = 0
     print("| job | link | outcome | s | longest pause, s |\n|---|---|---|---|---|")

@@ -10,6 +10,7 @@ be that of an undisturbed run. Needs root and `ip`.
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -84,6 +85,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2_000)
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of a training step")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the namespaces
     os.environ["GIGL_LOADER_CLUSTER_TOKEN"] = token()
     failed = 0
     print("| job | cut, s | outcome | longest pause, s |\n|---|---|---|---|")
