@@ -116,8 +116,9 @@ def test_the_size_of_buckets_does_not_change_a_byte(
     monkeypatch.setattr(_order, "_MOST_BYTES", 4000)  # 74 rows of 54 bytes
     partition_tables(**given, root=tmp_path / "small")
     assert len(written) >= NODES // 74
-    files = [_files(tmp_path / name) for name in ("large", "small")]
-    assert files[0] == files[1]
+    assert _files(tmp_path / "large") == _files(tmp_path / "small")
+    _goes_on_with_more_memory(given | {"root": tmp_path / "more"}, monkeypatch)
+    assert _files(tmp_path / "large") == _files(tmp_path / "more")
 
     rows = {id: i for i, id in enumerate(_ids(given["nodes"]))}
     x = np.load(tmp_path / "tables/x.npy")
@@ -136,6 +137,24 @@ def test_the_size_of_buckets_does_not_change_a_byte(
         (times,) = [one for (_, name), one in view.edge_attributes.items() if "time" in name]
         neighbors = dataset.to_original(next(iter(view.adjacency.values())).indices.long())
         assert times.values.tolist() == [rows[name] - 3 for name in neighbors.tolist()]
+
+
+def _goes_on_with_more_memory(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop a run when some buckets are written, and go on with larger ones."""
+    place, calls = _order._place, []
+
+    def stop(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 4:
+            raise OSError("on purpose")
+        place(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_order, "_place", stop)
+        with pytest.raises(OSError, match="on purpose"):
+            partition_tables(**given)
+    monkeypatch.setattr(_order, "_MOST_BYTES", 9000)
+    partition_tables(**given)
 
 
 def _ids(nodes: NodeTable) -> list[int]:
