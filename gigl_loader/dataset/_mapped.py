@@ -8,6 +8,7 @@
     part<k>/manifest.json                version, run, arrays
     part<k>/edges/<type>/{indptr,indices,edge_ids,weights}.bin
     part<k>/{node_features,node_labels,edge_features}/<type>/{values,index,ids,scales}.bin
+    part<k>/lookup/<type>.bin            where rows are that do not follow their ids
     part<k>/splits/<split>/<type>.bin
 
 An array is a file of its numbers, little-endian, in C order; a file starts at a page, so what is
@@ -37,6 +38,9 @@ ROOT_FILE = "gigl_loader.json"
 PART_FILE = "manifest.json"
 BLOCK_BYTES = 64 * 1024 * 1024
 """Bytes of a file under one checksum: what a damage can be narrowed down to."""
+
+LOOKUPS = "lookup"
+"""Folder of the arrays by which rows of a type are found, where several matrices have the same."""
 
 _READ_BYTES = 4 * 1024 * 1024
 _DIGEST_BYTES = 16

@@ -12,6 +12,7 @@ from torch import Tensor
 from gigl_loader.dataset._build import expand_rows
 from gigl_loader.dataset._checks import check_partitions
 from gigl_loader.dataset._mapped import (
+    LOOKUPS,
     ArraySpec,
     array_path,
     check_sizes,
@@ -50,9 +51,6 @@ Splits = dict[str, dict[NodeType, Tensor]]
 
 _COLUMNS = ("indptr", "indices", "edge_ids", "weights")
 _ROWS = ("node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes")
-LOOKUPS = "lookup"
-"""Folder of the arrays by which rows of a type are found, where several matrices have the same."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -310,7 +308,7 @@ def ids_of(rows: Rows) -> Tensor | None:
     """Return the ids of a matrix's rows, in their order; None: they are 0, 1, 2..."""
     if rows.index is not None:
         found = (rows.index >= 0).nonzero().view(-1)
-        return found[torch.argsort(rows.index[found])]
+        return found[torch.argsort(rows.index[found])] + rows.first
     if rows.ids is not None:
         return rows.ids
     return None if rows.whole else torch.arange(rows.values.size(0)) + rows.first

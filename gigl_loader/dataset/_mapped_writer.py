@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset._mapped import (
+    LOOKUPS,
     ArraySpec,
     Part,
     read_header,
     seal,
     write_array,
 )
-from gigl_loader.dataset._mapped_io import LOOKUPS, ids_of
+from gigl_loader.dataset._mapped_io import ids_of
 from gigl_loader.dataset._pieces import (
     Pieces,
     expanded_end,
@@ -166,7 +167,7 @@ class _Lookups:
             write_array(self.folder, self.part, f"{LOOKUPS}/{text}", lookup.numpy())
             self._written[text] = known = lookup
         if torch.equal(known, lookup):
-            self.part.ranges[where] = {"lookup": 1}
+            self.part.ranges.setdefault(where, {})["lookup"] = 1
         else:
             write_array(self.folder, self.part, f"{where}/{own}", lookup.numpy())
 
@@ -180,12 +181,15 @@ def _write_rows(
     lookups: _Lookups, where: str, node_type: NodeType, rows: Rows, order: Tensor | None
 ) -> None:
     ids, values, index = ids_of(rows), rows.values, rows.index
+    first = None if ids is None else _first_of_range(ids)
+    if first is not None:
+        lookups.part.ranges[where] = {"first": first}
     if order is not None:
         values = values[rows.locate(order)]
-        index = torch.full((len(order) if index is None else len(index),), -1)
-        index[order] = torch.arange(len(order))
-    elif ids is not None and ids.numel() and int(ids.max()) - int(ids.min()) + 1 == ids.numel():
-        lookups.part.ranges[where] = {"first": int(ids.min())}
+        count = len(order) if first is not None or index is None else len(index)
+        index = torch.full((count,), -1)
+        index[order - (first or 0)] = torch.arange(len(order))
+    elif ids is not None and first is not None:
         values, index = values[torch.argsort(ids)], None
     if index is not None:
         index = index.to(torch.int32) if len(values) <= _INT32_IDS else index
@@ -193,6 +197,14 @@ def _write_rows(
     _write_values(lookups, where, values)
     if rows.scales is not None:
         write_array(lookups.folder, lookups.part, f"{where}/scales", rows.scales.numpy())
+
+
+def _first_of_range(ids: Tensor) -> int | None:
+    """Return the lowest of some ids if all up to the highest are among them, else None."""
+    if not ids.numel():
+        return None
+    first = int(ids.min())
+    return first if int(ids.max()) - first + 1 == ids.numel() else None
 
 
 def _write_edge_rows(lookups: _Lookups, where: str, text: str, given: FeaturePartitionData) -> None:

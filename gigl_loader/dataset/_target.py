@@ -11,12 +11,22 @@ from gigl_loader.dataset._mapped import PART_FILE, ROOT_FILE, is_mapped_format
 from gigl_loader.errors import ConfigError
 
 FORMATS = ("mapped", "glt")
+ORDERS = ("ids", "degree")
+"""Orders of the rows of nodes in a partition: see `partition_graph`."""
 
 
 def check_format(format: Any) -> None:
     """Check the name of a format of partition directories."""
     if format not in FORMATS:
         raise ConfigError(f'format must be "mapped" or "glt", got {format!r}')
+
+
+def check_order(order: Any, format: str) -> None:
+    """Check the order of rows, in partitions of that format."""
+    if order not in ORDERS:
+        raise ConfigError(f'order must be "ids" or "degree", got {order!r}')
+    if order == "degree" and format != "mapped":
+        raise ConfigError('order="degree" needs format="mapped", which keeps where each row is')
 
 
 def check_target(target: Path, *, overwrite: bool) -> None:

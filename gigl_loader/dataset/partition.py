@@ -36,7 +36,7 @@ from gigl_loader.dataset._pyg import (
     keep_neighbor_times,
     read_pyg,
 )
-from gigl_loader.dataset._target import check_format, check_target
+from gigl_loader.dataset._target import check_format, check_order, check_target
 from gigl_loader.dataset.quantised import FeatureDtype, check_feature_dtype, quantise
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
@@ -94,7 +94,8 @@ def partition_graph(
         order: How rows of features, labels and attributes of nodes lie in a partition: ``"ids"``:
             ascending; ``"degree"``: those that most edges lead to as a neighbour first: batches
             of a graph that is read from disk then touch fewer pages. Ids and batches are the
-            same; finding rows takes 4 bytes for each node of the whole graph in each partition.
+            same; finding rows takes 4 bytes for each node of the partition, where it owns a range
+            of ids (``"contiguous"``), else for each of the whole graph.
 
     Raises:
         ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds files.
@@ -106,7 +107,7 @@ def partition_graph(
     if method not in METHODS:
         raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     check_format(format)
-    _check_order(order, format)
+    check_order(order, format)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     metis = _import_metis() if method == "metis" and num_partitions > 1 else None
@@ -296,13 +297,6 @@ def _store_in_fewer_bytes(source: Source, dtypes: FeatureDtype | None, format: s
         where = f"features of node type {node_type!r}"
         found = quantise(source.node_features[node_type], dtype, where)
         source.node_features[node_type], source.feature_scales[node_type] = found
-
-
-def _check_order(order: str, format: str) -> None:
-    if order not in ("ids", "degree"):
-        raise ConfigError(f'order must be "ids" or "degree", got {order!r}')
-    if order == "degree" and format != "mapped":
-        raise ConfigError('order="degree" needs format="mapped", which keeps where each row is')
 
 
 def _check_names(source: Source) -> None:

@@ -68,13 +68,14 @@ class Rows(Generic[A]):
     values: A
     """``[num_rows, ...]``, any dtype; C-contiguous."""
     index: A | None = None
-    """``[num_ids]`` int64 or int32, global id to row; None: see ``ids`` and ``first``."""
+    """``[n]`` int64 or int32, the row of each id from ``first`` on, -1 for ids of others; None: see
+    ``ids`` and ``first``."""
     whole: bool = False
     """All ids are here: no other partition has to be asked."""
     dtype: str = ""
     """torch's name of the type of ``values``, of which an array may only have the bits."""
     first: int = 0
-    """The id of row 0, where there is neither ``index`` nor ``ids``."""
+    """The id of row 0 or, where there is an ``index``, of its place 0. Not used with ``ids``."""
     ids: A | None = None
     """``[num_rows]`` int64, ascending: the id of each row, where there is no ``index``."""
     scales: A | None = None
@@ -91,17 +92,21 @@ class Rows(Generic[A]):
         index: Any = self.index
         known: Any = self.ids
         if index is not None:
-            rows = index.take(ids)
+            rows = index.take(self.looked_up(ids))
             return (
                 rows.astype(np.int64, copy=False) if isinstance(rows, np.ndarray) else rows.long()
             )
         if known is None:
-            return ids - self.first if self.first else ids
+            return self.looked_up(ids)
         if isinstance(known, np.ndarray):
             return np.searchsorted(known, ids)
         import torch
 
         return torch.searchsorted(known, ids)
+
+    def looked_up(self, ids: Any) -> Any:
+        """Return the places of ``ids`` in ``index``."""
+        return ids - self.first if self.first else ids
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _book(group: str, name: Any, book: Book[Any] | None, rows: Rows[Any]) -> Row
 def _num_ids(rows: Rows[Any]) -> int:
     """Return how many ids there are, where all of them are here."""
     if rows.index is not None:
-        return int(rows.index.shape[0])
+        return rows.first + int(rows.index.shape[0])
     if rows.ids is not None:
         return int(rows.ids[-1]) + 1 if len(rows.ids) else 0
     return rows.first + int(rows.values.shape[0])

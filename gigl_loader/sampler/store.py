@@ -442,7 +442,7 @@ def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
 def located(rows: Rows[Array], ids: Array) -> Array:
     """Return the row of each of ``ids`` (``[n]`` int64), asking for pages of the index first."""
     if rows.index is not None:
-        read_ahead.want(rows.index, ids)
+        read_ahead.want(rows.index, rows.looked_up(ids))
     found: Array = rows.locate(ids)
     return found
 

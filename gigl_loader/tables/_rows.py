@@ -1,6 +1,6 @@
 """Features, labels and splits of nodes, written at the place that a node's number gives them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables._job import Job
-from gigl_loader.tables._nodes import Numbering, Placer, note_array, part_files
+from gigl_loader.tables._nodes import Numbering, PartFiles, Placer, note_array, part_files
+from gigl_loader.tables._order import Buckets, Places
 from gigl_loader.tables._source import (
     BATCH_ROWS,
     Table,
@@ -41,6 +42,37 @@ def _attribute(table: Table, column: str) -> str:
             f"{table.where}: attribute {column!r} is no public Python name: rename the column"
         )
     return column
+
+
+class _InPlace:
+    """Writes rows in the order of ids.
+
+    Args:
+        out: Where partitions are written.
+        names: Of the matrices.
+        num_partitions: How many there are.
+    """
+
+    def __init__(self, out: Path, names: Iterable[str], num_partitions: int) -> None:
+        self._out, self._names, self._count = out, names, num_partitions
+        self._files: dict[str, PartFiles] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "_InPlace":
+        for name in self._names:
+            files = part_files(self._out, f"{name}/values", self._count)
+            self._files[name] = self._stack.enter_context(files)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def add(self, rows: Mapping[str, Array], pieces: list[tuple[int, int, Array]]) -> None:
+        """Write a batch: by name, ``[n, width]``; and where `Placer` says that it goes."""
+        for name, found in rows.items():
+            for partition, first, places in pieces:
+                offset = first * found.shape[1] * found.itemsize
+                self._files[name].write(partition, offset, found[places])
 
 
 class NodeRows:
@@ -118,19 +150,41 @@ class NodeRows:
         self._types[kind] = dtype, width_of(self._table, columns)
         self._columns[kind] = columns
 
-    def write(self, out: Path, numbering: Numbering, parts: list[Part]) -> int | None:
+    @property
+    def has_rows(self) -> bool:
+        """Whether nodes have features, labels or attributes."""
+        return bool(self._types)
+
+    def write(
+        self, out: Path, numbering: Numbering, parts: list[Part], places: Places | None
+    ) -> int | None:
         """Write the rows to their partitions and note them in the manifests.
+
+        Args:
+            out: Where partitions are written.
+            numbering: Of the nodes.
+            parts: The manifests of the partitions.
+            places: Where rows lie in a partition; None: in the order of ids.
 
         Returns:
             The number of classes, as `DistDataset.num_classes` counts them; None: there are none.
         """
-        highest = -1
+        widths = {name: width * dtype.itemsize for name, (dtype, width) in self._types.items()}
+        buckets = None if places is None else Buckets(places, widths)
+        step, highest = f"rows/{self._node_type if buckets is None else buckets.name}", -1
         with self._job.stage(f"rows {self._node_type}", self._table.num_rows) as progress:
             for i, file in enumerate(self._table.files):
-                name = f"rows/{self._node_type}/{i}"
-                found = self._job.step(name, partial(self._write_file, out, numbering, file, i))
-                highest = max(highest, found)
+                make = partial(self._write_file, out, numbering, file, i, buckets)
+                highest = max(highest, self._job.step(f"{step}/{i}", make))
                 progress(file.num_rows)
+        if buckets is not None:
+            buckets.place(len(self._table.files))
+        self._note(out, numbering, parts, places)
+        return self._num_classes(highest)
+
+    def _note(
+        self, out: Path, numbering: Numbering, parts: list[Part], places: Places | None
+    ) -> None:
         counts = np.diff(numbering.ends, prepend=0)
         for k, part in enumerate(parts):
             folder = out / f"part{k}"
@@ -138,9 +192,10 @@ class NodeRows:
                 shape = (int(counts[k]),) if where in self._flat else (int(counts[k]), width)
                 note_array(part, folder, f"{where}/values", dtype.name, shape)
                 part.ranges[where] = {"first": int(numbering.starts[k])}
+                if places is not None:
+                    places.note(part, k, where)
             if self._spec.split is not None:
                 self._write_splits(folder, part, k)
-        return self._num_classes(highest)
 
     def _num_classes(self, highest: int) -> int | None:
         if self._labels not in self._types:
@@ -150,7 +205,9 @@ class NodeRows:
             return width
         return highest + 1 if dtype.kind == "i" else None
 
-    def _write_file(self, out: Path, numbering: Numbering, file: TableFile, i: int) -> int:
+    def _write_file(
+        self, out: Path, numbering: Numbering, file: TableFile, i: int, buckets: Buckets | None
+    ) -> int:
         """Return the highest label, -1 where there is none."""
         table, spec, count = self._table, self._spec, len(numbering.ends)
         placer = Placer(numbering, table, file)
@@ -158,20 +215,14 @@ class NodeRows:
         columns = list(dict.fromkeys(columns))
         highest = -1
         splits: dict[str, list[Array]] = {}
-        with ExitStack() as stack:
-            files = {
-                where: stack.enter_context(part_files(out, f"{where}/values", count))
-                for where in self._types
-            }
+        with _InPlace(out, self._types, count) if buckets is None else buckets.sink(i) as sink:
             for row, batch in self._batches(file, columns):
                 numbers, pieces = placer.next(row, batch.num_rows)
-                for kind, target in files.items():
-                    rows = self._rows(kind, file, row, batch)
-                    if kind == self._labels and rows.size and rows.dtype.kind == "i":
-                        highest = max(highest, int(rows.max()))
-                    for partition, first, places in pieces:
-                        offset = first * rows.shape[1] * rows.itemsize
-                        target.write(partition, offset, rows[places])
+                rows = {kind: self._rows(kind, file, row, batch) for kind in self._types}
+                labels = rows.get(self._labels)
+                if labels is not None and labels.size and labels.dtype.kind == "i":
+                    highest = max(highest, int(labels.max()))
+                sink.add(rows, pieces)
                 if spec.split is not None:
                     self._split(splits, file, row, batch.column(spec.split), numbers, numbering)
         self._keep_splits(i, splits)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset._mapped import Part, seal
+from gigl_loader.dataset._mapped import Part, array_path, seal
 from gigl_loader.dataset.schema import (
     EdgeDir,
     EdgeType,
@@ -46,6 +46,7 @@ from gigl_loader.tables._nodes import (
     open_dictionary,
     write_dictionary,
 )
+from gigl_loader.tables._order import EdgeFile, Places, count_degrees
 from gigl_loader.tables._report import Report, describe_part
 from gigl_loader.tables._rows import NodeRows
 from gigl_loader.tables._source import BATCH_ROWS, Table, id_kind
@@ -59,10 +60,12 @@ class Run:
     def __init__(
         self, job: Job, graph: Graph, num_partitions: int, method: str, edge_dir: EdgeDir,
         seed: int, memory: int, drop_dangling: bool, out: Path, time_attr: str | None = None,
+        order: str = "ids",
     ) -> None:  # fmt: skip
         self._job, self._graph, self._count, self._out = job, graph, num_partitions, out
         self._method, self._edge_dir, self._seed = method, edge_dir, seed
         self._memory, self._drop, self._time_attr = memory, drop_dangling, time_attr
+        self._by_degree = order == "degree"
         self._shared, self._parts = Part(), [Part() for _ in range(num_partitions)]
         self._nodes = {
             t: Table(job, f"nodes-{t}", one.source, f"nodes of {t!r}")
@@ -95,7 +98,8 @@ class Run:
         mapped = self._map(before, extras)
         counts = self._sort(mapped, extras)
         for node_type, writer in rows.items():
-            classes = writer.write(out, self._numbering[node_type], self._parts)
+            places = self._places(node_type) if self._by_degree and writer.has_rows else None
+            classes = writer.write(out, self._numbering[node_type], self._parts, places)
             self._classes |= {} if classes is None else {node_type: classes}
         if self._time_attr is not None:
             ends = {t: numbering.ends for t, numbering in self._numbering.items()}
@@ -297,6 +301,20 @@ class Run:
             if not label:
                 found[edge_type] = ends.tolist()
         return found
+
+    def _places(self, node_type: NodeType) -> Places:
+        """Find where the rows of a type's nodes are to lie, by the edges that were written."""
+        edges = []
+        for edge_type in self._graph.walked:
+            if edge_type[0 if self._edge_dir == "in" else 2] == node_type:
+                name = f"edges/{edge_type_str(edge_type)}/indices"
+                for k, part in enumerate(self._parts):
+                    spec = part.arrays[name]
+                    path = array_path(self._out / f"part{k}", name)
+                    edges.append(EdgeFile(path, spec.dtype, spec.shape[0]))
+        numbering = self._numbering[node_type]
+        degrees = count_degrees(self._job, node_type, numbering.num_nodes, edges)
+        return Places(self._job, self._out, node_type, numbering, degrees)
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset._mapped import ArraySpec, Part, array_path
+from gigl_loader.dataset._mapped import LOOKUPS, ArraySpec, Part, array_path
 from gigl_loader.dataset.schema import (
     NEIGHBOR_TIME,
     EdgeDir,
@@ -86,6 +86,9 @@ def _write(
 ) -> None:
     """Write the times of one partition's neighbours; of all nodes, only what is asked is read."""
     times = [_open(out, other, p, kept) for p, other in enumerate(parts)]
+    places = f"{LOOKUPS}/{kept.split('/')[1]}"  # where rows do not follow their ids
+    ordered = [_open(out, other, p, places) for p, other in enumerate(parts)
+               if places in other.arrays]  # fmt: skip
     starts = np.concatenate([[0], ends[:-1]])
     neighbors = _open(out, parts[k], k, f"edges/{edge_type_str(edge_type)}/indices")
     path = array_path(out / f"part{k}", f"{where}/values")
@@ -97,7 +100,8 @@ def _write(
             found = np.empty(len(asked), times[0].dtype)
             for owner in np.unique(owners):
                 mine = owners == owner
-                found[mine] = times[owner][asked[mine] - starts[owner]]
+                rows = asked[mine] - starts[owner]
+                found[mine] = times[owner][ordered[owner][rows] if ordered else rows]
             file.write(found.data)
 
 

@@ -9,6 +9,7 @@ The tables are described in a YAML file, or for a graph of one type by flags::
       - {type: [user, buys, item], source: buys/, src: user, dst: item, weight: amount}
       - {type: [user, buys, item], source: held_out.parquet, supervision: positive}
     time_attr: joined  # an attribute of nodes that loaders are to sample by
+    order: degree  # rows that most edges lead to first, for training from disk
 """
 
 import argparse
@@ -18,10 +19,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset._target import FORMATS
+from gigl_loader.dataset._target import FORMATS, ORDERS
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.tables.partition import ENGINES, partition_tables
 from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, EdgeTable, NodeTable
+
+_OPTIONS = ("time_attr", "order")
+"""What the YAML file may say beside the tables; a flag of the same name comes before it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,12 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        nodes, edges, time_attr = _tables(args)
+        nodes, edges, options = _tables(args)
+        options |= {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
         report = partition_tables(
             nodes, edges, args.partitions, args.out, method=args.method, edge_dir=args.edge_dir,
             seed=args.seed, memory=args.memory, scratch=args.scratch, threads=args.threads,
             drop_dangling=args.drop_dangling, overwrite=args.overwrite, progress=not args.quiet,
-            format=args.format, engine=args.engine, time_attr=args.time_attr or time_attr,
+            format=args.format, engine=args.engine, **options,
         )  # fmt: skip
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
@@ -70,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="ray: joins and sorts as tasks of a Ray cluster")  # fmt: skip
     parser.add_argument("--time-attr", help="attribute of nodes to sample by: edges keep the "
                         "times of neighbours (in YAML: time_attr)")  # fmt: skip
+    parser.add_argument("--order", choices=ORDERS, help="rows of nodes; degree: those that most "
+                        "edges lead to first, for training from disk (in YAML: order)")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress")
     one = parser.add_argument_group("a graph of one type, without a YAML file")
     one.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
@@ -86,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tables(args: argparse.Namespace) -> tuple[Any, Any, str | None]:
+def _tables(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any]]:
     if args.tables is not None:
         if args.nodes or args.edges:
             raise ConfigError("give a YAML file, or --nodes and --edges, not both")
@@ -102,15 +109,15 @@ def _tables(args: argparse.Namespace) -> tuple[Any, Any, str | None]:
         "source": args.edges, "src": args.src, "dst": args.dst, "weight": args.weight,
         "features": _one(args.edge_features), "time": args.edge_time,
     }  # fmt: skip
-    return _make(NodeTable, nodes, "--nodes"), _make(EdgeTable, edges, "--edges"), None
+    return _make(NodeTable, nodes, "--nodes"), _make(EdgeTable, edges, "--edges"), {}
 
 
 def _one(columns: list[str] | None) -> Any:
     return columns[0] if columns and len(columns) == 1 else columns
 
 
-def read_yaml(path: Path) -> tuple[Any, Any, str | None]:
-    """Return nodes, edges and ``time_attr`` of a file, as `partition_tables` takes them.
+def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """Return nodes, edges and further arguments of a file, as `partition_tables` takes them.
 
     Raises:
         ConfigError: The file is missing or describes something else; the message says what.
@@ -125,20 +132,22 @@ def read_yaml(path: Path) -> tuple[Any, Any, str | None]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no YAML: {error}") from error
-    if not isinstance(content, dict) or set(content) - {"time_attr"} != {"nodes", "edges"}:
+    if not isinstance(content, dict) or set(content) - set(_OPTIONS) != {"nodes", "edges"}:
         raise ConfigError(
-            f"{path} must have the keys nodes and edges, may have time_attr, and no others"
+            f"{path} must have the keys nodes and edges, may have {' and '.join(_OPTIONS)}, and no "
+            "others"
         )
-    nodes, edges, time_attr = content["nodes"], content["edges"], content.get("time_attr")
+    nodes, edges = content["nodes"], content["edges"]
+    options = {name: content[name] for name in _OPTIONS if content.get(name) is not None}
     if not isinstance(nodes, dict):
         raise ConfigError(f"{path}, nodes: give columns by name, or those by node type")
     if "source" in nodes:
-        return _make(NodeTable, nodes, f"{path}, nodes"), _edges(path, edges), time_attr
+        return _make(NodeTable, nodes, f"{path}, nodes"), _edges(path, edges), options
     by_type = {
         str(node_type): _make(NodeTable, table, f"{path}, nodes, {node_type}")
         for node_type, table in nodes.items()
     }
-    return by_type, _edges_by_type(path, edges), time_attr
+    return by_type, _edges_by_type(path, edges), options
 
 
 def _edges(path: Path, edges: Any) -> list[EdgeTable]:

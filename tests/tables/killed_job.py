@@ -6,7 +6,7 @@ import signal
 import sys
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
-from gigl_loader.tables import _job, _nodes, _run
+from gigl_loader.tables import _job, _nodes, _order, _run
 
 
 def _die_after(count: int) -> None:
@@ -24,6 +24,7 @@ def _die_after(count: int) -> None:
 
     _job._write_whole = moment(_job._write_whole)  # a step is done, and not yet noted
     _nodes.PartFiles.write = moment(_nodes.PartFiles.write)  # rows are written in part
+    _order._place = moment(_order._place)
     _run.seal = moment(_run.seal)
     os.rename = moment(os.rename)  # what is complete takes its name
     os.replace = moment(os.replace)
@@ -51,5 +52,5 @@ if __name__ == "__main__":
     partition_tables(
         NodeTable(given["nodes"], features="x", label="y", split="s"),
         EdgeTable(given["edges"], weight="w"), 2, given["root"], method=given["method"],
-        threads=1, progress=False,
+        order=given["order"], threads=1, progress=False,
     )  # fmt: skip

@@ -111,7 +111,7 @@ def tables(draw: st.DrawFn) -> Tables:
     return Tables(users, items, edges, pairs(users, items, 5))
 
 
-def check(graph: Tables, datasets: list, edge_dir: str) -> None:
+def check(graph: Tables, datasets: list, edge_dir: str, order: str = "ids") -> None:
     """Check that ``datasets`` are all partitions of ``graph``, each value in its place."""
     names: dict[str, dict[int, Any]] = {}
     for node_type in ("user", "item"):
@@ -135,6 +135,8 @@ def check(graph: Tables, datasets: list, edge_dir: str) -> None:
     for dataset in datasets:
         assert dataset.num_classes == {"user": 2, "item": len(graph.items)}
         _check_nodes(graph, dataset, names)
+        if order == "degree":
+            _check_order(graph, dataset, names, edge_dir)
 
 
 def _check_edges(graph, datasets, names, edge_type, pairs, edge_dir) -> None:
@@ -196,3 +198,17 @@ def _check_nodes(graph, dataset, names) -> None:
         else:
             assert found == [[row, row / 2 + 0.25] for row in rows]
             assert known == rows
+
+
+def _check_order(graph, dataset, names, edge_dir) -> None:
+    """Check that the rows of nodes with more edges that lead to them come first, then lower ids."""
+    for node_type, owned in dataset.node_ids.items():
+        rows, degrees = dataset.view().node_features[node_type], {}
+        end = 0 if edge_dir == "in" else 2
+        for edge_type, pairs in graph.edges.items():
+            for pair in pairs if edge_type[end] == node_type else []:
+                name = pair[end // 2]
+                degrees[name] = degrees.get(name, 0) + 1
+        wanted = sorted(owned.tolist(), key=lambda i: (-degrees.get(names[node_type][i], 0), i))
+        assert [wanted[place] for place in rows.locate(owned).tolist()] == owned.tolist()
+        assert rows.index.numel() == owned.numel()

@@ -30,23 +30,23 @@ INTS = pa.list_(pa.int64(), 2)
 )
 @given(
     tables(), st.integers(1, 3), st.sampled_from(["contiguous", "random", "ldg", "metis"]),
-    st.sampled_from(["in", "out"]), st.integers(1, 3),
+    st.sampled_from(["in", "out"]), st.integers(1, 3), st.sampled_from(["ids", "degree"]),
 )  # fmt: skip
 def test_partitions_unite_to_the_tables(
-    tmp_path: Path, graph: Tables, count: int, method: str, edge_dir: str, files: int
+    tmp_path: Path, graph: Tables, count: int, method: str, edge_dir: str, files: int, order: str
 ) -> None:
     shutil.rmtree(tmp_path / "tables", ignore_errors=True)
     nodes, edges = graph.write(tmp_path / "tables", files)
     partition_tables(
         nodes, edges, count, tmp_path / "parts", method=method, edge_dir=edge_dir, seed=5,
-        progress=False, overwrite=True, threads=1,
+        progress=False, overwrite=True, threads=1, order=order,
     )  # fmt: skip
     for memory in ("resident", "mapped"):
         loaded = [
             DistDataset.load(tmp_path / "parts", k, memory=memory, verify="now")
             for k in range(count)
         ]
-        check(graph, loaded, edge_dir)
+        check(graph, loaded, edge_dir, order)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "tables"]
 
 
@@ -83,26 +83,33 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
 
 
 @settings(
-    max_examples=6,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(homogeneous(), st.integers(1, 3), st.sampled_from(["in", "out"]))
+@given(
+    homogeneous(), st.integers(1, 3), st.sampled_from(["in", "out"]),
+    st.sampled_from(["ids", "degree"]),
+)  # fmt: skip
 def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
-    tmp_path: Path, graph: Graph, count: int, edge_dir: str
+    tmp_path: Path, graph: Graph, count: int, edge_dir: str, order: str
 ) -> None:
     tables = _as_tables(graph, tmp_path / "tables")
     partition_tables(
         **tables, num_partitions=count, root=tmp_path / "a", edge_dir=edge_dir, progress=False,
-        overwrite=True, threads=1, time_attr="time",
+        overwrite=True, threads=1, time_attr="time", order=order,
     )  # fmt: skip
     data = graph.to_pyg()
     data.time = torch.tensor([_time_of(i) for i in range(graph.num_nodes[N])], dtype=torch.int64)
     partition_graph(
         data, count, tmp_path / "b", edge_dir=edge_dir, progress=False,
-        supervision=graph.supervision(), overwrite=True, time_attr="time",
+        supervision=graph.supervision(), overwrite=True, time_attr="time", order=order,
     )  # fmt: skip
     for k in range(count):
+        if order == "degree":
+            ours, theirs = (_row_files(tmp_path / name / f"part{k}") for name in ("a", "b"))
+            assert ours == {name: theirs[name] for name in ours}  # those have masks, too
+            assert f"lookup/{N}.bin" in ours
         ours, theirs = (DistDataset.load(tmp_path / name, k) for name in ("a", "b"))
         assert ours.num_classes == theirs.num_classes
         owned = by_type(ours.node_ids)[N]
@@ -124,6 +131,15 @@ def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
         for split in ("train", "val", "test"):
             found, wanted = (by_type(one.split_node_ids(split))[N] for one in (ours, theirs))
             assert found.tolist() == wanted.tolist()
+
+
+def _row_files(part: Path) -> dict[str, bytes]:
+    """Return the bytes of features, labels, attributes and times, and of what finds them."""
+    return {
+        str(path.relative_to(part)): path.read_bytes()
+        for folder in ("node_features", "node_labels", "node_attributes", "lookup")
+        for path in sorted((part / folder).rglob("*.bin"))
+    }
 
 
 def _degrees(adjacency, owned: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Joins and sorts as tasks of Ray."""
 
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
 
     nodes, edges = _tables(tmp_path / "tables")
     how = {"num_partitions": 3, "progress": False, "drop_dangling": True, "memory": "500MB"}
+    handled = signal.getsignal(signal.SIGTERM)  # Ray takes it when this process joins
     cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 1, "include_dashboard": False, "wait": False},
@@ -53,10 +55,12 @@ def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
         cluster.add_node(num_cpus=1, wait=False)
         cluster.wait_for_nodes(timeout=200)  # its own limit of 30 s is too short for a busy machine
         ray.init(address=cluster.address, log_to_driver=False)
-        for method in ("random", "ldg"):  # with ldg, edges are joined twice
+        # with ldg, edges are joined twice; by degree, rows are placed by tasks
+        for method, order in (("random", "degree"), ("ldg", "ids")):
             here, there = tmp_path / f"here-{method}", tmp_path / f"there-{method}"
-            partition_tables(nodes, edges, root=here, method=method, threads=1, **how)
-            partition_tables(nodes, edges, root=there, method=method, engine="ray", **how)
+            how |= {"method": method, "order": order}
+            partition_tables(nodes, edges, root=here, threads=1, **how)
+            partition_tables(nodes, edges, root=there, engine="ray", **how)
             assert _files(here) == _files(there)
         with pytest.raises(ConfigError, match=r"no node of the Ray cluster has 64 CPUs and 0\.5 "):
             partition_tables(nodes, edges, root=tmp_path / "large", engine="ray", threads=64, **how)
@@ -69,6 +73,7 @@ def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        signal.signal(signal.SIGTERM, handled)
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
 

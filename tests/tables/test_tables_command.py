@@ -27,6 +27,7 @@ def _yaml(folder: Path) -> Path:
             for t, several in edges.items() for one in several
         ],
         "time_attr": "time",
+        "order": "degree",
     }  # fmt: skip
     path = folder / "graph.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -38,7 +39,7 @@ def test_a_file_describes_the_tables(tmp_path: Path, capsys) -> None:
     arguments = [str(_yaml(tmp_path)), "--out", str(out), "--partitions", "2", "--method", "random"]
     assert main([*arguments, "--threads", "1"]) == 0
     loaded = [DistDataset.load(out, k) for k in range(2)]
-    check(GRAPH, loaded, "in")
+    check(GRAPH, loaded, "in", "degree")
     for dataset in loaded:  # the node of row i of the table has the time i
         view = dataset.view()
         kept = view.edge_attributes[BUYS, NEIGHBOR_TIME + "time"]
@@ -76,7 +77,8 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     GRAPH.write(tmp_path / "tables", 1)
     flags = ["--nodes", f"{tmp_path}/tables/user", "--id", "name", "--edges",
              f"{tmp_path}/tables/knows", "--src", "from", "--dst", "to", "--quiet", "--method",
-             "random", "--out", f"{tmp_path}/parts", "--partitions", "2"]  # fmt: skip
+             "random", "--out", f"{tmp_path}/parts", "--partitions", "2", "--features", "x",
+             "--order", "degree"]  # fmt: skip
     script = (
         "import sys; from gigl_loader.cli import main\n"
         "print('status', main(['partition', *sys.argv[1:]]), *sys.modules)"
@@ -85,6 +87,7 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     words = found.stdout[found.stdout.rindex("status") :].split()
     assert words[:2] == ["status", "0"], found.stderr
     assert not {"torch", "torch_geometric"} & set(words)
+    assert len(list(tmp_path.glob("parts/part*/lookup/*.bin"))) == 2, "the flag is heard"
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,21 @@ from statistics import median
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
-from gigl_loader import DistDataset, DistNeighborLoader, partition_graph
+from gigl_loader import (
+    DistDataset,
+    DistNeighborLoader,
+    EdgeTable,
+    NodeTable,
+    partition_graph,
+    partition_tables,
+)
 from gigl_loader.memory import read_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cache"))
@@ -52,7 +61,12 @@ KINDS = {
     "uniform": "neighbours anywhere: each row is as likely as any other",
     "local": "nine of ten neighbours are within 8,192 nodes, as partitioners aim for",
 }
-ORDERS = ("ids", "degree")
+ORDERS = {
+    "ids": "rows by ids",
+    "degree": "rows by degree",
+    "tables": "rows by degree, from tables",
+}
+"""By `partition_graph`; the last one by `partition_tables`, with the same ids."""
 GROUP_VARIABLE = "BENCH_DISK_GROUP"
 AT_ONCE = (1, 32, 128)
 """Reads that the disk alone is given at a time."""
@@ -60,7 +74,7 @@ RESIDENT, AHEAD, TOUCHED = "in memory", "from disk, read ahead", "from disk, whe
 
 
 def make(root: Path, kind: str, num_nodes: int, order: str) -> None:
-    """Write a graph of one of `KINDS`, its rows in an order of `partition_graph`."""
+    """Write a graph of one of `KINDS`, its rows in one of `ORDERS`."""
     random = np.random.default_rng(0)
     target = np.repeat(np.arange(num_nodes), DEGREE)
     source = random.integers(0, num_nodes, target.size)
@@ -73,10 +87,27 @@ def make(root: Path, kind: str, num_nodes: int, order: str) -> None:
         near = random.random(target.size) < NEAR
         source[near] = (target[near] // BLOCK * BLOCK + source[near] % BLOCK) % num_nodes
     x = torch.arange(num_nodes, dtype=torch.float32)[:, None].expand(-1, WIDTH).contiguous()
-    data = Data(x=x, edge_index=torch.from_numpy(np.stack([source, target])), num_nodes=num_nodes)
-    partition_graph(data, 1, root, order=order, progress=False)
+    if order == "tables":
+        from_tables(root, x.numpy(), source, target)
+    else:
+        edges = torch.from_numpy(np.stack([source, target]))
+        data = Data(x=x, edge_index=edges, num_nodes=num_nodes)
+        partition_graph(data, 1, root, order=order, progress=False)
     seeds = np.unique(target)  # labelled nodes have neighbours
     torch.save(torch.from_numpy(random.permutation(seeds)), root / "seeds.pt")
+
+
+def from_tables(root: Path, x: np.ndarray, source: np.ndarray, target: np.ndarray) -> None:
+    """Write the graph as tables, whose partition has the ids of its rows, and partition them."""
+    with tempfile.TemporaryDirectory(dir=root.parent) as folder:
+        nodes, edges, features = (
+            f"{folder}/{name}" for name in ("n.parquet", "e.parquet", "x.npy")
+        )
+        pq.write_table(pa.table({"id": np.arange(len(x))}), nodes)
+        pq.write_table(pa.table({"src": source, "dst": target}), edges)
+        np.save(features, x)
+        tables = NodeTable(nodes, features=features), EdgeTable(edges)
+        partition_tables(*tables, 1, root, order="degree", progress=False)
 
 
 @contextmanager
@@ -273,7 +304,7 @@ def measure(kind: str, args: argparse.Namespace, folder: Path) -> list[str]:
     nbytes = sum(path.stat().st_size for path in first.rglob("*.bin"))
     leave = nbytes // 3
     cases = {RESIDENT: (first, RESIDENT)}
-    cases |= {f"{AHEAD}, rows by {order}": (root, AHEAD) for order, root in roots.items()}
+    cases |= {f"{AHEAD}, {ORDERS[order]}": (root, AHEAD) for order, root in roots.items()}
     cases |= {} if args.skip_touched else {TOUCHED: (first, TOUCHED)}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for number in range(args.rounds):
@@ -314,7 +345,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=40, help=f"of {BATCH} seeds")
     parser.add_argument("--graphs", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=ORDERS, help="of the rows")
+    parser.add_argument("--orders", nargs="+", choices=ORDERS, default=list(ORDERS))
     parser.add_argument("--skip-touched", action="store_true", help="measure reading ahead alone")
     parser.add_argument("--folder", type=Path, help="keep the graphs here, and take what is there")
     parser.add_argument("--out", type=Path)
