@@ -382,7 +382,7 @@ def parse_size(size: int | str) -> int:
     Raises:
         ConfigError: It cannot be read, or is not positive.
     """
-    nbytes = size if isinstance(size, int) else 0
+    nbytes = size if isinstance(size, int) and not isinstance(size, bool) else 0
     if isinstance(size, str):
         text = size.strip().upper()
         digits = text.rstrip("BKMGT ")
