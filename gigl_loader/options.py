@@ -26,9 +26,19 @@ SAME_MEMORY_VARIABLE = "GIGL_LOADER_SAME_MEMORY"
 batches of storage servers, travels over TCP as between machines, instead of being read in place."""
 
 
+SAME_MACHINE_VARIABLE = "GIGL_LOADER_SAME_MACHINE"
+"""Environment variable, for measurements and tests; "0": processes of one machine do all that they
+would do on machines of their own, also to save bytes between these."""
+
+
 def reads_same_memory() -> bool:
     """Return whether this process reads others' memory, and shows its own: the default."""
-    return os.environ.get(SAME_MEMORY_VARIABLE) != "0"
+    return may_be_one_machine() and os.environ.get(SAME_MEMORY_VARIABLE) != "0"
+
+
+def may_be_one_machine() -> bool:
+    """Return whether processes of one machine may do without saving bytes: the default."""
+    return os.environ.get(SAME_MACHINE_VARIABLE) != "0"
 
 
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}

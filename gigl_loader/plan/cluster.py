@@ -169,7 +169,7 @@ def _end(one: _Process) -> None:
 
 
 def _enter(function: Callable[..., None], pipe: Connection, *args: Any) -> None:
-    os.environ.update(GIGL_LOADER_SAME_MEMORY="0", GIGL_LOADER_INSECURE="1")
+    os.environ.update(GIGL_LOADER_SAME_MACHINE="0", GIGL_LOADER_INSECURE="1")
     function(pipe, *args)
 
 

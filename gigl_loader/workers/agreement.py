@@ -21,7 +21,7 @@ from gigl_loader._glt import get_context
 from gigl_loader.dataset.held import check_enough, check_held
 from gigl_loader.dataset.view import PartitionView
 from gigl_loader.memory.same_host import Offer, Offered
-from gigl_loader.options import reads_same_memory
+from gigl_loader.options import may_be_one_machine, reads_same_memory
 from gigl_loader.transport import Mode, Security, address_towards
 from gigl_loader.workers.peers import Access, Assignment, WorkerAddress, assignments, worker_name
 from gigl_loader.workers.rendezvous import Rendezvous
@@ -101,6 +101,9 @@ class Agreement:
         self._view, self._rendezvous = view, rendezvous
         self._security, self._towards = security, towards
         self._host = ""
+        self.is_one_machine = True
+        """Whether all ranks are on this machine, so that nothing crosses a network; after
+        `access`."""
         self._offered: Offered | None = None
         self._anyone_keeps = False
         self._first_with_cache: int | None = None
@@ -133,7 +136,8 @@ class Agreement:
         rendezvous.publish("host", self._host.encode())
         hosts = rendezvous.gather_all("host")
         nonce = rendezvous.wait_for("nonce")
-        if len(set(hosts)) == 1:  # one machine: nobody else has to reach the workers
+        self.is_one_machine = len(set(hosts)) == 1 and may_be_one_machine()
+        if len(set(hosts)) == 1:  # nobody else has to reach the workers
             host, security = ("::1" if ":" in self._host else "127.0.0.1"), Security.local()
         else:
             host, security = self._host, self._security

@@ -92,11 +92,13 @@ class AmongRanks:
     def rows_apart(self) -> bool:
         """Whether batches are handed over without rows, whose owners are asked by who takes them.
 
-        They are where rows are kept there, or would leave two machines on their way. Known once
-        this rank is connected.
+        They are where rows are kept there, or would leave two machines on their way. On one machine
+        bytes cost less than what they are saved by: putting rows in order once more, where they
+        are taken. Known once this rank is connected.
         """
-        options = self._epoch_options
-        return options.cache is not None or (options.asks_for_rows and self.remote_bytes > 0)
+        options, one_machine = self._epoch_options, self.agreement.is_one_machine
+        would_cross = self.remote_bytes > 0 and not one_machine
+        return options.cache is not None or (options.asks_for_rows and would_cross)
 
     def connect(self, addresses: list[tuple[str, int] | None]) -> None:
         """Exchange with the other ranks where workers answer, and get the cache of the machine.

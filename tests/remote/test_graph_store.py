@@ -40,7 +40,13 @@ from gigl_loader.graph_store import (
     shutdown_compute_process,
 )
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.options import SAME_MEMORY_VARIABLE, EpochOptions
+from gigl_loader.options import (
+    SAME_MACHINE_VARIABLE,
+    SAME_MEMORY_VARIABLE,
+    EpochOptions,
+    may_be_one_machine,
+    reads_same_memory,
+)
 from gigl_loader.ranks import end_group
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.messages import NodeIdsRequest
@@ -138,8 +144,9 @@ def _own_keys(info, rank, folder):
             saved += batches
         torch.save([batch_tensors(b) for b in saved], f"{folder}/{rank}.pt")
         torch.save(own, f"{folder}/{rank}.ids.pt")
-        in_memory = os.environ.get(SAME_MEMORY_VARIABLE) != "0"
+        in_memory = reads_same_memory()
         assert train.stats()["partitions_over_tcp"] == (0 if in_memory else servers - 1)
+        assert train._remote_source.channel.rows_apart == (not may_be_one_machine())
         iterator = iter(train)  # epoch 2, under way
         first = [next(iterator), next(iterator)]
         with _loader(info, rank, {servers - 1: nodes[servers - 1]}) as val:  # made meanwhile
@@ -208,10 +215,12 @@ def test_fetches_of_processes_that_have_a_group(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("servers", "clients", "same_memory"), [(1, 1, "1"), (2, 2, "0"), (2, 2, "1"), (3, 1, "0")]
+    ("servers", "clients", "without"),
+    [(1, 1, ""), (2, 2, SAME_MACHINE_VARIABLE), (2, 2, ""), (3, 1, SAME_MEMORY_VARIABLE)],
 )
-def test_batches_equal_those_of_one_machine(tmp_path, monkeypatch, servers, clients, same_memory):
-    monkeypatch.setenv(SAME_MEMORY_VARIABLE, same_memory)
+def test_batches_equal_those_of_one_machine(tmp_path, monkeypatch, servers, clients, without):
+    if without:
+        monkeypatch.setenv(without, "0")
     run_cluster(tmp_path, _own_keys, str(tmp_path), servers=servers, clients=clients)
     with one_rank(tmp_path):
         for rank in range(clients):

@@ -27,7 +27,7 @@ from gigl_loader import (
 from gigl_loader.dataset.quantised import quantise, widened
 from gigl_loader.errors import PeerError
 from gigl_loader.message import NODE, BatchTicket, Field, Received
-from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions
+from gigl_loader.options import SAME_MACHINE_VARIABLE, SAME_MEMORY_VARIABLE, CacheOptions
 from gigl_loader.remote import row_cache
 from gigl_loader.remote.machine_rows import MachineRows
 from gigl_loader.remote.row_cache import RowKeeper
@@ -61,6 +61,8 @@ def _digests(loader: DistNeighborLoader, epochs: int = 2) -> list[str]:
 
 
 def _client(info, rank: int) -> None:
+    del os.environ[SAME_MACHINE_VARIABLE]  # to the servers each is a machine
+    os.environ[SAME_MEMORY_VARIABLE] = "0"
     dataset = RemoteDistDataset(info, rank)
     nodes = ("user", dataset.fetch_node_ids(node_type="user"))
     features = widened(*quantise(_features(), "int8", "x"))
@@ -111,7 +113,7 @@ def _check_that_ranks_share(dataset: RemoteDistDataset, nodes: tuple, rank: int)
 def test_batches_of_packed_rows_are_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")  # of the servers: each is a machine
+    monkeypatch.setenv(SAME_MACHINE_VARIABLE, "0")
     data = TinyGraph.random(50, 200, heterogeneous=True).to_pyg()
     data["user"].x = _features()
     folder = str(tmp_path / "parts")
