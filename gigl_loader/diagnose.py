@@ -228,11 +228,13 @@ def self_test(seconds: float = 10.0, num_workers: int = 2) -> Iterator[Finding]:
         seconds: How long; at least one epoch is gone through.
         num_workers: Sampling processes.
     """
+    import torch
+
     from gigl_loader.testing import Footprint
 
     held = Footprint()
     try:
-        with _own_group():
+        with _own_group(), torch.random.fork_rng(devices=[]):
             yield from _sample(seconds, num_workers, held)
         held.check_gone()
     except Exception as error:
@@ -249,12 +251,13 @@ def _own_group() -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    store = dist.HashStore()  # type: ignore[attr-defined]
+    store, hook = dist.HashStore(), sys.excepthook  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook  # torch puts one of its own in its place, and never takes it back
 
 
 def _sample(seconds: float, num_workers: int, held: "Footprint") -> Iterator[Finding]:
@@ -319,16 +322,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the trial")
     parser.add_argument("--workers", type=int, default=2, help="sampling processes of the trial")
     args = parser.parse_args(arguments)
-    warnings.simplefilter("ignore", DeprecationWarning)  # torch's own
-    well = report(
-        {
-            "versions": versions,
-            "graphlearn-torch": glt_door,
-            "memory": memory,
-            "network": network,
-            f"self-test ({args.seconds:g} s)": lambda: self_test(args.seconds, args.workers),
-        }
-    )
+    sections = {
+        "versions": versions,
+        "graphlearn-torch": glt_door,
+        "memory": memory,
+        "network": network,
+        f"self-test ({args.seconds:g} s)": lambda: self_test(args.seconds, args.workers),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own
+        well = report(sections)
     return 0 if well else 1
 
 

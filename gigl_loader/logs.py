@@ -38,6 +38,29 @@ class WhereFilter(logging.Filter):
         return True
 
 
+@contextmanager
+def showing_where() -> Iterator[None]:
+    """Let all handlers show whose line it is inside the block; where there are none, on stderr."""
+    root = logging.getLogger()
+    level, where, added = root.level, WhereFilter(), []
+    if not root.handlers:
+        added.append(logging.StreamHandler())
+        added[0].setFormatter(logging.Formatter(LOG_FORMAT))
+        root.addHandler(added[0])
+        root.setLevel(logging.INFO)
+    shown = list(root.handlers)
+    for handler in shown:
+        handler.addFilter(where)
+    try:
+        yield
+    finally:
+        for handler in shown:
+            handler.removeFilter(where)
+        for handler in added:
+            root.removeHandler(handler)
+        root.setLevel(level)
+
+
 def know(**values: object) -> None:
     """Say what holds for this process from now on; None: it holds no more."""
     for name, value in values.items():

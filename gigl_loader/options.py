@@ -392,7 +392,7 @@ def parse_size(size: int | str) -> int:
     Raises:
         ConfigError: It cannot be read, or is not positive.
     """
-    nbytes = size if isinstance(size, int) else 0
+    nbytes = size if isinstance(size, int) and not isinstance(size, bool) else 0
     if isinstance(size, str):
         text = size.strip().upper()
         digits = text.rstrip("BKMGT ")
@@ -434,6 +434,13 @@ class CacheOptions:
                     'remote_cache, for example "20%"'
                 )
             return None
+        if isinstance(
+            remote_cache, bool | float
+        ):  # which a caller may give, whatever the types say
+            raise ConfigError(
+                'remote_cache is a size such as "2GB", or a share such as "20%", '
+                f"got {remote_cache!r}"
+            )
         if isinstance(remote_cache, str) and remote_cache.strip().endswith("%"):
             return cls(size=_share(remote_cache), lookahead=lookahead)
         return cls(size=parse_size(remote_cache), lookahead=lookahead)

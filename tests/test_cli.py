@@ -1,6 +1,8 @@
 """`gigl-loader VERB`: one door, each verb with an example."""
 
+import io
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -37,6 +39,20 @@ def test_the_verbs_that_are_here_are_listed(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as ended:
         cli.main(["no-such-verb"])
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("has_handler", [False, True])
+def test_serve_leaves_the_log_as_it_was(
+    has_handler: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, own = logging.getLogger(), logging.StreamHandler(io.StringIO())
+    monkeypatch.setattr(root, "handlers", [own] if has_handler else [])
+    level = root.level
+    for _ in range(2):
+        assert cli.main(["serve", "--root", str(tmp_path / "nowhere")]) == 1
+        assert root.handlers == ([own] if has_handler else [])
+        assert (root.level, own.filters) == (level, [])
+    assert ("nowhere" in own.stream.getvalue()) is has_handler
 
 
 def test_certificates_and_tokens(

@@ -1,4 +1,8 @@
+import sys
+import warnings
+
 import pytest
+import torch
 
 from gigl_loader import diagnose
 from gigl_loader.testing import run_python
@@ -34,6 +38,15 @@ def test_a_failing_trial_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = diagnose.self_test(seconds=0.1)
     assert finding.bad
     assert "RuntimeError: no workers today" in finding.text
+
+
+def test_a_trial_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    for section in ("versions", "glt_door", "memory", "network"):
+        monkeypatch.setattr(diagnose, section, lambda: iter(()))
+    monkeypatch.setattr(diagnose, "_sample", lambda *how: iter([torch.rand(1)][:0]))
+    before = list(warnings.filters), sys.excepthook, torch.get_rng_state().tolist()
+    assert diagnose.main(["--seconds", "0"]) == 0
+    assert (list(warnings.filters), sys.excepthook, torch.get_rng_state().tolist()) == before
 
 
 def test_the_report_says_what_to_look_at(capsys: pytest.CaptureFixture[str]) -> None:

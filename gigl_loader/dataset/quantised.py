@@ -18,8 +18,8 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, NodeType
 from gigl_loader.errors import ConfigError
 
 DTYPES = ("int8", "uint8", "float16", "bfloat16")
-FeatureDtype = str | Mapping[NodeType, str]
-"""A name among `DTYPES` for the features of all node types, or by type."""
+FeatureDtype = str | torch.dtype | Mapping[NodeType, str | torch.dtype]
+"""A name among `DTYPES`, or torch's own, for the features of all node types, or by type."""
 
 _LEVELS = 255
 _ROWS = 1 << 16
@@ -41,7 +41,7 @@ def quantise(values: Tensor, dtype: str, where: str) -> tuple[Tensor, Tensor]:
         ``[0]`` of a short float, which has none).
 
     Raises:
-        ConfigError: They are not floating point, or not finite.
+        ConfigError: They are not floating point, not finite, or too large to be given back.
     """
     if not values.is_floating_point():
         raise ConfigError(f"{where} are {values.dtype}, and stored as they are: no feature_dtype")
@@ -51,19 +51,25 @@ def quantise(values: Tensor, dtype: str, where: str) -> tuple[Tensor, Tensor]:
     if kind.is_floating_point:
         stored = values.to(kind)
         if not bool(torch.isfinite(stored).all()):
-            raise ConfigError(f"{where} have values above what {dtype} holds: store bfloat16")
+            hint = ": store bfloat16" if dtype == "float16" else ""
+            raise ConfigError(f"{where} have values above what {dtype} holds{hint}")
         return stored, torch.empty(0)
     if values.size(0) == 0:
         return values.to(kind), torch.zeros((2, *values.shape[1:]))
+    lowest = torch.iinfo(kind).min
     least, most = (limit.double() for limit in torch.aminmax(values, dim=0))
-    scale, lowest = (most - least) / _LEVELS, torch.iinfo(kind).min
+    scale = (most - least) / _LEVELS
+    scales = torch.stack([scale, least - lowest * scale]).float()
+    ends = [level * scales[0] + scales[1] for level in (lowest, lowest + _LEVELS)]
+    if not bool(torch.isfinite(torch.stack(ends)).all()):  # batches would have infinities
+        raise ConfigError(f"{where} have values too far apart for {dtype} and float32: scale them")
     stored = torch.empty(values.shape, dtype=kind)
     steps = torch.where(scale > 0, scale, 1.0)
     for start in range(0, values.size(0), _ROWS):
         rows = values[start : start + _ROWS].double()
         levels = ((rows - least) / steps).round().clamp(0, _LEVELS) + lowest
         stored[start : start + _ROWS] = levels.to(kind)
-    return stored, torch.stack([scale, least - lowest * scale]).float()
+    return stored, scales
 
 
 def widened(stored: Tensor, scales: Tensor | None) -> Tensor:
@@ -87,9 +93,12 @@ def check_feature_dtype(
     """
     if feature_dtype is None:
         return {}
-    if isinstance(feature_dtype, str):
+    if not isinstance(feature_dtype, Mapping):
         feature_dtype = dict.fromkeys(features, feature_dtype)
-    for node_type, dtype in feature_dtype.items():
+    chosen = {
+        node_type: str(dtype).removeprefix("torch.") for node_type, dtype in feature_dtype.items()
+    }
+    for node_type, dtype in chosen.items():
         if node_type not in features:
             known = [name for name in features if name != DEFAULT_HOMOGENEOUS_NODE_TYPE]
             raise ConfigError(
@@ -98,4 +107,4 @@ def check_feature_dtype(
             )
         if dtype not in DTYPES:
             raise ConfigError(f"feature_dtype must be one of {DTYPES}, got {dtype!r}")
-    return dict(feature_dtype)
+    return chosen

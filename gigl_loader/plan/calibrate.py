@@ -71,6 +71,7 @@ def calibrate(
             roots, idle = _write_graphs(pool, Path(folder))
             say(f"sampling alone, {rounds} rounds in {cluster.RANKS} processes at once")
             alone = _alone(pool, rounds)
+            load_s_per_gb = pool.apply_async(_load_s_per_gb, (roots[_WIDTHS[-1]],)).get(_ALONE_S)
         sampling = [statistics.median(column) for column in zip(*alone, strict=True)]
         say("asking other partitions, with and without a cache")
         asking = asking_costs(sampling, _measure_asking(roots))
@@ -87,11 +88,15 @@ def calibrate(
         date=date.today().isoformat(),
         **dict(zip(_SAMPLING, sampling, strict=True)), **asking, **delivering,
         **wire.costs_of(here, there),
-        **dict(zip(_MEMORY, idle, strict=True)), spread=_spread(alone),
+        **dict(zip(_OF_PROCESSES, idle, strict=True)), load_s_per_gb=load_s_per_gb,
+        spread=_spread(alone),
     )  # fmt: skip
 
 
-_MEMORY = ("process_bytes", "supervisor_bytes", "worker_bytes", "library_bytes")
+_OF_PROCESSES = (
+    "process_bytes", "supervisor_bytes", "worker_bytes", "library_bytes",
+    "process_start_s", "supervisor_start_s", "worker_start_s",
+)  # fmt: skip
 _SAMPLING = ("batch_s", "edge_s", "node_s", "row_byte_s")
 
 
@@ -111,7 +116,7 @@ def _write_graphs(pool: Pool, folder: Path) -> tuple[dict[int, str], tuple[float
     """
     wanted = [(width, folder / str(width)) for width in _WIDTHS]
     with ThreadPoolExecutor(1) as meanwhile:
-        idle = meanwhile.submit(cluster.idle_bytes)
+        idle = meanwhile.submit(cluster.idle)
         found = pool.starmap_async(_write_graph, wanted, 1).get(_ALONE_S)
         return dict(zip(_WIDTHS, found, strict=True)), idle.result()
 
@@ -129,6 +134,19 @@ def _write_graph(width: int, root: Path) -> str:
         data.x = torch.ones(_NODES, width)
     partition_graph(data, cluster.RANKS, root, method="random", progress=False)
     return str(root)
+
+
+def _load_s_per_gb(root: str) -> float:
+    """Return the seconds for 10**9 bytes of a partition that has just been written."""
+    from gigl_loader.dataset._disk import bytes_to_read
+    from gigl_loader.dataset.local import DistDataset
+
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        DistDataset.load(root, 0, verify="off")
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) / bytes_to_read(root, 0) * 1e9
 
 
 def _alone(pool: Pool, rounds: int) -> list[list[float]]:

@@ -214,13 +214,13 @@ def _below(pid: int) -> list[tuple[int, float]]:
     return [(one, used[one]) for one in found if one in used]
 
 
-def idle_bytes() -> tuple[float, float, float, float]:
+def idle() -> tuple[float, ...]:
     """Return what a loader's processes take before there is a graph to speak of.
 
     They start as users' do, in new interpreters: what is forked shares memory.
 
-    Of the training process, of the supervisor and of a worker, each for itself, and of the
-    libraries that they share.
+    Bytes of the training process, of the supervisor and of a worker, each for itself, and of the
+    libraries that they share; then CPU seconds of the same three until the first batch.
 
     Raises:
         PeerError: They did not start.
@@ -228,7 +228,7 @@ def idle_bytes() -> tuple[float, float, float, float]:
     one = _start(multiprocessing.get_context("spawn").Process, _idle, ())
     try:
         _hear([one])
-        pids = [pid for pid, _ in _below(one.process.pid)]
+        pids, seconds = zip(*_below(one.process.pid), strict=True)
         own = [_own_bytes(pid) for pid in pids]
         files = max(_kilobytes(pid, "status", "RssFile") for pid in pids)
         one.pipe.send("go on")
@@ -236,7 +236,11 @@ def idle_bytes() -> tuple[float, float, float, float]:
     finally:
         _end(one)
     training, supervisor, *workers = own
-    return training, supervisor, sum(workers), 1024 * files
+    start_s, supervisor_start_s, *worker_start_s = seconds
+    return (
+        training, supervisor, sum(workers), 1024 * files,
+        start_s, supervisor_start_s, sum(worker_start_s),
+    )  # fmt: skip
 
 
 def _own_bytes(pid: int) -> float:

@@ -2,11 +2,12 @@
 
 import argparse
 import json
-import re
+import math
+import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import numpy as np
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.expect import Degrees
-from gigl_loader.plan.job import DTYPE_BYTES, Job
+from gigl_loader.plan.figures import cache_size, count, fanouts, gigabits, gigabytes, share
+from gigl_loader.plan.job import BOOKS, DTYPE_BYTES, Job
+from gigl_loader.plan.memory import graph_bytes, share_kept
 from gigl_loader.plan.model import Plan, estimate
 from gigl_loader.remote.status import add_security, host_and_port, security_of
 
-_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _LINK_GBIT = 10.0
+_OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
 _EXAMPLE = """example:
   gigl-loader plan --nodes 111M --edges 1.6B --dim 128 --dtype float16 --fanouts 15,10 \\
     --batch-size 1024 --machines 16 --ranks-per-machine 8 --workers 2 --link 25Gbit --step-ms 40
@@ -33,11 +36,9 @@ _EXAMPLE = """example:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code: 0, or 2 where something is wrong with the input."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
     try:
-        _check_is_writable(args.calibrate or args.picture)
-        if args.other is not None and args.calibrate is None:
-            raise ConfigError("--with belongs to --calibrate FILE: give that, too")
+        _check(args)
         if args.answer is not None:
             return _answer(args)
         if args.calibrate is not None:
@@ -45,23 +46,51 @@ def main(argv: Sequence[str] | None = None) -> int:
         costs = Costs.read(Path(args.costs) if args.costs else SHIPPED)
         job, degrees = _job(args, costs)
         plan = estimate(job, costs, degrees)
-        print(json.dumps(_as_json(plan, costs), indent=1) if args.json else table(plan, costs))
         if args.picture:
             from gigl_loader.plan.picture import draw
 
             draw(Path(args.picture), job, costs, degrees)
+        print(json.dumps(_as_json(plan, costs), indent=1) if args.json else table(plan, costs))
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
+def _joined(argv: Sequence[str]) -> list[str]:
+    """Return the arguments with ``--fanouts -1,10`` as one: argparse takes -1,10 for an option."""
+    text = "\0".join(argv)
+    return text.replace("--fanouts\0-", "--fanouts=-").split("\0") if text else []
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what was given for another purpose, and files that cannot be made, before work."""
+    graph = [f"--{name}" for name in _OF_A_PLAN if getattr(args, name)]
+    if args.answer is not None and (args.calibrate or args.other):
+        raise ConfigError("--answer runs on the second host, --calibrate FILE --with on the first")
+    if args.other is not None and args.calibrate is None:
+        raise ConfigError("--with belongs to --calibrate FILE: give that, too")
+    if graph and (args.answer or args.calibrate):
+        what = "--answer" if args.answer else "--calibrate"
+        raise ConfigError(
+            f"{what} measures a machine, and plans nothing: leave out {', '.join(graph)}; a plan "
+            "takes what was measured by --costs FILE"
+        )
+    for path in (args.calibrate, args.picture):
+        _check_is_writable(path)
+
+
 def _check_is_writable(path: str | None) -> None:
     """Look before minutes of work end in a file that cannot be made."""
-    if path is not None and not Path(path).absolute().parent.is_dir():
+    if path is None:
+        return
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {Path(path).parent}")
-    if path is not None and Path(path).is_dir():
+    if Path(path).is_dir():
         raise ConfigError(f"{path} cannot be written: it is a folder")
+    if not os.access(path if Path(path).exists() else folder, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: this user may not")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,23 +106,30 @@ def _parser() -> argparse.ArgumentParser:
     graph.add_argument("--dtype", choices=list(DTYPE_BYTES))
     graph.add_argument("--law", choices=("uniform", "power-law"), default="uniform",
                        help="of degrees, without --root (default uniform)")  # fmt: skip
-    graph.add_argument("--remote", type=float, help="share of neighbours in other partitions, as "
-                       "report.json has it (default: as if parts were drawn)")  # fmt: skip
+    graph.add_argument("--remote", type=share, help="share of neighbours in other partitions "
+                       "(default: what --root has, else as if parts were drawn)")  # fmt: skip
     work = parser.add_argument_group("the work")
-    work.add_argument("--fanouts", type=_fanouts, default=(15, 10), help="default 15,10")
+    work.add_argument("--fanouts", type=fanouts, default=(15, 10),
+                      help="default 15,10; all, or -1, for all neighbours")  # fmt: skip
     work.add_argument("--batch-size", type=int, default=1024, help="seeds (default 1024)")
     work.add_argument("--step-ms", type=float, default=0.0, help="of the model, for a batch")
-    work.add_argument("--cache", type=share, default=0.0, help="of remote rows, as in 20%%")
+    work.add_argument("--cache", type=cache_size, default=0.0,
+                      help="of remote rows, as in 20%% or, of each machine, 2GB")  # fmt: skip
     machines = parser.add_argument_group("the machines")
     machines.add_argument("--deployment", choices=("colocated", "graph-store"), default="colocated")
-    machines.add_argument("--machines", type=int, default=1, help="that train")
-    machines.add_argument("--servers", type=int, default=0, help="storage machines")
+    machines.add_argument("--machines", type=int, help="that train (default 1; colocated, as "
+                          "many as --root has partitions)")  # fmt: skip
+    machines.add_argument("--servers", type=int, help="storage machines of a graph store "
+                          "(default: as many as --root has partitions)")  # fmt: skip
     machines.add_argument("--ranks-per-machine", type=int, default=1)
     machines.add_argument("--workers", type=int, default=1, help="of each rank (and server)")
     machines.add_argument("--cores", type=int, default=16, help="of each machine (default 16)")
-    machines.add_argument("--memory", type=float, metavar="GB", help="of each machine")
+    machines.add_argument("--memory", type=gigabytes, metavar="GB", help="of each machine, as in "
+                          "64GB")  # fmt: skip
     machines.add_argument("--link", type=gigabits, help="as in 25Gbit (default: what was measured "
                           "with a second host, else 10)")  # fmt: skip
+    machines.add_argument("--disk", type=gigabytes, default=1.0, metavar="GB", help="that a "
+                          "second reads of partitions (default 1GB)")  # fmt: skip
     machines.add_argument("--encrypted", action="store_true", help="connections use TLS")
     parser.add_argument("--costs", help="what --calibrate wrote (default: what this package has)")
     measure = parser.add_argument_group("measuring machines")
@@ -108,68 +144,53 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def count(text: str) -> float:
-    """Return a number of nodes or edges, as in ``111M`` or ``1.6B``."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmbgt]?)\s*", text.lower())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"a number is as in 111M, 1.6B or 5000, got {text!r}")
-    return float(found[1]) * _COUNTS[found[2]]
-
-
-def gigabits(text: str) -> float:
-    """Return the 10**9 bits per second of a link, as in ``25Gbit`` or ``100Mbit``."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(g|m)?(bit(/s)?|bps)?\s*", text.lower())
-    if found is None or not float(found[1]):
-        raise argparse.ArgumentTypeError(f"a link is as in 25Gbit or 500Mbit, got {text!r}")
-    return float(found[1]) / (1000 if found[2] == "m" else 1)
-
-
-def share(text: str) -> float:
-    """Return a share, as in ``20%`` or ``0.2``."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"a share is as in 20% or 0.2, got {text!r}")
-    return float(found[1]) / (100 if found[2] else 1)
-
-
-def _fanouts(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(one) for one in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"fanouts are as in 15,10, got {text!r}") from None
-
-
 def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, Degrees | None]:
     known, degrees = read_root(Path(args.root)) if args.root else ({}, None)
     given = {
         "nodes": args.nodes, "edges": args.edges, "dim": args.dim, "dtype": args.dtype,
-        "remote": args.remote,
     }  # fmt: skip
     known |= {name: value for name, value in given.items() if value is not None}
     missing = [name for name in ("nodes", "edges", "dim") if name not in known]
     if missing:
         raise ConfigError(f"give --root, or {', '.join(f'--{name}' for name in missing)}")
+    parts = known.pop("parts", None)
+    is_store = args.deployment == "graph-store"
+    machines = (1 if is_store else parts or 1) if args.machines is None else args.machines
+    servers = ((is_store and parts) or 0) if args.servers is None else args.servers
     job = Job(
-        **known, fanouts=args.fanouts, batch_size=args.batch_size, machines=args.machines,
+        **known, fanouts=args.fanouts, batch_size=args.batch_size, machines=machines,
         ranks_per_machine=args.ranks_per_machine, workers=args.workers, cores=args.cores,
         link_gbit=args.link or costs.link_gbit or _LINK_GBIT, step_ms=args.step_ms,
-        deployment=args.deployment, servers=args.servers, cache=args.cache,
-        encrypted=args.encrypted, memory_gb=args.memory, law=args.law,
+        deployment=args.deployment, servers=servers, encrypted=args.encrypted,
+        memory_gb=args.memory, disk_gb_per_s=args.disk, law=args.law,
+        cache=args.cache if isinstance(args.cache, float) else 0.0,
     )  # fmt: skip
+    if parts and parts != job.parts:  # the directory would be partitioned anew
+        there = replace(job, servers=parts) if is_store else replace(job, machines=parts)
+        job = there.with_machines(machines, servers)
+    if args.remote is not None:
+        job = replace(job, remote=args.remote)
+    if isinstance(args.cache, int):
+        job = replace(job, cache=share_kept(job, args.cache))
     return job, degrees
 
 
 def read_root(root: Path) -> tuple[dict[str, Any], Degrees]:
     """Return the figures of a directory, and the degrees of its nodes."""
+    import torch
+
     from gigl_loader.dataset._disk import count_partitions
+    from gigl_loader.dataset._mapped import is_mapped_format
     from gigl_loader.dataset.local import DistDataset
 
-    nodes, edges = 0, 0
+    nodes, edges, remote = 0, 0, 0
     degrees = pulls = np.empty(0, np.int64)
     seeds: list[Any] = []
-    info: Any = None
-    for k in range(count_partitions(root)):
-        dataset = DistDataset.load(root, k, memory="mapped")
+    rows: list[Any] = []
+    parts = count_partitions(root)
+    memory: Any = "mapped" if is_mapped_format(root) else "resident"
+    for k in range(parts):
+        dataset = DistDataset.load(root, k, memory=memory)
         view = dataset.view()
         if len(view.num_nodes) > 1 or sum(len(t) == 3 for t in view.adjacency) > 1:
             raise ConfigError(
@@ -181,15 +202,21 @@ def read_root(root: Path) -> tuple[dict[str, Any], Degrees]:
             degrees, pulls = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
         found = adjacency.indptr.diff().numpy()  # of all nodes, of those here, or up to the last
         degrees[adjacency.first_row : adjacency.first_row + len(found)] += found
-        pulls += np.bincount(adjacency.indices.numpy(), minlength=nodes)
+        pulled = np.bincount(adjacency.indices.numpy(), minlength=nodes)
+        pulls += pulled
+        for book in view.node_books.values():
+            remote += int(pulled[(book.owner(torch.arange(nodes)) != k).numpy()].sum())
         edges += int(adjacency.indices.numel())
         seeds.append(dataset.train_node_ids)
-        info = dataset.node_feature_info
+        rows = list(view.node_features.values())
     known: dict[str, Any] = {
         "nodes": float(nodes), "edges": float(edges), "dim": 0, "resident": resident_bytes(root),
+        "parts": parts,
     }  # fmt: skip
-    if info is not None:
-        known |= {"dim": info.dim, "dtype": str(info.dtype).removeprefix("torch.")}
+    if parts > 1 and edges:
+        known["remote"] = remote / edges
+    if rows:  # as they are stored, and travel: in fewer bytes, it may be, than batches have
+        known |= {"dim": math.prod(rows[0].values.shape[1:]), "dtype": rows[0].dtype}
     return known, Degrees.measured(degrees, pulls, _is_seed(nodes, seeds))
 
 
@@ -197,7 +224,7 @@ _PARTS_OF_A_GRAPH = (
     ("rows and labels", ("node_features", "edge_features", "node_labels", "node_attributes",
                          "edge_attributes", "lookup", "splits")),
     ("edges", ("edges",)),
-    ("books", ("books",)),
+    (BOOKS, ("books",)),
 )  # fmt: skip
 
 
@@ -292,16 +319,36 @@ def table(plan: Plan, costs: Costs) -> str:
         *_rows(f"memory of a {plan.memory_machine} machine", plan.memory, _gigabytes, total=True),
         *_rows("bytes per seed between machines", plan.wire, lambda v: f"{v:,.0f}", total=True),
         *_rows("CPU microseconds per seed", plan.cpu, lambda v: f"{v * 1e6:,.1f}", total=True),
-        f"connections of the process with most: {plan.connections:,}",
+        *_rows("seconds to the first batch", plan.start, lambda v: f"{v:,.1f}", total=True),
+        "connections, and descriptors in all, of a process:",
+        *(
+            f"  {name:<36} {number:>7,} {plan.descriptors[name]:>8,}"
+            for name, number in plan.connections.items()
+        ),
+        "",
     ]
     if plan.fits is False:
         lines.append(
             f"DOES NOT FIT: {_gigabytes(plan.total_memory)} are needed, {job.memory_gb:g} GB there "
-            "are; take more machines, or features of fewer bytes"
+            f"are; {_what_would_fit(plan)}"
+        )
+    if job.ranks_per_machine > 1 and not job.is_store:
+        graph = sum(graph_bytes(job).values())
+        lines.append(
+            f'the graph is in memory once for all ranks of a machine, by memory="mapped" or where '
+            "one process loads it and starts the ranks; loaded by each of them it takes "
+            f"{_gigabytes(job.ranks_per_machine * graph)}"
         )
     if plan.changes:
         lines += ["", *_rows("what a change would bring", plan.changes, lambda v: f"{v:.2f} times")]
     return "\n".join([*lines, f"costs: {costs.machine}, {costs.date}"])
+
+
+def _what_would_fit(plan: Plan) -> str:
+    if plan.enough is None:
+        return "more machines do not help: take fewer ranks or workers, or smaller batches"
+    kind = "storage machines" if plan.job.is_store else "machines"
+    return f"it would fit with {plan.enough:,} {kind}, or in features of fewer bytes"
 
 
 def _rows(title: str, values: dict[str, float], show: Any, total: bool = False) -> list[str]:

@@ -86,6 +86,14 @@ class Costs:
     """Of a sampling process."""
     library_bytes: float
     """Of files that all of them map: libraries, once for each machine."""
+    process_start_s: float
+    """CPU seconds of a training process until its first batch: imports, mostly."""
+    supervisor_start_s: float
+    """Of the process that starts a loader's workers."""
+    worker_start_s: float
+    """Of a sampling process."""
+    load_s_per_gb: float
+    """Seconds for 10**9 bytes of a partition, whose files are in the page cache."""
     spread: float
     """How far rounds of the measurement were apart, as a share: half of the range."""
 

@@ -1,7 +1,7 @@
 """What is planned for: a graph, how it is sampled, and the machines."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gigl_loader.errors import ConfigError
@@ -9,7 +9,12 @@ from gigl_loader.plan.expect import Degrees
 
 Deployment = Literal["colocated", "graph-store"]
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1,
+    "int16": 2, "int32": 4, "int64": 8, "bool": 1,
+}  # fmt: skip
+BOOKS = "books"
+"""Of `Job.resident`: who owns which node, the same in each part."""
 CONCURRENCY = 4
 """Batches under way per worker, and fetches per server: the loaders' default."""
 
@@ -46,6 +51,8 @@ class Job:
     """Bytes by part that the largest partition takes in memory; empty: reckoned, not known."""
     memory_gb: float | None = None
     """10**9 bytes of each machine; None: not checked."""
+    disk_gb_per_s: float = 1.0
+    """10**9 bytes per second that partitions are read with."""
     remote: float | None = None
     """Share of neighbours that are in another partition. None: as if parts were drawn."""
     law: str = "uniform"
@@ -53,26 +60,34 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "workers",
-                     "cores", "link_gbit", "memory_gb"):  # fmt: skip
+                     "cores", "link_gbit", "memory_gb", "disk_gb_per_s"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name} must be above 0, got {value}")
-        if self.dim < 0 or self.step_ms < 0:
+        if not (self.dim >= 0 and 0 <= self.step_ms < math.inf):
             raise ConfigError(f"dim and step_ms must not be negative: {self.dim}, {self.step_ms}")
         if self.dtype not in DTYPE_BYTES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
-        if self.deployment not in ("colocated", "graph-store"):
-            raise ConfigError(
-                f'deployment must be "colocated" or "graph-store", got {self.deployment!r}'
-            )
-        if (self.deployment == "graph-store") != (self.servers > 0):
-            raise ConfigError("servers must be above 0 with a graph store, and 0 without")
+        self._check_machines()
         for name in ("cache", "remote"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise ConfigError(f"{name} is a share, 0 to 1, got {share}")
         if self.law not in ("uniform", "power-law"):
             raise ConfigError(f'law must be "uniform" or "power-law", got {self.law!r}')
+
+    def _check_machines(self) -> None:
+        if self.deployment not in ("colocated", "graph-store"):
+            raise ConfigError(
+                f'deployment must be "colocated" or "graph-store", got {self.deployment!r}'
+            )
+        if (self.deployment == "graph-store") != (self.servers > 0) or self.servers < 0:
+            raise ConfigError(
+                'servers must be above 0 with deployment "graph-store", and 0 with "colocated": '
+                f"got {self.servers} with {self.deployment!r}"
+            )
+        if self.parts > self.nodes:
+            raise ConfigError(f"{self.nodes:,.0f} nodes cannot be in {self.parts:,} parts")
 
     @property
     def is_store(self) -> bool:
@@ -92,7 +107,20 @@ class Job:
     @property
     def remote_share(self) -> float:
         """Share of what a machine samples that another machine holds."""
+        if self.parts == 1:
+            return 0.0
         return (1 - 1 / self.parts) if self.remote is None else self.remote
+
+    def with_machines(self, machines: int, servers: int) -> "Job":
+        """Return the job on others: a partitioning is as much better than drawn parts as before."""
+        found = replace(self, machines=machines, servers=servers, remote=None)
+        times = self.parts / found.parts
+        resident = [(name, n if name == BOOKS else n * times) for name, n in self.resident]
+        found = replace(found, resident=tuple(resident))
+        if self.remote is None or self.parts == 1:
+            return found
+        drawn = 1 - 1 / self.parts
+        return replace(found, remote=min(1.0, self.remote * found.remote_share / drawn))
 
     def degrees(self) -> Degrees:
         """Return the graph by the law of its degrees."""

@@ -17,11 +17,11 @@ most is held all the time.
 from gigl_loader.plan.costs import Costs
 from gigl_loader.plan.expect import BatchSize
 from gigl_loader.plan.job import CONCURRENCY, Job
-from gigl_loader.sampler.cache_tables import WINDOW, Matrix, Owner, segment_bytes, tables_of
+from gigl_loader.sampler.cache_tables import WINDOW, Matrix, Owner, Table, segment_bytes, tables_of
 
 _GROWN = 1.25
 """Work memory that was too small is made this much larger than what did not fit."""
-_LANES = 4
+LANES = 4
 """Connections of a worker to each other partition, each of which has a thread that answers."""
 _HELD = 2
 """Batches beyond those that may be under way: the one that trains, and the one that it replaces."""
@@ -57,7 +57,7 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     is_alone = job.parts == 1
     threads = workers * (_cores_of_a_worker(job) if is_alone else CONCURRENCY)
     remote = batch.nodes * job.remote_share * job.row_bytes
-    answered = 0 if is_alone else workers * min(_LANES, CONCURRENCY)
+    answered = 0 if is_alone else workers * min(LANES, CONCURRENCY)
     # finished ones wait for the trainer only where the model is what takes time
     written = workers * CONCURRENCY if job.step_ms else threads
     found = {
@@ -80,7 +80,7 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
 def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     clients = job.machines * job.ranks_per_machine
     workers = clients * job.workers
-    answered = 0 if job.parts == 1 else workers * min(_LANES, CONCURRENCY)
+    answered = 0 if job.parts == 1 else workers * min(LANES, CONCURRENCY)
     slot = _structure(batch) if _rows_are_asked_for(job) else _slot(job, batch)
     found = {
         **graph_bytes(job),
@@ -155,11 +155,23 @@ def cache_bytes(job: Job, remote_rows: float) -> float:
     """Return the bytes of a machine's cache, rows and tables; its ranks share it."""
     if not job.row_bytes or remote_rows < 1:
         return 0.0
+    return segment_bytes(_tables(job, remote_rows, float(job.cache)))
+
+
+def share_kept(job: Job, nbytes: int) -> float:
+    """Return the share of the rows of other machines for which a cache of ``nbytes`` has room."""
+    remote_rows = job.nodes * (1.0 if job.is_store else job.remote_share)
+    if not job.row_bytes or remote_rows < 1:
+        return 0.0
+    (table,) = _tables(job, remote_rows, nbytes).values()
+    return min(1.0, table.capacity / int(remote_rows))
+
+
+def _tables(job: Job, remote_rows: float, size: int | float) -> dict[Owner, Table]:
     owner: Owner = ("node", "")
     rows: dict[Matrix, tuple[str, tuple[int, ...]]]
     rows = {("node_features", ""): ("uint8", (job.row_bytes,))}
-    sizes = {owner: int(job.nodes)}, {owner: int(remote_rows)}
-    return segment_bytes(tables_of({owner: rows}, *sizes, float(job.cache)))
+    return tables_of({owner: rows}, {owner: int(job.nodes)}, {owner: int(remote_rows)}, size)
 
 
 def _ahead(job: Job, batch: BatchSize) -> float:

@@ -7,6 +7,7 @@ from gigl_loader.plan.costs import Costs
 from gigl_loader.plan.expect import BatchSize, Degrees, expect
 from gigl_loader.plan.job import DTYPE_BYTES, Job
 from gigl_loader.plan.memory import memory_of
+from gigl_loader.plan.processes import connections_of, descriptors_of, start_of
 from gigl_loader.plan.work import bounds_of, bytes_per_seed, cpu_per_seed, together
 
 __all__ = ["Job", "Plan", "estimate"]
@@ -28,9 +29,16 @@ class Plan:
     """By process: CPU seconds per seed, of all machines together."""
     bounds: dict[str, float]
     """By what limits it: seeds/s of all ranks."""
-    connections: int
-    """Of the process that has most."""
+    connections: dict[str, int]
+    """By process: TCP connections at most."""
+    descriptors: dict[str, int]
+    """By process: open files, connections among them."""
+    start: dict[str, float]
+    """By step: seconds until the first batches."""
     spread: float
+    enough: int | None = None
+    """Machines that hold the graph, the fewest with which it would fit; None: it does, or with none
+    would."""
     changes: dict[str, float] = field(default_factory=dict)
     """What a change would multiply seeds/s by, the best first."""
 
@@ -71,11 +79,39 @@ def estimate(job: Job, costs: Costs, degrees: Degrees | None = None) -> Plan:
     found = {}
     for name, change in _CHANGES.items():
         changed = change(job)
-        if changed is not None and changed != job:
-            gain = _estimate(changed, costs, degrees).seeds_per_second / plan.seeds_per_second
-            if gain > 1.01:
-                found[name] = gain
-    return replace(plan, changes=dict(sorted(found.items(), key=lambda item: -item[1])))
+        if changed is None or changed == job or changed.parts > changed.nodes:
+            continue
+        changed_plan = _estimate(changed, costs, degrees)
+        gain = changed_plan.seeds_per_second / plan.seeds_per_second
+        if gain > 1.01 and not (plan.fits and not changed_plan.fits):
+            found[name] = gain
+    enough = _enough(job, plan.batch, costs) if plan.fits is False else None
+    return replace(
+        plan, enough=enough, changes=dict(sorted(found.items(), key=lambda item: -item[1]))
+    )
+
+
+_MOST_MACHINES = 1 << 20
+
+
+def _enough(job: Job, batch: BatchSize, costs: Costs) -> int | None:
+    """Return the fewest machines that hold the graph, with which it fits; None: none do."""
+
+    def fits(parts: int) -> bool:
+        changed = job.with_machines(*((job.machines, parts) if job.is_store else (parts, 0)))
+        memory, _ = memory_of(changed, batch, costs)
+        return sum(memory.values()) <= (job.memory_gb or 0.0) * 1e9
+
+    most = int(min(_MOST_MACHINES, job.nodes))
+    low, high = job.parts, job.parts
+    while not fits(high):
+        if high == most:
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 def _estimate(job: Job, costs: Costs, degrees: Degrees | None) -> Plan:
@@ -84,14 +120,10 @@ def _estimate(job: Job, costs: Costs, degrees: Degrees | None) -> Plan:
     cpu = cpu_per_seed(job, batch, wire, costs)
     memory, machine = memory_of(job, batch, costs)
     bounds = bounds_of(job, wire, cpu)
-    return Plan(job, batch, memory, machine, wire, cpu, bounds, _connections(job), costs.spread)
-
-
-def _connections(job: Job) -> int:
-    ranks = job.machines * job.ranks_per_machine
-    if job.deployment == "graph-store":
-        return max(job.servers, ranks + (job.servers - 1) * 2)
-    return (job.machines - 1) * job.ranks_per_machine
+    return Plan(
+        job, batch, memory, machine, wire, cpu, bounds, connections_of(job), descriptors_of(job),
+        start_of(job, costs), costs.spread,
+    )  # fmt: skip
 
 
 def _smaller_dtype(job: Job) -> Job | None:
@@ -103,9 +135,9 @@ _CHANGES: dict[str, Callable[[Job], Job | None]] = {
     "a cache of 20% of the remote rows": lambda job: replace(job, cache=max(job.cache, 0.2)),
     "features as float16": _smaller_dtype,
     "links 2.5 times as fast": lambda job: replace(job, link_gbit=2.5 * job.link_gbit),
-    "twice the training machines": lambda job: replace(job, machines=2 * job.machines),
+    "twice the training machines": lambda job: job.with_machines(2 * job.machines, job.servers),
     "twice the storage machines": lambda job: (
-        replace(job, servers=2 * job.servers) if job.servers else None
+        job.with_machines(job.machines, 2 * job.servers) if job.servers else None
     ),
 }
 """Changes by name, the cheapest first."""

@@ -1,6 +1,5 @@
 """Seeds per second over machines, each bound as a line."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from gigl_loader.errors import ConfigError
@@ -13,18 +12,25 @@ def draw(path: Path, job: Job, costs: Costs, degrees: Degrees | None = None) -> 
     """Write a picture; its kind is that of the path's suffix.
 
     Raises:
-        ConfigError: matplotlib is not installed, or knows no such kind of picture.
+        ConfigError: matplotlib is not installed, knows no such kind of picture, or cannot write it.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+    try:  # without pyplot, which would choose a backend for the whole process, a notebook's too
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("--picture needs matplotlib: run pip install matplotlib") from error
+    figure = Figure(figsize=(7, 4.5))
+    kinds = figure.canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".") not in kinds:
+        raise ConfigError(f"--picture {path} must end in one of: .{', .'.join(sorted(kinds))}")
     counts = sorted({max(1, round(job.machines * 2**k)) for k in range(-3, 4)})
-    plans = [estimate(replace(job, machines=count), costs, degrees) for count in counts]
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    jobs = [
+        job.with_machines(count, job.servers)
+        for count in counts
+        if job.is_store or count <= job.nodes
+    ]
+    counts = [one.machines for one in jobs]
+    plans = [estimate(one, costs, degrees) for one in jobs]
+    axes = figure.subplots()
     for number, name in enumerate(plans[0].bounds | plans[-1].bounds):
         values = [plan.bounds.get(name, float("inf")) for plan in plans]
         # where lines lie on each other, as the limit and what it leaves do, dashes take turns
@@ -41,11 +47,10 @@ def draw(path: Path, job: Job, costs: Costs, degrees: Degrees | None = None) -> 
     axes.set_ylabel("seeds/s of all ranks")
     axes.set_title(f"{job.deployment}, {job.nodes:,.0f} nodes, {job.edges:,.0f} edges, {job.dim} "
                    f"{job.dtype}, {list(job.fanouts)}", fontsize=9)  # fmt: skip
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, handlelength=4)
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    kinds = figure.canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".") not in kinds:
-        raise ConfigError(f"--picture {path} must end in one of: .{', .'.join(sorted(kinds))}")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise ConfigError(f"--picture {path} cannot be written: {error.strerror}") from error

@@ -41,10 +41,9 @@ def cpu_per_seed(
     """Return by kind CPU seconds per seed, of all processes that have a part in it."""
     remote, rows = job.remote_share, batch.nodes if job.row_bytes else 0.0
     width = job.row_bytes
-    per_byte = 2 * (costs.tls_s_per_gb - costs.plain_s_per_gb) / 1e9 if job.encrypted else 0.0
+    per_byte = (costs.tls_s_per_gb - costs.plain_s_per_gb) / 1e9 if job.encrypted else 0.0
     sampled = costs.batch_s + costs.edge_s * batch.edges + costs.node_s * batch.nodes
-    structure = (batch.asked + batch.edges) * remote * _ID_BYTES
-    asked = costs.asked_edge_s * batch.edges * remote + per_byte * structure
+    asked = costs.asked_edge_s * batch.edges * remote
     asked += costs.asked_batch_s if remote else 0.0
     found = {"sampling": sampled, "asking for neighbours": asked}
     wanted = rows * (1.0 if job.is_store else remote)
@@ -54,19 +53,14 @@ def cpu_per_seed(
         received = costs.received_batch_s + costs.received_edge_s * batch.edges
         if rows:
             sent, received = sent + costs.sent_rows_s, received + costs.received_rows_s
-        delivered = batch.nodes * _ID_BYTES + batch.edges * _EDGE_BYTES + missed * width
-        found["sending batches"] = (
-            sent + missed * (costs.sent_row_s + costs.sent_byte_s * width)
-            + per_byte / 2 * delivered
-        )  # fmt: skip
-        found["receiving batches"] = (
-            received + missed * (costs.received_row_s + costs.received_byte_s * width)
-            + per_byte / 2 * delivered
-        )  # fmt: skip
+        found["sending batches"] = sent + missed * (costs.sent_row_s + costs.sent_byte_s * width)
+        found["receiving batches"] = received + missed * (
+            costs.received_row_s + costs.received_byte_s * width
+        )
     else:
         found["reading rows"] = costs.row_byte_s * rows * width
         found["asking for rows"] = (costs.asked_rows_s if wanted else 0.0) + missed * (
-            costs.asked_row_s + (costs.asked_byte_s + per_byte) * width
+            costs.asked_row_s + costs.asked_byte_s * width
         )
     if job.cache and wanted:
         batch_s, row_s, byte_s = (
@@ -77,6 +71,12 @@ def cpu_per_seed(
         found["keeping rows"] = batch_s + row_s * wanted + byte_s * (wanted - missed) * width
     found = {name: seconds / batch.seeds for name, seconds in found.items()}
     between, delivered = _between_and_delivered(wire)
+    if job.encrypted and job.is_store:
+        found["encryption between servers"] = 2 * per_byte * between
+        found["encryption at servers"] = per_byte * delivered
+        found["encryption at training machines"] = per_byte * delivered
+    elif job.encrypted:
+        found["encryption"] = 2 * per_byte * between
     per_byte = costs.link_s_per_gb / 1e9
     if job.is_store:
         found["packets of servers"] = per_byte * (between + delivered / 2)
@@ -92,8 +92,13 @@ def _between_and_delivered(wire: dict[str, float]) -> tuple[float, float]:
     return sum(wire.values()) - delivered, delivered
 
 
-_OF_TRAINING_MACHINES = ("receiving batches", "keeping rows", "packets of training machines")
+_OF_TRAINING_MACHINES = (
+    "receiving batches", "keeping rows", "encryption at training machines",
+    "packets of training machines",
+)  # fmt: skip
 """Of a graph store: what its clients do, all else is its servers'."""
+_OF_SERVERS_THEMSELVES = ("sending batches", "encryption at servers", "packets of servers")
+"""What a server's own process does, all else its workers."""
 
 
 def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[str, float]:
@@ -104,7 +109,7 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
     if job.is_store:
         training = sum(cpu.get(name, 0.0) for name in _OF_TRAINING_MACHINES)
         storage = sum(cpu.values()) - training
-        sampled = storage - cpu["sending batches"] - cpu["packets of servers"]
+        sampled = storage - sum(cpu.get(name, 0.0) for name in _OF_SERVERS_THEMSELVES)
         found = {
             "workers": job.servers * ranks * job.workers * _cores_of_a_worker(job) / sampled,
             "cores of servers": job.servers * job.cores / storage,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gigl_loader.dataset._disk import count_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import GiglLoaderError
-from gigl_loader.logs import LOG_FORMAT, WhereFilter
+from gigl_loader.logs import showing_where
 from gigl_loader.options import DEFAULT_RECONNECT_S
 from gigl_loader.remote import status
 from gigl_loader.remote.dataset import GraphStoreInfo
@@ -116,15 +116,13 @@ def serve(args: argparse.Namespace) -> int:
 
 def serve_main(argv: Sequence[str] | None = None) -> int:
     """Run ``gigl-loader serve``; return the exit code."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(WhereFilter())
     args = parse_serve(argv)
-    try:
-        _log.info("served %d jobs", serve(args))
-    except GiglLoaderError as error:
-        _log.error("%s: %s", type(error).__name__, error)
-        return 1
+    with showing_where():
+        try:
+            _log.info("served %d jobs", serve(args))
+        except GiglLoaderError as error:
+            _log.error("%s: %s", type(error).__name__, error)
+            return 1
     return 0
 
 

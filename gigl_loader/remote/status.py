@@ -80,7 +80,7 @@ def host_and_port(text: str) -> tuple[str, int]:
         ArgumentTypeError: It is something else.
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"takes HOST:PORT, got {text!r}")
     return host.strip("[]"), int(port)
 

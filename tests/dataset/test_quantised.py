@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, partition_graph
-from gigl_loader.dataset.quantised import DTYPES, quantise, widened
+from gigl_loader.dataset.quantised import DTYPES, check_feature_dtype, quantise, widened
 from gigl_loader.inference.full import full_graph
 from gigl_loader.testing import TinyGraph
 
@@ -51,6 +51,9 @@ def test_short_floats_are_rounded_once_and_a_constant_column_is_exact() -> None:
         (torch.arange(4).view(2, 2), "int8", "are torch.int64, and stored as they are"),
         (torch.tensor([[1.0, torch.nan]]), "int8", "are not finite"),
         (torch.tensor([[1e6]]), "float16", "store bfloat16"),
+        (torch.tensor([[1e300]], dtype=torch.float64), "bfloat16", "what bfloat16 holds$"),
+        (torch.tensor([[3.4e38, 1.0], [-3.4e38, 2.0]]), "int8", "too far apart for int8"),
+        (torch.tensor([[1e300], [0.0]], dtype=torch.float64), "uint8", "too far apart"),
     ],
 )
 def test_what_cannot_be_stored_so(values: torch.Tensor, dtype: str, match: str) -> None:
@@ -62,6 +65,8 @@ def test_what_cannot_be_stored_so(values: torch.Tensor, dtype: str, match: str) 
     ("feature_dtype", "how", "match"),
     [
         ({"item": "int4"}, {}, "must be one of"),
+        (8, {}, "must be one of"),
+        (torch.float32, {}, "must be one of"),
         ({"shop": "int8"}, {}, r"names 'shop', .* there are of \['user', 'item'\]"),
         ("int8", {"format": "glt"}, 'needs format="mapped"'),
     ],
@@ -73,6 +78,12 @@ def test_bad_arguments_write_nothing(
     with pytest.raises(ConfigError, match=match):
         partition_graph(graph.to_pyg(), 1, tmp_path / "p", feature_dtype=feature_dtype, **how)
     assert not (tmp_path / "p").exists()
+
+
+def test_torch_names_the_dtypes_too() -> None:
+    features = {"a": torch.ones(1), "b": torch.ones(1)}
+    assert check_feature_dtype(torch.int8, features) == {"a": "int8", "b": "int8"}
+    assert check_feature_dtype({"b": torch.float16}, features) == {"b": "float16"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -25,7 +25,7 @@ COSTS = Costs(
     received_byte_s=1e-9,
     plain_s_per_gb=0.5, tls_s_per_gb=2.0, plain_gb_per_s=2.0, tls_gb_per_s=0.5, link_s_per_gb=1.0,
     link_gbit=0.0, process_bytes=3e8, supervisor_bytes=5e7, worker_bytes=1e7, library_bytes=2e8,
-    spread=0.1,
+    process_start_s=4.0, supervisor_start_s=1.0, worker_start_s=0.1, load_s_per_gb=0.5, spread=0.1,
 )  # fmt: skip
 JOB = Job(nodes=1e6, edges=2e7, dim=100, fanouts=(15, 10), batch_size=1000, machines=1)
 
@@ -39,7 +39,7 @@ def test_one_machine_by_hand() -> None:
     assert sum(plan.wire.values()) == 0
     assert plan.memory["rows and labels"] == 1e6 * 408
     assert plan.memory["edges"] == 8e6 + 8e7
-    assert plan.connections == 0
+    assert plan.connections == {"training process": 0, "worker": 0}
 
 
 def test_the_link_of_two_machines_by_hand() -> None:
@@ -140,6 +140,57 @@ def test_more_of_anything_never_gives_less(job: Job) -> None:
         found = estimate(replace(job, **more), COSTS).seeds_per_second
         assert found >= plan.seeds_per_second * (1 - 1e-9), more
     assert all(gain > 1 for gain in plan.changes.values())
+
+
+def test_encryption_is_counted_apart_at_both_ends() -> None:
+    job = replace(JOB, machines=2)
+    store = replace(job, deployment="graph-store", servers=2)
+    for one in (job, store):
+        plain, encrypted = estimate(one, COSTS), estimate(replace(one, encrypted=True), COSTS)
+        apart = {name: value for name, value in encrypted.cpu.items() if "encrypt" in name}
+        assert {name: encrypted.cpu[name] for name in plain.cpu} == plain.cpu
+        assert set(encrypted.cpu) == set(plain.cpu) | set(apart)
+        assert sum(apart.values()) == pytest.approx(2 * 1.5e-9 * sum(plain.wire.values()))
+
+
+def test_what_processes_have_open_by_hand() -> None:
+    plan = estimate(replace(JOB, machines=3), COSTS)
+    assert plan.connections == {"training process": 4, "worker": 16}  # 16 were counted
+    assert plan.descriptors["worker"] == 22  # as were these
+    store = estimate(replace(JOB, machines=3, deployment="graph-store", servers=3), COSTS)
+    assert store.connections == {"training process": 16, "storage server": 16, "worker": 16}
+    assert store.descriptors["storage server"] >= 55
+
+
+def test_the_start_by_hand() -> None:
+    plan = estimate(replace(JOB, ranks_per_machine=32, workers=2, disk_gb_per_s=0.1), COSTS)
+    part_gb = (plan.memory["rows and labels"] + plan.memory["edges"]) / 1e9
+    assert plan.start == {
+        "processes": 4.0 * 2,
+        "loading a part": pytest.approx(part_gb / 0.1),
+        "workers": 32 * 1.2,
+    }
+    store = replace(JOB, machines=40, deployment="graph-store", servers=2, disk_gb_per_s=100.0)
+    start = estimate(store, COSTS).start
+    assert start["loading a part"] == pytest.approx(part_gb / 2 * 0.5), "memory is slower"
+    assert start["workers"] == pytest.approx(40 * 1.1 / 16)
+
+
+def test_changes_that_do_not_fit_are_not_proposed() -> None:
+    job = replace(JOB, machines=2, workers=8, link_gbit=1)
+    cached = "a cache of 20% of the remote rows"
+    memory_gb = estimate(job, COSTS).total_memory / 1e9 + 0.01
+    assert cached in estimate(job, COSTS).changes
+    assert cached not in estimate(replace(job, memory_gb=memory_gb), COSTS).changes
+    assert "links 2.5 times as fast" in estimate(replace(job, memory_gb=memory_gb), COSTS).changes
+
+
+def test_parts_that_are_better_than_drawn_stay_so_on_other_machines() -> None:
+    job = replace(JOB, machines=2, remote=0.1, resident=(("rows", 60.0), ("books", 9.0)))
+    other = job.with_machines(6, 0)
+    assert other.remote == pytest.approx(0.1 * (5 / 6) / (1 / 2))
+    assert other.resident == (("rows", 20.0), ("books", 9.0))
+    assert job.with_machines(1, 0).remote_share == 0
 
 
 def test_a_machine_that_does_not_hold_its_part() -> None:

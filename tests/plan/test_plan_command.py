@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,12 @@ def test_a_directory_gives_its_own_figures(capsys, tmp_path: Path, count: int) -
      ([*FIGURES, "--batch-size", "200000000"], "batch_size must be 1 to"),
      ([*FIGURES, "--costs", "nowhere.json"], "cannot be read"),
      ([*FIGURES, "--servers", "2"], "servers must be"),
-     ([*FIGURES, "--memory", "-8"], "memory_gb must be above 0"),
+     ([*FIGURES, "--step-ms", "inf"], "step_ms must not be negative"),
+     ([*FIGURES, "--step-ms", "nan"], "step_ms must not be negative"),
+     ([*FIGURES, "--machines", "200000000"], "111,000,000 nodes cannot be in 200,000,000 parts"),
+     ([*FIGURES, "--picture", "/proc/plan.png"], "/proc/plan.png cannot be written"),
+     ([*FIGURES, "--calibrate", "costs.json"], "leave out --nodes, --edges, --dim, --dtype"),
+     (["plan", "--answer", "127.0.0.1:0", "--calibrate", "costs.json"], "on the second host"),
      ([*FIGURES, "--picture", "nowhere/plan.png"], "there is no folder nowhere"),
      ([*FIGURES, "--picture", "plan.exe"], "--picture plan.exe must end in one of"),
      (["plan", "--calibrate", "nowhere/costs.json"], "there is no folder nowhere"),
@@ -66,6 +72,66 @@ def test_mistakes_are_answered(capsys, given: list[str], text: str) -> None:
     assert "Traceback" not in error
 
 
-def test_a_machine_that_is_too_small_is_said(capsys) -> None:
+def _found(capsys, *given: str) -> dict[str, Any]:
+    assert main([*given, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_machine_that_is_too_small_is_said_with_how_many_would_do(capsys) -> None:
     assert main([*FIGURES, "--memory", "8"]) == 0
-    assert "DOES NOT FIT" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "DOES NOT FIT" in said
+    enough = _found(capsys, *FIGURES, "--memory", "8")["enough"]
+    assert f"it would fit with {enough} machines" in said
+    given = [*FIGURES, "--memory", "8GB", "--machines"]
+    assert [_found(capsys, *given, str(n))["fits"] for n in (enough - 1, enough)] == [False, True]
+    assert _found(capsys, *FIGURES, "--memory", "0.1")["enough"] is None
+
+
+def test_a_cache_of_so_many_bytes_takes_them(capsys) -> None:
+    found = _found(capsys, *FIGURES, "--machines", "4", "--cache", "2GB")
+    assert 0.97 * 2**31 < found["memory"]["cache"] <= 2**31
+    assert 0.03 < found["job"]["cache"] < 0.06
+    assert found["batch"]["hit_rate"] > 0
+    assert _found(capsys, *FIGURES, "--machines", "4", "--cache", "900GB")["job"]["cache"] == 1
+    assert _found(capsys, *FIGURES, "--cache", "2GB")["job"]["cache"] == 0, "nothing is elsewhere"
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [("int8", 1), ("float16", 2), (None, 4)])
+def test_a_directory_is_planned_as_its_rows_are_stored(
+    capsys, tmp_path: Path, dtype: str | None, nbytes: int
+) -> None:
+    ring = torch.arange(60)
+    data = Data(x=torch.rand(60, 5), edge_index=torch.stack([ring, (ring + 1) % 60]))
+    partition_graph(data, 2, tmp_path / "graph", progress=False, feature_dtype=dtype)
+    given = ["plan", "--root", str(tmp_path / "graph"), "--batch-size", "4"]
+    found = _found(capsys, *given)
+    assert (found["job"]["machines"], found["job"]["dim"]) == (2, 5)
+    rows = found["batch"]["nodes"] * found["job"]["remote"] * (5 * nbytes + 4) / 4
+    assert found["wire"]["rows between partitions"] == pytest.approx(rows)
+    assert found["job"]["remote"] == pytest.approx(2 / 60), "where the ring is cut"
+    assert _found(capsys, *given, "--remote", "30%")["job"]["remote"] == 0.3
+    alone = _found(capsys, *given, "--machines", "1")
+    assert sum(alone["wire"].values()) == 0
+    for part in ("rows and labels", "edges"):
+        assert alone["memory"][part] == 2 * found["memory"][part]
+    store = _found(capsys, *given, "--deployment", "graph-store")
+    assert (store["job"]["machines"], store["job"]["servers"]) == (1, 2)
+
+
+def test_a_picture_leaves_the_backend_as_it_is(capsys, tmp_path: Path) -> None:
+    import matplotlib
+
+    before = matplotlib.get_backend()
+    matplotlib.use("svg")
+    try:
+        assert main([*FIGURES, "--picture", str(tmp_path / "plan.png")]) == 0
+        assert matplotlib.get_backend() == "svg"
+    finally:
+        matplotlib.use(before)
+
+
+def test_fanouts_may_begin_with_all(capsys) -> None:
+    for first in ("-1", "all"):
+        assert _found(capsys, *FIGURES, "--fanouts", f"{first},10")["job"]["fanouts"] == [-1, 10]
