@@ -232,14 +232,22 @@ class Stream:
             self.first_bytes = self.first_bytes or bytes(views[0][:got])
             return self._note(got)
         while True:
-            try:
-                with self._tls_lock:
-                    read: Any = self._tls.read(views[0].nbytes, views[0])  # a count, with a buffer
-            except ssl.SSLWantReadError:
-                if not self._feed():
-                    return 0
-                continue
-            return self._note(int(read))
+            got, is_over = self._decrypt(self._tls, views[0])
+            if got or is_over:
+                return self._note(got)
+            if not self._feed():
+                return 0
+
+    def _decrypt(self, tls: ssl.SSLObject, view: memoryview) -> tuple[int, bool]:
+        """Return how many bytes of ``view`` were filled with what came, and whether that is all."""
+        got = 0
+        with self._tls_lock, contextlib.suppress(ssl.SSLWantReadError):
+            while got < view.nbytes:
+                read: Any = tls.read(view.nbytes - got, view[got:])  # one record, at most 16 KiB
+                if not read:
+                    return got, True
+                got += read
+        return got, False
 
     def _feed(self) -> bool:
         """Move what came to the TLS engine; False where nothing did."""
