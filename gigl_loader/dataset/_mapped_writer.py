@@ -200,9 +200,9 @@ def _write_rows(
 
 
 def _first_of_range(ids: Tensor) -> int | None:
-    """Return the lowest of some ids if all up to the highest are among them, else None."""
+    """Return the lowest of some ids, 0 of none, if all up to the highest are there, else None."""
     if not ids.numel():
-        return None
+        return 0
     first = int(ids.min())
     return first if int(ids.max()) - first + 1 == ids.numel() else None
 

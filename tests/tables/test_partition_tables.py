@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from dataset_reference import E, Graph, N, by_type, homogeneous
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from table_graphs import Tables, check, tables
 
@@ -91,6 +91,7 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
     homogeneous(), st.integers(1, 3), st.sampled_from(["in", "out"]),
     st.sampled_from(["ids", "degree"]),
 )  # fmt: skip
+@example(Graph({N: 1}, {E: []}, {}, False), 2, "in", "degree")  # a part without nodes
 def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
     tmp_path: Path, graph: Graph, count: int, edge_dir: str, order: str
 ) -> None:
