@@ -434,9 +434,7 @@ class CacheOptions:
                     'remote_cache, for example "20%"'
                 )
             return None
-        if isinstance(
-            remote_cache, bool | float
-        ):  # which a caller may give, whatever the types say
+        if isinstance(remote_cache, bool | float):  # whatever the types say
             raise ConfigError(
                 'remote_cache is a size such as "2GB", or a share such as "20%", '
                 f"got {remote_cache!r}"

@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, Degrees | None]:
-    known, degrees = read_root(Path(args.root)) if args.root else ({}, None)
+    known, degrees, parts = read_root(Path(args.root)) if args.root else ({}, None, None)
     given = {
         "nodes": args.nodes, "edges": args.edges, "dim": args.dim, "dtype": args.dtype,
     }  # fmt: skip
@@ -153,7 +153,6 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, Degrees | None]:
     missing = [name for name in ("nodes", "edges", "dim") if name not in known]
     if missing:
         raise ConfigError(f"give --root, or {', '.join(f'--{name}' for name in missing)}")
-    parts = known.pop("parts", None)
     is_store = args.deployment == "graph-store"
     machines = (1 if is_store else parts or 1) if args.machines is None else args.machines
     servers = ((is_store and parts) or 0) if args.servers is None else args.servers
@@ -175,8 +174,8 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, Degrees | None]:
     return job, degrees
 
 
-def read_root(root: Path) -> tuple[dict[str, Any], Degrees]:
-    """Return the figures of a directory, and the degrees of its nodes."""
+def read_root(root: Path) -> tuple[dict[str, Any], Degrees, int]:
+    """Return a directory's figures for a `Job`, the degrees of its nodes, and its partitions."""
     import torch
 
     from gigl_loader.dataset._disk import count_partitions
@@ -211,13 +210,12 @@ def read_root(root: Path) -> tuple[dict[str, Any], Degrees]:
         rows = list(view.node_features.values())
     known: dict[str, Any] = {
         "nodes": float(nodes), "edges": float(edges), "dim": 0, "resident": resident_bytes(root),
-        "parts": parts,
     }  # fmt: skip
     if parts > 1 and edges:
         known["remote"] = remote / edges
     if rows:  # as they are stored, and travel: in fewer bytes, it may be, than batches have
         known |= {"dim": math.prod(rows[0].values.shape[1:]), "dtype": rows[0].dtype}
-    return known, Degrees.measured(degrees, pulls, _is_seed(nodes, seeds))
+    return known, Degrees.measured(degrees, pulls, _is_seed(nodes, seeds)), parts
 
 
 _PARTS_OF_A_GRAPH = (

@@ -13,6 +13,7 @@ different ones), and rows are dealt to buckets on disk, each of which fits.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -348,9 +349,6 @@ def _place(
                 rows[np.ascontiguousarray(records[:, :4]).view(np.uint32)[:, 0]] = records[:, 4:]
     column = 0
     for where, width in widths.items():
-        target = PartFiles([array_path(folder, f"{where}/values")])
-        try:
+        with closing(PartFiles([array_path(folder, f"{where}/values")])) as target:
             target.write(0, first * width, rows[:, column : column + width])
-        finally:
-            target.close()
         column += width

@@ -136,8 +136,9 @@ class Agreement:
         rendezvous.publish("host", self._host.encode())
         hosts = rendezvous.gather_all("host")
         nonce = rendezvous.wait_for("nonce")
-        self.is_one_machine = len(set(hosts)) == 1 and may_be_one_machine()
-        if len(set(hosts)) == 1:  # nobody else has to reach the workers
+        is_one_host = len(set(hosts)) == 1
+        self.is_one_machine = is_one_host and may_be_one_machine()
+        if is_one_host:  # nobody else has to reach the workers
             host, security = ("::1" if ":" in self._host else "127.0.0.1"), Security.local()
         else:
             host, security = self._host, self._security

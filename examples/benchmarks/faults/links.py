@@ -6,9 +6,6 @@ that of a run over a good cable. Needs root and `ip`.
     python examples/benchmarks/faults/links.py
 """
 
-import argparse
-import os
-import signal
 import sys
 import tempfile
 import time
@@ -16,9 +13,7 @@ from pathlib import Path
 
 from _cluster import write_graph
 from _machines import ADDRESSES_6, NAMES, Link, Machines
-from outages import LAYOUTS, run
-
-from gigl_loader.transport.certs import token
+from outages import LAYOUTS, parser_of, prepare, run
 
 CABLE = Link("a good cable")
 LINKS = {
@@ -33,14 +28,10 @@ LINKS = {
 
 def main() -> int:
     """Run; return 0 if every run had the same bits."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    parser = parser_of(__doc__.splitlines()[0], nodes=640, pace=0.0)
     parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
-    parser.add_argument("--nodes", type=int, default=640)
-    parser.add_argument("--pace", type=float, default=0.0, help="seconds of a training step")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the namespaces
-    os.environ["GIGL_LOADER_CLUSTER_TOKEN"] = token()
+    prepare()
     failed = 0
     print("| job | link | outcome | s | longest pause, s |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:

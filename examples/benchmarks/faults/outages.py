@@ -77,16 +77,27 @@ def run(
         return (job.digest() if good else "", job.longest_pause(), "" if good else job.error())
 
 
+def parser_of(description: str, nodes: int, pace: float) -> argparse.ArgumentParser:
+    """Return the options of all jobs between machines, with their defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    parser.add_argument("--nodes", type=int, default=nodes)
+    parser.add_argument("--pace", type=float, default=pace, help="seconds of a training step")
+    return parser
+
+
+def prepare() -> None:
+    """Let a signal remove the namespaces, and give all processes a token."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    os.environ["GIGL_LOADER_CLUSTER_TOKEN"] = token()
+
+
 def main() -> int:
     """Run; return 0 if all that should be survived was, with the same bits."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    parser = parser_of(__doc__.splitlines()[0], nodes=2_000, pace=0.02)
     parser.add_argument("--cuts", nargs="+", type=float, default=[5.0, 20.0], help="seconds")
-    parser.add_argument("--nodes", type=int, default=2_000)
-    parser.add_argument("--pace", type=float, default=0.02, help="seconds of a training step")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the namespaces
-    os.environ["GIGL_LOADER_CLUSTER_TOKEN"] = token()
+    prepare()
     failed = 0
     print("| job | cut, s | outcome | longest pause, s |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name, Machines(Link("a cable")) as machines:

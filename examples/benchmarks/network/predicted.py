@@ -38,8 +38,7 @@ read_once = functools.cache(read_root)
 
 def plan_of(case: dict[str, Any], costs: Costs) -> Plan:
     """Return the plan of what was measured."""
-    found, degrees = read_once(Path(case["folder"]))
-    known = {name: value for name, value in found.items() if name != "parts"}  # the case says it
+    known, degrees, _ = read_once(Path(case["folder"]))  # the case says how many partitions
     is_store = case["deployment"] != "colocated"
     gbit = float(case["rate"][:-4]) / {"gbit": 1, "mbit": 1000}[case["rate"][-4:]]
     job = Job(
