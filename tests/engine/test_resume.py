@@ -1,13 +1,10 @@
 """Promise 8: training that is killed at any step and resumed sees what an undisturbed run sees."""
 
 import json
-import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "remote"))
 import killed_training as killed
+import pytest
 from store_cluster import info_of, processes, serve
 
 pytestmark = pytest.mark.multiprocess

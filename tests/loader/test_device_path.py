@@ -3,20 +3,16 @@
 That letting go of a slot too early is noticed there is shown in tests/device.
 """
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from fake_gpu import FakeGpu
 
 from gigl_loader import DistNeighborLoader
 from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.message import stays_on_host
 from gigl_loader.testing import TinyGraph
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
-from fake_gpu import FakeGpu
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]
 

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import FakeGpu
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from gigl_loader import ConfigError, DevicePrefetcher, DistNeighborLoader, profile_workers
@@ -17,9 +17,6 @@ from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.loader.profile import WorkerRanges
 from gigl_loader.message import stays_on_host
 from gigl_loader.testing import TinyGraph
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
-from fake_gpu import FakeGpu
 
 NAMES = {f"gigl_loader.{name}" for name in ("wait", "sample", "gather", "copy", "collate")}
 SLACK_US = 2000.0
