@@ -29,8 +29,9 @@ def resolve(host: str, port: int) -> list[tuple[int, Address]]:
 
 def is_loopback(host: str) -> bool:
     """Tell whether ``host``, a name or an address, is reached from its own machine only."""
+    # all: a name with one address on the network can be reached from there
     return all(
-        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+        ipaddress.ip_address(address[0].partition("%")[0]).is_loopback  # without IPv6's scope
         for _, address in resolve(host, 0)
     )
 
@@ -59,7 +60,7 @@ def address_towards(host: str) -> str:
     family, address = resolve(host, 9)[0]
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
+            probe.connect(address)  # of a datagram socket: only looks up the route
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(f"cannot reach {host!r} from this machine: {error}") from error
@@ -136,9 +137,10 @@ def listen(host: str, port: int) -> socket.socket:
     family, address = resolve(host, port)[0]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        # a server that is started again gets its port although old connections are in TIME_WAIT
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(1024)
+        sock.listen(1024)  # hundreds of workers connect at once; net.core.somaxconn bounds it, too
     except (OSError, OverflowError) as error:
         sock.close()
         raise ConfigError(

@@ -57,7 +57,7 @@ from gigl_loader.transport.stream import (
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 << 30
-"""The most that the arrays of one answer may hold."""
+"""The most that the arrays of one answer may hold. Pages are taken as bytes come, not before."""
 _SUSPECT_S = 2.0  # of silence, then fresh connections are tried; a debtor speaks each second
 _DIAL_S = 0.5  # one attempt while the peer is silent: a lost first packet is sent again after 1 s
 _HANDSHAKE_S = 3.0  # for a listener that has begun to answer
@@ -147,8 +147,9 @@ class Caller:
         """
         if os.getpid() != self._pid:
             self._reset()
-        views = pack(Kind.ASK, request, method)
+        views = pack(Kind.ASK, request, method)  # outside of all locks: it may take long, or raise
         reply: Reply[T] = Reply(self._wait_for, method, views, answer_type, into)
+        # for appending and sending together: answers are matched to questions by their order
         with self._sending:
             link = self._link
             if link is not None:
@@ -170,6 +171,7 @@ class Caller:
 
     def _check_size(self, reply: Reply[Any], most: int) -> None:
         size = sum(view.nbytes for view in reply.views)
+        # `most` is of the arrays; headers have a limit of their own
         if size > most + 2 * MAX_HEADER_BYTES:
             raise ProtocolError(
                 f"a question to {self.what} ({reply.method}) has {size} bytes; it takes {most}: "
@@ -178,7 +180,7 @@ class Caller:
 
     def _send(self, link: _Link, reply: Reply[Any]) -> None:
         """Send one question; reads meanwhile, since the peer may be blocked by an answer to us."""
-        views = list(reply.views)
+        views = list(reply.views)  # `push` takes them out; the reply keeps them to be asked again
         try:
             with link.stream.send_lock:
                 while not link.stream.push(views):
@@ -210,7 +212,7 @@ class Caller:
                 while mine and not reply.done:
                     self._turn(deadline)
                     if time.monotonic() >= deadline:
-                        break
+                        break  # it lets go of the role, and another one that waits reads on
             self._release_if_closed()
             if not reply.done and time.monotonic() >= deadline:
                 raise PeerTimeoutError(
@@ -224,6 +226,7 @@ class Caller:
         me = threading.get_ident()
         with self._state:
             if self._reader not in (None, me) and until:
+                # woken by each answer and each end of a role
                 self._state.wait(max(0.0, min(until - time.monotonic(), 60.0)))
             former = self._reader
             if former is None:
@@ -231,7 +234,7 @@ class Caller:
         try:
             yield self._reader == me
         finally:
-            if former is None:
+            if former is None:  # else it was this thread's before, and stays so
                 with self._state:
                     self._reader = None
                     self._state.notify_all()
@@ -291,7 +294,7 @@ class Caller:
             self._fail_all(PeerLostError(text, goodbye.end))
 
     def _break_off(self, link: _Link, error: ProtocolError) -> None:
-        link.stream.end(farewell(End.PROTOCOL, str(error)))
+        link.stream.end(farewell(End.PROTOCOL, str(error)))  # the other side's log says why, too
         link.lose()
         self._fail_all(ProtocolError(f"{self.what}: {error}"))
 
@@ -301,6 +304,7 @@ class Caller:
         silent_s = self._silent_s(link)
         if silent_s > self._patience_s:
             link.lose()
+        # not before an "alive" was missed; with a short patience still in time for two attempts
         elif silent_s > max(1.5 * TICK_S, min(_SUSPECT_S, self._patience_s / 2)):
             self._try(deadline)
 
@@ -341,6 +345,7 @@ class Caller:
         """
         if os.getpid() != self._pid:
             self._reset()
+        # from 50 ms, for a listener that is about to come up, to 1 s, where hundreds call one
         nap, started = 0.05, time.monotonic()
         while self._link is None or self._link.broken:
             try:
@@ -414,7 +419,7 @@ class Caller:
             former.lose()
             former.stream.close()
         with self._state:
-            again = list(self._unanswered)
+            again = list(self._unanswered)  # nobody can append meanwhile: that needs `_sending`
         for reply in again:
             if not reply.done and not link.broken:
                 self._send(link, reply)
@@ -437,10 +442,12 @@ class Caller:
         given_up = self._heard + self._patience_s + _GRACE_S
         until = max(started + 0.05, min(deadline, started + _DIAL_S, given_up))
         try:
+            # without `_sending`: whoever is stuck in a send to the silent peer holds that
             fresh = self._dial(until)
-        except ConnectionRefusedError:
+        except ConnectionRefusedError:  # the machine lives and says that nothing listens there
             self._give_up(End.GONE, "its process is gone: nothing listens there")
         except (OSError, EOFError):
+            # an error that comes at once (no route) must not become a busy loop
             time.sleep(max(0.0, min(until, started + 0.1) - time.monotonic()))
         except GiglLoaderError as error:
             self._fail_all(error)

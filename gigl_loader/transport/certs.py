@@ -46,6 +46,8 @@ def make_folder(folder: str | Path, hosts: Sequence[str], days: float = 365) -> 
         path.mkdir(parents=True, exist_ok=True)
         authority = _authority(path, days)
         certificate, key = _issue("gigl-loader node", days, authority, hosts)
+        # a process that reads between these two finds a pair that does not match, keeps the former
+        # one, and reads again at the next connection (`Security.context`)
         _write(path / "cert.pem", _pem(certificate), 0o644)
         _write(path / "key.pem", _pem(key), 0o600)
     except OSError as error:
@@ -69,6 +71,7 @@ def _authority(path: Path, days: float) -> "tuple[x509.Certificate, EllipticCurv
 @functools.cache
 def throwaway() -> bytes:
     """Return this process's certificate and key for the token mode, in one PEM text."""
+    # ten years: no date is checked, the token's proof is bound to it, and it ends with the process
     certificate, key = _issue("gigl-loader throw-away", 3650, None)
     return _pem(certificate) + _pem(key)
 
@@ -100,7 +103,7 @@ def _issue(
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = ec.generate_private_key(ec.SECP256R1())  # made and proved in a fraction of RSA's time
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     builder = (

@@ -78,7 +78,7 @@ def encode(value: object, method: str = "") -> tuple[bytes, list[Array]]:
     arrays: list[Array] = []
 
     def beside(item: object) -> object:
-        if isinstance(item, np.generic):
+        if isinstance(item, np.generic):  # msgspec does not know numpy's scalars as numbers
             return item.item()
         if not isinstance(item, np.ndarray):
             raise TypeError(f"a {type(item).__name__} cannot travel")
@@ -86,6 +86,9 @@ def encode(value: object, method: str = "") -> tuple[bytes, list[Array]]:
         return msgspec.msgpack.Ext(ARRAY_EXTENSION, (len(arrays) - 1).to_bytes(4, "little"))
 
     try:
+        # first the body: it finds the arrays, whose types and shapes the header has to name. As
+        # `Raw` it is put into the header as it is, and the other side decodes it on its own, once
+        # the method has said into what.
         body = msgspec.msgpack.encode(value, enc_hook=beside)
         specs = tuple((_CODES[array.dtype], array.shape) for array in arrays)
         header = msgspec.msgpack.encode(_Header(method, specs, msgspec.Raw(body)))
@@ -103,6 +106,7 @@ def encode(value: object, method: str = "") -> tuple[bytes, list[Array]]:
 def _sendable(array: Array) -> Array:
     if array.dtype not in _CODES or array.ndim > MAX_DIMS:
         raise TypeError(f"an array of {array.dtype} with {array.ndim} dimensions cannot travel")
+    # numpy makes an array without dimensions one of one; the shape has to arrive as it was
     contiguous: Array = np.ascontiguousarray(array).reshape(array.shape)
     return contiguous
 
@@ -132,6 +136,8 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
     Raises:
         ProtocolError: It is not one, or its arrays are not the ones that it names, each once.
     """
+    # each array exactly once: two fields that share memory would change together on this side, and
+    # one that nothing names was received for nothing
     missing = set(range(len(arrays)))
 
     def named(code: int, data: memoryview) -> Array:
@@ -144,6 +150,7 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
     try:
         wanted: Any = expected
         found = msgspec.msgpack.decode(body, type=_prepared(wanted), ext_hook=named)
+        # from the strict structs to the dataclasses that the caller knows
         value = msgspec.convert(found, expected, from_attributes=True)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         name = getattr(expected, "__name__", str(expected))
@@ -163,7 +170,7 @@ def _prepared(expected: Any) -> Any:
     msgspec 0.22 keeps what it finds out about a class on the class, and crashes (a segmentation
     fault) where two threads do so at once.
     """
-    strict = _ready.get(expected)
+    strict = _ready.get(expected)  # without the lock: a dict's look-up is atomic
     if strict is None:
         with _preparing:
             strict = _strict(expected)

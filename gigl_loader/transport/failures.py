@@ -30,8 +30,11 @@ def describe(error: BaseException) -> Failure:
     """Return what travels of ``error``."""
     name = type(error).__name__
     plain = all(isinstance(arg, None | bool | int | float | str) for arg in error.args)
+    # the `args` of our classes are their fields; of all other errors only the words travel
     args = error.args if name in _OURS and plain else (str(error),)
     trace = "".join(traceback.format_exception(error))
+    # the end of a long traceback says where it was raised; with more, the failure would not fit
+    # into a header
     return Failure(name, tuple(_plain(arg) for arg in args), str(error)[:10_000], trace[-50_000:])
 
 

@@ -36,7 +36,8 @@ from gigl_loader.transport.stream import (
 )
 
 NONCE_BYTES = 32
-_MAX_BYTES = 4096  # of a frame before the other side is known
+# of a frame before the other side is known: a HELLO has some 300 bytes, a goodbye at most 2,100
+_MAX_BYTES = 4096
 _TLS_RECORDS = (b"\x14", b"\x15", b"\x16", b"\x17")  # what TLS may open with
 _SAME_TOKEN = f"set {TOKEN_VARIABLE} to one value on all machines"
 
@@ -103,10 +104,12 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
         stream.push([memoryview(KNOCK_FRAME)])
     greeting = decode((yield from _expect(stream, Kind.GREETING)).body, [], Greeting)
     nonce, certificate = os.urandom(NONCE_BYTES), stream.peer_certificate()
+    # both sides' in one order, so that neither can make the other repeat an old proof
     nonces = nonce + greeting.nonce
     proof = security.proof(b"caller", nonces, certificate)
     stream.push(pack(Kind.HELLO, Hello(name[:255], session, lane, nonce, proof)))
     admitted = decode((yield from _expect(stream, Kind.ADMITTED)).body, [], Admitted)
+    # in constant time, as everywhere: how long a comparison takes would tell how much was right
     if not hmac.compare_digest(admitted.proof, security.proof(b"listener", nonces, certificate)):
         words = f"it does not know the cluster token of this side: {_SAME_TOKEN}"
         stream.end(farewell(End.REFUSED_TOKEN, words))
@@ -137,7 +140,9 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
         yield from _expect(stream, Kind.KNOCK)
     hello = decode((yield from _expect(stream, Kind.HELLO)).body, [], Hello)
     certificate, nonces = security.certificate(), hello.nonce + mine
+    # the role is part of a proof: else a caller's could be sent back to it as the listener's
     wanted = security.proof(b"caller", nonces, certificate)
+    # a nonce of another length would move the border between the two nonces
     if not hmac.compare_digest(hello.proof, wanted) or len(hello.nonce) != NONCE_BYTES:
         who = "this side asks for no" if not wanted else "the caller did not prove the"
         raise JoinRefusedError(f"{who} cluster token: {_SAME_TOKEN}", End.REFUSED_TOKEN)
@@ -160,6 +165,7 @@ def _refusal(stream: Stream, error: Exception, who: str, *, encrypted: bool) -> 
     """Say what a handshake that failed means, by the first bytes that came and what they hit."""
     if isinstance(error, OtherVersionError):
         return JoinRefusedError(str(error), End.REFUSED_VERSION)
+    # the exception alone misleads: OpenSSL calls any plain byte a "wrong version number"
     opening = stream.first_bytes
     ours, is_tls = opening.startswith(MAGIC), opening[:1] in _TLS_RECORDS
     if opening and (ours if encrypted else is_tls):

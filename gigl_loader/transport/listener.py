@@ -44,7 +44,11 @@ from gigl_loader.transport.stream import (
 
 _log = logging.getLogger(__name__)
 
+# a handshake has two round trips and some 5 ms of arithmetic, which take a second or two on a slow
+# link or a machine with a load of 15; who needs longer is counted as slow and may come again
 _HANDSHAKE_S = 3.0
+# each takes a thread and a descriptor, and limits of 1,024 on these are common; half of them for
+# one address, so that one faulty machine does not keep out the others
 _MAX_PENDING = 128
 _MAX_PENDING_PER_ADDRESS = 64
 _CLOSE_S = 2.0  # how long whoever closes a listener waits for what is under way
@@ -133,7 +137,7 @@ class Listener:
         silence_s: float = SILENCE_S,
         inherits: int | None = None,
     ) -> None:
-        security.check_listener(address)
+        security.check_listener(address)  # before there is anything to close
         self.name, self.security, self.table = name, security, dict(table)
         self.max_ask_bytes, self.silence_s = max_ask_bytes, silence_s
         self.on_peer = on_peer or (lambda peer: None)
@@ -141,7 +145,7 @@ class Listener:
         self._lock = threading.Lock()  # guards the connections and what is counted
         self._connections: dict[int, _Connection] = {}  # by descriptor
         self._refused: Counter[str] = Counter()
-        self._reported, self._unreported = -_REPORT_EVERY_S, 0
+        self._reported, self._unreported = -_REPORT_EVERY_S, 0  # so that the first one is reported
         self.closed = False  # that, or about to be
         self._sock = (
             addresses.listen(address, port) if inherits is None else socket.socket(fileno=inherits)
@@ -149,6 +153,7 @@ class Listener:
         self._sock.setblocking(False)
         close_in_children(self._sock)
         self.address: tuple[str, int] = self._sock.getsockname()[:2]
+        # epoll, since a server has thousands of connections, of which nearly none changes at a time
         self._epoll = select.epoll()
         self._epoll.register(self._sock, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name=f"{name} door", daemon=True)
@@ -156,7 +161,7 @@ class Listener:
     def start(self) -> "Listener":
         """Begin to admit callers; returns itself."""
         _raise_descriptor_limit()
-        self._thread.start()
+        self._thread.start()  # not by the constructor: nobody may come in before its owner is ready
         return self
 
     def fileno(self) -> int:
@@ -171,6 +176,7 @@ class Listener:
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
         """Tell all callers goodbye and stop. Idempotent, from any thread."""
+        # first of all: handlers that fail from here on do so because of that (see `_answer`)
         self.closed, deadline = True, time.monotonic() + _CLOSE_S
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -181,9 +187,11 @@ class Listener:
         with self._lock:  # there will be no more
             connections = list(self._connections.values())
         goodbye = farewell(end, words or f"{self.name} shut down")
+        # all are told before one is waited for: a handler may wait for another caller's question
         for connection in connections:
             connection.dismiss(End.CLOSED, goodbye, deadline - time.monotonic())
         for connection in connections:
+            # a handler may close its own listener
             if connection.thread is not threading.current_thread():
                 connection.thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -219,6 +227,7 @@ class Listener:
                     connection.hang_up()
 
     def _say_alive(self) -> None:
+        # from here and not from the connections' threads: those are inside of handlers
         with self._lock:
             debtors = [one for one in self._connections.values() if one.owes]
         for connection in debtors:
@@ -228,9 +237,9 @@ class Listener:
     def _accept(self) -> None:
         try:
             sock, source = self._sock.accept()
-        except BlockingIOError:
+        except BlockingIOError:  # it hung up between the event and here
             return
-        except OSError as error:
+        except OSError as error:  # no descriptor is left (EMFILE, ENFILE), mostly
             if not self.closed:
                 self._busy("a caller", error)
             return
@@ -239,6 +248,7 @@ class Listener:
         except OSError:  # it is gone already
             sock.close()
             return
+        # before it is among them itself: the newest must not be the one that goes
         self._make_room(connection.address)
         with self._lock:
             self._connections[sock.fileno()] = connection
@@ -254,7 +264,7 @@ class Listener:
             thread.start()
         except RuntimeError as error:  # the limit on threads
             self._busy(address, error)
-            thread.start()
+            thread.start()  # once more; who fails again is dropped without words, and may come back
 
     def _busy(self, who: str, error: Exception) -> None:
         """Count a caller for which no descriptor or thread is left, and free one of each."""
@@ -276,6 +286,7 @@ class Listener:
     def _pending(self) -> "list[_Connection]":
         with self._lock:
             every = list(self._connections.values())
+        # one without a thread is the newest, which `_accept` still works on
         return [one for one in every if one.peer is None and one.thread.ident is not None]
 
     # --- for the connections ------------------------------------------------------------------
@@ -300,13 +311,15 @@ class Listener:
                 for one in self._connections.values()
                 if one.peer is not None and one.lane == connection.lane
             ]
+            # under the same lock: of two that come at once on a lane, one sees the other
             connection.peer = peer
-        for old in former:
+        for old in former:  # outside of it, since a goodbye may have to wait
             old.dismiss(End.REPLACED, farewell(End.REPLACED, "a fresh one is there"))
 
     def forget(self, connection: "_Connection") -> None:
         """Release a connection that is over."""
         connection.stream.shutdown()
+        # out of the table before the descriptor is free: `_accept` may get the same number at once
         with self._lock:
             self._connections.pop(connection.stream.sock.fileno(), None)
         connection.stream.close()
@@ -338,7 +351,8 @@ class _Connection:
 
     def dismiss(self, end: End, goodbye: bytes = b"", patience_s: float = 0.0) -> None:
         """End the connection."""
-        self._dismissed = self._dismissed or end
+        self._dismissed = self._dismissed or end  # what came first is the reason
+        # who has not been admitted gets no words: until TLS is up they would travel as plain bytes
         self.stream.end(goodbye if self.peer else b"", patience_s)
         self.hang_up()
 
@@ -406,6 +420,7 @@ class _Connection:
 
     def _answer_all(self, peer: Peer) -> End:
         while True:
+            # between two questions a caller may be silent for as long as it likes
             self.owes = False
             steps = read_frame(self.stream, self._listener.max_ask_bytes, on_head=self._begin)
             frame: Frame = drive(steps, self.stream, self._patience)
@@ -423,6 +438,7 @@ class _Connection:
         """Return how long to sleep; a question that was begun must go on."""
         if self.owes and time.monotonic() - self.stream.heard > self._listener.silence_s:
             raise _SilentError
+        # without a debt nothing happens but what wakes the poll; 60 s only bounds a missed event
         return 1.0 if self.owes else 60.0
 
     def _answer(self, frame: Frame, peer: Peer) -> None:
@@ -441,6 +457,7 @@ class _Connection:
                 views = pack(Kind.ERROR, describe(error))
             with self.stream.send_lock:
                 while not self.stream.push(views):
+                    # a caller may take any time to read, as long as its machine acknowledges
                     ready = self.stream.wait(select.POLLOUT, 1.0)
                     if not ready and self.stream.vanished(self._listener.silence_s):
                         raise _SilentError
@@ -454,10 +471,11 @@ class _Connection:
         return self._await(answer, peer) if isinstance(answer, Future) else answer
 
     def _await(self, future: "Future[Any]", peer: Peer) -> Any:
+        # one event for both: the answer, and a caller that hangs up, seen by the accepting thread
         future.add_done_callback(lambda _: self._wake.set())
         while not future.done():
             self._wake.wait(60.0)
-            self._wake.clear()
+            self._wake.clear()  # before the two are looked at: what comes now sets it again
             if peer.gone.is_set() and not future.done():
                 future.cancel()
                 raise EOFError("the caller is gone")

@@ -51,13 +51,14 @@ class Reply(Generic[T]):
 
     def room(self, specs: list[ArraySpec]) -> list[Array]:
         """Return the memory for the answer's arrays: the asker's, where it gave some."""
-        self._error = None
+        self._error = None  # of an attempt whose connection was lost before its bytes were here
         if self._into is None or not specs:
             return empty_arrays(specs)
         try:
             return _checked(self._into(specs), specs)
         except Exception as error:  # the asker's own: only this answer fails
             self._error = error
+            # its bytes are read all the same: the next answer begins behind them
             return empty_arrays(specs)
 
     def take(self, frame: Frame, where: str) -> None:
@@ -73,6 +74,7 @@ class Reply(Generic[T]):
 
     def end(self, error: Exception | None) -> None:
         """Let nobody wait any longer; the question's arrays are free again."""
+        # `done` last: whoever sees it, without a lock, reads the error next
         self._error, self.views, self._into, self.done = error, [], None, True
 
 

@@ -152,7 +152,7 @@ class Security:
             ConfigError: The certificates cannot be read.
         """
         key = (self.tls_dir or (self._own_certificate() if server else b""), server)
-        with _lock:
+        with _lock:  # handshakes run in a thread each, and building a context takes milliseconds
             stamps, known = self._stamps(), _contexts.get(key)
             if known is not None and known[0] == stamps:
                 return known[1]
@@ -163,12 +163,15 @@ class Security:
                     raise
                 _log.warning("renewed certificates are not used, the former ones are: %s", error)
                 fresh = known[1]
+            # with the new stamps also where the former one goes on: the files are read again once
+            # they change, not at each connection
             _contexts[key] = stamps, fresh
             return fresh
 
     def _stamps(self) -> tuple[int, ...]:
         """Return when the files changed last."""
         try:
+            # of what links point to: Kubernetes renews a secret by changing a link
             return tuple(file.stat().st_mtime_ns for file in _files(self.tls_dir))
         except (OSError, ConfigError):
             return ()
@@ -214,6 +217,8 @@ _contexts: dict[tuple[object, bool], tuple[tuple[int, ...], ssl.SSLContext]] = {
 
 def _bare_context(server: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    # in this order: ssl refuses to drop verification while host names are checked. The token mode
+    # stays so, since both ends prove the token; certificates turn verification on again
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -49,7 +49,9 @@ TICK_S = 1.0
 
 _HEAD = struct.Struct("<4sBBxxIIQ")  # magic, version, kind, bytes of header, arrays, their bytes
 _IOVECS = 512  # per system call; the kernel takes 1024
-_CHUNK = 256 << 10  # TLS: socket reads and writes of this size, not one per 16 KiB record
+# TLS: socket reads and writes of this size, not one per 16 KiB record; from 128 KiB on the CPU time
+# per byte stays the same, and each connection that sends holds two of these
+_CHUNK = 256 << 10
 _STRANGERS_CHUNK = 16 << 10  # until TLS is up, so that thousands of strangers take no memory
 _TCP_INFO = struct.Struct("<8B14I")  # the head of Linux's struct tcp_info
 
@@ -126,7 +128,10 @@ class Stream:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
+        # a question is one small frame: Nagle's algorithm would hold it back until the one before
+        # is acknowledged, up to 40 ms later
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # for a peer that vanished while nobody owes anything: known after 5 + 3 x 2 = 11 s
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
@@ -151,6 +156,7 @@ class Stream:
         """
         number = self.sock.connect_ex(address)
         while number == errno.EINPROGRESS:
+            # writable means decided; SO_ERROR then says which way, 0 being connected
             if self.wait(select.POLLOUT, patience()):
                 number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
@@ -188,7 +194,7 @@ class Stream:
         room = _CHUNK
         with self._tls_lock:
             while views and room:
-                piece = views[0][:room]
+                piece = views[0][:room]  # OpenSSL cuts it into records, in one call
                 room -= tls.write(piece) if piece.nbytes else 0
                 _advance(views, piece.nbytes)
             self._left = [memoryview(self._outgoing.read())]
@@ -214,6 +220,7 @@ class Stream:
             EOFError: The peer closed the connection.
             OSError: The connection broke.
         """
+        # an empty view would ask the kernel for nothing and look like the end of the connection
         views = [view for view in views if view.nbytes]
         while views:
             got = self._take(views)
@@ -232,6 +239,7 @@ class Stream:
             self.first_bytes = self.first_bytes or bytes(views[0][:got])
             return self._note(got)
         while True:
+            # what OpenSSL holds comes first: the kernel may have nothing more, ever
             got, is_over = self._decrypt(self._tls, views[0])
             if got or is_over:
                 return self._note(got)
@@ -244,7 +252,7 @@ class Stream:
         with self._tls_lock, contextlib.suppress(ssl.SSLWantReadError):
             while got < view.nbytes:
                 read: Any = tls.read(view.nbytes - got, view[got:])  # one record, at most 16 KiB
-                if not read:
+                if not read:  # close_notify: an end that the peer wanted, not a cut
                     return got, True
                 got += read
         return got, False
@@ -279,11 +287,11 @@ class Stream:
                 tls.do_handshake()
                 break
             except ssl.SSLWantReadError:
-                self._hand_out()
+                self._hand_out()  # the peer answers to this, so it goes before any wait
                 while not self._feed():
                     yield
             finally:
-                self._hand_out()
+                self._hand_out()  # on an error too: it is the alert that tells the peer why
         self._tls = tls
 
     def _hand_out(self) -> None:
@@ -308,6 +316,7 @@ class Stream:
             raise OSError("the connection is closed")
         poll = select.poll()
         poll.register(number, events)
+        # poll and not select: descriptors above 1,023 are usual for a storage server
         ready = poll.poll(max(0.0, timeout_s) * 1000)
         return ready[0][1] if ready else 0
 
@@ -319,6 +328,7 @@ class Stream:
         info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
         fields = _TCP_INFO.unpack(info[: _TCP_INFO.size])
         retransmits, probes, since_last_ack_ms = fields[2], fields[3], fields[8 + 12]
+        # both: an idle line has an old acknowledgement, and one lost packet is sent again at once
         return bool(retransmits + probes >= 3 and since_last_ack_ms >= limit_s * 1000)
 
     def shutdown(self) -> None:
@@ -389,6 +399,7 @@ def read_frame(
         EOFError, OSError: The connection is over.
     """
     head = bytearray(_HEAD.size)
+    # magic and version alone first: another version's head may have another length
     yield from stream.fill([memoryview(head)[:6]])
     on_head()
     check_opening(bytes(head[:6]))
@@ -404,6 +415,7 @@ def read_frame(
     header = bytearray(header_bytes)
     yield from stream.fill([memoryview(header)])
     method, body, specs = read_header(header)
+    # the limits above were held against `total`: the header must not announce more than that
     if len(specs) != count or sum(spec.nbytes for spec in specs) != total:
         raise ProtocolError(f"the arrays of a frame do not add up to {count} of {total} bytes")
     arrays = room(specs)
