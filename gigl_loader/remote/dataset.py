@@ -30,6 +30,8 @@ from gigl_loader.transport.failures import Failure, describe, rebuild
 if TYPE_CHECKING:  # it imports the client, which imports this module
     from gigl_loader.remote.lookup import StoreLookup
 
+# At the barrier others wait while local rank 0 asks the servers: by default for 120 s, and 60 s
+# more where one is away.
 _SHARING_TIMEOUT_S = 600.0
 
 T = TypeVar("T")
@@ -189,6 +191,8 @@ class RemoteDistDataset:
 
     def fetch_schema(self) -> DatasetSchema:
         """Return types, feature widths and direction; asked once."""
+        # kept: it never changes, and each loader asks for it; two threads at once ask twice, no
+        # more
         if self._schema is None:
             self._schema = cast("DatasetSchema", self._ask(0, "get_schema"))
         return self._schema
@@ -284,8 +288,11 @@ class RemoteDistDataset:
             found = ask(shares)
         else:
             everything = shares_of(len(servers), None, None)
+            # The ranks of this machine have different shares: each cuts its own out of the same
+            # memory.
             whole = self._once(("node_ids", split, node_type), lambda: ask(everything))
             found = {server: share.cut(whole[server]) for server, share in shares.items()}
+        # every rank has a share of some server: they divide one line, see `shares_of`
         nothing = next(iter(found.values())).new_empty(0)
         return {server: found.get(server, nothing) for server in servers}
 
@@ -414,6 +421,8 @@ class RemoteDistDataset:
                 found = _shared(fetch())
             except Exception as error:  # the others wait at the barrier
                 found = error
+            # Errors stay there as well: a process that is slow to look has to find what the others
+            # found.
             self._sharing_dict[name] = found
         try:
             self._barrier.wait(_SHARING_TIMEOUT_S)
