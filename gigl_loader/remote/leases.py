@@ -21,6 +21,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # never used twice: a lease that is given back late, or twice, ends no other one
         self._numbers = itertools.count(1)
         self._by_session: dict[str, dict[int, _Lease]] = {}
 
@@ -29,6 +30,7 @@ class Leases:
         with self._lock:
             number = next(self._numbers)
             self._by_session.setdefault(session, {})[number] = _Lease(message, request)
+        # after it is filed: the lease of a client that goes away in between is poisoned, too
         return number, message.lease.lend()
 
     def give_back(self, session: str, numbers: Iterable[int]) -> None:
@@ -45,6 +47,7 @@ class Leases:
         """
         with self._lock:
             leases = self._by_session.get(session, {})
+            # as many as the client holds: some prefetched batches, and those that its loop keeps
             lost = [n for n, lease in leases.items() if _follows(lease.request, request)]
             ended = [leases.pop(number) for number in lost]
         self._lose(ended)
@@ -58,6 +61,8 @@ class Leases:
     @staticmethod
     def _lose(leases: Iterable[_Lease]) -> None:
         for lease in leases:
+            # and dropped by whoever called: the slot is given up, not written, once nothing holds
+            # it
             lease.message.lease.poison()
 
 
@@ -65,6 +70,7 @@ def _follows(one: FetchRequest, other: FetchRequest) -> bool:
     same = (one.producer_id, one.consumer, one.generation) == (
         other.producer_id, other.consumer, other.generation,
     )  # fmt: skip
+    # uncounted fetches are GLT's: they name no position, and are not asked again
     if not same or one.position is None or other.position is None:
         return False
     return one.position >= other.position
