@@ -186,7 +186,7 @@ def start_graph_store(
                 health_timeout_s=health_timeout_s, load_timeout_s=start_timeout_s,
             )  # fmt: skip
             how = _scheduled(group, rank, num_cpus=cpus_per_server)
-            # Retries: a question is put to the actor that Ray starts in place of a lost one. Several
+            # Retries: a question is put to the actor that Ray starts for a lost one. Several
             # at once: `health` is answered while `stop` waits for the server to end.
             actor = (
                 ray.remote(StorageServer)
