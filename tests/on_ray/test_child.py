@@ -46,14 +46,8 @@ def test_it_does_not_serve_for_a_parent_that_has_gone(calls: list[Any]) -> None:
 
 @pytest.mark.multiprocess
 def test_a_parent_that_has_gone_is_known_before_anything_is_loaded() -> None:
-    words = [
-        sys.executable,
-        "-X",
-        "importtime",
-        "-m",
-        "gigl_loader.ray.child",
-        str(os.getpid() + 1),
-    ]
-    done = subprocess.run(words, capture_output=True, text=True)
+    nobody = str(os.getpid() + 1)
+    words = "-X", "importtime", "-m", "gigl_loader.ray.child", nobody
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr[-2000:]
     assert " torch" not in done.stderr

@@ -49,9 +49,10 @@ def test_torchrun_ranks(monkeypatch):
     info = GraphStoreInfo(1, 2, 3, HOST, HOST, HOST, 0, 0, 0, 1, 0)
     monkeypatch.setenv("RANK", "1")
     assert compute_rank(2, info) == 5  # one process per machine was started
-    monkeypatch.setenv("GROUP_RANK", "1")
+    monkeypatch.setenv("GROUP_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert compute_rank(2, info) == 5  # by torchrun, too
+    assert compute_rank(2, info) == 5  # by a torchrun of fewer processes
+    monkeypatch.setenv("GROUP_RANK", "1")
     monkeypatch.setenv("RANK", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert compute_rank(1, info) == 4  # torchrun started all
@@ -109,7 +110,7 @@ def test_answers_and_errors_reach_torch_futures(cluster: _Cluster) -> None:
 
 
 def test_who_has_not_joined_is_told_how() -> None:
-    with pytest.raises(UsageError, match="call gigl_loader.graph_store.init_compute_process"):
+    with pytest.raises(UsageError, match=r"call gigl_loader\.graph_store\.init_compute"):
         client.current_cluster()
     client.shutdown_compute_process()
 

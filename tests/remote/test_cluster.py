@@ -1,4 +1,4 @@
-"""A compute process's links, and servers of one partition: who answers for whom, without workers."""
+"""A compute process's links, and servers of one partition: who answers for whom. No workers."""
 
 import time
 from collections import Counter
@@ -126,7 +126,7 @@ def test_only_twins_answer_for_each_other() -> None:
         server.get_node_ids(NodeIdsRequest(server=2))
 
 
-@given(partitions=st.integers(1, 4), copies=st.integers(1, 3), data=st.data())
+@given(partitions=st.integers(1, 4), copies=st.integers(1, 6), data=st.data())
 def test_a_stand_in_has_the_same_partition_and_a_server_that_is_up_its_own_work(
     partitions: int, copies: int, data: st.DataObject
 ) -> None:
