@@ -76,7 +76,7 @@ class Links(Sequence[ServerLink]):
             raise IndexError(rank)
         with self._lock:
             # Under the lock, so that a server never has two links, of which each would join. `make`
-            # looks at `made` itself, as it would wait for this lock for ever.
+            # may look at `made`, and at no link by its rank: that would wait for this lock.
             if rank not in self.made:
                 self.made[rank] = self._make(rank)
             return self.made[rank]

@@ -1,5 +1,6 @@
 """`RemoteDistDataset`: a handle on a graph that storage servers hold; and where those are."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, MutableMapping
@@ -33,6 +34,8 @@ if TYPE_CHECKING:  # it imports the client, which imports this module
 # At the barrier others wait while local rank 0 asks the servers: by default for 120 s, and 60 s
 # more where one is away.
 _SHARING_TIMEOUT_S = 600.0
+_READ_S = 60.0
+"""How long processes of a machine wait until all have read why a fetch failed."""
 
 T = TypeVar("T")
 
@@ -421,8 +424,6 @@ class RemoteDistDataset:
                 found = _shared(fetch())
             except Exception as error:  # the others wait at the barrier
                 found = error
-            # Errors stay there as well: a process that is slow to look has to find what the others
-            # found.
             self._sharing_dict[name] = found
         try:
             self._barrier.wait(_SHARING_TIMEOUT_S)
@@ -437,6 +438,12 @@ class RemoteDistDataset:
             )
         found = self._sharing_dict[name]
         if isinstance(found, Exception):
+            # An error stays until all have read it, and no longer: whoever fetches again may have
+            # better luck. All come here, since all found the same.
+            with contextlib.suppress(Exception):  # one died, or the manager: `found` says more
+                self._barrier.wait(_READ_S)
+                if self._local_rank == 0:
+                    del self._sharing_dict[name]
             raise found
         return cast("T", found)
 

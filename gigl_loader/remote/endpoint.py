@@ -110,8 +110,8 @@ class Endpoint:
     def start(self) -> None:
         """Serve from now on."""
         self._listener.start()
-        # after the listener: clients come as soon as server 0 has told them of this address
         threading.Thread(target=self._tick_all, name="health", daemon=True).start()
+        # after the listener: clients come as soon as server 0 has told them of this address
         if self._leader is not None:
             join = Join(
                 role=Role.SERVER, rank=self.server.server_rank,
@@ -190,7 +190,7 @@ class Endpoint:
         except Exception as error:
             _log.warning("%s cannot join: %s", name, error)
             raise
-        # last: one that was refused above leaves no trace
+        # not before: one that was refused above is not here
         self._attendance.came(member)
         # a job of which some ranks were never seen ends when all of the next one are here, as now
         # perhaps
@@ -387,7 +387,7 @@ class Endpoint:
 
     def _call(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
         member = self._client_of(peer)
-        # who asks without having joined, as `gigl-loader status` does, owns no producer
+        # without having joined, as `gigl-loader status` asks: its end releases nothing
         token = caller.set("observer" if member is None else member.client)
         who = {} if member is None else {"job": member.job, "rank": member.join.rank}
         try:
@@ -518,7 +518,7 @@ class Endpoint:
         for session in sessions:
             self._handout.lose(session)
         if self._leader is not None:
-            # last: server 0 takes this server for gone once its workers answer nobody any more
+            # last: server 0 tells others of this end, and until now its workers may have answered
             self._leader.close()
 
     @property

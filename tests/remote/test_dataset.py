@@ -104,6 +104,31 @@ def test_local_rank_0_fetches_for_all_and_tells_of_its_failure() -> None:
         assert isinstance(one, ServerDiedError)
 
 
+def test_a_fetch_that_failed_may_be_made_again() -> None:
+    """The error is not kept for good, and each process gets that of the same attempt."""
+    shared: dict[str, Any] = {}
+    barrier, luck = threading.Barrier(3), iter([ServerDiedError("once"), ServerDiedError("twice")])
+
+    def fetch() -> str:
+        error = next(luck, None)
+        if error is not None:
+            raise error
+        return "ids"
+
+    def four_times(rank: int) -> list[str]:
+        dataset = RemoteDistDataset(info_of(1, 1), rank, shared, barrier)
+        found = []
+        for _ in range(4):
+            try:
+                found.append(dataset._once(("ids",), fetch))
+            except ServerDiedError as error:
+                found.append(str(error))
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(four_times, range(3))) == [["once", "twice", "ids", "ids"]] * 3
+
+
 def test_who_fetches_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     barrier = threading.Barrier(1)
     other = RemoteDistDataset(info_of(1, 1), 1, {}, barrier)
