@@ -63,8 +63,8 @@ class Handout:
         try:
             answer.set_result(packed)
         except InvalidStateError:
-            # Nobody was told of the lease: it is free again, and not poisoned. If the client has
-            # left, `lose` may be over, and nobody else would end it.
+            # Nobody was told of the lease, so that its slot is free again. Left here, it would be
+            # poisoned when the client asks for that position on its next connection, or leaves.
             if packed.batch is not None and packed.batch.region is not None:
                 self._leases.give_back(peer.session, (packed.batch.lease,))
             raise

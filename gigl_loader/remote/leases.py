@@ -9,6 +9,9 @@ from gigl_loader.memory.leases import Packed
 from gigl_loader.memory.same_host import Region
 from gigl_loader.remote.messages import FetchRequest
 
+_MOST_GONE = 10_000
+"""Sessions of clients that have left which are remembered; see `Leases.lend`."""
+
 
 @dataclass(frozen=True)
 class _Lease:
@@ -24,12 +27,19 @@ class Leases:
         # never used twice: a lease that is given back late, or twice, ends no other one
         self._numbers = itertools.count(1)
         self._by_session: dict[str, dict[int, _Lease]] = {}
+        self._gone: dict[str, None] = {}  # oldest first
 
     def lend(self, session: str, request: FetchRequest, message: Packed) -> tuple[int, Region]:
         """Return the number of a new lease, and where the batch lies."""
         with self._lock:
             number = next(self._numbers)
-            self._by_session.setdefault(session, {})[number] = _Lease(message, request)
+            # A worker's batch may come in the moment in which its client leaves. Nobody would end
+            # that lease: sessions of clients that have left do not come back.
+            is_gone = session in self._gone
+            if not is_gone:
+                self._by_session.setdefault(session, {})[number] = _Lease(message, request)
+        if is_gone:
+            message.lease.poison()  # the answer may still reach it
         # after it is filed: the lease of a client that goes away in between is poisoned, too
         return number, message.lease.lend()
 
@@ -56,6 +66,9 @@ class Leases:
         """Give up all leases of a client that is gone: it may go on reading."""
         with self._lock:
             ended = list(self._by_session.pop(session, {}).values())
+            self._gone[session] = None
+            while len(self._gone) > _MOST_GONE:
+                del self._gone[next(iter(self._gone))]
         self._lose(ended)
 
     @staticmethod

@@ -117,8 +117,8 @@ def test_a_lease_that_nobody_was_told_of_is_free_again(server: _Server) -> None:
     answer = _fetch(handout, same_host=True)
     assert server.found.set_running_or_notify_cancel()
     answer.cancel()
-    handout.lose(PEER.session)
     server.found.set_result((_batch(slot), False))
     assert not slot.poisoned
     del server.found, slot, answer
     assert held() is None, "nothing keeps the slot"
+    handout.lose(PEER.session)

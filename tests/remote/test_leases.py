@@ -3,6 +3,9 @@
 import weakref
 from typing import Any
 
+import pytest
+
+from gigl_loader.remote import leases
 from gigl_loader.remote.leases import Leases
 from gigl_loader.remote.messages import FetchRequest
 
@@ -92,3 +95,17 @@ def test_a_client_that_is_gone_may_read_on() -> None:
     assert (lent.poisoned, lent.out) == (gone, [stays])
     lent.leases.give_back("a", gone)
     assert lent.out == [stays]
+
+
+def test_a_batch_that_comes_when_its_client_has_left_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "_MOST_GONE", 2)
+    lent = _Lent()
+    for session in ("c", "a", "b"):
+        lent.leases.lose(session)
+    late = lent.lend("a", _fetch(0))
+    stays = lent.lend("d", _fetch(0))
+    assert (lent.poisoned, lent.out) == ([late], [stays])
+    forgotten = lent.lend("c", _fetch(0))
+    assert lent.out == [stays, forgotten], "no more are remembered than is allowed"
