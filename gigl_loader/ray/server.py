@@ -27,12 +27,18 @@ from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, 
 _PORTS = (20000, 32000)
 """Above the ports of Ray's own workers, below those that the kernel gives to outgoing connections:
 a port has to be free again when a server is started again."""
+# how soon a server is known to serve; and the wait for its end is cut into pieces of that length
 _ASK_EVERY_S = 1.0
+# For one question. A server that draws for all its cores is slow to answer: only what is silent for
+# `health_timeout_s` is stopped.
 _ASK_TIMEOUT_S = 5.0
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Before a server is started again; the last one from then on. A port may still be taken."""
+# for goodbyes and the end of the workers; then the server is killed
 _STOP_S = 20.0
+# of its log, kept for `last_log`: room for a traceback
 _LINES = 30
+# started anew, not forked: an actor has threads, and Ray's connections
 _COMMAND = (sys.executable, "-m", "gigl_loader.ray.child")
 
 
@@ -47,6 +53,7 @@ class ServerOptions:
     """Where server 0 listens."""
     port: int
     """Where this one does."""
+    # not in the repr, which Ray writes into logs and errors: the token is in here
     environment: Mapping[str, str] = field(repr=False)
     """Who may come in."""
     arguments: tuple[str, ...] = ()
@@ -63,7 +70,10 @@ def free_place(rank: int, num_servers: int, host: str) -> tuple[str, int]:
         ResourceError: None is free.
     """
     first, last = _PORTS
+    # Tasks of one node look at the same time, and a port that was found is not held: remainders
+    # keep servers of one cluster apart.
     ports = [port for port in range(first, last) if port % num_servers == rank]
+    # drawn, so that two clusters on one node rarely look at the same ones
     for port in random.sample(ports, len(ports)):
         if is_free(host, port):
             return host, port
@@ -87,11 +97,13 @@ class StorageServer:
 
     def __init__(self, options: ServerOptions) -> None:
         self._options = options
+        # "" and not None where one is not given: None would ask the environment of this actor
         environment = options.environment
         self._security = Security.resolve(
             environment.get(TLS_DIR_VARIABLE, ""), environment.get(TOKEN_VARIABLE, ""),
             bool(environment.get(INSECURE_VARIABLE)),
         )  # fmt: skip
+        # No lock: the thread below writes, calls of the actor read, each value by itself.
         self._stopping = threading.Event()
         self._child: subprocess.Popen[str] | None = None
         self._lines: deque[str] = deque(maxlen=_LINES)
@@ -120,6 +132,7 @@ class StorageServer:
 
     def stop(self) -> None:
         """End the server in good order; returns when it is gone. Idempotent."""
+        # first: the thread must not start another child once this one has ended
         self._stopping.set()
         child = self._child
         if child is not None:
@@ -141,6 +154,7 @@ class StorageServer:
             if self._stopping.is_set() or self._is_used_up():
                 break
             self._state = "restarting"
+            # not `sleep`: `stop` ends the pause
             self._stopping.wait(_PAUSES_S[min(self._restarts, len(_PAUSES_S) - 1)])
             self._restarts += 1
         self._state = "stopped" if self._stopping.is_set() else "failed"
@@ -158,16 +172,20 @@ class StorageServer:
             f"--own-addr={self._own_address}", f"--own-port={options.port}", "--jobs=0",
             *options.arguments,
         ]  # fmt: skip
+        # What the actor itself inherited does not count beside what was given: certificates and
+        # `insecure` at once are refused.
         unset = (TLS_DIR_VARIABLE, TOKEN_VARIABLE, INSECURE_VARIABLE)
         inherited = {name: value for name, value in os.environ.items() if name not in unset}
         self._lines.clear()
         self._state = "loading"
+        # larger than that of any start before, on whatever node; below 2**53, exact as JSON number
         self._generation = time.time_ns() // 1000
         self._child = subprocess.Popen(
             [*_COMMAND, str(os.getpid()), *argv],
             env={**inherited, **options.environment}, stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, errors="replace",
         )  # fmt: skip
+        # always read: a server whose pipe is full would stop in the middle of a log line
         reader = threading.Thread(target=self._read, args=(self._child,), daemon=True)
         reader.start()
         if self._stopping.is_set():  # `stop` may not have seen the child
@@ -199,13 +217,16 @@ class StorageServer:
             options = self._options
             patience_s = min(_ASK_TIMEOUT_S, options.health_timeout_s)
             with contextlib.suppress(GiglLoaderError):
+                # on a connection of its own each time, as a client that joins comes
                 self._status = status.ask(where, self._security, patience_s)
                 heard, served, self._served = time.monotonic(), True, True
                 if not self._stopping.is_set():
                     self._state = "serving"
+            # one that loads cannot answer, and has as long as loading may take
             quiet = time.monotonic() - (heard if served else started)
             if quiet > (options.health_timeout_s if served else options.load_timeout_s):
                 self._child.kill()
+                # to its end: until then its port is not free for the next one
                 self._child.wait()
                 return f"it did not answer for {quiet:.0f} s and was killed"
 

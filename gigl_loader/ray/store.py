@@ -25,7 +25,9 @@ from gigl_loader.transport.security import (
 
 _log = logging.getLogger(__name__)
 
+# between two questions to an actor: a stopped one is known to be silent this much later
 _INTERVAL_S = 2.0
+# more than the 20 s after which an actor kills its server (`gigl_loader.ray.server`)
 _STOP_S = 30.0
 
 
@@ -76,11 +78,15 @@ class GraphStore:
         with self._lock:
             if self._closed:
                 return
+            # under the lock; the rest is outside of it: a second call returns while the first one
+            # still ends
             self._closed = True
+        # first: it would take servers that end for lost, and kill or report them
         self._watchdog.close()
         import ray
 
         if ray.is_initialized():
+            # those will not answer `stop` either: they are killed at once
             silent = [one["silent_s"] > _STOP_S for one in self._watchdog.health()]
             _end(self._servers, self._group, silent)
 
@@ -156,14 +162,17 @@ def start_graph_store(
     _check(num_servers, replicas, cpus_per_server, max_restarts)
     _check_times(health_timeout_s, lost_after_s, start_timeout_s)
     check_patience(patience_s)
+    # all that can be refused, before Ray is asked for anything
     environment = _environment(tls_dir, token, insecure)
     ray = _connected_ray()
+    # one for all steps: what placing takes, loading does not have
     deadline = time.monotonic() + start_timeout_s
     total = num_servers * replicas  # server i serves partition i modulo num_servers
     group = _place(total, cpus_per_server, strategy, start_timeout_s)
     servers: list[_Actor] = []
     watchdog = None
     try:
+        # addresses before actors: each server is told where server 0 will listen
         places = _find_places(group, total, deadline)
         for rank in range(total):
             options = ServerOptions(
@@ -177,6 +186,8 @@ def start_graph_store(
                 health_timeout_s=health_timeout_s, load_timeout_s=start_timeout_s,
             )  # fmt: skip
             how = _scheduled(group, rank, num_cpus=cpus_per_server)
+            # Retries: a question is put to the actor that Ray starts for a lost one. Several
+            # at once: `health` is answered while `stop` waits for the server to end.
             actor = (
                 ray.remote(StorageServer)
                 .options(max_restarts=max_restarts, max_task_retries=-1, max_concurrency=4, **how)
@@ -189,6 +200,7 @@ def start_graph_store(
         )  # fmt: skip
         watchdog.start()
         _wait_until_all_serve(watchdog, deadline, start_timeout_s)
+    # Ctrl-C, too: actors and their places outlast this call
     except BaseException:
         if watchdog is not None:
             watchdog.close()
@@ -252,6 +264,7 @@ def _environment(tls_dir: str | None, token: str | None, insecure: bool | None) 
         found[INSECURE_VARIABLE] = "1"
     if security.token:
         found[TOKEN_VARIABLE] = security.token
+    # nothing was said: servers beyond loopback need something, and a token needs no files
     return found or {TOKEN_VARIABLE: fresh_token()}
 
 
@@ -271,6 +284,7 @@ class _Actor:
     def answer(self) -> dict[str, Any] | None:
         import ray
 
+        # not `get`: one thread looks at all servers, and one that is silent must not hold it up
         done, _ = ray.wait([self._asked], timeout=0)
         if not done:
             return None
@@ -280,11 +294,13 @@ class _Actor:
     def kill(self) -> None:
         import ray
 
+        # Ray starts it again, with the same arguments, as often as `max_restarts` allows
         ray.kill(self.actor, no_restart=False)
 
     def is_placed(self) -> bool:
         from ray.util import placement_group_table
 
+        # it is RESCHEDULING while a lost node's servers wait for another one
         return bool(placement_group_table(self._group)["state"] == "CREATED")
 
 
@@ -301,6 +317,8 @@ def _place(num_servers: int, cpus: float, strategy: str, timeout_s: float) -> An
     # an empty bundle is refused: one that asks for no CPU asks for a bit of memory instead
     bundle = {"CPU": cpus} if cpus else {"memory": 1}
     try:
+        # One group, and not a request of each actor: the places are had all or none, and are kept
+        # for actors that start again.
         group = placement_group([bundle] * num_servers, strategy=strategy)
     except ValueError as error:
         raise ConfigError(f"Ray refuses the placement of the storage servers: {error}") from error
@@ -325,6 +343,8 @@ def _find_places(group: Any, num_servers: int, deadline: float) -> list[tuple[st
     """Return address and port of each server: known before it starts, the same when it restarts."""
     import ray
 
+    # Tasks in the places of the actors to come. They ask for no CPU: those of the places are the
+    # actors'.
     refs = [
         ray.remote(_free_place)
         .options(**_scheduled(group, rank, num_cpus=0))
@@ -367,6 +387,7 @@ def _wait_until_all_serve(watchdog: Watchdog, deadline: float, timeout_s: float)
 
     in_time = watchdog.wait_for(decided, max(0.0, deadline - time.monotonic()))
     servers = watchdog.health()
+    # ahead of the watchdog's error, which has no lines of the log
     if failed := broken(servers):
         one = servers[failed[0]]
         log = "\n".join(one.get("last_log", []))
@@ -398,6 +419,7 @@ def _end(servers: Sequence[_Actor], group: Any, silent: Sequence[bool] = ()) -> 
 
     with contextlib.suppress(ray.exceptions.RayError):
         answering = [one for one, lost in zip_longest(servers, silent) if not lost]
+        # all at once, then waited for: one after another their limits would add up
         stopped = [one.actor.stop.remote() for one in answering]
         if stopped:
             ray.wait(stopped, num_returns=len(stopped), timeout=_STOP_S)

@@ -40,6 +40,7 @@ class Watched(Protocol):
 class _Server:
     way: Watched
     heard: float
+    # one question at a time: Ray keeps those to an actor that is stopped, and would answer them all
     asked: float | None = None
     killed: bool = False
     lost: bool = False
@@ -99,12 +100,14 @@ class Watchdog:
             )
 
     def _run(self) -> None:
+        # Much more often than it asks: answers are only found by looking.
         while not self._over.wait(min(0.1, self._interval_s)):
             try:
                 self.step()
             except Exception:  # it must go on: nobody else looks
                 _log.exception("cannot look after the storage servers")
             with self._changed:
+                # after each look: `wait_for` judges by what all servers said last
                 self._changed.notify_all()
 
     def step(self) -> None:
@@ -115,6 +118,7 @@ class Watchdog:
     def _look(self, rank: int, server: _Server) -> None:
         now = self._clock()
         if server.asked is None:
+            # without a pause until it has said something: its start is known as soon as possible
             if now - server.heard >= self._interval_s or "pid" not in server.health:
                 server.asked = now
                 server.way.ask()
@@ -133,12 +137,15 @@ class Watchdog:
             self._lose(rank, f"it has not answered for {silent:.0f} s{reason}")
         elif silent > self._timeout_s and not server.killed and server.way.is_placed():
             _log.warning("storage server %d did not answer for %.0f s: killing it", rank, silent)
+            # once, until it is heard: a second kill would end the start that the first one caused
             server.killed = True
             server.way.kill()
 
     def _heard(self, rank: int, server: _Server, answer: dict[str, Any]) -> None:
         before, server.health = server.health, answer
         server.heard, server.asked, server.killed = self._clock(), None, False
+        # heard of, so back; one without restarts answers still, and stays lost, so that it is said
+        # once
         server.lost = answer["state"] == "failed" and server.lost
         if answer["state"] == "failed":
             log = "\n".join(answer.get("last_log", []))
@@ -155,6 +162,8 @@ class Watchdog:
             server.lost = True
             _log.error("%s", words)
         partition = rank % self._num_partitions
+        # those whose rank is the partition's number modulo the number of partitions
         twins = self._servers[partition :: self._num_partitions]
         if self.error is None and all(twin.lost for twin in twins):
+            # kept, should a server come back later: loaders may have ended by it
             self.error = ServerDiedError(words)

@@ -22,11 +22,14 @@ A = TypeVar("A", bound="Answer")
 class Answer:
     """What a method returned, as it travels in the field ``value``."""
 
+    # Subclasses narrow it. The transport checks what arrives against that type, so that a broken
+    # server, or one of another version, is a ProtocolError and not a strange batch.
     value: Any
 
     @classmethod
     def of(cls: type[A], result: Any) -> A:
         """Return the message for what a method returned."""
+        # subclasses are dataclasses of this one field; this class, which mypy sees, is none
         return cls(value=values.to_message(result))  # type: ignore[call-arg]
 
     @property
@@ -67,6 +70,8 @@ class Numbers(Answer):
 class Rows(Answer):
     """Rows of a matrix."""
 
+    # made of arrays, so it travels as it is; whoever asked makes tensors of them, once the rows of
+    # all servers are there (`StoreLookup`)
     value: RowsAnswer
 
 
@@ -168,6 +173,8 @@ class FeatureInfos(Answer):
     @classmethod
     def of(cls, result: Any) -> "FeatureInfos":
         """Return the message for a ``FeatureInfo``, a dict of them by type, or None."""
+        # not by `to_message`, which leaves a FeatureInfo as it is: torch's dtype in it does not
+        # travel
         return cls(FeatureInfosMessage.of(result))
 
 
@@ -201,4 +208,5 @@ class BookAnswer(Answer):
     @classmethod
     def of(cls, result: Any) -> "BookAnswer":
         """Return the message for a partition book."""
+        # not by `to_message`: that makes a bare TensorMessage of a tensor, and knows no range book
         return cls(BookMessage.of(result))

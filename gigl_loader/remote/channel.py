@@ -44,6 +44,7 @@ from gigl_loader.transport import Caller
 _DESCRIBE_S = 2.0
 """How long stalled servers may take to say what their workers do."""
 _GIVE_BACK_S = 1.0
+"""How long a thread that files batches waits for a server to say that it took leases back."""
 
 
 class RemoteReceivingChannel(ChannelBase):
@@ -87,6 +88,8 @@ class RemoteReceivingChannel(ChannelBase):
         self._server_ranks, self._producer_ids = server_ranks, producer_ids
         self._servers: dict[int, Supplier] = {}
         """By place among the servers; those that had batches for this process so far."""
+        # as they are now: the producers were made before this, and a server that is renewed from
+        # here on has lost its one
         self._renewals = dict(self._cluster.renewals)
         self._watched = watched if watched is None else Runs.of(sorted(watched))
         self._prefetch, self._consumer, self._in_order = prefetch_size, consumer, in_order
@@ -94,6 +97,8 @@ class RemoteReceivingChannel(ChannelBase):
         self._pin = pin_memory
         self._pool = BufferPool(pin_memory)
         self._mappings = Mappings()
+        # Guards the epoch's state, here and in the suppliers. Taken after `Supplier.asking`, and
+        # not held while a server is asked or awaited: filing threads need it for the answers.
         self._changed = threading.Condition()
         self._generation = 0
         self._epoch = -1
@@ -135,9 +140,12 @@ class RemoteReceivingChannel(ChannelBase):
             asked = {self._servers[number]: wanted for number, wanted in by_server.items()}
             for server, wanted in asked.items():
                 server.total = server.left = len(wanted)
+                # nothing will be fetched from one without batches, so it cannot say that it has
+                # ended
                 server.ended = not wanted
             generation = self._generation
         deadline = time.monotonic() + self._timeout_s  # of all servers together
+        # before the first fetch: each fetch says whether its batch has to travel
         self._look_for_same_host(asked, deadline)
         answers = [
             self._call(
@@ -156,9 +164,11 @@ class RemoteReceivingChannel(ChannelBase):
                 apart.append(result_of(answer, deadline - time.monotonic(), what, self._timeout_s))
             self.rows_apart = any(apart)
         except BaseException:
+            # the others have begun: they would sample for nobody
             self.cancel()
             raise
         with self._changed:
+            # silence counts from here: how long servers may take to begin was limited above
             self._last_arrival = time.monotonic()
         for server in asked:
             self._ask(server)
@@ -193,6 +203,9 @@ class RemoteReceivingChannel(ChannelBase):
             )
 
     def _reset(self) -> None:
+        # Answers to fetches of the former epoch still come, ahead of those of the next. `_arrive`
+        # knows them by their generation, so that all counts can begin at zero here. Suppliers stay:
+        # their connections and threads serve the next epoch.
         self._generation += 1
         self._arrived.clear()
         self._order = []
@@ -212,6 +225,8 @@ class RemoteReceivingChannel(ChannelBase):
             self._reset()
             self._changed.notify_all()
         for server in running:
+            # Not awaited: a server that is stopped must not hold up the end of a loop. It may
+            # arrive late: the generation keeps it from breaking off a later epoch.
             request = EpochRequest(consumer=self._consumer, generation=generation)
             with contextlib.suppress(GiglLoaderError):  # a dead server samples nothing
                 self._call(
@@ -226,10 +241,15 @@ class RemoteReceivingChannel(ChannelBase):
         """Ask for as many batches as may be on their way."""
         with server.asking:
             with self._changed:
+                # short: no more than prefetch_size batches of each server have arrived and are
+                # unread
                 unread = sum(self._order[position] is server for position in self._arrived)
                 ahead = self._prefetch - server.under_way - unread
                 count = max(0, min(server.total - server.asked, ahead))
                 first, generation = server.asked, self._generation
+                # Positions are taken under the lock, and asked for outside of it: sending waits
+                # while the server takes no bytes. `asking` keeps two threads from mixing their
+                # fetches.
                 server.asked += count
                 server.under_way += count
             for position in range(first, first + count):
@@ -239,6 +259,8 @@ class RemoteReceivingChannel(ChannelBase):
                 )  # fmt: skip
                 try:
                     caller = self._caller_of(server)
+                    # received where it stays: the arrays of the answer are the memory of the
+                    # batch's tensors
                     reply = caller.ask("fetch", request, FetchAnswer, into=self._pool.room)
                 except GiglLoaderError as error:
                     self._failed(generation, server.link.named(error))
@@ -261,6 +283,8 @@ class RemoteReceivingChannel(ChannelBase):
         while (fetch := server.fetches.get()) is not None:
             reply, generation = fetch
             try:
+                # no limit here: `next` has one, and the caller gives up a server that is gone or
+                # silent
                 self._arrive(server, generation, reply.wait())
             except GiglLoaderError as error:
                 self._failed(generation, link.named(error))
@@ -272,6 +296,8 @@ class RemoteReceivingChannel(ChannelBase):
     def _arrive(self, server: Supplier, generation: int, answer: FetchAnswer) -> None:
         """File an answer; one of a broken-off epoch is dropped."""
         batch = answer.batch
+        # Outside of the lock: unpacking takes milliseconds. Of a broken-off epoch, too: a batch
+        # that was lent goes back when its tensors are dropped.
         message = {} if batch is None else self._message(server, batch)
         with self._changed:
             if generation != self._generation:
@@ -286,8 +312,11 @@ class RemoteReceivingChannel(ChannelBase):
                         f"storage server {server.rank} sent batch {batch.ticket.batch} of epoch "
                         f"{self._epoch}, which was not asked for"
                     )
+                # servers count their workers from 0 each
                 batch.stats["worker"] = (server.rank, batch.stats.get("worker", 0))
                 received = Received(batch.ticket, message, batch.stats)
+                # of a batch that stands in the epoch several times all copies are equal: the first
+                # comes first
                 self._arrived[waiting.popleft()] = received
                 server.left -= 1
             self._check_complete(server, batch is not None)
@@ -301,7 +330,10 @@ class RemoteReceivingChannel(ChannelBase):
             ProtocolError: The tensors do not lie within what was received.
         """
         for _, dtype, shape, offset in batch.layout:
+            # raises for a type that does not travel
             dtype_of(dtype)
+            # what came is not trusted: a tensor over memory that lies before the buffer would read
+            # anything
             if min((offset, *shape)) < 0:
                 raise ProtocolError(f"a tensor of shape {shape} at byte {offset} was sent")
         nbytes = payload_bytes(batch.layout)
@@ -313,8 +345,10 @@ class RemoteReceivingChannel(ChannelBase):
             raise ProtocolError(f"a batch of {nbytes} bytes lies in {batch.region.nbytes}")
         lease, released = batch.lease, server.released
         try:
+            # `append` of a deque needs no lock, which a finalizer in any thread could not take
             buffer = self._mappings.lease(batch.region, lambda: released.append(lease))
         except OSError as error:
+            # it was not read, and is back all the same
             released.append(lease)
             raise server.unreadable(error) from error
         return tensors_over(buffer, batch.layout)
@@ -323,17 +357,22 @@ class RemoteReceivingChannel(ChannelBase):
         """Tell the server which of its batches nothing here reads any more."""
         if not server.released:
             return
-        leases = []
-        while server.released:
-            leases.append(server.released.popleft())
         with contextlib.suppress(GiglLoaderError):  # a dead server writes nothing over
+            # Only between two fetches, so leases that end after the last batch go back in the next
+            # epoch, or with the client. The former answer is read first, since nobody else does; a
+            # server that takes longer than `_GIVE_BACK_S` for it is told of all leases next time.
             if server.giver is None:
                 server.giver = server.link.dial()
             if server.given_back is not None:
                 server.given_back.wait(_GIVE_BACK_S)
+            leases = []
+            while server.released:  # not before: what is taken off here is told
+                leases.append(server.released.popleft())
             server.given_back = server.giver.ask("give_back", GiveBack(tuple(leases)), Nothing)
 
     def _check_complete(self, server: Supplier, has_batch: bool) -> None:
+        # neither a batch nor the end is what a server says to a fetch of an epoch that is over:
+        # this one it does not know any more
         if (server.ended and server.left) or (not has_batch and not server.ended):
             self._error = ProtocolError(
                 f"storage server {server.rank} ended epoch {self._epoch} with {server.left} "
@@ -364,6 +403,7 @@ class RemoteReceivingChannel(ChannelBase):
                 self._check_open()
                 position = self._ready_position()
                 if position is not None:
+                    # ahead of an error: what has arrived is right, whatever failed later
                     received: Received | None = self._arrived.pop(position)
                     self._taken += 1
                     server = self._order[position]
@@ -373,13 +413,17 @@ class RemoteReceivingChannel(ChannelBase):
                 self._raise_if_lost()
                 if self._taken == len(self._order) and all(s.ended for s in self._servers.values()):
                     return None
+                # the time that the loop trained, before it came back here, is not silence
                 quiet = time.monotonic() - max(self._last_arrival, started)
                 if quiet >= limit:
                     received = None
                     break
+                # a second at most: a link that breaks, and news of a server elsewhere, wake nobody
+                # here
                 self._changed.wait(min(1.0, limit - quiet))
         if received is None:
             raise self._stalled(limit)  # without the lock: it asks the servers
+        # one was taken, so one more of the same server may be on its way
         self._ask(server)
         return received
 
@@ -393,7 +437,10 @@ class RemoteReceivingChannel(ChannelBase):
         raise_if_broken(server.link for server in self._servers.values())
         watched, cluster = self._watched, self._cluster
         links = list(cluster.links.made.items())
+        # Further than the suppliers': their links are those of when they were met, and other
+        # servers are asked for rows by the workers of these. Copied, as other threads add links.
         raise_if_broken(link for rank, link in links if watched is None or rank in watched)
+        # the case of every call but the last: a comparison of two small dicts
         if cluster.renewals == self._renewals:
             return
         for rank, number in list(cluster.renewals.items()):

@@ -29,11 +29,13 @@ _log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 1800.0
 """Storage servers may take long to load a large graph."""
+# travels with GLT's options; nothing here waits by it
 _RPC_TIMEOUT_S = 600.0
 _GROUP_TIMEOUT = timedelta(minutes=30)
 
 T = TypeVar("T")
 
+# one per process, as GLT's client context and torch's default group are
 _cluster: Cluster | None = None
 _owns_group = False
 
@@ -79,6 +81,7 @@ def init_compute_process(
         raise UsageError("this process has joined a graph store: call shutdown_compute_process()")
     check_patience(patience_s)
     has_group = dist.is_initialized()
+    # its figures count, and not the environment's: Ray Train, for one, starts processes its own way
     if has_group:
         rank, world_size = dist.get_rank(), dist.get_world_size()
     else:
@@ -86,6 +89,9 @@ def init_compute_process(
         world_size = cluster_info.compute_cluster_world_size
     num_servers = cluster_info.num_storage_nodes
     deadline = time.monotonic() + timeout_s
+    # Ahead of the group: this waits for servers that load for half an hour, and names who is
+    # missing. It returns when all compute processes are here, so that the group is made within
+    # seconds.
     cluster = Cluster.join(
         cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port,
         rank=rank, world_size=world_size, num_servers=num_servers,
@@ -95,8 +101,11 @@ def init_compute_process(
     try:
         _set_client_context(num_servers, world_size, rank, "gigl_loader_clients")
         if not has_group:
+            # a host whose name means its loopback makes gloo tell the others to connect with
+            # themselves
             with interface_towards(cluster_info.compute_cluster_master_ip):
                 _start_group(rank, world_size, cluster_info, compute_world_backend, deadline)
+    # else server 0 counts this process among those that are here, for as long as it lives
     except BaseException:
         cluster.close()
         raise
@@ -116,6 +125,8 @@ def compute_rank(local_rank: int, cluster_info: GraphStoreInfo) -> int:
     per_node = cluster_info.num_processes_per_compute
     if not 0 <= local_rank < per_node:
         raise ConfigError(f"local_rank must be in [0, {per_node}), got {local_rank}")
+    # torchrun may also have started one process per machine, which starts the others: then its
+    # LOCAL_WORLD_SIZE is 1, and its RANK the machine's
     by_torchrun = "GROUP_RANK" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") == str(per_node)
     node = int(os.environ["GROUP_RANK"]) if by_torchrun else cluster_info.compute_node_rank
     return int(node) * int(per_node) + local_rank
@@ -125,16 +136,20 @@ def _start_group(
     rank: int, world_size: int, info: Any, backend: str | None, deadline: float
 ) -> None:
     host, port = info.compute_cluster_master_ip, info.compute_cluster_master_port
+    # then torchrun's agent listens on MASTER_PORT, where rank 0 could not, and ranks meet at its
+    # store
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if has_agent and os.environ.get("MASTER_PORT") == str(port):
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=_GROUP_TIMEOUT)
         return
     # torch's own tcp:// would look for the store of torchrun's agent on this port
+    # all have joined the cluster by now, but the last one may be a moment behind
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     try:
         store = dist.TCPStore(host, port, world_size, rank == 0, left)  # type: ignore[attr-defined]
     except RuntimeError as error:
         raise _no_meeting(rank, host, port, left, error) from error
+    # the time that was left to meet is no limit for what the group does later
     store.set_timeout(_GROUP_TIMEOUT)
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=_GROUP_TIMEOUT
@@ -145,6 +160,7 @@ def _no_meeting(
     rank: int, host: str, port: int, waited: timedelta, error: RuntimeError
 ) -> Exception:
     """Return what to raise where compute processes did not find each other."""
+    # torch's error has no errno, only this text
     if rank == 0 and "EADDRINUSE" in str(error):
         return ConfigError(
             f"compute process 0 cannot listen on {host}:{port}, where the compute processes meet: "
@@ -161,6 +177,7 @@ def _no_meeting(
 def shutdown_compute_process() -> None:
     """Leave the storage cluster and end the process group. Shut loaders down before. Idempotent."""
     global _cluster, _owns_group
+    # servers are left before the group, whose end may wait: they free at once what this process had
     cluster, _cluster = _cluster, None
     if cluster is not None:
         cluster.close()
@@ -216,6 +233,7 @@ def _named_call(
     """
     name = getattr(func, "__name__", str(func))
     method = getattr(DistServer, name, None)
+    # `is`: a function of the same name elsewhere does something else
     if name not in CALLS or method is not func:
         raise ConfigError(
             f"storage servers do not call {getattr(func, '__qualname__', name)}: a client may ask "
@@ -225,6 +243,7 @@ def _named_call(
         bound = inspect.signature(func).bind(None, *args, **kwargs)
     except TypeError as error:
         raise ConfigError(f"DistServer.{name}: {error}") from error
+    # a request has a field for each parameter, and no defaults of its own
     bound.apply_defaults()
     return name, dict(list(bound.arguments.items())[1:])  # without self
 
@@ -247,6 +266,7 @@ def ask_servers(
         PeerError: A server is lost, or did not answer in time.
         ConfigError: Servers do not call ``func``, or there is no such server.
     """
+    # all before the first is asked: a wrong argument leaves nothing under way
     named = {server: _named_call(func, args, {}) for server, args in requests.items()}
     each = {server: arguments for server, (_, arguments) in named.items()}
     name = next(iter(named.values()))[0]

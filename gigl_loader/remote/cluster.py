@@ -71,9 +71,12 @@ class Links(Sequence[ServerLink]):
         return self._count
 
     def __getitem__(self, rank: Any) -> Any:
+        # below zero, too: a rank never counts from the end, and IndexError ends an iteration
         if not 0 <= rank < self._count:
             raise IndexError(rank)
         with self._lock:
+            # Under the lock, so that a server never has two links, of which each would join. `make`
+            # may look at `made`, and at no link by its rank: that would wait for this lock.
             if rank not in self.made:
                 self.made[rank] = self._make(rank)
             return self.made[rank]
@@ -166,6 +169,7 @@ class Cluster:
             rank, self._address_of(rank), self._security, first.own_name, self._session,
             self._patience_s, self._join, lambda: self._is_elsewhere(rank),
         )  # fmt: skip
+        # `close` may have walked over the links already: this one would stay
         if self.closed:
             link.close()
         elif rank in first.news.away:
@@ -188,6 +192,9 @@ class Cluster:
     def lost(self) -> list[int]:
         """Servers that are gone, or were started again and are not connected with yet."""
         made = list(self.links.made.items())
+        # Three sources: what this process saw itself; what server 0 says, unless this process is
+        # connected with that server and knows better; and generations, where both missed the
+        # moment.
         broken = {rank for rank, link in made if link.error is not None}
         up = {rank for rank, link in made if link.is_up}
         away = set(self.links.made[0].news.away) - up
@@ -198,6 +205,7 @@ class Cluster:
         known, made = self.generations, list(self.links.made.items())
         found = {rank for rank, link in made if link.news.generation > known[rank]}
         news = self.links.made[0].news
+        # whole first, which compares bytes: this runs on each look, and servers may be thousands
         if news.generations != known:
             pairs = enumerate(zip(known, news.generations, strict=False))
             found |= {rank for rank, (mine, now) in pairs if mine < now}
@@ -211,6 +219,8 @@ class Cluster:
     def twin_of(self, server: int, servers: Sequence[int]) -> int | None:
         """Return one of ``servers`` that serves the same partition; None: there is none."""
         partitions = self.num_partitions
+        # Twins differ by multiples of the number of partitions; `server // partitions` numbers the
+        # twins, so that the work of several lost ones goes to different twins.
         same = [one for one in servers if (one - server) % partitions == 0]
         return same[server // partitions % len(same)] if same else None
 
@@ -251,11 +261,13 @@ class Cluster:
                 missing = [one for one in lost if one in wanted or self.twin_of(one, live) is None]
                 if self.closed or not (missing or unmet):
                     return live
+                # those to meet need no deadline: `_meet` takes `_ATTEMPT_S`, and then they are lost
                 if missing and time.monotonic() > deadline:
                     link = self.link(missing[0])
                     raise link.error or ServerDiedError(
                         f"{link.name} was started again, and cannot be reached"
                     )
+                # news of server 0 come on its link, which does not notify this condition
                 self._changed.wait(_LOOK_S)
 
     def _unmet(self, lost: Sequence[int]) -> list[int]:
@@ -279,6 +291,8 @@ class Cluster:
         try:
             if rank not in self.lost:
                 self._meet(rank)
+            # Without a limit: after `await_servers` has given up, a loader may still find the
+            # server back in a later epoch.
             while rank in self.lost and not self.closed:
                 try:
                     self._go_along(rank)
@@ -295,6 +309,7 @@ class Cluster:
         try:
             link.meet(_ATTEMPT_S)
         except GiglLoaderError as error:
+            # then it is lost, like one whose end was seen, and the next look seeks it
             link.give_up(str(error))
         with self._changed:
             self._changed.notify_all()
@@ -322,9 +337,13 @@ class Cluster:
                 link.close()
             if link is not None:
                 self.links.made[rank] = link
+            # All three in one step for `await_servers`: a server that is back, counted as before,
+            # would be taken for one that never ended.
             known = list(self.generations)
             known[rank] = generation
             self.generations = Generations.of(known)
+            # loaders and channels compare these counts: their producers ended with the former
+            # process
             self.renewals[rank] = self.renewals.get(rank, 0) + 1
         _log.warning("storage server %d is back", rank)
 
@@ -335,6 +354,8 @@ class Cluster:
         try:
             fresh.enter(self._join, now + _REACH_S, progress)
             said = fresh.wait_until_in(
+                # server 0, started again, has to hear of the others first: addresses are told once
+                # it has
                 lambda news: bool(news.addresses) if rank == 0 else news.number > 0,
                 now + _ATTEMPT_S, _ATTEMPT_S, progress,
             )  # fmt: skip
@@ -373,6 +394,8 @@ class Cluster:
             if error is None:
                 return found
             if time.monotonic() >= away_until or self.closed:
+                # asked for as long as servers may be away, and no longer: each question has its own
+                # timeout
                 raise error
             time.sleep(_PAUSE_S)  # a question may be lost before its server is known to be
             self.await_servers(away_until)
@@ -406,6 +429,7 @@ class Cluster:
             else:
                 answer.set_exception(error)
 
+        # `came` runs in the thread of the call, which must not wait for servers to come back
         link.call(name, timeout_s, **arguments).add_done_callback(came)
         return answer
 
@@ -423,6 +447,7 @@ class Cluster:
             by_part: dict[int, list[int]] = {}
             for server in servers:
                 by_part.setdefault(told[server], []).append(server)
+            # every partition is there: a lost server's twin answered for it, which has the same one
             parts = [by_part[part] for part in range(len(by_part))]
             self._holders = [same[self.rank % len(same)] for same in parts]
         return self._holders
@@ -435,6 +460,7 @@ class Cluster:
         asked: dict[int, tuple[ServerLink, Future[Any]]] = {}
         lost = self.lost
         for server, arguments in requests.items():
+            # all are asked before the first is awaited
             link = self.link(self._stand_in(server, lost))
             asked[server] = link, link.call(name, timeout_s, **arguments)
         deadline = time.monotonic() + timeout_s  # of all servers together
@@ -444,6 +470,8 @@ class Cluster:
             try:
                 found[server] = result_of(answer, deadline - time.monotonic(), what, timeout_s)
             except GiglLoaderError as error:
+                # a server that answers with an error does so again; what else is under way ends at
+                # `timeout_s`
                 if not _is_lost(link, error):
                     raise
                 missing = error

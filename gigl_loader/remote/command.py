@@ -43,6 +43,8 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = _parser(
         "gigl-loader serve", "Serve one partition of a graph to compute processes.", _SERVE_EXAMPLE
     )
+    # Defaults are torchrun's variables, so that one command line serves on all machines; without
+    # torchrun they make one server, for trying.
     parser.add_argument("--root", required=True, help="directory that partition_graph wrote")
     parser.add_argument(
         "--rank", type=int, default=int(environ.get("RANK", "0")),
@@ -57,6 +59,7 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--master-addr", default=environ.get("MASTER_ADDR", "127.0.0.1"),
         help="address of server 0",
     )  # fmt: skip
+    # not 29500, which is torchrun's own default on the same machine
     parser.add_argument("--port", type=int, default=29600, help="where server 0 listens")
     parser.add_argument("--own-addr", help="address of this machine to listen on")
     parser.add_argument(
@@ -95,8 +98,11 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def serve(args: argparse.Namespace) -> int:
     """Load, serve, end; return how many jobs were served."""
     started = time.monotonic()
+    # loaded before anything listens: clients wait for a server that does not answer yet, and say so
     dataset = DistDataset.load(args.root, args.rank % count_partitions(args.root))
     _log.info("loaded %r in %.1f s", dataset, time.monotonic() - started)
+    # of the compute cluster a server looks at nothing: the first client of a job says how large it
+    # is
     info = GraphStoreInfo(
         num_storage_nodes=args.num_servers, num_compute_nodes=1, num_processes_per_compute=1,
         cluster_master_ip=args.master_addr, storage_cluster_master_ip=args.master_addr,
@@ -117,6 +123,7 @@ def serve(args: argparse.Namespace) -> int:
 def serve_main(argv: Sequence[str] | None = None) -> int:
     """Run ``gigl-loader serve``; return the exit code."""
     args = parse_serve(argv)
+    # errors of this library say what to do; of others the traceback is wanted
     with showing_where():
         try:
             _log.info("served %d jobs", serve(args))
@@ -129,6 +136,7 @@ def serve_main(argv: Sequence[str] | None = None) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m gigl_loader.graph_store.serve``, which also asks with ``--status``."""
     given = list(sys.argv[1:] if argv is None else argv)
+    # not an option of the parser of `serve`, which would ask for --root
     if "--status" in given:
         given.remove("--status")
         return status.main(given)

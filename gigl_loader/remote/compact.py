@@ -30,6 +30,8 @@ class Runs(Sequence[int]):
         """Return ``numbers``, which ascend, none twice."""
         if isinstance(numbers, cls):
             return numbers
+        # Greedy, in one pass. Ranks of a job, and those of one place on their machines, have equal
+        # steps and make one range; the worst are numbers without any pattern: a range for each two.
         found: list[tuple[int, int, int]] = []
         for number in numbers:
             first, end, step = found[-1] if found else (number, number, 0)
@@ -43,6 +45,7 @@ class Runs(Sequence[int]):
 
     @property
     def _all(self) -> list[range]:
+        # not kept: ranges of Python do not travel, and most of these are never looked at
         return [range(*one) for one in self.ranges]
 
     def __len__(self) -> int:
@@ -52,6 +55,7 @@ class Runs(Sequence[int]):
         return chain.from_iterable(self._all)
 
     def __contains__(self, number: object) -> bool:
+        # a division for each range, where `number` is an int; ranges compare other types one by one
         return any(number in one for one in self._all)
 
     def __getitem__(self, place: Any) -> Any:
@@ -66,12 +70,14 @@ class Runs(Sequence[int]):
 
     def index(self, number: int, *_: Any) -> int:
         """Return where ``number`` stands; raises ValueError."""
+        # not by `Sequence.index`, which looks at each number
         if number not in self:
             raise ValueError(f"{number} is not among {self}")
         return self.before(number)
 
     def before(self, number: int) -> int:
         """Return how many are smaller than ``number``."""
+        # each range up to `number`: its length is counted, not walked
         return sum(len(range(first, min(end, number), step)) for first, end, step in self.ranges)
 
     def __str__(self) -> str:
@@ -97,6 +103,7 @@ class Addresses(Sequence[tuple[str, int]]):
         return self.text.count(" ") + 1 if self.text else 0
 
     def __getitem__(self, place: Any) -> Any:
+        # linear, each time: an address is looked at once per connection
         texts = self.text.split(" ") if self.text else []
         if isinstance(place, slice):
             return [_address(one) for one in texts[place]]
@@ -104,6 +111,7 @@ class Addresses(Sequence[tuple[str, int]]):
 
 
 def _address(text: str) -> tuple[str, int]:
+    # the last colon: IPv6 addresses have more
     host, _, port = text.rpartition(":")
     return host, int(port)
 
@@ -121,6 +129,8 @@ class Generations(Sequence[int]):
     @classmethod
     def of(cls, numbers: Sequence[int]) -> "Generations":
         """Return ``numbers``."""
+        # Generations are nanoseconds since 1970, which 63 bits hold until 2262; the byte order is
+        # said, as these travel.
         return cls(struct.pack(f"<{len(numbers)}q", *numbers))
 
     def __len__(self) -> int:
@@ -151,6 +161,7 @@ class ByServer(Mapping[int, int]):
         if isinstance(numbers, cls):
             return numbers
         servers: dict[int, list[int]] = {}
+        # `Runs` want them ascending
         for server in sorted(numbers):
             servers.setdefault(numbers[server], []).append(server)
         return cls(tuple((number, Runs.of(some)) for number, some in servers.items()))

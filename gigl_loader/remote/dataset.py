@@ -1,5 +1,6 @@
 """`RemoteDistDataset`: a handle on a graph that storage servers hold; and where those are."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, MutableMapping
@@ -30,7 +31,11 @@ from gigl_loader.transport.failures import Failure, describe, rebuild
 if TYPE_CHECKING:  # it imports the client, which imports this module
     from gigl_loader.remote.lookup import StoreLookup
 
+# At the barrier others wait while local rank 0 asks the servers: by default for 120 s, and 60 s
+# more where one is away.
 _SHARING_TIMEOUT_S = 600.0
+_READ_S = 60.0
+"""How long processes of a machine wait until all have read why a fetch failed."""
 
 T = TypeVar("T")
 
@@ -189,6 +194,8 @@ class RemoteDistDataset:
 
     def fetch_schema(self) -> DatasetSchema:
         """Return types, feature widths and direction; asked once."""
+        # kept: it never changes, and each loader asks for it; two threads at once ask twice, no
+        # more
         if self._schema is None:
             self._schema = cast("DatasetSchema", self._ask(0, "get_schema"))
         return self._schema
@@ -284,8 +291,11 @@ class RemoteDistDataset:
             found = ask(shares)
         else:
             everything = shares_of(len(servers), None, None)
+            # The ranks of this machine have different shares: each cuts its own out of the same
+            # memory.
             whole = self._once(("node_ids", split, node_type), lambda: ask(everything))
             found = {server: share.cut(whole[server]) for server, share in shares.items()}
+        # every rank has a share of some server: they divide one line, see `shares_of`
         nothing = next(iter(found.values())).new_empty(0)
         return {server: found.get(server, nothing) for server in servers}
 
@@ -428,6 +438,12 @@ class RemoteDistDataset:
             )
         found = self._sharing_dict[name]
         if isinstance(found, Exception):
+            # An error stays until all have read it, and no longer: whoever fetches again may have
+            # better luck. All come here, since all found the same.
+            with contextlib.suppress(Exception):  # one died, or the manager: `found` says more
+                self._barrier.wait(_READ_S)
+                if self._local_rank == 0:
+                    del self._sharing_dict[name]
             raise found
         return cast("T", found)
 

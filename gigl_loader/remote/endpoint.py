@@ -34,6 +34,7 @@ from gigl_loader.transport import End, Listener, Method, Peer, Security
 
 _log = logging.getLogger(__name__)
 
+# a quarter of the shortest grace that it looks after (`KILLED_GRACE_S`)
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 60.0
 _GRACE_S = 30.0
@@ -71,8 +72,13 @@ class Endpoint:
         rejoin_s: float = 0.0,
     ) -> None:
         self.server, self._rejoin_s = server, rejoin_s
+        # the wall clock: larger than that of the server that had this rank before, on whatever
+        # machine
         self.generation = time.time_ns()
         self._num_jobs = num_jobs
+        # Guards who is here, which job runs and why this server ends; of its own methods some call
+        # others. Not held while a producer ends, which takes as long as its workers do, but for a
+        # former connection of a client that has come back: see `_replace_former`.
         self._lock = threading.RLock()
         self._attendance = Attendance()
         self._book = JobBook()
@@ -105,6 +111,7 @@ class Endpoint:
         """Serve from now on."""
         self._listener.start()
         threading.Thread(target=self._tick_all, name="health", daemon=True).start()
+        # after the listener: clients come as soon as server 0 has told them of this address
         if self._leader is not None:
             join = Join(
                 role=Role.SERVER, rank=self.server.server_rank,
@@ -144,6 +151,7 @@ class Endpoint:
         Raises:
             PeerError: Server 0 did not say where that one is.
         """
+        # all who meet name the same servers, so they come to the same host without asking anybody
         own, host = self.server.server_rank, servers[0]
         if own == host:
             return ServerRendezvous(name, own, servers, timeout_s, table=self._rendezvous)
@@ -161,6 +169,7 @@ class Endpoint:
             member = self._attendance.find(peer.session, request.seen)
             if member is None:
                 member = self._enter(request.join, peer)
+            # before `returned`, which forgets it
             was_gone = member.gone_at is not None
             self._attendance.returned(member, peer)
             if was_gone and not self._book.running:  # it may be all that was missing
@@ -181,7 +190,10 @@ class Endpoint:
         except Exception as error:
             _log.warning("%s cannot join: %s", name, error)
             raise
+        # not before: one that was refused above is not here
         self._attendance.came(member)
+        # a job of which some ranks were never seen ends when all of the next one are here, as now
+        # perhaps
         if self._book.end_if_over():
             self._begin_next_job()
         was_away, was_running = False, self._book.running
@@ -190,6 +202,8 @@ class Endpoint:
             self._servers_known.came(join)
             _log.info("storage server %d joined from %s", join.rank, join.address)
         self._begin_if_complete()
+        # where all servers are the others know already: telling all on each arrival grows with the
+        # square
         is_one_more = join.role is Role.CLIENT and was_running == self._book.running
         self._tell_where([member] if is_one_more else None)
         if was_away:
@@ -212,6 +226,8 @@ class Endpoint:
             elif join.job is not None and one.job == join.job:
                 self._attendance.left(one)
                 self._handout.lose(one.session)
+                # Awaited under the lock, so that what the client asks for next is not released as
+                # well. Others who come meanwhile wait, too.
                 self.server.client_gone(one.client)
         if join.role is Role.CLIENT and join.job is not None:
             self.server.client_back(member.client)
@@ -233,6 +249,7 @@ class Endpoint:
 
     def _begin_if_complete(self) -> None:
         book, servers = self._book, self._servers
+        # on other servers than 0 the book is empty, and never complete
         if book.running or not book.complete or not self._servers_known.complete(servers):
             return
         book.running = True
@@ -246,6 +263,7 @@ class Endpoint:
             return
         servers, book = self._servers, self._book
         where = self._servers_known.where(servers)
+        # a partition has no server yet: half of the addresses are of no use to anybody
         if where is None:
             return
         about = {
@@ -295,6 +313,8 @@ class Endpoint:
     def _left(self, member: Member) -> None:
         """Free what a member held that has left or is given up."""
         with self._lock:
+            # a goodbye and the end of its grace may both bring a member here: only the first one
+            # frees
             if not self._attendance.left(member) or self._stopping:
                 return
             if member.join.role is Role.SERVER:
@@ -339,9 +359,12 @@ class Endpoint:
 
     def _begin_next_job(self) -> None:
         """Count the job that is over, and let those of the next one in. Locked."""
+        # a server 0 that was started again has counted none, but its clients said which job theirs
+        # is
         self.jobs_served = max(self.jobs_served + 1, self._book.job)
         _log.info("job %d is over", self._book.job - 1)
         if self._num_jobs is not None and self.jobs_served >= self._num_jobs:
+            # all hear of it before `over`, after which the listener closes
             self._lose_missing()
             self._tell_all()
             self.over.set()
@@ -364,6 +387,7 @@ class Endpoint:
 
     def _call(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
         member = self._client_of(peer)
+        # without having joined, as `gigl-loader status` asks: its end releases nothing
         token = caller.set("observer" if member is None else member.client)
         who = {} if member is None else {"job": member.job, "rank": member.join.rank}
         try:
@@ -392,6 +416,7 @@ class Endpoint:
             self._error = ServerDiedError(
                 f"{why}: the graph is incomplete without it; start the storage cluster again"
             )
+            # from here on `_tick` counts `_GRACE_S`
             self._error_time = time.monotonic()
             self._tell_all()
         self._rendezvous.fail_all(str(self._error))
@@ -404,6 +429,8 @@ class Endpoint:
             try:
                 self._tick(now)
                 if now >= report:
+                    # not from `now`: reports stay a minute apart, however late this thread gets the
+                    # processor
                     report += _HEALTH_EVERY_S
                     self._log_health()
             except Exception:  # this thread also frees what lost clients had
@@ -418,6 +445,8 @@ class Endpoint:
             ]
             given_up = self._servers_known.given_up(self._servers, now)
             lost = self._error is not None
+            # clients read why on their watch, and then leave; one that is stopped is not waited for
+            # long
             if lost and (not clients or now - self._error_time > _GRACE_S):
                 self.over.set()
         if given_up is not None:
@@ -454,6 +483,7 @@ class Endpoint:
 
     def _leader_says(self, news: News) -> None:
         self.jobs_served = news.jobs_served
+        # a server 0 that was started again says nothing of them until it knows all
         self._addresses = news.addresses or self._addresses
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
@@ -479,6 +509,8 @@ class Endpoint:
             if self._stopping:
                 return
             self._stopping = True
+            # before the listener ends: members that leave from here on are not freed one by one
+            # (`_left`)
             sessions = list(self._attendance.members)
         self.over.set()
         self._listener.close(end, words)
@@ -486,6 +518,7 @@ class Endpoint:
         for session in sessions:
             self._handout.lose(session)
         if self._leader is not None:
+            # last: server 0 tells others of this end, and until now its workers may have answered
             self._leader.close()
 
     @property

@@ -27,6 +27,7 @@ class Handout:
 
     def fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
         """Return a batch of a consumer as it travels, as soon as there is one."""
+        # who asks for a position has no answer to it, nor to later ones: those were lost on the way
         self._leases.lose_from(peer.session, request)
         answer: Future[FetchAnswer] = Future()
         found = self._server.fetch(request, peer.number)
@@ -53,9 +54,20 @@ class Handout:
             elif (error := found.exception()) is not None:
                 answer.set_exception(error)
             else:
-                answer.set_result(self._packed(request, peer, *found.result()))
+                packed = self._packed(request, peer, *found.result())
+                self._hand_out(packed, peer, answer)
         except InvalidStateError:  # cancelled: its connection is over
             pass
+
+    def _hand_out(self, packed: FetchAnswer, peer: Peer, answer: "Future[FetchAnswer]") -> None:
+        try:
+            answer.set_result(packed)
+        except InvalidStateError:
+            # Nobody was told of the lease, so that its slot is free again. Left here, it would be
+            # poisoned when the client asks for that position on its next connection, or leaves.
+            if packed.batch is not None and packed.batch.region is not None:
+                self._leases.give_back(peer.session, (packed.batch.lease,))
+            raise
 
     def _packed(
         self, request: FetchRequest, peer: Peer, received: Any, finished: bool

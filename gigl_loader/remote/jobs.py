@@ -16,6 +16,8 @@ milliseconds, one that was killed is not, and its producers should end at once."
 SILENT_GRACE_S = 2.0
 """After the silence limit. Both ends of a cut line count from the last that they heard, up to a
 second apart, and a client must not be given up before it gives up itself."""
+# Sessions that a process may come back with after it was given up, about 1 MB of them. Beyond that
+# it is told that this server was started anew, which ends it just as well.
 _MOST_DEPARTED = 10_000
 
 
@@ -44,6 +46,7 @@ class Member:
 
     def wait(self, seen: int) -> "Future[News]":
         """Return the news, as soon as they are others than those numbered ``seen``."""
+        # one per member: its watch asks again only once it was answered
         future: Future[News] = Future()
         former, self._waiting = self._waiting, future
         if former is not None:
@@ -55,11 +58,14 @@ class Member:
     def tell(self, **changes: Any) -> None:
         """Change the news; whoever waits for them is answered if that makes a difference."""
         fresh = replace(self.news, **changes)
+        # number 0 means that nothing was said yet: a client waits for the first news, whatever they
+        # say
         if fresh != self.news or fresh.number == 0:
             self.news = replace(fresh, number=fresh.number + 1)
             self._flush()
 
     def _flush(self) -> None:
+        # taken out first: a watch is answered once
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             _answer(waiting, self.news)
@@ -99,6 +105,7 @@ class Attendance:
                 "this process was out of reach for too long and was given up: its producers have "
                 "ended; start the job again, with a longer patience_s if the network needs it"
             )
+        # what it has seen came from the server before this one
         if member is None and seen > 0:
             raise PeerError(
                 "this storage server was started anew and does not know this process: start the "
@@ -112,6 +119,7 @@ class Attendance:
         join = member.join
         self._by_place.setdefault((join.role, join.rank), {})[member.session] = member
         if join.role is Role.SERVER:
+            # a later one takes the place at once; `left` of the former looks whose it is
             self.servers[join.rank] = member
 
     def at(self, role: Role, rank: int) -> list[Member]:
@@ -125,6 +133,7 @@ class Attendance:
     def ended(self, peer: Any, end: End, now: float) -> Member | None:
         """Note the end of a connection; return the member that has left by it, if one has."""
         member = self.members.get(peer.session)
+        # an end that is told late, of a connection that another one has replaced, ends nobody
         if member is None or member.peer is not peer or end is End.REPLACED:
             return None
         if end not in (End.GONE, End.SILENT):
@@ -149,6 +158,7 @@ class Attendance:
             del self._by_place[place]
         if self.servers.get(member.join.rank) is member:
             del self.servers[member.join.rank]
+        # a dict, which keeps the order of its keys and finds each at once
         self._departed[member.session] = None
         while len(self._departed) > _MOST_DEPARTED:
             del self._departed[next(iter(self._departed))]
@@ -188,6 +198,8 @@ class JobBook:
         rank, world_size = member.join.rank, member.join.world_size
         if not 0 <= rank < world_size:
             raise ConfigError(f"compute rank {rank} is not in [0, {world_size})")
+        # only where the newcomer would be refused: a client that is away for a moment keeps its
+        # place
         if rank in self.present or world_size != self.world_size:
             self._make_room(member.join)
         if self.present and world_size != self.world_size:
@@ -218,6 +230,7 @@ class JobBook:
         assert join.job is not None, "it says which job"
         if not self.running:
             self.job, self.running, self.world_size = join.job, True, join.world_size
+            # which of them have left meanwhile nobody knows
             self.unseen = set(range(join.world_size))
         if join.job == self.job:
             self.unseen.discard(join.rank)
@@ -245,6 +258,7 @@ class JobBook:
         """
         if not self.running or self.present or (self.unseen and not self._is_followed):
             return False
+        # the next job's first client says anew how many there are
         self.job, self.running, self.world_size = self.job + 1, False, None
         self.unseen = set()
         return True
@@ -252,6 +266,8 @@ class JobBook:
     @property
     def _is_followed(self) -> bool:
         here = [one.join for one in self.queued if one.gone_at is None]
+        # ranks, not clients: one that was killed in the queue and came again is there twice. The
+        # last to come says how many, as it belongs to the latest start of that job.
         return bool(here) and len({one.rank for one in here}) >= here[-1].world_size
 
     def take_queued(self) -> list[Member]:

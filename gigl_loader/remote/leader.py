@@ -18,6 +18,7 @@ from gigl_loader.transport import Caller, End, Security
 
 _log = logging.getLogger(__name__)
 
+# short: between two attempts it is seen whether this server was told to end
 _RENEW_S = 2.0
 """Longest attempt to connect again with server 0."""
 
@@ -56,8 +57,12 @@ class Leader:
             PeerTimeoutError: It did not come up by the deadline (`time.monotonic`).
             JoinRefusedError: It does not let this server in.
         """
+        # Fresh for the sake of its session: under the former one a server 0 that never ended would
+        # refuse this server, which it has given up.
         self.caller.close(End.JOB_OVER)
         fresh = self.caller = self.dial()
+        # given, though it does nothing: without it a refused connection counts as the end of server
+        # 0
         fresh.connect(deadline, on_wait=lambda why: None)
 
     def close(self) -> None:
@@ -104,11 +109,14 @@ class Follower:
     def _is_back(self, after: Exception) -> bool:
         """Server 0 has ended: with its jobs, told to, or by itself; tell whether it came back."""
         end = after.end if isinstance(after, PeerLostError) else None
+        # told to end, perhaps to be started again: expected back, but if it does not come this
+        # server ends in good order
         told = end == End.SHUTDOWN
         if end == End.JOB_OVER or (told and self.rejoin_s <= 0) or self.is_over():
             self.on_over()
             return False
         error: Exception | None = after
+        # after LOST_PEER it does not come back by itself: the cluster has to be started again
         if self.rejoin_s > 0 and end != End.LOST_PEER and not _is_final(after):
             error = self._rejoin(after)
             if error is not None and told:
@@ -125,6 +133,7 @@ class Follower:
         while not self.is_over() and (time.monotonic() < deadline or self.can_go_on()):
             try:
                 self.leader.renew(time.monotonic() + _RENEW_S)
+            # ahead of the next clause, of whose class it is, too
             except PeerTimeoutError:
                 continue
             except GiglLoaderError as why:

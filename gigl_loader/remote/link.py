@@ -74,6 +74,8 @@ class ServerLink:
         patience_s: float, join: Join | None = None, is_away: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.rank, self._join, self._is_away = rank, join, is_away
+        # `_entering`: one thread introduces this process, others wait until it is let in. Taken
+        # before `_changed`, which guards all else.
         self._entering, self._is_watched = threading.Lock(), False
         self.name = f"storage server {rank} at {address[0]}:{address[1]}"
         self.address = address
@@ -84,6 +86,7 @@ class ServerLink:
         self._refusal: Exception | None = None
         self._free: list[Caller] = []
         self._callers: dict[Caller, None] = {}
+        # no connection yet: a caller connects when it is first asked for something
         self._watch = self._dial()
         self.news = News()
         """What the server said last."""
@@ -111,6 +114,7 @@ class ServerLink:
             progress = Progress(self.own_name, deadline)
             self.enter(self._join, deadline, progress)
             self.wait_until_in(lambda news: news.number > 0, deadline, timeout_s, progress)
+            # last: an attempt that failed is made again by the next one who asks
             self._join = None
 
     def _dial(self) -> Caller:
@@ -143,6 +147,7 @@ class ServerLink:
 
     def _copy_of_error(self) -> Exception:
         assert self._error is not None
+        # raised by several threads, one object would gather the tracebacks of all
         return type(self._error)(*self._error.args)
 
     def close(self, reason: str = "this process left the cluster") -> None:
@@ -155,6 +160,7 @@ class ServerLink:
                 self._error = error
             callers, self._callers, self._free = self._callers, {}, []
             self._changed.notify_all()
+        # outside of the lock: threads that wait on these callers need it to let go of them
         for caller in callers:
             caller.close(End.JOB_OVER)
 
@@ -172,6 +178,7 @@ class ServerLink:
     def again(self, address: tuple[str, int]) -> "ServerLink":
         """Return a link to the same server, started again or out of reach for too long."""
         self.close("it was started again")
+        # another session: under the former one the server has given this process up, or may still
         return ServerLink(
             self.rank, address, self._security, self.own_name, secrets.token_hex(16),
             self._patience_s,
@@ -209,6 +216,7 @@ class ServerLink:
             self._end(self._gone(error.end))
             return
         with self._changed:  # it does not take this process in
+            # before `_end`: who waits to be let in looks for a refusal first, and learns its class
             self._refusal = self.named(error)
         self._end(UsageError(str(error)))
 
@@ -231,6 +239,8 @@ class ServerLink:
         """
         with self._changed:
             while not is_in(self.news):
+                # the most telling one first: a refusal also ends the link, and the loss of a server
+                # its news
                 if self._refusal is not None:
                     raise self._refusal
                 if self._error is not None:
@@ -247,6 +257,7 @@ class ServerLink:
                     )
                 if progress.next_in_s == 0.0:
                     progress.say(f"{self.name} to let it in ({last})")
+                # just after the next report is due; just before, this would turn without a pause
                 self._changed.wait(min(deadline - now, progress.next_in_s + 0.01))
             return self.news
 
@@ -285,11 +296,15 @@ class ServerLink:
     def _borrowed(self) -> Any:
         """Have a connection for one call; after a failure it is closed, which ends the call."""
         with self._changed:
+            # the latest: its connection is the likeliest to be up
             caller = self._free.pop() if self._free else None
+        # outside of the lock: it may wait for the server to let this process in
         caller, is_good = caller or self.dial(), True
         try:
             yield caller
         except (PeerTimeoutError, PeerLostError, ProtocolError):
+            # The answer may still come: the next question would wait behind it. Closing also tells
+            # the server that nobody waits. Other errors are answers.
             is_good = False
             raise
         finally:

@@ -62,6 +62,8 @@ class StoreLookup:
     ) -> None:
         self._dataset, self._timeout_s, self._reconnect_s = dataset, timeout_s, reconnect_s
         self._books: dict[Any, tuple[Any, int | None]] = {}
+        # Held while a book is fetched: others that want it wait, and do not fetch it as well. A
+        # book may be as long as all ids.
         self._lock = threading.Lock()
 
     def node_type(self, given: NodeType | None, kind: Kind) -> NodeType:
@@ -108,6 +110,7 @@ class StoreLookup:
         """Ask as `rows` does, and return at once."""
         answers, build = self._ask_rows(kind, name, ids)
         found: torch.futures.Future[Tensor] = torch.futures.Future()
+        # never 0 at first: there is one piece at least. Callbacks run in the threads of the calls.
         left, lock = [len(answers)], threading.Lock()
 
         def one_came(_: Any) -> None:
@@ -116,6 +119,7 @@ class StoreLookup:
                 if left[0]:
                     return
             try:
+                # by the last that came, outside of the lock: nobody else gets here
                 found.set_result(build([answer.result() for answer in answers]))
             except Exception as error:
                 found.set_exception(error)  # type: ignore[arg-type]
@@ -159,6 +163,7 @@ class StoreLookup:
 
         def build(parts: list[RowsAnswer]) -> Tensor:
             rows = [TensorMessage(part.dtype, part.values).result for part in parts]
+            # width and type are those of the answer: the schema does not name them of labels
             out = rows[0].new_empty((ids.numel(), *rows[0].shape[1:]))
             for (_, at), some in zip(pieces, rows, strict=True):
                 out[at] = some
@@ -192,6 +197,7 @@ class StoreLookup:
         parts = torch.zeros_like(ids) if book is None else book[ids].long()
         pieces = []
         for part in torch.unique(parts).tolist():
+            # a pass over the ids for each partition: what is asked costs far more
             places = (parts == part).nonzero().view(-1)
             pieces += [(servers[part], at) for at in places.split(_MOST_IDS)]
         return pieces or [(servers[0], ids)]
@@ -208,6 +214,7 @@ class StoreLookup:
             bounds = getattr(book, "partition_bounds", None)
             if bounds is not None:
                 return book, int(bounds[-1])
+            # without a book one partition has all edges, and its server checks the ids
             return book, None if book is None else len(book)
         book = self._dataset.fetch_node_partition_book(name)
         return book, self._dataset.fetch_num_nodes().get(name)
@@ -226,6 +233,7 @@ def _in_order(count: int, places: list[Tensor], parts: list[dict[str, Tensor]]) 
     total = int(ends[-1]) if count else 0
     columns = {}
     for name in ("indices", "weights", "edge_ids"):
+        # not asked for, or not there on one server: a column with holes is of no use
         if any(name not in part for part in parts):
             continue
         columns[name] = parts[0][name].new_empty(total)
@@ -237,5 +245,7 @@ def _in_order(count: int, places: list[Tensor], parts: list[dict[str, Tensor]]) 
 def _positions(ends: Tensor, counts: Tensor) -> Tensor:
     """Return the positions ``ends - counts ... ends`` of each, one after the other."""
     before = counts.cumsum(0) - counts
+    # Edge j of a node lies at its start + j in the result, and at `before` + j among the edges that
+    # this server answered: their difference, repeated, plus a count of all.
     starts = torch.repeat_interleave(ends - counts - before, counts)
     return starts + torch.arange(starts.numel())

@@ -480,13 +480,3 @@ def test_who_does_not_come_is_named():
         del os.environ["RANK"]
     with pytest.raises(UsageError, match="init_compute_process"):
         RemoteDistDataset(info, 0).fetch_edge_dir()
-
-
-def test_info_ranks(monkeypatch):
-    info = info_of(2, 4)
-    assert info.num_cluster_nodes == 3
-    assert info.compute_cluster_world_size == 4
-    monkeypatch.setenv("RANK", "2")
-    assert info.storage_node_rank == 1
-    with pytest.raises(ConfigError, match="no compute machine"):
-        info.compute_node_rank  # noqa: B018

@@ -1,7 +1,15 @@
-"""Which job is served, where ranks are killed and started again."""
+"""Who is here and what they hear; which job is served, where ranks are killed and come again."""
 
-from gigl_loader.remote.jobs import JobBook, Member
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gigl_loader.errors import ConfigError, PeerError
+from gigl_loader.remote import jobs
+from gigl_loader.remote.jobs import KILLED_GRACE_S, SILENT_GRACE_S, Attendance, JobBook, Member
 from gigl_loader.remote.membership import Join, Role
+from gigl_loader.transport import End
 
 
 def client(rank: int, world_size: int = 2, job: int | None = None) -> Member:
@@ -47,3 +55,110 @@ def test_ranks_that_a_restarted_server_never_saw_hold_up_no_next_job() -> None:
     assert book.end_if_over()
     assert (book.job, book.running) == (5, False)
     assert joined(book, *book.take_queued()).complete
+
+
+def test_who_cannot_be_of_a_job_is_refused_and_the_next_one_waits() -> None:
+    book = joined(JobBook(), client(0))
+    with pytest.raises(ConfigError, match="says that the job has 3 processes, the others say 2"):
+        book.join(client(1, 3))
+    with pytest.raises(ConfigError, match="two processes joined as compute rank 0"):
+        book.join(client(0))
+    with pytest.raises(ConfigError, match=r"compute rank 2 is not in \[0, 2\)"):
+        book.join(client(2))
+    assert (len(book.present), book.num_waiting) == (1, 1)
+    assert book.describe([2, 1]) == (
+        "1 of 2 compute processes are here; storage servers [1, 2] have not loaded their "
+        "partitions yet"
+    )
+    other, early = client(1), client(0, 5)
+    book.join(other)
+    book.running = book.complete
+    book.join(early)
+    assert (book.is_waiting(early), book.is_waiting(other), book.num_waiting) == (True, False, 1)
+    assert book.describe([]) == "job 0 is still served; 2 of its clients are here"
+    assert not book.leave(book.present[0])
+    assert book.leave(other)
+    assert (book.job, book.take_queued(), book.queued) == (1, [early], [])
+
+
+def test_news_are_told_once_and_the_first_ones_always() -> None:
+    member = client(0)
+    first = member.wait(0)
+    assert not first.done()
+    member.tell(status="")
+    assert (first.result(0).number, first.result(0).status) == (1, ""), "though nothing is new"
+    second = member.wait(1)
+    member.tell(status="")
+    assert not second.done(), "it knows that"
+    member.tell(status="one is missing")
+    assert second.result(0).number == 2
+    assert member.wait(1).result(0).status == "one is missing", "its connection lost the answer"
+    third = member.wait(2)
+    fourth = member.wait(2)
+    assert third.result(0).number == 2, "of a connection that the fourth one's has replaced"
+    fourth.cancel()
+    member.tell(jobs_served=1)
+    assert member.news.number == 3
+
+
+@pytest.fixture
+def here() -> tuple[Attendance, Member, Any]:
+    """Attendance, a client that is here, and the connection of its watch."""
+    attendance, member = Attendance(), client(0)
+    peer = SimpleNamespace(session=member.session)
+    attendance.came(member)
+    attendance.returned(member, peer)
+    return attendance, member, peer
+
+
+@pytest.mark.parametrize(
+    ("end", "grace_s"), [(End.GONE, KILLED_GRACE_S), (End.SILENT, SILENT_GRACE_S)]
+)
+def test_who_was_cut_off_may_come_back_for_a_while(
+    end: End, grace_s: float, here: tuple[Attendance, Member, Any]
+) -> None:
+    attendance, member, peer = here
+    assert attendance.ended(peer, end, now=100.0) is None
+    assert attendance.overdue(100.0 + 0.9 * grace_s) == []
+    assert attendance.overdue(100.0 + grace_s) == [member]
+    again = SimpleNamespace(session=member.session)
+    attendance.returned(member, again)
+    assert attendance.overdue(1e9) == []
+    assert attendance.ended(peer, End.SHUTDOWN, now=101.0) is None, "the former connection's end"
+    assert attendance.ended(again, End.REPLACED, now=101.0) is None
+    assert attendance.overdue(1e9) == []
+    assert attendance.ended(again, End.JOB_OVER, now=101.0) is member, "at once, with a goodbye"
+    assert member.why_gone == "left (job over)"
+
+
+def test_who_was_given_up_is_told_so_and_a_stranger_that_the_server_is_new(
+    here: tuple[Attendance, Member, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attendance, member, _ = here
+    assert attendance.find(member.session, 5) is member
+    assert attendance.find("another", 0) is None
+    with pytest.raises(PeerError, match="was started anew and does not know this process"):
+        attendance.find("another", 5)
+    assert attendance.left(member)
+    assert not attendance.left(member), "that was done"
+    assert attendance.at(Role.CLIENT, 0) == []
+    for seen in (0, 5):
+        with pytest.raises(PeerError, match="was given up: its producers have ended"):
+            attendance.find(member.session, seen)
+    monkeypatch.setattr(jobs, "_MOST_DEPARTED", 2)
+    for rank in (1, 2):
+        attendance.came(client(rank))
+        attendance.left(attendance.at(Role.CLIENT, rank)[0])
+    assert attendance.find(member.session, 0) is None, "the oldest is forgotten"
+
+
+def test_a_later_server_keeps_the_place_of_the_one_before() -> None:
+    attendance, join = Attendance(), Join(role=Role.SERVER, rank=1, num_servers=2)
+    former, later = Member("a", join, "server 1"), Member("b", join, "server 1")
+    attendance.came(former)
+    attendance.came(later)
+    assert attendance.at(Role.SERVER, 1) == [former, later]
+    attendance.left(former)
+    assert attendance.servers == {1: later}
+    attendance.left(later)
+    assert (attendance.servers, attendance.members) == ({}, {})

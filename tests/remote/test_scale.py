@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from store_cluster import HOST, info_of, processes, run_cluster, serve
+from store_cluster import info_of, processes, run_cluster, serve
 
 from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader._glt import NodeSamplerInput
@@ -82,20 +82,6 @@ def test_processes_of_a_machine_fetch_once(tmp_path):
     manager = mp.get_context("spawn").Manager()
     with manager:
         run_cluster(tmp_path, _fetch_once, manager.dict(), manager.Barrier(2))
-
-
-def test_torchrun_ranks(monkeypatch):
-    from gigl_loader.remote.client import compute_rank
-
-    info = GraphStoreInfo(1, 2, 3, HOST, HOST, HOST, 0, 0, 0, 1, 0)
-    monkeypatch.setenv("RANK", "1")
-    assert compute_rank(2, info) == 5  # one process per machine was started
-    monkeypatch.setenv("RANK", "4")
-    monkeypatch.setenv("GROUP_RANK", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert compute_rank(1, info) == 4  # torchrun started all
-    with pytest.raises(ConfigError, match="local_rank"):
-        compute_rank(3, info)
 
 
 # --- machines with addresses of their own ---------------------------------------------------------

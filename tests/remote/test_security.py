@@ -1,19 +1,16 @@
 """Who may come in, to servers and to their workers; what a server imports; how clusters end."""
 
 import socket
-import threading
-from contextlib import ExitStack
 
 import pytest
 from in_process import SECURITY, channel_of, create, joined, start, storage, take
 from store_cluster import info_of, tiny_graph
 
 from gigl_loader import CustomSamplerOptions, FeatureStoreOptions
-from gigl_loader.errors import ConfigError, JoinRefusedError, PeerError, ServerDiedError
+from gigl_loader.errors import ConfigError, JoinRefusedError
 from gigl_loader.graph_store import init_storage_process
 from gigl_loader.options import SAME_MEMORY_VARIABLE
-from gigl_loader.testing import wait_until
-from gigl_loader.transport import Caller, End, Mode, Security, certs
+from gigl_loader.transport import Caller, Mode, Security, certs
 from gigl_loader.transport.security import (
     INSECURE_VARIABLE,
     TLS_DIR_VARIABLE,
@@ -134,67 +131,3 @@ def test_a_server_imports_what_it_has_leave_for():
         create(cluster, sampler_options=CustomSamplerOptions(
             "gigl_loader.sampler.neighbor.NeighborSampler"
         ))  # fmt: skip
-
-
-def _end(endpoints, end, words):
-    wait_until(lambda: endpoints[0].status()["servers"] == [1], "server 1 is known")
-    endpoints[0].close(end, words)
-    return endpoints[1]
-
-
-def test_the_end_of_server_0_is_told_by_its_kind_and_not_by_its_words():
-    with storage(2) as endpoints:
-        other = _end(endpoints, End.SHUTDOWN, "any text")
-        assert other.over.wait(60)
-        assert other.error is None
-    with storage(2) as endpoints:
-        other = _end(endpoints, End.LOST_PEER, "it was shut down")
-        wait_until(lambda: other.error is not None, "server 1 has lost server 0")
-        assert isinstance(other.error, ServerDiedError)
-        assert "storage server 0 is gone" in str(other.error)
-
-
-def test_a_server_that_leaves_ends_the_others_and_those_who_join():
-    with storage(2) as endpoints:
-        wait_until(lambda: endpoints[0].status()["servers"] == [1], "server 1 is known")
-        endpoints[1].close()
-        wait_until(lambda: endpoints[0].error is not None, "server 0 has lost server 1")
-        assert endpoints[0].over.wait(60), "no client is there to wait for"
-        with (
-            pytest.raises(PeerError, match="the graph is incomplete without it"),
-            joined(endpoints[0].address, 2),
-        ):
-            pass
-
-
-def test_servers_that_fail_together_say_so_at_once():
-    """One cannot start its workers: the others do not wait for their own time limit."""
-    bad = CustomSamplerOptions("store_cluster.NoSuchSampler")
-    with storage(2) as endpoints, joined(endpoints[0].address, 2) as cluster:
-        with pytest.raises(PeerError, match="NoSuchSampler"):
-            create(cluster, "bad", sampler_options=bad)
-        for endpoint in endpoints:
-            wait_until(lambda e=endpoint: e.server.status()["producers"] == {}, "nothing is left")
-        table = endpoints[0]._rendezvous
-        wait_until(lambda: table._by_name == {}, "and nothing of where they met")
-
-
-def test_one_job_after_another_and_two_at_once():
-    """Clients of the next job wait until all of the one before have left."""
-    with storage() as (endpoint,), ExitStack() as stack:
-        first = stack.enter_context(joined(endpoint.address))
-        assert first.job == 0
-        jobs = []
-
-        def second():
-            with joined(endpoint.address) as cluster:
-                jobs.append(cluster.job)
-
-        thread = threading.Thread(target=second)
-        thread.start()
-        wait_until(lambda: endpoint.status()["clients"] == [0, 0], "the next client waits")
-        assert jobs == []
-        first.close()
-        thread.join(60)
-        assert jobs == [1]
-        wait_until(lambda: endpoint.jobs_served == 2, "both jobs are over")

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from in_process import SECURITY, joined, storage
 from store_cluster import HOST, info_of
 
@@ -24,6 +26,7 @@ from gigl_loader.remote import client, lookup
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.lookup import _in_order
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.testing import TinyGraph, wait_until
 from gigl_loader.workers.wire import RowsQuestion
@@ -80,6 +83,31 @@ class _Held:
 
 def whole(rank: int, servers: int) -> DistDataset:
     return PLAIN.partitions(1)[0]
+
+
+@given(st.data())
+def test_edges_of_several_servers_are_put_in_the_order_of_the_nodes(data: st.DataObject) -> None:
+    """Against edges that are labelled by their node: ``100 * node + number``."""
+    counts = data.draw(st.lists(st.integers(0, 3), max_size=8))
+    owners = data.draw(st.lists(st.integers(0, 2), min_size=len(counts), max_size=len(counts)))
+    places, parts = [], []
+    for owner in sorted(set(owners)) or [0]:
+        at = [node for node, one in enumerate(owners) if one == owner]
+        edges = [100 * node + number for node in at for number in range(counts[node])]
+        places.append(torch.tensor(at, dtype=torch.int64))
+        parts.append({
+            "counts": torch.tensor([counts[node] for node in at], dtype=torch.int64),
+            "indices": torch.tensor(edges, dtype=torch.int64),
+            "edge_ids": torch.tensor(edges, dtype=torch.int64) + 7,
+        })  # fmt: skip
+    parts[0]["weights"] = parts[0]["indices"].float()
+    found = _in_order(len(counts), places, parts)
+    expected = [100 * node + number for node, n in enumerate(counts) for number in range(n)]
+    assert found.counts.tolist() == counts
+    assert found.sources.tolist() == expected
+    assert found.edge_ids is not None
+    assert found.edge_ids.tolist() == [one + 7 for one in expected]
+    assert (found.weights is None) == (len(parts) > 1), "a column that a server lacks is left out"
 
 
 @pytest.mark.parametrize("how", ["twin", "back", "never"])

@@ -5,15 +5,30 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gigl_loader import DistDataset, DistNeighborLoader
-from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.errors import (
+    ConfigError,
+    PeerError,
+    PeerTimeoutError,
+    ServerDiedError,
+    UsageError,
+)
 from gigl_loader.ray import start_graph_store
+from gigl_loader.ray.store import _environment, _wait_until_all_serve
 from gigl_loader.testing import batch_digest, wait_until
 from gigl_loader.testing._executable import forked_executable
+from gigl_loader.transport import Mode, Security
+from gigl_loader.transport.security import (
+    INSECURE_VARIABLE,
+    TLS_DIR_VARIABLE,
+    TOKEN_VARIABLE,
+)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -61,6 +76,69 @@ def test_without_a_ray_cluster() -> None:
     pytest.importorskip("ray")
     with pytest.raises(UsageError, match=r"ray\.init"):
         start_graph_store("/data/graph", num_servers=2)
+
+
+def test_a_token_is_drawn_where_nothing_says_who_may_come_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (TOKEN_VARIABLE, INSECURE_VARIABLE, TLS_DIR_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    first, second = _environment(None, None, None), _environment(None, None, None)
+    assert list(first) == list(second) == [TOKEN_VARIABLE]
+    assert first != second
+    assert Security.resolve("", first[TOKEN_VARIABLE], False).mode is Mode.TOKEN
+    assert _environment(None, "a token", None) == {TOKEN_VARIABLE: "a token"}
+    assert _environment(None, None, True) == {INSECURE_VARIABLE: "1"}
+    monkeypatch.setenv(TOKEN_VARIABLE, "of the environment")
+    assert _environment(None, None, None) == {TOKEN_VARIABLE: "of the environment"}
+    assert _environment(None, "given", None) == {TOKEN_VARIABLE: "given"}
+
+
+class _Watchdog:
+    """Tells what each server says, once; `wait_for` decides by that."""
+
+    def __init__(self, *servers: dict[str, Any], error: Exception | None = None) -> None:
+        self._servers, self.error = list(servers), error
+
+    def health(self) -> list[dict[str, Any]]:
+        return self._servers
+
+    def wait_for(self, done: Callable[[list[dict[str, Any]]], bool], timeout_s: float) -> bool:
+        assert timeout_s >= 0
+        return self.error is not None or done(self._servers)
+
+
+SERVING, LOADING = {"state": "serving", "why": ""}, {"state": "loading", "why": ""}
+BACK = {"state": "serving", "served": True, "why": "it was ended by SIGKILL"}
+AGAIN = {"state": "restarting", "why": "it ended with exit code 1", "last_log": ["no", "graph"]}
+LOST = ServerDiedError("all of partition 1")
+
+
+@pytest.mark.parametrize(
+    ("watchdog", "error", "words"),
+    [
+        (_Watchdog(SERVING, SERVING), None, ""),
+        (_Watchdog(SERVING, BACK), None, ""),
+        (
+            _Watchdog(SERVING, AGAIN), PeerError,
+            r"^storage server 1 did not start: it ended with exit code 1\nno\ngraph$",
+        ),
+        (_Watchdog(LOADING, AGAIN, error=LOST), PeerError, "server 1 did not start"),
+        (_Watchdog(SERVING, LOADING, error=LOST), ServerDiedError, "all of partition 1"),
+        (
+            _Watchdog(SERVING, LOADING), PeerTimeoutError,
+            r"after 7 s: \{0: 'serving', 1: 'loading'\}",
+        ),
+    ],
+)  # fmt: skip
+def test_a_start_ends_when_all_serve_one_fails_or_the_time_is_over(
+    watchdog: Any, error: type[Exception] | None, words: str
+) -> None:
+    if error is None:
+        _wait_until_all_serve(watchdog, 0.0, 7.0)
+        return
+    with pytest.raises(error, match=words):
+        _wait_until_all_serve(watchdog, 0.0, 7.0)
 
 
 def _undisturbed(epochs: int) -> dict[tuple[int, int], str]:

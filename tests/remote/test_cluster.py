@@ -1,16 +1,21 @@
-"""Several servers of one partition, without workers: who answers for whom, and who is taken in."""
+"""A compute process's links, and servers of one partition: who answers for whom. No workers."""
 
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from in_process import SECURITY, joined, storage
 from store_cluster import HOST, tiny_graph
 
 from gigl_loader import DistDataset
 from gigl_loader.errors import ConfigError, ServerDiedError
 from gigl_loader.graph_store import DistServer
-from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.cluster import Cluster, Links
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.messages import NodeIdsRequest
@@ -28,6 +33,47 @@ def _ids(cluster: Cluster, reconnect_s: float = 60.0) -> dict[int, list[int]]:
     requests = {link.rank: {"request": NodeIdsRequest(server=link.rank)} for link in cluster.links}
     found = cluster.ask_each("get_node_ids", requests, 60.0, reconnect_s)
     return {server: ids.tolist() for server, ids in found.items()}
+
+
+@given(partitions=st.integers(1, 4), copies=st.integers(1, 6), data=st.data())
+def test_a_stand_in_has_the_same_partition_and_a_server_that_is_up_its_own_work(
+    partitions: int, copies: int, data: st.DataObject
+) -> None:
+    servers = range(partitions * copies)
+    lost = data.draw(st.sets(st.sampled_from(servers)))
+    cluster: Any = Cluster.__new__(Cluster)
+    cluster.num_partitions, cluster.links = partitions, servers
+    stand_ins = {server: cluster._stand_in(server, sorted(lost)) for server in servers}
+    for server, other in stand_ins.items():
+        twins = {one for one in servers if one % partitions == server % partitions}
+        if server not in lost or twins <= lost:
+            assert other == server, "nobody else is asked in vain"
+        else:
+            assert other in twins - lost
+    for partition in range(partitions):
+        twins = set(servers[partition::partitions])
+        work = Counter(stand_ins[server] for server in twins & lost)
+        if twins - lost:
+            assert max(work.values(), default=0) <= -(-len(twins) // len(twins - lost))
+
+
+def test_a_link_is_made_once_when_it_is_first_looked_at() -> None:
+    made: list[int] = []
+
+    def make(rank: int) -> Any:
+        made.append(rank)
+        return f"link {rank}"
+
+    first: Any = "link 0"
+    links = Links(first, make, 4)
+    assert len(links) == 4
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(links.__getitem__, [2] * 32)) == {"link 2"}
+    assert (links[0], made, links.made) == ("link 0", [2], {0: "link 0", 2: "link 2"})
+    for rank in (-1, 4):
+        with pytest.raises(IndexError):
+            links[rank]
+    assert list(links) == [f"link {rank}" for rank in range(4)]
 
 
 def test_a_job_begins_and_goes_on_without_a_server_that_has_a_twin() -> None:

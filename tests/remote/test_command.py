@@ -1,5 +1,6 @@
 """The command line, and the demo."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,13 +8,18 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from store_cluster import HOST, free_port, tiny_graph
 
 from gigl_loader import partition_graph
-from gigl_loader.remote.command import main
+from gigl_loader.errors import ConfigError
+from gigl_loader.remote import command
+from gigl_loader.remote.command import main, parse_serve, serve
 from gigl_loader.testing import run_python, wait_until
 
 pytestmark = pytest.mark.multiprocess
@@ -81,3 +87,54 @@ def test_a_cluster_without_all_partitions_does_not_start(tmp_path, caplog):
     code = main([f"--root={tmp_path}/graph", "--num-servers=1", f"--port={free_port()}"])
     assert code == 1
     assert "no storage server loaded partitions [1] of 2" in caplog.text
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What `serve` asks for, in place of a server."""
+    found: list[tuple[Any, ...]] = []
+
+    @contextlib.contextmanager
+    def process(rank: int, info: Any, dataset: Any, **how: Any) -> Iterator[Any]:
+        found.append((rank, info, dataset, how))
+        yield SimpleNamespace(wait=lambda: 5)
+
+    monkeypatch.setattr(command, "init_storage_process", process)
+    monkeypatch.setattr(command, "count_partitions", lambda root: 2)
+    monkeypatch.setattr(command.DistDataset, "load", lambda *where: where)
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def test_a_server_is_told_by_torchrun_who_it_is(served: Any, monkeypatch) -> None:
+    alone = parse_serve(["--root=graph"])
+    assert (alone.rank, alone.num_servers, alone.master_addr) == (0, 1, HOST)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    assert serve(parse_serve(["--root=graph", "--port=7000", "--jobs=0"])) == 5
+    rank, info, dataset, how = served.pop()
+    assert (rank, info.num_storage_nodes, info.rpc_master_port) == (3, 4, 7000)
+    assert info.storage_cluster_master_ip == "10.0.0.1"
+    assert dataset == ("graph", 1), "of 2 partitions, server 3 has the second one"
+    assert how["num_jobs"] is None, "until told to stop"
+    serve(parse_serve(["--root=graph", "--rank=0", "--allow-samplers=a", "--allow-samplers=b.C"]))
+    rank, _, dataset, how = served.pop()
+    assert (rank, dataset, how["num_jobs"]) == (0, ("graph", 0), 1)
+    assert how["allow_samplers"] == ["a", "b.C"]
+
+
+def test_only_errors_that_say_what_to_do_are_told_without_a_traceback(monkeypatch, caplog) -> None:
+    def fail_with(error: Exception) -> None:
+        def fail(args: Any) -> int:
+            raise error
+
+        monkeypatch.setattr(command, "serve", fail)
+
+    fail_with(ConfigError("give another port"))
+    assert main(["--root=graph"]) == 1
+    assert "ConfigError: give another port" in caplog.text
+    fail_with(KeyError("a bug"))
+    with pytest.raises(KeyError):
+        main(["--root=graph"])

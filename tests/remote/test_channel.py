@@ -1,0 +1,329 @@
+"""Batches of storage servers that answer as the test says: their order, their ends and errors."""
+
+import gc
+import os
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gigl_loader.errors import (
+    PeerError,
+    PeerLostError,
+    PeerTimeoutError,
+    ProtocolError,
+    SamplingError,
+    ServerDiedError,
+    UsageError,
+)
+from gigl_loader.memory import segments
+from gigl_loader.memory.same_host import HostMark, region_of
+from gigl_loader.message import BatchTicket
+from gigl_loader.options import SAME_MEMORY_VARIABLE
+from gigl_loader.remote import channel as channel_module
+from gigl_loader.remote.answers import Nothing
+from gigl_loader.remote.channel import RemoteReceivingChannel
+from gigl_loader.remote.messages import BatchMessage, FetchAnswer
+from gigl_loader.remote.payload import pack_batch
+from gigl_loader.testing import wait_until
+from gigl_loader.transport import End
+
+LAYOUT = [("x", "float32", (2,), 0)]
+
+
+class _Reply:
+    def __init__(self) -> None:
+        self.answer: Future[Any] = Future()
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        try:
+            return self.answer.result(60.0 if timeout_s is None else timeout_s)
+        except FutureTimeoutError:
+            raise PeerTimeoutError("busy") from None
+
+
+class _Caller:
+    def __init__(self, server: "_Server") -> None:
+        self.server, self.replies = server, list[_Reply]()
+
+    def ask(self, method: str, request: Any, answer_type: type, **_: Any) -> _Reply:
+        reply = _Reply()
+        self.replies.append(reply)
+        self.server.asked[method].put((request, reply))
+        return reply
+
+
+class _Server:
+    """A storage server and the link to it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.name = rank, f"storage server {rank}"
+        self.error: Exception | None = None
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.asked: dict[str, queue.SimpleQueue[Any]] = {
+            name: queue.SimpleQueue() for name in ("fetch", "give_back")
+        }
+        self.mark: Any = None
+
+    def call(self, name: str, **arguments: Any) -> "Future[Any]":
+        self.calls.append((name, arguments))
+        found: Future[Any] = Future()
+        said = {"memory_mark": self.mark, "describe_workers": "worker 0 draws"}
+        found.set_result(said.get(name, False))
+        return found
+
+    def dial(self) -> _Caller:
+        return _Caller(self)
+
+    def hang_up(self, caller: _Caller) -> None:
+        for reply in caller.replies:
+            if not reply.answer.done():
+                reply.answer.set_exception(PeerLostError("closed", End.CLOSED))
+
+    def named(self, error: Exception) -> Exception:
+        return error
+
+    def next_fetch(self) -> tuple[Any, "Future[Any]"]:
+        """Return the next question, and where its answer goes."""
+        request, reply = self.asked["fetch"].get(timeout=60)
+        return request, reply.answer
+
+    def send(self, batch: int, finished: bool = False, **how: Any) -> None:
+        _, answer = self.next_fetch()
+        answer.set_result(FetchAnswer(_batch(batch, **how), finished))
+
+
+def _batch(number: int, **how: Any) -> BatchMessage:
+    values = np.array([number, number], np.float32)
+    columns, parts = pack_batch(LAYOUT, memoryview(values).cast("B"))
+    ticket = BatchTicket(0, 0, 0, number)
+    return BatchMessage(
+        **{"ticket": ticket, "stats": {}, "layout": LAYOUT, "columns": columns, "parts": parts}
+        | how
+    )
+
+
+Make = Callable[..., tuple[RemoteReceivingChannel, list[_Server]]]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, "0")
+    channels = []
+
+    def make_one(num_servers: int = 2, **how: Any) -> Any:
+        servers = [_Server(rank) for rank in range(num_servers)]
+        cluster: Any = SimpleNamespace(
+            renewals={}, links=SimpleNamespace(made=dict(enumerate(servers))),
+            link=servers.__getitem__,
+        )  # fmt: skip
+        ranks = range(num_servers)
+        channel = RemoteReceivingChannel(
+            ranks, {rank: 10 + rank for rank in ranks}, cluster=cluster, **how
+        )
+        channels.append(channel)
+        return channel, servers
+
+    yield make_one
+    for channel in channels:
+        channel.close()
+
+
+def _taken(channel: RemoteReceivingChannel, count: int) -> list[float]:
+    return [float(channel.recv(60.0)["x"][0]) for _ in range(count)]
+
+
+def _arrived(channel: RemoteReceivingChannel, count: int) -> None:
+    wait_until(lambda: channel.queue_depth == count, f"{count} batches have arrived")
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_batches_come_in_the_order_of_the_epoch_or_as_they_arrive(
+    in_order: bool, make: Make
+) -> None:
+    channel, (zero, one) = make(in_order=in_order)
+    channel.start_epoch(0, [(0, 4), (1, 5), (0, 6), (0, 4)])
+    one.send(5, finished=True)
+    _arrived(channel, 1)
+    assert channel.ready() is not in_order
+    zero.send(4)
+    zero.send(6)
+    _arrived(channel, 3)
+    zero.send(4, finished=True)  # a batch may stand in an epoch twice
+    _arrived(channel, 4)
+    assert _taken(channel, 4) == ([4, 5, 6, 4] if in_order else [5, 4, 6, 4])
+    assert channel.next(60.0) is None
+    with pytest.raises(UsageError, match="past the end of the epoch"):
+        channel.recv()
+
+
+def test_no_more_is_asked_for_than_may_wait(make: Make) -> None:
+    channel, (server,) = make(1, prefetch_size=2)
+    channel.start_epoch(0, [(0, batch) for batch in range(5)])
+    asked = server.asked["fetch"]
+    assert asked.qsize() == 2
+    server.send(0)
+    server.send(1)
+    _arrived(channel, 2)
+    assert asked.qsize() == 0, "two wait to be taken"
+    assert _taken(channel, 1) == [0]
+    request, answer = server.next_fetch()
+    assert (request.position, request.producer_id, request.same_host) == (2, 10, False)
+    assert asked.qsize() == 0
+    answer.set_result(FetchAnswer(_batch(2), False))
+
+
+def test_what_arrived_before_an_error_comes_before_it(make: Make) -> None:
+    channel, (server,) = make(1)
+    channel.start_epoch(0, [(0, 0), (0, 1), (0, 2)])
+    server.send(0)
+    _, answer = server.next_fetch()
+    answer.set_exception(SamplingError("worker 0", "ValueError: no luck", ""))
+    wait_until(lambda: channel._error is not None, "the error is known")
+    assert channel.ready()
+    assert _taken(channel, 1) == [0]
+    for _ in range(2):
+        with pytest.raises(SamplingError, match="no luck"):
+            channel.next(60.0)
+
+
+def test_answers_of_an_epoch_that_was_broken_off_are_dropped(make: Make) -> None:
+    channel, (server,) = make(1)
+    channel.start_epoch(0, [(0, 0), (0, 1)])
+    old = [server.next_fetch() for _ in range(2)]
+    channel.cancel()
+    name, arguments = server.calls[-1]
+    assert (name, arguments["request"].generation) == ("cancel_epoch_sampling", 1)
+    channel.start_epoch(1, [(0, 0), (0, 1)])
+    _, answer = old[0]
+    answer.set_result(FetchAnswer(_batch(0), False))
+    _, answer = old[1]
+    answer.set_exception(SamplingError("worker 0", "ValueError: of the epoch before", ""))
+    request, answer = server.next_fetch()
+    assert (request.generation, request.position) == (3, 0)
+    answer.set_result(FetchAnswer(_batch(1), False))
+    server.send(0, finished=True)
+    _arrived(channel, 2)
+    assert _taken(channel, 2) == [0, 1]
+    assert channel.next(60.0) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (FetchAnswer(_batch(9), False), "batch 9 of epoch 0, which was not asked for"),
+        (FetchAnswer(_batch(0), True), "ended epoch 0 with 1 batches to come"),
+        (FetchAnswer(None, False), "ended epoch 0 with 2 batches to come"),
+        (FetchAnswer(_batch(0, layout=[("x", "float32", (2,), -8)]), False), "at byte -8"),
+        (FetchAnswer(_batch(0, layout=[("x", "float32", (-2,), 0)]), False), r"shape \(-2,\)"),
+        (FetchAnswer(_batch(0, layout=[("x", "object", (2,), 0)]), False), "type 'object' came"),
+        (FetchAnswer(_batch(0, parts=[]), False), "came as"),
+    ],
+)
+def test_what_no_server_says_is_refused(answer: FetchAnswer, words: str, make: Make) -> None:
+    channel, (server,) = make(1)
+    channel.start_epoch(0, [(0, 0), (0, 1)])
+    _, question = server.next_fetch()
+    question.set_result(answer)
+    wait_until(lambda: channel._error is not None, "it is refused")
+    with pytest.raises(ProtocolError, match=words):
+        [channel.next(60.0) for _ in range(3)]
+
+
+def test_silence_is_an_error_that_says_what_the_workers_do(make: Make) -> None:
+    channel, _ = make(2)
+    channel.start_epoch(0, [(0, 0)])
+    with pytest.raises(PeerTimeoutError, match=r"no batch .* 0\.0 s; .*server 0: worker 0 draws"):
+        channel.next(0.01)
+
+
+@pytest.mark.parametrize("watched", [None, [0], [0, 1]])
+def test_the_loss_of_a_server_that_is_watched_is_an_error(watched: Any, make: Make) -> None:
+    channel, (zero, one) = make(2, watched=watched)
+    channel.start_epoch(0, [(0, 0)])
+    one.error = ServerDiedError("storage server 1 is gone")
+    channel._cluster.renewals[1] = 1
+    if watched == [0]:
+        zero.send(0, finished=True)
+        assert _taken(channel, 1) == [0]
+        one.error = None
+        with pytest.raises(ServerDiedError, match="storage server 1 was started again"):
+            channel.start_epoch(1, [(1, 0)])
+        return
+    with pytest.raises(ServerDiedError, match="storage server 1 is gone"):
+        channel.next(60.0)
+    one.error = None
+    with pytest.raises(ServerDiedError, match="storage server 1 was started again"):
+        channel.next(60.0)
+
+
+def test_a_server_that_does_not_begin_ends_the_epoch_of_all(make: Make) -> None:
+    channel, (zero, one) = make(2)
+
+    def failing(name: str, **_: Any) -> "Future[Any]":
+        found: Future[Any] = Future()
+        found.set_exception(PeerError("its workers are gone"))
+        return found
+
+    one.call = failing  # type: ignore[method-assign]
+    with pytest.raises(PeerError, match="its workers are gone"):
+        channel.start_epoch(0, [(0, 0), (1, 1)])
+    assert [name for name, _ in zero.calls] == [
+        "start_new_epoch_sampling", "cancel_epoch_sampling",
+    ]  # fmt: skip
+    assert zero.asked["fetch"].qsize() == 0
+
+
+def test_batches_of_this_machine_are_read_where_they_lie_and_given_back(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are dropped while the server is too slow to take others back."""
+    monkeypatch.setenv(SAME_MEMORY_VARIABLE, "1")
+    monkeypatch.setattr(channel_module, "_GIVE_BACK_S", 0.01)
+    mark, fd = HostMark(), segments.create_memfd(8)
+    try:
+        os.pwrite(fd, np.array([7, 7], np.float32).tobytes(), 0)
+        where = {"region": region_of(fd, 8), "columns": {}, "parts": []}
+        channel, (server,) = make(1)
+        server.mark = mark.mark
+        channel.start_epoch(0, [(0, batch) for batch in range(4)])
+        given_back = server.asked["give_back"]
+        for batch in range(4):
+            server.send(batch, finished=batch == 3, lease=100 + batch, **where)
+            _arrived(channel, 1)
+            message = channel.recv(60.0)
+            assert message["x"].tolist() == [7.0, 7.0]
+            del message
+            gc.collect()
+        first, slow = given_back.get(timeout=60)
+        assert given_back.qsize() == 0, "the answer to the first is still to come"
+        slow.answer.set_result(Nothing())
+        channel.start_epoch(1, [(0, 0)])
+        server.send(0, finished=True, lease=200, **where)
+        second, answer = given_back.get(timeout=60)
+        told = first.leases + second.leases
+        assert told == (100, 101, 102, 103), "nothing was forgotten meanwhile"
+        answer.answer.set_result(Nothing())
+    finally:
+        channel.close()
+        mark.close()
+        os.close(fd)
+
+
+def test_a_closed_channel_says_so(make: Make) -> None:
+    channel, _ = make(1)
+    with pytest.raises(UsageError, match="only receives"):
+        channel.send({})
+    channel.start_epoch(0, [(0, 0)])
+    assert channel.empty()
+    channel.close()
+    channel.close()
+    with pytest.raises(UsageError, match="the channel is closed"):
+        channel.next(60.0)
+    with pytest.raises(UsageError, match="the channel is closed"):
+        channel.start_epoch(1, [])

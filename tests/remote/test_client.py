@@ -1,0 +1,142 @@
+"""A compute process's way in: who it is, and what it may ask for."""
+
+from concurrent.futures import Future
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gigl_loader import GraphStoreInfo
+from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, UsageError
+from gigl_loader.graph_store import DistServer
+from gigl_loader.remote import client
+from gigl_loader.remote.client import _no_meeting, compute_rank
+
+HOST = "127.0.0.1"
+
+
+class _Cluster:
+    """Servers that answer as the test says."""
+
+    world_size = 2
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.answer: Future[Any] = Future()
+
+    def link(self, server: int) -> Any:
+        def call(name: str, timeout_s: float, /, **arguments: Any) -> "Future[Any]":
+            self.calls.append((server, name, arguments))
+            return self.answer
+
+        return SimpleNamespace(call=call)
+
+    def ask_each(self, name: str, each: Any, timeout_s: float, reconnect_s: float) -> Any:
+        self.calls.append((name, each))
+        return dict.fromkeys(each, "an answer")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
+    made = _Cluster()
+    monkeypatch.setattr(client, "_cluster", made)
+    return made
+
+
+def test_torchrun_ranks(monkeypatch):
+    info = GraphStoreInfo(1, 2, 3, HOST, HOST, HOST, 0, 0, 0, 1, 0)
+    monkeypatch.setenv("RANK", "1")
+    assert compute_rank(2, info) == 5  # one process per machine was started
+    monkeypatch.setenv("GROUP_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert compute_rank(2, info) == 5  # by a torchrun of fewer processes
+    monkeypatch.setenv("GROUP_RANK", "1")
+    monkeypatch.setenv("RANK", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert compute_rank(1, info) == 4  # torchrun started all
+    for outside in (3, -1):
+        with pytest.raises(ConfigError, match=r"local_rank must be in \[0, 3\)"):
+            compute_rank(outside, info)
+
+
+def test_methods_are_asked_by_name_with_all_their_arguments(cluster: _Cluster) -> None:
+    client.call_server(1, DistServer.destroy_sampling_producer, 5)
+    client.call_server(0, DistServer.fetch_one_sampled_message, 5, consumer=3)
+    client.call_server(0, DistServer.get_schema)
+    assert [(server, name) for server, name, _ in cluster.calls] == [
+        (1, "destroy_sampling_producer"), (0, "fetch_one_sampled_message"), (0, "get_schema"),
+    ]  # fmt: skip
+    first, second, third = (arguments for _, _, arguments in cluster.calls)
+    assert list(first) == ["producer_id", "linger_s"], "the default, too"
+    assert (second, third) == ({"producer_id": 5, "consumer": 3}, {})
+
+
+class _Other:
+    def status(self) -> None:
+        """Of the same name as a method of the table."""
+
+
+def test_what_servers_do_not_call_is_refused_before_anybody_is_asked(cluster: _Cluster) -> None:
+    for function in (DistServer.close, DistServer.fetch, _Other.status, print):
+        with pytest.raises(ConfigError, match="may ask for these methods of DistServer: create_"):
+            client.call_server(0, function)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"DistServer\.get_free_ports: .*num_ports"):
+        client.call_server(0, DistServer.get_free_ports)
+    with pytest.raises(ConfigError, match="unexpected keyword"):
+        client.call_server(0, DistServer.get_schema, server=1)
+    with pytest.raises(ConfigError, match="too many"):
+        client.ask_servers(DistServer.get_schema, {0: (), 1: (1,)}, 60.0, 0.0)
+    assert cluster.calls == []
+    assert client.ask_servers(DistServer.get_free_ports, {0: (1,), 2: (4,)}, 60.0, 0.0) == {
+        0: "an answer", 2: "an answer",
+    }  # fmt: skip
+    assert cluster.calls == [("get_free_ports", {0: {"num_ports": 1}, 2: {"num_ports": 4}})]
+
+
+def test_answers_and_errors_reach_torch_futures(cluster: _Cluster) -> None:
+    waiting = client.async_request_server(0, DistServer.ping)
+    assert not waiting.done()
+    cluster.answer.set_result(99)
+    assert waiting.wait() == 99
+    assert client.request_server(0, DistServer.ping) == 99
+    cluster.answer = Future()
+    cluster.answer.set_exception(ServerDiedError("it is gone"))
+    with pytest.raises(ServerDiedError, match="it is gone"):
+        client.async_request_server(0, DistServer.ping).wait()
+    with pytest.raises(ServerDiedError, match="it is gone"):
+        client.request_server(0, DistServer.ping)
+
+
+def test_who_has_not_joined_is_told_how() -> None:
+    with pytest.raises(UsageError, match=r"call gigl_loader\.graph_store\.init_compute"):
+        client.current_cluster()
+    client.shutdown_compute_process()
+
+
+def test_compute_processes_that_do_not_meet_are_told_why() -> None:
+    waited, busy = timedelta(seconds=5), RuntimeError("... (EADDRINUSE), address in use\nmore")
+    found = _no_meeting(0, HOST, 1234, waited, busy)
+    assert isinstance(found, ConfigError)
+    assert f"cannot listen on {HOST}:1234" in str(found)
+    for rank, error in ((1, busy), (0, RuntimeError("timed out\nmore"))):
+        found = _no_meeting(rank, HOST, 1234, waited, error)
+        assert isinstance(found, PeerTimeoutError)
+        assert f"compute process {rank} did not meet the others at {HOST}:1234" in str(found)
+        assert "more" not in str(found).split("(")[-1], "the first line of torch's error"
+
+
+def test_prefetching_is_not_limited_by_a_buffer_that_is_not_used(cluster: _Cluster) -> None:
+    dataset = SimpleNamespace(
+        cluster_info=GraphStoreInfo(3, 2, 1, HOST, HOST, HOST, 0, 0, 0, 1, 0),
+        fetch_free_ports_on_storage_cluster=lambda count: list(range(7000, 7000 + count)),
+    )
+    how = {"num_workers": 2, "worker_concurrency": 2, "channel_size": "1MB", "prefetch_size": 50}
+    options = client.worker_options(dataset=dataset, compute_rank=1, worker_key="key", **how)
+    assert (options.prefetch_size, options.master_port) == (50, 7001)
+    assert list(options.server_rank) == [0, 1, 2]
+    assert options.worker_devices == [torch.device("cpu")] * 2
+    for rank in (-1, 2):
+        with pytest.raises(ConfigError, match=r"compute_rank must be in \[0, 2\)"):
+            client.worker_options(dataset=dataset, compute_rank=rank, worker_key="key", **how)
