@@ -46,9 +46,9 @@ def test_who_is_first_to_know_the_rows_makes_the_cache_and_others_map_it() -> No
 
 def test_ranks_whose_batches_name_types_in_another_order_find_the_same_rows() -> None:
     """As a sampler of the user's own may on one rank: the tables lie one after the other."""
-    wide = {("edge", "to"): Table(num_ids=9, capacity=4, references=50,
-                                  matrices={("edge_features", "to"): ("float64", (3,))})}  # fmt: skip
-    tables, ids = {**_tables(10), **wide}, np.array([7])
+    matrices = {("edge_features", "to"): ("float64", (3,))}
+    wide = Table(num_ids=9, capacity=4, matrices=matrices, references=50)
+    tables, ids = {**_tables(10), ("edge", "to"): wide}, np.array([7])
     first = MachineRows.new()
     second = MachineRows.of(first.offer("rows"))
     made, seen = first.cache(tables), second.cache(dict(reversed(tables.items())))
