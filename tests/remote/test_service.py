@@ -169,3 +169,8 @@ def test_a_client_that_is_gone_frees_its_producers(server):
     assert len(server.status()["producers"]) == 1
     server.client_gone((None, 1))
     assert server.status()["producers"] == {}
+
+
+def test_ports_that_are_given_out_differ(server):
+    ports = server.get_free_ports(400)
+    assert len(set(ports)) == 400
