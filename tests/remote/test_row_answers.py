@@ -46,6 +46,7 @@ def test_each_thread_answers_in_memory_of_its_own() -> None:
     """The rows of one connection are not written over by the question of another one."""
     answers, found = RowAnswers(_view(0)), {}
     ids = torch.arange(40)[_view(0).node_books["user"].owner(torch.arange(40)) == 0].tolist()
+    _asked(answers, "node_features", "user", ids)  # what a thread has once asked is there
     both = threading.Barrier(2)
 
     def ask(wanted: list[int]) -> None:

@@ -251,6 +251,16 @@ def test_a_server_that_is_back_takes_part_in_the_next_epoch(cluster) -> None:
     assert [servers for _, servers in producers.created][-1] == [0, 1, 2, 3]
 
 
+def test_no_two_recoveries_of_one_rank_have_one_name(cluster) -> None:
+    """Though the same servers are there: those would answer with the producer of before."""
+    source, producers = _created()
+    for _ in range(2):
+        _loses(cluster, 1)
+    assert len(_epoch(source)) == 16
+    names = [name for name, _ in producers.created]
+    assert len(set(names)) == len(names) == 3
+
+
 def test_a_server_that_was_started_again_gets_a_producer_anew(cluster) -> None:
     source, producers = _created()
     assert len(_epoch(source)) == 16
