@@ -172,12 +172,9 @@ class MetricsListener:
         self._server = _bound(host, port, _tls(host, security))
         self._server.registry = registry
         self.port = int(self._server.server_address[1])
+        # 0.2 s between looks for `shutdown`, which waits for the next one
         self._thread = threading.Thread(
-            # 0.2 s between looks for `shutdown`, which waits for the next one
-            target=self._server.serve_forever,
-            args=(0.2,),
-            name="metrics",
-            daemon=True,
+            target=self._server.serve_forever, args=(0.2,), name="metrics", daemon=True
         )
         self._thread.start()
         _log.info("metrics at %s:%d/metrics", host, self.port)

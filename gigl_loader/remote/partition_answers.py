@@ -268,18 +268,17 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     With ``limit``, these are the first ``limit`` of each.
     """
     indptr, rows = adjacency.indptr, adjacency.locate(nodes)
-    # row 0 stands in for these, so that what is read is in bounds; they count as without edges
-    # below
     known = rows < indptr.numel() - 1  # ids past the end have no edge
+    # row 0 stands in for these, so that what is read is in bounds; they count as without edges
     rows = torch.where(known, rows, 0)
     starts = indptr[rows]
     counts = torch.where(known, indptr[rows + 1] - starts, 0) if indptr.numel() > 1 else nodes * 0
     counts = counts if limit is None else counts.clamp(max=limit)
     most = int(counts.max()) if counts.numel() else 0
     table = nodes.new_full((nodes.numel(), most), -1)
-    # a mask is read row by row on both sides of the assignment, so each neighbour lands in its own
-    # row
     places = torch.arange(most)
     filled = places < counts[:, None]
+    # a mask is read row by row on both sides of the assignment, so each neighbour lands in its own
+    # row
     table[filled] = adjacency.indices[(starts[:, None] + places)[filled]].long()
     return table

@@ -149,7 +149,8 @@ class RemoteSource:
             ConfigError: Ranks share a key and differ in their input.
         """
         self._create = create
-        # before the ranks meet: what is wrong here is an error of all of them, and none may wait
+        # before the ranks meet: all of them are called with the same, so that all fail here and
+        # none waits
         check_turns(gap_s, max_concurrent)
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
