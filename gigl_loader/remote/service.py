@@ -6,6 +6,7 @@ import os
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
@@ -60,6 +61,8 @@ _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER = "over"
 _LOOK_S, _AFTER_FAILURE_S = 30.0, 1.0
 """How long one question for the end of the host's producer waits; and the pause after a failure."""
+_MOST_GONE = 1 << 16
+"""Clients that are remembered as gone: more than a job has, and few of those before it."""
 _END_S = 60.0
 """The most that a closing server waits for a producer's workers to end."""
 
@@ -98,8 +101,9 @@ class DistServer(PartitionAnswers):
         self._host = host
         self._started = time.time()
         self._slots = Slots(server_rank)
-        # for producers that are starting while their client leaves; see `_adopt`
-        self._gone: set[Hashable] = set()
+        # for producers that are starting while one of their clients leaves, or has left: `_adopt`
+        self._gone: OrderedDict[Hashable, None] = OrderedDict()
+        """Clients that left, oldest first."""
         self._ends: dict[int, Rendezvous] = {}
         """Where producers hear of their end, by id."""
         self._mark = HostMark()
@@ -221,8 +225,9 @@ class DistServer(PartitionAnswers):
             "server %d: producer %d (%s) started for %s, workers %s",
             *(self.server_rank, slot.id, shared.key, client, shared.producer.pids),
         )
-        for gone in set(self._gone):  # it left while its producer started
-            self.client_gone(gone)
+        for one in shared.clients:  # not all that ever left: a server serves job after job
+            if one in self._gone:
+                self.client_gone(one)
         # of a producer without a name nobody else knows; on the first server, its consumers end it
         if slot.name and self.meet is not None and self.server_rank != slot.servers[0]:
             threading.Thread(
@@ -427,7 +432,10 @@ class DistServer(PartitionAnswers):
 
     def client_gone(self, client: Hashable) -> None:
         """Release all that a client has: it ended, or can no longer be reached."""
-        self._gone.add(client)  # before the look: `_adopt` asks again for those that are starting
+        # before the look: `_adopt` asks again for those that are starting
+        self._gone[client] = None
+        while len(self._gone) > _MOST_GONE:
+            self._gone.popitem(last=False)  # one step: clients leave in threads of their own
         _at_once(
             self._release_of_gone,
             [
@@ -439,7 +447,7 @@ class DistServer(PartitionAnswers):
 
     def client_back(self, client: Hashable) -> None:
         """Let a client have producers again that was given up and came back."""
-        self._gone.discard(client)
+        self._gone.pop(client, None)
 
     def _release_of_gone(self, producer_id: int, consumer: int, client: Hashable) -> None:
         _log.info("server %d: client %s left producer %d", self.server_rank, client, producer_id)

@@ -323,6 +323,11 @@ class SharedProducer:
     def _all_released(self) -> bool:
         return len(self._released) == len(self._clients)
 
+    @property
+    def clients(self) -> Sequence[Hashable]:
+        """Who takes its batches, by consumer number; those that have released it, too."""
+        return self._clients
+
     def consumers_of(self, client: Hashable) -> list[int]:
         """Return the consumers that a client has not released."""
         if client not in self._clients:
