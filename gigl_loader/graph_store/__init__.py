@@ -31,6 +31,7 @@ __all__ = [
     "shutdown_compute_process",
 ]
 
+# written out, though it repeats the imports above: those are for type checkers, which read no dict
 _MODULES = {
     "DistServer": "remote.service",
     "RemoteReceivingChannel": "remote.channel",

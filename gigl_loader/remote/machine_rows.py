@@ -35,9 +35,11 @@ from gigl_loader.sampler.row_cache import RowCache
 
 _log = logging.getLogger(__name__)
 
+# a page of its own: it is mapped before anybody knows how large the rest is going to be
 _HEADER = 4096
 """Bytes before the cache: the lock, how many bytes of it there are (0: none yet), and for what."""
 _DIGEST = 16
+# the holder may be reserving the whole cache meanwhile, of which the kernel clears every page
 _LOCK_S = 60.0
 
 
@@ -63,12 +65,15 @@ class MachineRows:
 
     def __init__(self, fd: int, *, is_new: bool) -> None:
         self._fd = fd
+        # kept open for as long as this object lives: others open the memory through this descriptor
+        # in /proc, which a mapping alone would not let them do
         self._release = weakref.finalize(self, os.close, fd)
         self._header: Array = tensors.map_shared_tensor(
             fd, _HEADER, torch.uint8, (_HEADER,)
         ).numpy()
         self._nbytes = array_in(self._header, "int64", (1,), MUTEX_BYTES)
         self._digest = self._header[MUTEX_BYTES + 8 :][:_DIGEST]
+        # before anybody is told of the region, so that whoever opens it finds a lock
         if is_new:
             make_mutex(self._header[:MUTEX_BYTES])
         self._mark = HostMark()
@@ -103,6 +108,9 @@ class MachineRows:
             SharedMemoryError: The machine does not have as much memory.
             PeerTimeoutError: A process of this machine that made it was stopped meanwhile.
         """
+        # one order for all: where a table lies follows from those before it, and a sampler of the
+        # user's own may name the types in another order on another rank
+        tables = {owner: tables[owner] for owner in sorted(tables, key=repr)}
         digest = np.frombuffer(_digest_of(tables), np.uint8)
         with self._lock, holding(self._header[:MUTEX_BYTES], _LOCK_S):
             # written last: of one who was killed in the middle nothing is left to be seen
@@ -125,7 +133,7 @@ class MachineRows:
 
 
 def _digest_of(tables: dict[Owner, Table]) -> bytes:
-    found = repr([(owner, tables[owner]) for owner in sorted(tables, key=repr)])
+    found = repr(list(tables.items()))
     return hashlib.blake2b(found.encode(), digest_size=_DIGEST).digest()
 
 
@@ -134,6 +142,8 @@ def _machine() -> str:
 
     Only who has the same name is asked for its memory; `sees` is what decides.
     """
+    # all containers of a machine have its boot id; a pid namespace hides the descriptors of a
+    # process in /proc from others, and another user may not open them
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}"
 
@@ -162,6 +172,7 @@ class OwnRows:
             options: What to keep.
             config: What is sampled.
         """
+        # a loader that reads other matrices would find a cache there that is not for its rows
         reads = [getattr(config, name, None) for name in ("with_edge", "collect_features")]
         what = f"{options.size!r} {reads}"
         of_cluster = _kept.setdefault(cluster, weakref.WeakValueDictionary())
@@ -180,6 +191,7 @@ class OwnRows:
             offers: From `firsts_of_machines`.
         """
         own = self.offer
+        # without an offer this process was told not to share memory, so it opens no other's either
         for one in offers if own is not None else ():
             if (one.machine, one.what) == (_machine(), self.what):
                 self.memory = self._opened(one)
@@ -187,6 +199,7 @@ class OwnRows:
         return self.memory
 
     def _opened(self, offer: RowsOffer) -> MachineRows:
+        # its own offer, or that of a rank whose memory an earlier loader of this process has opened
         if offer.region.inode == self.memory.region.inode:
             return self.memory
         try:
@@ -202,4 +215,6 @@ def firsts_of_machines(offers: Sequence[RowsOffer | None]) -> list[RowsOffer]:
     for one in offers:
         if one is not None:
             by_machine.setdefault((one.machine, one.what), []).append(one)
+    # who is alone keeps its own memory: so what all ranks are told has an entry for each machine
+    # where ranks do share, and none for each rank
     return [some[0] for some in by_machine.values() if len(some) > 1]

@@ -40,11 +40,13 @@ def check_figures(join: Join, server: int, num_servers: int) -> None:
     Raises:
         ConfigError: Says which.
     """
+    # first: where the two sides count differently, a rank does not mean the same server on both
     if join.num_servers != num_servers:
         raise ConfigError(
             f"{join.role.value} {join.rank} counts {join.num_servers} storage servers, server "
             f"{server} counts {num_servers}: give all the same GraphStoreInfo"
         )
+    # server 0 alone counts jobs; at the other servers a client already knows the number of its own
     if join.role is Role.CLIENT and join.job is None and server != 0:
         raise ConfigError(
             f"this is storage server {server}; clients join at server 0: check "
@@ -94,6 +96,8 @@ class News:
 
     def sharing(self, former: "News") -> "News":
         """Return the same, which holds no second copy of what the former ones said, too."""
+        # each news is decoded afresh: of thousands of servers, the addresses would be held once
+        # more by each link that hears them, though they are the same
         same = {
             name: value
             for name in ("addresses", "generations")
@@ -104,9 +108,12 @@ class News:
 
 def hear(caller: Caller, join: Join, on_news: Callable[[News], None]) -> GiglLoaderError:
     """Be here, and hand on what is new, until that ends; return why it did."""
+    # no news have number 0, so the first question is answered without a change
     seen = 0
     try:
         while True:
+            # no deadline: nothing new may happen for the whole job. A server that is gone or silent
+            # ends this wait all the same, as the caller gives it up
             news = caller.ask("watch", Watch(join, seen), News).wait()
             seen = news.number
             on_news(news)

@@ -65,6 +65,8 @@ class Request:
         Raises:
             ConfigError: One of them cannot travel.
         """
+        # fields have no defaults: a second place for those of the methods would drift away from
+        # them, so whoever asks names every argument
         return cls(**{name: values.to_message(value) for name, value in arguments.items()})
 
     @property
@@ -74,6 +76,7 @@ class Request:
         Raises:
             ProtocolError: A tensor is of no type that travels.
         """
+        # not `dataclasses.asdict`, which copies arrays and turns nested dataclasses into dicts
         return {name: values.from_message(value) for name, value in vars(self).items()}
 
 
@@ -340,6 +343,8 @@ class Call:
 
 
 CALLS: dict[str, Call] = {
+    # `fetch` is not among them: a batch is lent or packed by `Handout`, and received into memory of
+    # a pool, which no answer of this table is
     "create_sampling_producer": Call(CreateProducer, Number),
     "destroy_sampling_producer": Call(DestroyProducer, Nothing),
     "release_sampling_producer": Call(ReleaseProducer, Nothing),

@@ -20,6 +20,7 @@ from gigl_loader.workers.counts import BatchCounts
 _log = logging.getLogger(__name__)
 
 _PREFIX = "gigl_loader_"
+# Prometheus' own default for a scrape: whoever waits longer has given up already
 _REQUEST_S = 10.0
 """How long one scrape may take, TLS and all, before its connection is dropped."""
 _PAST = "past"
@@ -59,12 +60,17 @@ class ServerCounts:
     def add(self, stats: dict[str, Any], producer: int) -> None:
         """Count one batch of a producer."""
         with self._lock:
+            # workers of all producers are numbered from 0, so that the number alone would mix their
+            # times
             self._counts.count(stats, (producer, stats.get("worker", 0)), producer)
 
     def forget(self, producer: int) -> None:
         """Keep the sums of a producer that ended, and nothing else of it."""
         counts = self._counts
         with self._lock:
+            # a list, since the loop takes keys out. The sums move, since a counter that falls means
+            # a restart of the server to Prometheus; the keys go, or a server of many jobs would
+            # grow with each of them
             for key in [one for one in counts.busy_s if one[0] == producer]:
                 past = (_PAST, key[1])
                 counts.busy_s[past] = counts.busy_s.get(past, 0.0) + counts.busy_s.pop(key)
@@ -102,8 +108,11 @@ class Collector:
 
     def collect(self) -> Iterator[Any]:
         """Yield a family for each figure; the label ``server`` is the server's rank."""
+        # here and below: the package is optional, and only needed with --metrics-port
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+        # one look for all figures: they belong to the same moment, and the server's locks are taken
+        # once
         status = self._status()
         values = figures(status)
         rank = str(status["server_rank"])
@@ -156,11 +165,14 @@ class MetricsListener:
         _check_installed()
         from prometheus_client import CollectorRegistry
 
+        # not the global registry: there, metrics of other libraries would be exported as the
+        # server's, and a second server in one process would be a duplicate
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Collector(status))
         self._server = _bound(host, port, _tls(host, security))
         self._server.registry = registry
         self.port = int(self._server.server_address[1])
+        # 0.2 s between looks for `shutdown`, which waits for the next one
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.2,), name="metrics", daemon=True
         )
@@ -169,6 +181,8 @@ class MetricsListener:
 
     def close(self) -> None:
         """End. Idempotent."""
+        # in this order: `shutdown` waits for the loop that accepts, which reads the socket that is
+        # closed next
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(_REQUEST_S)
@@ -178,11 +192,13 @@ class _Server(ThreadingHTTPServer):
     """Does each TLS handshake in its connection's thread: a slow client holds up no other."""
 
     daemon_threads = True
+    # a scraper that reads slowly does not hold up the server's end
     block_on_close = False
     tls: ssl.SSLContext | None = None
     registry: Any = None
 
     def finish_request(self, request: Any, client_address: Any) -> None:
+        # before the handshake, which reads as well: a connection that says nothing keeps no thread
         request.settimeout(_REQUEST_S)
         if self.tls is None:
             super().finish_request(request, client_address)
@@ -224,6 +240,7 @@ def _check_installed() -> None:
 
 
 def _tls(host: str, security: Security) -> ssl.SSLContext | None:
+    # first: it refuses an address beyond loopback where nothing was said of who may come in
     security.check_listener(host)
     if is_loopback(host) or security.mode is Mode.INSECURE:
         return None
@@ -238,6 +255,7 @@ def _tls(host: str, security: Security) -> ssl.SSLContext | None:
 def _bound(host: str, port: int, tls: ssl.SSLContext | None) -> _Server:
     try:
         server = _Server((host, port), _Handler)
+    # a port above 65535 is an OverflowError to the socket
     except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot export metrics at {host}:{port}: {error}") from error
     server.tls = tls

@@ -92,6 +92,7 @@ class PartitionAnswers:
 
     def get_edge_partition_book(self, edge_type: EdgeType | None = None) -> Any:
         """Return the owner of each edge of a type; None where no edge is looked up."""
+        # one partition alone has no books, but a wrong type is still to be refused by name
         books = self.dataset.edge_partition_book
         if books is None:
             books = dict.fromkeys(self.dataset.schema.edge_types or ()) or None
@@ -118,10 +119,14 @@ class PartitionAnswers:
                 )
             ids = found
         found = self._of_type(ids, request.node_type, "node")
+        # first the server's part, then the share of it that was asked for: the ids of a server are
+        # the same however many ask for a share, and whichever of the twins answers
         return request.share.cut(self._part_of(request.server).cut(found))
 
     def _part_of(self, server: int | None) -> Share:
         """Return which part of the partition's ids a server of this partition owns."""
+        # twins stand `num_partitions` apart. A server by itself may have a rank beyond
+        # `num_servers`, as one that is asked in its own process has: it still has a part, its own
         own, partitions = self.server_rank, self.num_partitions
         server = own if server is None else server
         twins = range(own % partitions, max(self.num_servers, own + 1), partitions)
@@ -146,6 +151,8 @@ class PartitionAnswers:
         """
         edge_type = request.supervision_edge_type or self._only_supervision_type()
         anchor_type = request.anchor_node_type or edge_type[0]
+        # labels are read from the rows of their source type: with other anchors, these would be
+        # taken for row numbers of nodes that they are not
         if anchor_type != edge_type[0]:
             raise ConfigError(
                 f"anchors of type {anchor_type!r} have no labels of {edge_type}: its anchors are "
@@ -163,6 +170,8 @@ class PartitionAnswers:
         if positive not in adjacency:
             known = [name for name in adjacency if is_label_edge_type(name)]
             raise ConfigError(f"the graph has no labels {positive}; its label edge types: {known}")
+        # cut here, not by who gets them: one hub among the anchors would make the whole table as
+        # wide as its labels
         most = self.dataset.max_labels_per_anchor_node
         labels = {name: padded_rows(adjacency[name], anchors, most) for name in (positive, negative)
                   if name in adjacency}  # fmt: skip
@@ -180,6 +189,7 @@ class PartitionAnswers:
         view, asked = self.dataset.view(), request.unpacked()
         rows = self.row_answers.matrix(asked)
         books: Any = view.edge_books if asked.kind.startswith("edge") else view.node_books
+        # a matrix that is whole here is read by whichever server is asked, not by who owns the ids
         if not rows.whole:
             self._check_owned(asked.ids, asked.name, books.get(asked.name))
         answer = self.row_answers.rows(asked)
@@ -221,6 +231,8 @@ class PartitionAnswers:
         # numpy's two passes: torch would wake its threads for each question
         if book is not None and book.bounds is not None and book.owns(view.partition_idx, ids):
             return
+        # the range first: a negative id would be looked up from the end of the book's table, and be
+        # found
         asked = torch.from_numpy(ids)
         check_ids(asked, name, view.num_nodes.get(name) if book is None else book.num_ids)
         if book is not None and not book.owns(view.partition_idx, asked):
@@ -257,6 +269,7 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     """
     indptr, rows = adjacency.indptr, adjacency.locate(nodes)
     known = rows < indptr.numel() - 1  # ids past the end have no edge
+    # row 0 stands in for these, so that what is read is in bounds; they count as without edges
     rows = torch.where(known, rows, 0)
     starts = indptr[rows]
     counts = torch.where(known, indptr[rows + 1] - starts, 0) if indptr.numel() > 1 else nodes * 0
@@ -265,5 +278,7 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     table = nodes.new_full((nodes.numel(), most), -1)
     places = torch.arange(most)
     filled = places < counts[:, None]
+    # a mask is read row by row on both sides of the assignment, so each neighbour lands in its own
+    # row
     table[filled] = adjacency.indices[(starts[:, None] + places)[filled]].long()
     return table

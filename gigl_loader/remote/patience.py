@@ -10,12 +10,14 @@ _log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
 """Default of how long an outage of the network may last."""
+# most waits are over by then, and a line for each of them would hide those that are not
 _FIRST_REPORT_S = 5.0
 _REPORT_EVERY_S = 10.0
 
 
 def check_patience(patience_s: float) -> None:
     """Raise `ConfigError` unless ``patience_s`` can be waited for."""
+    # as one chain, so that nan, which compares as false, is refused
     if not (isinstance(patience_s, (int, float)) and 0 < patience_s < math.inf):
         raise ConfigError(f"patience_s must be a finite number of seconds > 0, got {patience_s!r}")
 
@@ -34,6 +36,8 @@ class Progress:
     def __init__(self, name: str, deadline: float) -> None:
         self._name = name
         self._started = time.monotonic()
+        # of the whole wait, as the user set it; what is left of it would be another number in each
+        # line
         self._until_s = deadline - self._started
         self._next = self._started + _FIRST_REPORT_S
 

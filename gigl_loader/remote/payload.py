@@ -42,11 +42,13 @@ Columns = dict[str, list[PackedRuns]]
 def pack_batch(layout: Layout, payload: memoryview) -> tuple[Columns, list[np.ndarray]]:
     """Return what is packed, and the bytes of all else, which are views of ``payload``."""
     data = np.frombuffer(payload, np.uint8)
+    # ids and labels of edges in 10 to 30 of their 64 bits: these are most of what is not rows
     columns = {
         key: _pack(array_in(data, dtype, shape, offset))
         for key, dtype, shape, offset in layout
         if _is_packed(dtype, shape)
     }
+    # no copies: the views keep the slot, which its worker writes again once they were sent
     return columns, [data[start:stop] for start, stop, _ in _stretches(layout)]
 
 
@@ -64,10 +66,12 @@ def unpack_batch(
     Raises:
         ProtocolError: They are not what `pack_batch` makes for this layout.
     """
+    # what comes from another process is checked in full before memory is taken for it
     message = _in_place(layout, parts)
     wanted = {key: shape for key, dtype, shape, _ in layout if _is_packed(dtype, shape)}
     for key, shape in wanted.items():
         _check(key, shape, columns.get(key, []))
+    # one buffer for all: it goes back to the pool as a whole, when the last tensor of it is gone
     buffer = take(sum(segments.align(8 * math.prod(shape)) for shape in wanted.values()))
     at = 0
     for key, shape in wanted.items():
@@ -76,6 +80,7 @@ def unpack_batch(
             unpack_runs(column, row)
         message[key] = tensor_in(buffer, "int64", shape, at)
         at += segments.align(out.nbytes)
+    # in the order of the sampler's fields, as a batch has it that did not travel
     return {key: message[key] for key, *_ in layout}
 
 
@@ -86,6 +91,8 @@ def _is_packed(dtype: str, shape: tuple[int, ...]) -> bool:
 
 
 def _pack(values: Array) -> list[PackedRuns]:
+    # of `[2, n]`, the neighbours differ from one to the next, and targets come in runs. Without
+    # runs, the number of words bounds the number of values, which `_check` relies on
     first, *rest = values.reshape(-1, values.shape[-1])
     return [PackedRuns(pack_ints(first), None), *map(pack_runs, rest)]
 
@@ -93,6 +100,8 @@ def _pack(values: Array) -> list[PackedRuns]:
 def _stretches(layout: Layout) -> list[tuple[int, int, Layout]]:
     """Return (first byte, end, tensors) of each stretch of tensors that are not packed."""
     found: list[tuple[int, int, Layout]] = []
+    # neighbours in the slot travel as one array, with the gaps for alignment between them: each
+    # array costs an entry in the header and a read of its own
     is_open = False
     for entry in layout:
         _, dtype, shape, offset = entry
@@ -112,6 +121,7 @@ def _stretches(layout: Layout) -> list[tuple[int, int, Layout]]:
 def _in_place(layout: Layout, parts: list[np.ndarray]) -> SampleMessage:
     """Return the tensors that are not packed, over what came."""
     stretches = _stretches(layout)
+    # an end before the start is a forged layout, which `_lies_within` refuses
     sizes = [(stop - start) if stop > start else 0 for start, stop, _ in stretches]
     if [part.nbytes for part in parts] != sizes:
         raise ProtocolError(
@@ -120,6 +130,7 @@ def _in_place(layout: Layout, parts: list[np.ndarray]) -> SampleMessage:
     return {
         key: tensor_in(part, dtype, shape, offset - start)
         for part, (start, stop, entries) in zip(parts, stretches, strict=True)
+        # the layout is the other process's word: what reaches beyond its part is not read
         for key, dtype, shape, offset in entries
         if _lies_within(offset, segments.nbytes_of(dtype, shape), start, stop)
     }
@@ -146,12 +157,15 @@ def _check(key: str, shape: tuple[int, ...], columns: list[PackedRuns]) -> None:
     fits = len(columns) == rows and columns[0].counts is None
     if not fits or columns[0].values.size != shape[-1]:
         raise ProtocolError(f"{key!r} of shape {shape} came as {len(columns)} rows of other sizes")
+    # further rows may have runs, and become as long as they say; `unpack_runs` stops them at the
+    # length of this one
     columns[0].values.check()
 
 
 def wire_bytes(columns: Columns, parts: list[np.ndarray], layout: Layout) -> dict[str, int]:
     """Return the bytes of a batch by kind: ``"rows"`` of nodes and edges, and ``"structure"``."""
     packed = sum(column.nbytes for some in columns.values() for column in some)
+    # by the layout, since a part has rows and other tensors side by side; the rest is structure
     rows = sum(
         segments.nbytes_of(dtype, shape)
         for key, dtype, shape, _ in layout

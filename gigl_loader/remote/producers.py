@@ -29,6 +29,7 @@ from gigl_loader.workers.producer import LINGER_S
 
 _log = logging.getLogger(__name__)
 
+# a server that lives answers in milliseconds; one that is busy starting workers still does in this
 _PING_S = 5.0
 _RELEASE_S = 60.0
 """How long servers may take to release producers: their workers may linger."""
@@ -65,6 +66,7 @@ class RemoteProducers:
     def replaced(self) -> list[int]:
         """Servers found started again, or connected with again, since: they know no producer."""
         now, then = dict(self._cluster.renewals), self._renewals
+        # both dicts have only servers that were ever lost: 0 times is not written down
         changed = (server for server in now if now[server] != then.get(server, 0))
         return sorted(server for server in changed if server in self._made_on)
 
@@ -75,6 +77,7 @@ class RemoteProducers:
 
     def _note_servers(self, servers: Iterable[int]) -> None:
         self._made_on = Runs.of(sorted(servers))
+        # a copy, since the cluster's goes on counting
         self._renewals = dict(self._cluster.renewals)
 
     # -- creation -------------------------------------------------------------------------------
@@ -86,10 +89,13 @@ class RemoteProducers:
         """Return which batches a server samples, and for whom; see `ProducerRequest`."""
         return ProducerRequest(
             epoch_options=epoch_options,
+            # shards count servers with an input, whichever of them are up: batches keep their
+            # numbers, and so their seeds and draws, while others sample in the place of lost ones
             shard=self._active.index(server) if server in self._active else None,
             num_shards=max(1, len(self._active)),
             client_ranks=Runs.of(ranks),
             request_id=request_id,
+            # all of them, as a rule: then nothing is sent that grows with their number
             servers=NOBODY if len(servers) == len(self._cluster.links) else Runs.of(servers),
         )
 
@@ -112,10 +118,13 @@ class RemoteProducers:
         """
         limit = 3 * epoch_options.timeout_s + _PING_S  # the servers' own, and the way
         self.ids = ByServer()
+        # before anything is asked: a server that is started again meanwhile counts as replaced
         self._note_servers(servers)
         answers = {
             server: call_server(
                 server, create, *self._sampled, options, self._sampler_options,
+                # longer than the wait below, so that an answer that comes late still calls
+                # `_end_late_one`
                 timeout_s=limit + CALL_TIMEOUT_S,
                 request=self.request(server, ranks, epoch_options, request_id, servers),
             )
@@ -134,6 +143,7 @@ class RemoteProducers:
                 error = error or one
                 answer.add_done_callback(partial(self._end_late_one, server))
         if error is not None:
+            # not one consumer's share: no rank has begun to use these
             self._release(found, None, is_broken=True)
             raise error
         self.ids = ByServer.of(found)
@@ -149,8 +159,11 @@ class RemoteProducers:
         while left and (limit := deadline - time.monotonic()) > 0:
             done, left = wait(left, limit, return_when=FIRST_COMPLETED)
             for answer in done:
+                # other errors are told with those of all servers, once each has answered
                 if isinstance(lost := answer.exception(), ServerDiedError):
                     return lost
+        # a ping needs no lock and no worker there: who does not answer it is stopped, or has no
+        # processor
         pings = {
             server: call_server(server, DistServer.ping, timeout_s=_PING_S)
             for server, answer in answers.items()
@@ -172,6 +185,8 @@ class RemoteProducers:
 
     def _end_late_one(self, server: int, answer: "Future[int]") -> None:
         """End a producer that came up after this process gave it up."""
+        # this runs in the thread of that call, and waits for nothing: the next call is begun and
+        # left alone
         if answer.exception() is None:
             call_server(server, DistServer.destroy_sampling_producer, answer.result(), linger_s=0.0)
 
@@ -188,6 +203,7 @@ class RemoteProducers:
             waits: Return when the servers have done so.
         """
         replaced = self.replaced  # a number means another producer there
+        # taken out before anybody is asked, so that a second call finds none
         ids, self.ids = self.ids, ByServer()
         still = {s: p for s, p in ids.items() if s not in replaced}
         self._release(still, consumer, is_broken, waits)
@@ -237,6 +253,7 @@ def check_turns(gap_s: float | None, max_concurrent: int | None) -> None:
 
 def wait_turn(place: int, gap_s: float | None, max_concurrent: int | None) -> None:
     """Let leaders begin in batches."""
+    # by place, without a word between the leaders: each knows its own from the terms
     batch = 0 if max_concurrent is None else place // max_concurrent
     seconds = batch * (gap_s or 0.0)
     if seconds > 0:
@@ -253,5 +270,8 @@ def name_of_recovery(key: str | None, cluster: Cluster, live: Sequence[int], att
         live: Those that take part.
         attempt: Tells it from the recovery before where only this rank knows of that.
     """
+    # ranks come here one by one, and cannot ask each other: what the name is made of is the same on
+    # all that have seen the same servers come and go. With a name of before, servers would answer
+    # with the producer of before
     parts = (key or f"rank {cluster.rank}", cluster.job, live, *cluster.generations, attempt)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

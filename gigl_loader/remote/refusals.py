@@ -25,6 +25,7 @@ def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
         return
     path = options.class_path
     what = "sampler" if isinstance(options, CustomSamplerOptions) else "feature store"
+    # with the dot: leave for `mine.samplers` is none for `mine.samplers_of_others`
     if not any(path == one or path.startswith(f"{one}.") for one in allowed):
         raise ConfigError(
             f"storage server {server} has no leave to import the {what} {path!r}: start it with "
@@ -39,11 +40,14 @@ def check_columns(config: SamplingConfig, view: PartitionView) -> None:
     Raises:
         ConfigError: Says what it lacks.
     """
+    # label edges are looked up for the anchors and never drawn, so they need neither
     walked = {
         name: adjacency
         for name, adjacency in view.adjacency.items()
         if not is_label_edge_type(name)
     }
+    # one type with weights suffices, others are drawn uniformly; edge ids are a column of the batch
+    # for each type
     if config.with_weight and all(one.weights is None for one in walked.values()):
         raise ConfigError(f"edge types {list(walked)} have no weights, which were asked for")
     missing = [name for name, one in walked.items() if not one.has_edge_ids]

@@ -40,6 +40,8 @@ class RendezvousTable:
     """All rendezvous that this server hosts. Thread-safe; nobody waits in here."""
 
     def __init__(self) -> None:
+        # guards all below. Futures are answered while it is held: what waits for them is a thread
+        # of a connection or of a producer, which is only woken by that
         self._lock = threading.Lock()
         self._by_name: dict[str, _Rendezvous] = {}
 
@@ -47,7 +49,9 @@ class RendezvousTable:
         """Take a server's value of a key."""
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
+            # for `fail_all`; each says it, since any of them may come first
             one.servers = request.servers
+            # the same value again where the question was asked again after a lost connection
             one.values.setdefault(request.key, {})[request.rank] = request.value
             self._serve(one, request.key)
         return Nothing()
@@ -74,11 +78,14 @@ class RendezvousTable:
         """Let a server go; its failure, if there is one, ends the waits of all."""
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
+            # a set, since who has left may say so again
             one.left.add(request.rank)
             if request.failure is not None and one.failure is None:
                 server = request.servers[request.rank]
                 one.failure = f"storage server {server} failed: {request.failure}"
             self._serve_all(one)
+            # nobody asks any more; a server that serves job after job would keep what each producer
+            # said
             if len(one.left) >= len(request.servers):
                 del self._by_name[request.name]
         return Nothing()
@@ -87,6 +94,7 @@ class RendezvousTable:
         """End all waits for a server that is lost; None: all waits."""
         with self._lock:
             for one in self._by_name.values():
+                # others may be starting a producer that does without the lost server
                 if server is None or server in one.servers:
                     one.failure = one.failure or why
                     self._serve_all(one)
@@ -97,6 +105,8 @@ class RendezvousTable:
 
     @staticmethod
     def _serve(one: _Rendezvous, key: str) -> None:
+        # what is there is handed out even where a server has failed meanwhile: it may have failed
+        # at a later step, which this one hears of when it gets there
         still, values = [], one.values.get(key, {})
         for request, future in one.waiting.pop(key, []):
             # all wait for all: whoever comes must not look at each that each of the others wants
@@ -141,7 +151,11 @@ class ServerRendezvous(Rendezvous):
         self._server, self._servers = server, Runs.of(servers)
         self._name, self._timeout_s, self._table = name, timeout_s, table
         self._dial = dial
+        # a connection for this rendezvous alone: answers come in the order of the questions, and
+        # that of a `gather` may be long in coming
         self._caller = dial() if dial is not None else None
+        # guards `_closed`: a server that fails and one that closes may be two threads, and one
+        # `leave` is sent
         self._lock = threading.Lock()
         self._closed = False
 
@@ -190,6 +204,7 @@ class ServerRendezvous(Rendezvous):
             try:
                 return future.result(self._timeout_s)
             finally:
+                # after a timeout: the table need not answer what nobody waits for
                 future.cancel()
         assert self._caller is not None
         return self._caller.ask("gather", request, Gathered).wait(self._timeout_s)
@@ -206,6 +221,7 @@ class ServerRendezvous(Rendezvous):
         with self._lock:
             if self._closed:
                 return
+            # before the host is told, which may take seconds: nobody asks here any more meanwhile
             self._closed = True
         request = Leave(self._name, self.rank, self._servers, failure)
         if self._table is not None:

@@ -33,6 +33,7 @@ class RowAnswers:
         Raises:
             ConfigError: There is none.
         """
+        # only of these names: the kind came over the network, and the view has other attributes
         known = getattr(self._view, request.kind) if request.kind in _KINDS else {}
         attribute = request.attribute
         rows: Rows[Any] | None = known.get(
@@ -62,6 +63,8 @@ class RowAnswers:
                 group = kind.partition("_")[0]
                 of_type = name[0] if kind.endswith("_attributes") else name
                 books: Any = self._view.node_books if group == "node" else self._view.edge_books
+                # one book for all matrices of a type: features and labels of a node are owned
+                # together
                 found[group, of_type] = _book(group, of_type, books.get(of_type), rows)
         return list(found.values())
 
@@ -78,6 +81,7 @@ def _num_ids(rows: Rows[Any]) -> int:
     """Return how many ids there are, where all of them are here."""
     if rows.index is not None:
         return rows.first + int(rows.index.shape[0])
+    # ascending, as a binary search finds them
     if rows.ids is not None:
         return int(rows.ids[-1]) + 1 if len(rows.ids) else 0
     return rows.first + int(rows.values.shape[0])
@@ -87,6 +91,7 @@ def _of_arrays(view: PartitionView[Any]) -> PartitionView[Array]:
     """Return the view with arrays for rows; they lie where the tensors do."""
     changed: dict[str, Any] = {}
     for kind in _KINDS:
+        # the kernels that gather take arrays; made once for each thread, not for each question
         changed[kind] = {
             name: dataclasses.replace(
                 rows,

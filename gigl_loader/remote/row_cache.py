@@ -44,6 +44,7 @@ _UNDER_WAY = 3
 """Batches whose rows are asked for at once: the next questions wait at the servers already."""
 _LATE_S = 5.0
 """How much longer than the channel, which knows more of its silence, this waits for a batch."""
+# the thread looks at `_stopped` after each batch; one that waits longer than that waits for rows
 _JOIN_S = 2.0
 
 
@@ -123,14 +124,19 @@ class RowKeeper:
         self._machine_rows = machine_rows
         self._options, self._room, self._timeout_s = options, room, timeout_s
         self._pin, self._pool = pin_memory, BufferPool(pin_memory)
+        # half of the limit at most, so that there is time left to fetch what others did not
         self._patience = Patience(min(READY_S, timeout_s / 2))
         self._questions = RowQuestions(cluster, self._pool.take_leased, timeout_s)
+        # connections of its own, since answers come in the order of the questions: a batch beside
+        # the epoch would wait for the rows of several batches of it
         self._at_once = RowQuestions(cluster, self._pool.take_leased, timeout_s)
         """Of batches beside the epoch, which another thread fills."""
         self._cache: RowCache | None = None
         self._look_ahead: LookAhead | None = None
         self._sequence = self._user = -1
         self._channel: RemoteReceivingChannel | None = None
+        # guards `_filled`, `_error` and the flags, which two threads use: the one that fills, and
+        # the one that takes. The cache and what is drawn or asked belong to the first alone
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -144,9 +150,11 @@ class RowKeeper:
     def begin(self, channel: RemoteReceivingChannel, total: int) -> None:
         """Fill the ``total`` batches of the epoch that ``channel`` has begun."""
         self.stop()
+        # here and not in the thread: what a server says to it is raised to who begins the epoch
         self._questions.meet()
         self._channel, self._stopped, self._sequence = channel, False, self._sequence + 1
         if self._look_ahead is not None:
+            # before the first batch there is none: `_make_cache` begins that epoch
             self._look_ahead.begin(self._sequence, total)
         self._last_progress = time.monotonic()
         self._thread = threading.Thread(
@@ -167,12 +175,16 @@ class RowKeeper:
             if thread.is_alive():
                 self._questions.hang_up()  # or for rows
                 thread.join(self._timeout_s + _LATE_S)
+        # only now that nobody fills: rows of the epoch before would be handed out as those of the
+        # next one
         self._filled.clear()
         self._error = None
 
     def close(self) -> None:
         """Stop, and wake whoever waits. Idempotent."""
         with self._changed:
+            # before `stop`, so that who waits in `next` is told that it is closed, and not that the
+            # epoch is over
             self._closed = True
             self._changed.notify_all()
         self.stop()
@@ -202,10 +214,13 @@ class RowKeeper:
         started = time.monotonic()
         with self._changed:
             while not self._filled:
+                # what is filled goes first, errors only then: each batch before a failure is still
+                # handed out
                 if self._closed:
                     raise UsageError("the channel is closed: the loader was shut down")
                 if self._error is not None:
                     raise self._error
+                # it has ended without an error and all is taken: the end of the epoch
                 if self._thread is None or not self._thread.is_alive():
                     return None
                 quiet = time.monotonic() - max(self._last_progress, started)
@@ -239,6 +254,7 @@ class RowKeeper:
             self._fail(PeerError(f"rows of a batch: {type(error).__name__}: {error}"))
         finally:
             with self._changed:
+                # a thread that `stop` did not wait for to its end may end in a later epoch
                 self._thread = None if self._thread is threading.current_thread() else self._thread
                 self._changed.notify_all()
 
@@ -255,7 +271,7 @@ class RowKeeper:
             self._fill_drawn(total, drawn, asked)
         finally:  # of an epoch that was broken off
             if self._cache is not None:
-                for batch in drawn:
+                for batch in drawn:  # the cache would keep rows for them that nobody comes for
                     self._cache.forget(batch.number)
             for filling in asked:
                 filling.abandon()
@@ -264,7 +280,10 @@ class RowKeeper:
         assert self._channel is not None, "`begin` sets it"
         num_drawn = num_asked = 0
         while (num_asked < total or asked) and not self._stopped:
+            # first what is drawn, then what is asked, last what is filled: so the next questions
+            # are at the servers before this thread waits for the answers to earlier ones
             wants = num_drawn < total and num_drawn <= num_asked + self._ahead(num_asked)
+            # the channel is waited for only where no batch could be filled meanwhile
             if wants and (self._channel.ready() or not asked):
                 received = self._channel.next()
                 if received is None:  # broken off
@@ -275,6 +294,8 @@ class RowKeeper:
                 asked.append(self._ask(drawn.popleft(), asked))
                 num_asked += 1
             elif asked:
+                # taken out only then: if this fails, `_fill_each` abandons its rows with the
+                # others'
                 self._hand_over(self._filled_up(asked[0], asked))
                 asked.popleft()
             else:
@@ -284,6 +305,7 @@ class RowKeeper:
         """Return how many batches to know beyond the next one."""
         if self._look_ahead is None:
             return 0
+        # the limit counts the batch that is next as well
         return self._look_ahead.limit(taken, 0) - 1
 
     def _has_room(self, under_way: int) -> bool:
@@ -313,6 +335,8 @@ class RowKeeper:
         if self._cache is not None and self._look_ahead is not None:
             wanted = batch.wanted()
             batch.number = self._cache.add(self._user, wanted)
+            # ids and edges that wait for their rows: they bound the look-ahead where rows are
+            # narrow
             kept = sum(tensor.nbytes for tensor in batch.received.message.values())
             self._look_ahead.count(self._sequence, self._cache.bytes_of(wanted), kept)
         self._last_progress = time.monotonic()
@@ -322,9 +346,11 @@ class RowKeeper:
         """Make the memory for rows: the first batch says which there are."""
         matrices: dict[Owner, dict[Matrix, tuple[str, tuple[int, ...]]]] = {}
         for one in batch.specs:
+            # of a matrix without columns nothing can be kept, and its rows are made on the spot
             if 0 not in one.shape:
                 rows = matrices.setdefault(owner_of_rows(one), {})
                 rows[one.kind, one.name] = (one.dtype, one.shape)
+        # all rows count as those of other machines: a compute process owns none
         sizes = {owner: self._questions.num_ids(owner) for owner in matrices}
         matrices = {owner: some for owner, some in matrices.items() if sizes[owner]}
         if not matrices:
@@ -335,6 +361,7 @@ class RowKeeper:
         self._cache = shared.cache(tables) or MachineRows.new().cache(tables)
         assert self._cache is not None, "a new one is for these rows"
         self._user = self._cache.join()
+        # memory of this process: no worker reads it, one thread draws and fills
         drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))
         self._look_ahead = LookAhead(self._cache, drawn, options)
         self._look_ahead.begin(self._sequence, total)
@@ -349,6 +376,7 @@ class RowKeeper:
             return self._asked_for(batch, self._questions, dict(plans), earlier)
         except GiglLoaderError:
             for owner, plan in plans.items():
+                # other processes find these slots planned, and would wait for rows that do not come
                 kept = np.flatnonzero(plan < MISSING)
                 if kept.size:
                     self._cache.abandon(owner, -2 - plan[kept], wanted[owner][kept])
@@ -362,13 +390,18 @@ class RowKeeper:
         filling = _Filling(batch, _Counts(), is_alone)
         for (owner, key), remote in batch.remote.items():
             specs = {(one.kind, one.name): one for one in batch.specs_of(owner, key)}
+            # the cache plans once for an owner; further tensors of it with other ids fetch all of
+            # their rows
             plan = plans.pop(owner, None)
             kept = () if self._cache is None else self._cache.matrices(owner)
+            # a slot has rows of all matrices of its owner. Of some of them only, none may be stored
             if plan is None or set(remote.matrices) != set(kept):
                 plan = np.full(remote.ids.size, MISSING, np.int32)
             ask = partial(_ask_rows, questions, specs, filling)
             filling.rows[owner, key] = RemoteRows(
                 owner, remote, plan, self._cache, ask, PoolRoom(self._pool),
+                # a row that is planned to be here may be on its way for one of these, and its slot
+                # be another row's by then
                 [one.rows[owner, key] for one in earlier if (owner, key) in one.rows], is_alone,
             )  # fmt: skip
         return filling
@@ -392,6 +425,7 @@ class RowKeeper:
 
         for one in filling.rows.values():
             one.wait()
+        # looked at again: a loader that came since would wait for these rows
         if not (filling.is_alone and self._is_alone()):
             filling.store()  # before anything of others is waited for, so that none goes around
         for one in filling.rows.values():
@@ -399,6 +433,7 @@ class RowKeeper:
         counts.waited_s = time.perf_counter() - started
         message = {**batch.received.message, **self._written(batch, filling.rows)}
         filling.store()  # alone, what the batch has is not copied before its slots are written
+        # as the sampler had them, and not with the rows at the end
         message = {key: message[key] for key in batch.order}
         counts.took_s = time.perf_counter() - started
         counts.needed = sum(
@@ -419,6 +454,8 @@ class RowKeeper:
             if out.size:
                 source, matrix = rows[_place_of(one)], (one.kind, one.name)
                 gather_rows(source.parts(matrix), out)
+                # after the copy: a slot that another process took meanwhile is seen now, its rows
+                # are fetched again
                 source.repair(matrix, out)
             found[one.key] = tensor_in(buffer, one.dtype, shapes[one.key], at)
             at += size
@@ -432,11 +469,14 @@ def _described(received: Received, questions: RowQuestions) -> _Batch:
         return _Batch(received, list(message), [])
     order, specs = read_rows_apart(message.pop(ROWS).numpy())
     batch = _Batch(replace(received, message=message), order, specs)
+    # each pair once, in the order of the batch: features and labels of the same ids share a plan
     for place in dict.fromkeys(map(_place_of, specs)):
         matrices = list(dict.fromkeys((one.kind, one.name) for one in batch.specs_of(*place)))
         ids = message[place[1]].numpy()
         if matrices and ids.size:
             split = questions.by_owner(place[0], ids)
+            # server after server, so that what is asked of one is a slice and its answer lands in
+            # one piece
             ordered = np.concatenate([ids[places] for places in split.values()])
             batch.remote[place] = Remote(split, ordered, matrices)
     return batch
@@ -447,6 +487,7 @@ def _ask_rows(
     remote: Remote, at: Array, *, again: bool = False,
 ) -> Fetched:  # fmt: skip
     """Ask for the rows of ``remote.ids[at]``; ``at`` ascends."""
+    # `at` counts in ids that are in order of the servers, so each server's part of it is a range
     ends = np.cumsum([0, *(places.size for places in remote.split.values())])
     cuts = np.searchsorted(at, ends)
     pieces = [
@@ -480,6 +521,7 @@ class _Counts:
     def added_to(self, stats: dict[str, Any], has_cache: bool) -> dict[str, Any]:
         """Return what the batch's worker measured, with this."""
         received = {**stats.get("received", {}), "rows": self.row_bytes}
+        # below zero where rows were fetched a second time after others took their slots
         hits = {"cached_rows": max(0, self.needed - self.rows_from.total())} if has_cache else {}
         return {
             **stats, "received": received, "rows_from": dict(self.rows_from), **hits,

@@ -49,6 +49,7 @@ class Fetched:
             PeerTimeoutError: They did not come in time.
             ServerDiedError: A storage server is gone.
         """
+        # of all servers together, and from now on: the answers were under way before anybody waited
         deadline = time.monotonic() + self._timeout_s
         for answer in self._answers:
             try:
@@ -75,6 +76,8 @@ class RowQuestions:
     def __init__(self, cluster: Cluster, take: Callable[[int], Any], timeout_s: float) -> None:
         self._cluster, self._take, self._timeout_s = cluster, take, timeout_s
         self._callers: dict[int, tuple[ServerLink, Caller]] = {}
+        # one for each server, started when it is first asked; more would read the same connection
+        # in turn
         self._threads = ThreadPoolExecutor(max(1, len(cluster.links)), "rows")
         self._server_of: list[int] = []
         """By partition."""
@@ -86,6 +89,8 @@ class RowQuestions:
         Raises:
             PeerError: A server is gone, or did not answer in time.
         """
+        # they say who owns what, which a restarted server does not change: it has the same
+        # partition
         if self._books:
             return
         self._server_of = self._cluster.holders(self._timeout_s)
@@ -104,11 +109,13 @@ class RowQuestions:
     def by_owner(self, owner: Owner, ids: Array) -> Split:
         """Return by server the places in ``ids`` that it has, ascending."""
         book = self._book(owner)
+        # nobody owns rows that are whole everywhere: one server has as good ones as any
         if book.table is None and book.bounds is None:
             return {self._server_of[0]: np.arange(ids.size)} if ids.size else {}
         parts = Book(book.table, book.bounds).owner(ids)
         # numpy sorts the 2 bytes of the narrow ones by radix, four times as fast
         narrow = parts.astype(np.int16) if len(self._server_of) <= 1 << 15 else parts
+        # stable, so that places ascend within a partition: cuts and answers rely on it
         ends = np.cumsum(np.bincount(parts))
         split = np.split(np.argsort(narrow, kind="stable"), ends[:-1])
         return {self._server_of[p]: places for p, places in enumerate(split) if places.size}
@@ -116,6 +123,8 @@ class RowQuestions:
     def ask(self, spec: RowsApart, asked: Sequence[tuple[int, Array]]) -> Fetched:
         """Ask for rows of a matrix: of each server, those of its ids, which come in this order."""
         shape = (sum(ids.size for _, ids in asked), *spec.shape)
+        # one buffer for the rows of all servers, each of which writes its slice: nothing is put
+        # together
         memory = self._take(nbytes_of(spec.dtype, shape))
         rows = array_in(memory, spec.dtype, shape, 0)
         answers, start = [], 0
@@ -127,9 +136,12 @@ class RowQuestions:
         return Fetched(rows, answers, self._timeout_s)
 
     def _ask_one(self, server: int, question: RowsQuestion, out: Array) -> "Future[None]":
+        # by its twin, if it is lost: a row is the same on both
         link = self._cluster.link(self._cluster.stand_in(server))
         try:
             answer = CALLS["get_rows"].answer
+            # asked in this thread and in order, so that all servers work while the answers are
+            # waited for
             reply = self._caller(link).ask(
                 "get_rows", GetRows(question), answer, into=into_array(out)
             )
@@ -145,6 +157,8 @@ class RowQuestions:
         return self._threads.submit(receive)
 
     def _caller(self, link: ServerLink) -> Caller:
+        # by rank, and compared: after a restart there is another link, and the callers of the
+        # former one were closed with it
         known = self._callers.get(link.rank)
         if known is not None and known[0] is link:
             return known[1]
@@ -153,6 +167,7 @@ class RowQuestions:
 
     def hang_up(self) -> None:
         """End what is under way; the next question connects again."""
+        # first, so that no question that comes meanwhile gets one that is being closed
         callers, self._callers = self._callers, {}
         for link, caller in callers.values():
             with contextlib.suppress(GiglLoaderError):
@@ -161,6 +176,7 @@ class RowQuestions:
     def close(self) -> None:
         """End the threads. Idempotent."""
         self.hang_up()
+        # not waited for: each ends as its connection does
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

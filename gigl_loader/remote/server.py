@@ -26,6 +26,7 @@ from gigl_loader.transport import End, Security, address_towards, refuse_loopbac
 
 _log = logging.getLogger(__name__)
 
+# servers load their partitions at their own pace, and server 0 may be the last to be started
 JOIN_TIMEOUT_S = 600.0
 _LOOK_S = 0.25
 """How often a server that waits looks whether it was told to end."""
@@ -65,7 +66,9 @@ class StorageProcess:
             ServerDiedError: Another storage server ended before the jobs were done.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        # until the end of `close`, so that a second signal does not cut it short
         with self._listening_to_signals():
+            # a wait without a limit would not look at `_told`, which no lock and no event announces
             while not self._endpoint.over.wait(_LOOK_S):
                 if self._told:
                     break
@@ -74,6 +77,7 @@ class StorageProcess:
             if self._signal:
                 _log.info("%s: ending", signal.Signals(self._signal).name)
             error = self._endpoint.error
+            # told to end, it ends in good order, even where another one was lost before
             failed = error is not None and not self._told
             if failed:
                 self.close("it lost another storage server", End.LOST_PEER)
@@ -107,6 +111,7 @@ class StorageProcess:
 
     @contextlib.contextmanager
     def _listening_to_signals(self) -> Iterator[None]:
+        # Python lets the main thread alone set handlers
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -115,6 +120,7 @@ class StorageProcess:
             self._signal = number  # said later: nor may a handler write to the log
             self.stop()
 
+        # put back afterwards: a process may go on to serve again, or have handlers of its own
         before = {one: signal.signal(one, on_signal) for one in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -186,6 +192,7 @@ def init_storage_process(
         JoinRefusedError: Server 0 does not let this one in, or is another service.
         PeerTimeoutError: Server 0 did not come up.
     """
+    # all that can be refused is refused before anything listens or is started
     num_servers = cluster_info.num_storage_nodes
     if not 0 <= storage_rank < num_servers:
         raise ConfigError(f"storage_rank must be in [0, {num_servers}), got {storage_rank}")
@@ -200,6 +207,7 @@ def init_storage_process(
     check_place(held.num_partitions, held.partition_idx, storage_rank, num_servers)
     master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
     own = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
+    # `for_workers`: each of them would make a certificate of its own otherwise
     server = DistServer(
         held, storage_rank, num_servers, own, security=security.for_workers(),
         allow_samplers=allow_samplers,
@@ -208,6 +216,8 @@ def init_storage_process(
     leader = None
     if storage_rank > 0:
         leader = Leader(master, master_port, security, name, patience_s)
+    # it takes its port now and lets nobody in before `start`: an address that is taken is known at
+    # once, and a client that is early waits where it will be served
     endpoint = Endpoint(
         server, own, master_port if storage_rank == 0 else port or 0, security, num_jobs, leader,
         patience_s, rejoin_timeout_s,
@@ -217,14 +227,21 @@ def init_storage_process(
     try:
         if metrics_port is not None:
             metrics = MetricsListener(server.status, metrics_host, metrics_port, security)
+        # before anybody is let in: it takes seconds where Numba's cache is empty, and a client's
+        # wait for its first batch would count them
         warm_up()
+        # for GLT's classes, which ask for it. One client stands for all: jobs differ in how many
+        # they have
         _set_server_context(num_servers, storage_rank, "gigl_loader_servers", 1)
         if leader is not None:
+            # server 0 may still be loading. It is waited for here, with words: to the thread that
+            # joins, that nobody listens there means that server 0 is lost
             progress = Progress(name, deadline := time.monotonic() + timeout_s)
             leader.caller.connect(
                 deadline, lambda why: progress.say(f"storage server 0 at {master}:{master_port}")
             )
     except BaseException:
+        # whoever catches the error may try again in this process: the port has to be free then
         StorageProcess(server, endpoint, metrics).close()
         raise
     endpoint.start()
@@ -242,6 +259,7 @@ def _master_address(host: str) -> str:
         ConfigError: It is a name that means only this machine here, and more to others; or none.
     """
     try:
+        # an address means what it says; a name may mean something else on another machine
         ipaddress.ip_address(host)
     except ValueError:
         if host != "localhost":

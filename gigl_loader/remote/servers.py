@@ -39,6 +39,7 @@ class ServerBook:
         self, num_servers: int, num_partitions: int, address: tuple[str, int], generation: int
     ) -> None:
         self._num_servers, self._num_partitions = num_servers, num_partitions
+        # kept when a server leaves: it may come back to where it was
         self._where = {0: (address, generation)}
         self._away: dict[int, _Away] = {}
 
@@ -57,10 +58,12 @@ class ServerBook:
 
         A partition may lose its servers one after another; the last one's time counts.
         """
+        # server 0 is where this is asked, and never among those that joined it
         held = self._partitions({0, *here})
         left: dict[int, _Away] = {}
         for rank, one in self._away.items():
             partition = rank % self._num_partitions
+            # the first one of a partition is compared with itself
             if partition not in held and one.until >= left.get(partition, one).until:
                 left[partition] = one
         return next((one.why for one in left.values() if now >= one.until), None)
@@ -81,6 +84,7 @@ class ServerBook:
         self, here: Iterable[int]
     ) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]] | None:
         """Return addresses and generations of all servers; None: a partition has no server yet."""
+        # so nobody begins with addresses of which it could not read the whole graph
         if len(self._partitions({0, *here})) < self._num_partitions:
             return None
         known = [self._where.get(rank, _UNKNOWN) for rank in range(self._num_servers)]

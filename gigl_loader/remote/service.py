@@ -6,6 +6,7 @@ import os
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
@@ -51,6 +52,8 @@ from gigl_loader.workers.sampled_input import seed_or_drawn
 
 _log = logging.getLogger(__name__)
 
+# not an argument: the methods are those that `CALLS` names, with a field of the request for each
+# parameter, and a client must not say by itself who it is
 caller: ContextVar[Hashable] = ContextVar("caller", default="this process")
 """The client that the request being served came from."""
 
@@ -58,6 +61,8 @@ _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER = "over"
 _LOOK_S, _AFTER_FAILURE_S = 30.0, 1.0
 """How long one question for the end of the host's producer waits; and the pause after a failure."""
+_MOST_GONE = 1 << 16
+"""Clients that are remembered as gone: more than a job has, and few of those before it."""
 _END_S = 60.0
 """The most that a closing server waits for a producer's workers to end."""
 
@@ -96,7 +101,9 @@ class DistServer(PartitionAnswers):
         self._host = host
         self._started = time.time()
         self._slots = Slots(server_rank)
-        self._gone: set[Hashable] = set()
+        # for producers that are starting while one of their clients leaves, or has left: `_adopt`
+        self._gone: OrderedDict[Hashable, None] = OrderedDict()
+        """Clients that left, oldest first."""
         self._ends: dict[int, Rendezvous] = {}
         """Where producers hear of their end, by id."""
         self._mark = HostMark()
@@ -134,13 +141,17 @@ class DistServer(PartitionAnswers):
             drawn = EpochOptions(seed=seed_or_drawn(sampling_config.seed))
             request = ProducerRequest(epoch_options=drawn)
         client = caller.get()
+        # before a slot is taken: what is refused leaves nothing that others could wait for
         for options in (sampler_options, request.epoch_options.feature_store):
             check_leave(options, self._allowed, self.server_rank)
+        # a worker key is of its job: two jobs at a time may name theirs alike
         job = client[0] if isinstance(client, tuple) else None
         slot, is_first = self._slots.take(
             job, worker_options.worker_key, request.request_id, self._taking_part(request)
         )
         if not is_first:
+            # to join the others, to start the workers and to connect them: each waits `timeout_s`,
+            # as a rule
             slot.ready.wait(3 * request.epoch_options.timeout_s)
             if slot.error is not None:
                 raise slot.error
@@ -156,6 +167,7 @@ class DistServer(PartitionAnswers):
             )
             self._adopt(slot, shared, client)
         except BaseException as error:
+            # before the slot is forgotten and `ready` is set: whoever waited reads it then
             slot.error = error
             self._forget(slot.id)
             raise
@@ -170,6 +182,8 @@ class DistServer(PartitionAnswers):
         rendezvous = self._rendezvous(request)
         try:
             check_columns(config, self.dataset.view())
+            # enough for all that a client asks for ahead, and for every thread of every worker to
+            # have a task
             capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
             memory = ServerMemory(capacity)
             producer = DistSamplingProducer(
@@ -180,6 +194,7 @@ class DistServer(PartitionAnswers):
             if rendezvous is not None:
                 rendezvous.fail(f"{type(error).__name__}: {error}")
             raise
+        # not within the block above: it tells the others itself where it fails
         producer.init(rendezvous, self._security)
         client = caller.get()
         job = client[0] if isinstance(client, tuple) else None
@@ -203,17 +218,22 @@ class DistServer(PartitionAnswers):
         return request.servers or Runs.of(range(self.num_servers))
 
     def _adopt(self, slot: Slot, shared: SharedProducer, client: Hashable) -> None:
+        # before the look at `_gone`, and `client_gone` notes there before it looks at the slots:
+        # whichever of the two comes second sees what the other one did
         slot.shared = shared
         _log.info(
             "server %d: producer %d (%s) started for %s, workers %s",
             *(self.server_rank, slot.id, shared.key, client, shared.producer.pids),
         )
-        for gone in set(self._gone):  # it left while its producer started
-            self.client_gone(gone)
+        for one in shared.clients:  # not all that ever left: a server serves job after job
+            if one in self._gone:
+                self.client_gone(one)
+        # of a producer without a name nobody else knows; on the first server, its consumers end it
         if slot.name and self.meet is not None and self.server_rank != slot.servers[0]:
             threading.Thread(
                 target=self._end_with_host, args=(slot,), name=f"end of {slot.id}", daemon=True
             ).start()
+        # `close` ends the producers that are up, and this one came up after it had looked
         if self._slots.closed:
             shared.close(0.0)
 
@@ -232,8 +252,11 @@ class DistServer(PartitionAnswers):
     def _await_end(self, slot: Slot) -> None:
         assert self.meet is not None
         rendezvous = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
+        # for `close`, which ends the wait here by closing it
         self._ends[slot.id] = rendezvous
         try:
+            # asked in pieces of `_LOOK_S`: when the producer has ended here, this thread ends
+            # within one of them
             while self._slots.has(slot):
                 try:
                     rendezvous.wait_for(_OVER)
@@ -265,6 +288,8 @@ class DistServer(PartitionAnswers):
         slot = self._slots.forget(producer_id)
         if slot is None:
             return None
+        # here, since a producer that failed to start is forgotten, too, and others may wait for its
+        # end
         self._tell_of_end(slot)
         return slot.shared
 
@@ -294,6 +319,7 @@ class DistServer(PartitionAnswers):
         Raises:
             UsageError: There never was such a producer, or consumer.
         """
+        # asked again after a lost connection, or once a client is gone: there is nothing left to do
         if self._slots.is_over(producer_id):
             return
         if self._slots.producer(producer_id).release(consumer):
@@ -302,6 +328,7 @@ class DistServer(PartitionAnswers):
     def _end(self, producer_id: int, linger_s: float = LINGER_S) -> None:
         shared = self._forget(producer_id)
         if shared is not None:
+            # first: until then batches are counted, and would enter the producer's sums again
             shared.close(linger_s)
             self._counts.forget(producer_id)
             _log.info(
@@ -385,6 +412,7 @@ class DistServer(PartitionAnswers):
             PeerError: A worker died, stalled or raised.
         """
         shared = self._slots.producer(producer_id)
+        # it came over the network, and a negative index would be read from the end of the input
         if index.dtype != torch.int64 or index.dim() != 1 or not shared.has_seeds(index):
             raise ProtocolError(
                 f"producer {producer_id} was asked for seeds at {index.dtype} "
@@ -404,7 +432,10 @@ class DistServer(PartitionAnswers):
 
     def client_gone(self, client: Hashable) -> None:
         """Release all that a client has: it ended, or can no longer be reached."""
-        self._gone.add(client)  # before the look: `_adopt` asks again for those that are starting
+        # before the look: `_adopt` asks again for those that are starting
+        self._gone[client] = None
+        while len(self._gone) > _MOST_GONE:
+            self._gone.popitem(last=False)  # one step: clients leave in threads of their own
         _at_once(
             self._release_of_gone,
             [
@@ -416,7 +447,7 @@ class DistServer(PartitionAnswers):
 
     def client_back(self, client: Hashable) -> None:
         """Let a client have producers again that was given up and came back."""
-        self._gone.discard(client)
+        self._gone.pop(client, None)
 
     def _release_of_gone(self, producer_id: int, consumer: int, client: Hashable) -> None:
         _log.info("server %d: client %s left producer %d", self.server_rank, client, producer_id)
@@ -427,7 +458,9 @@ class DistServer(PartitionAnswers):
 
     def close(self) -> None:
         """End all producers. Idempotent."""
+        # first: a producer that comes up from here on ends itself
         ids = self._slots.close()
+        # wakes the threads of `_end_with_host`, which would wait for hosts that may be gone
         for rendezvous in list(self._ends.values()):
             rendezvous.close()
         _at_once(self._end, [(number, 0.0) for number in ids])
@@ -439,6 +472,7 @@ class DistServer(PartitionAnswers):
         """Return this server's state as plain values."""
         view = self.dataset.view()
         shared, starting = self._slots.started(), self._slots.starting()
+        # its lock is given back before those of the producers are taken
         connections = self.connections()
         producers = {number: producer.status() for number, producer in shared.items()}
         failed = sorted(number for number, one in producers.items() if one["failed"] is not None)
@@ -474,6 +508,7 @@ def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) ->
     for thread in threads:
         thread.start()
     for thread in threads:
+        # daemons: a process that has to end does so, though the workers of some producer do not
         thread.join(_END_S)
 
 

@@ -26,12 +26,15 @@ from gigl_loader.workers.producer import DistSamplingProducer
 
 _log = logging.getLogger(__name__)
 
+# a batch wakes the thread at once; this is how late it notices that it is to end, or that workers
+# stand still
 _POLL_S = 0.25
 _STALL_SHARE = 0.8
 """Of the deadline of those who wait, after which workers without progress are replaced: so that the
 batch of another one comes in time."""
 _MOST_WAITING = 256
 """Fetches of one consumer that may wait at once; more are a broken client."""
+# clients count from 1, and plain calls say 0
 _NONE, _BROKEN = -1, -2
 
 Fetched = tuple[Received | None, bool]
@@ -127,6 +130,9 @@ class SharedProducer:
         self.key, self.producer = key, producer
         self._memory, self._request, self._limit_bytes = memory, request, limit_bytes
         self._limit, self._count = memory.capacity, count
+        # guards all of the consumers, and is taken before the producer's lock, which never asks for
+        # this one. Taken twice by one thread where a failure is found while batches are served, see
+        # `_serve_all`
         self._lock = threading.RLock()
         self._clients = clients
         self._consumers: dict[int, _Consumer] = {}
@@ -135,6 +141,8 @@ class SharedProducer:
         self._hungry: dict[int, None] = {}
         """Consumers whose fetches wait."""
         self._limited = self._limit
+        # held for a whole batch, before `_lock`: the producer has one such batch at a time, and
+        # pumps on
         self._one_at_once = threading.Lock()
         self._at_once: Future[Fetched] | None = None
         self._fatal: GiglLoaderError | None = None
@@ -167,12 +175,15 @@ class SharedProducer:
                 batches = share_of_batches(total, self._request, request.consumer)
             else:
                 batches = request.batches.tolist()
+            # taken out before the next epoch begins, or its first batches would answer fetches of
+            # the last one
             stale = self._take_waiting(consumer)
             consumer.generation, consumer.error = request.generation, None
             consumer.epoch, consumer.batches, consumer.handed_out = epoch, batches, []
             try:
                 self.producer.start_epoch(epoch, batches, stream=request.consumer)
             finally:
+                # nothing is packed for these, so it may be done with the lock held
                 _answer([(future, _STALE) for future in stale])
             return self.producer.rows_apart
 
@@ -180,6 +191,7 @@ class SharedProducer:
         """Break a consumer's epoch off, if it is still the one of ``request.generation``."""
         with self._lock:
             consumer = self._get(request.consumer)
+            # a late one, of an epoch that the next one has replaced already
             if consumer.generation != request.generation:
                 return
             consumer.generation = _BROKEN
@@ -205,6 +217,7 @@ class SharedProducer:
             if consumer.generation == _NONE:
                 raise UsageError(f"producer {self.key!r}: fetch before start_new_epoch_sampling")
             current = request.position is None or request.generation == consumer.generation
+            # no error: the client has asked before it broke the epoch off, and drops what comes
             if consumer.generation == _BROKEN or not current or attempt < consumer.attempt:
                 future.set_result(_STALE)
                 return future
@@ -217,7 +230,9 @@ class SharedProducer:
                 self._go_to(request.consumer, consumer, request.position)
             consumer.waiting.append(future)
             self._hungry[request.consumer] = None
+            # what has arrived is taken at once: the other thread need not be woken for it
             done = self._serve(request.consumer, consumer)
+        # without the lock: the callbacks of these futures pack whole batches
         _answer(done)
         return future
 
@@ -264,6 +279,7 @@ class SharedProducer:
 
     def _go_to(self, number: int, consumer: _Consumer, position: int) -> None:
         """Let the stream stand at ``position``: it does, unless answers were lost."""
+        # fetches are asked ahead, so that positions run in front of what was handed out
         if position > len(consumer.handed_out) + len(consumer.waiting):
             raise ProtocolError(
                 f"producer {self.key!r}: consumer {number} asks for position {position}, but it "
@@ -277,6 +293,7 @@ class SharedProducer:
             "of %d",
             *(self.key, number, position, len(consumer.batches)),
         )
+        # an epoch that failed is not sampled again: these fetches get its error
         if consumer.error is None:
             self.producer.start_epoch(consumer.epoch, to_come, stream=number)
 
@@ -297,6 +314,7 @@ class SharedProducer:
                 return self._all_released
             with contextlib.suppress(GiglLoaderError):  # workers that are gone sample nothing
                 self.producer.cancel_epoch(stream=number)
+            # drops what is under way for it, so that workers have room for the other consumers
             self.producer.remove_stream(number)
             _answer([(future, _STALE) for future in self._take_waiting(consumer)])
             return self._all_released
@@ -304,6 +322,11 @@ class SharedProducer:
     @property
     def _all_released(self) -> bool:
         return len(self._released) == len(self._clients)
+
+    @property
+    def clients(self) -> Sequence[Hashable]:
+        """Who takes its batches, by consumer number; those that have released it, too."""
+        return self._clients
 
     def consumers_of(self, client: Hashable) -> list[int]:
         """Return the consumers that a client has not released."""
@@ -315,6 +338,7 @@ class SharedProducer:
     def _get(self, number: int) -> _Consumer:
         if not 0 <= number < len(self._clients) or number in self._released:
             raise UsageError(f"producer {self.key!r} has no consumer {number}, or released it")
+        # a stream for each that comes, and none for thousands that take no batch from this server
         if number not in self._consumers:
             self._consumers[number] = _Consumer()
             if number > 0:  # a producer has one stream from the start
@@ -348,12 +372,16 @@ class SharedProducer:
                 consumer.waiting.popleft()
                 continue
             received, is_over = self.producer.take(number)
+            # the end, with nothing left, goes on below: it answers the fetch that the client ends
+            # its epoch with
             if received is None and consumer.left > 0:
                 if is_over and consumer.error is not None:
                     done += [(future, consumer.error) for future in self._take_waiting(consumer)]
                 break
             future = consumer.waiting.popleft()
             if received is not None:
+                # handed out is not received: if its connection is lost, the client asks for the
+                # position again
                 consumer.handed_out.append(received.ticket.batch)
                 if self._count is not None:
                     self._count(received.stats)
@@ -364,14 +392,18 @@ class SharedProducer:
         while not self._closing:
             failures: list[tuple[int, SamplingError]] = []
             try:
+                # without the lock, so that fetches are answered and epochs begin while workers are
+                # waited for
                 self.producer.pump(_POLL_S, failures)
             except GiglLoaderError as error:
+                # workers that are told to end do so while they are pumped: then that is no failure
                 if not self._closing:
                     self._fail(error)
                 return
             for number, failure in failures:
                 _log.error("producer %r: %s", self.key, failure)
                 with self._lock:
+                    # noted, and told by `_serve` where the epoch is still the one that failed
                     if number in self._consumers:
                         self._consumers[number].error = failure
                     at_once = self._end_at_once(failure) if number == AT_ONCE_STREAM else []
@@ -382,8 +414,12 @@ class SharedProducer:
     def _serve_all(self) -> None:
         done: _Answers = []
         with self._lock:
+            # slots grow with the batches; one at least, or a consumer with large batches would get
+            # none
             largest = max(self._memory.largest, 1)
             self._limit_all(max(1, min(self._limit, self._limit_bytes // largest)))
+            # a list, since those that are served leave. Not all consumers: thousands may share a
+            # producer, of whom few wait
             for number in list(self._hungry):
                 consumer = self._consumers[number]
                 try:
@@ -405,6 +441,8 @@ class SharedProducer:
         """Give up: hand an error to all consumers, now and from now on."""
         failed: list[Future[Fetched]] = []
         with self._lock:
+            # first, and with the lock: a fetch that comes later finds it, one that came before is
+            # in `waiting`
             self._fatal = error
             for consumer in self._consumers.values():
                 failed += self._take_waiting(consumer)
@@ -434,7 +472,10 @@ class SharedProducer:
 
     def close(self, linger_s: float | None = None) -> None:
         """End the workers. Fetches that wait fail. Idempotent."""
+        # before the workers end, or the thread would take their end for a failure
         self._closing = True
+        # a turn of it, and the start of a worker in another's place. No longer: `shutdown` ends
+        # what it does
         self._thread.join(2 * _POLL_S + 5.0)
         self.producer.shutdown(*(() if linger_s is None else (linger_s,)))
         with self._lock:
@@ -461,6 +502,7 @@ def share_of_batches(total: int, request: ProducerRequest, consumer: int) -> ran
     """Return the batches that this server samples for one consumer, of ``total`` in an epoch."""
     if request.shard is None:
         return range(0)
+    # a slice of a range is a range: it takes no memory for the batches of an epoch
     return range(request.shard, total, request.num_shards)[consumer :: request.num_consumers]
 
 
@@ -478,6 +520,8 @@ class OwnBatches(Sequence[tuple[int, int]]):
     consumer: int = 0
 
     def __len__(self) -> int:
+        # in a round each consumer has one batch of each shard; of the rest, the first `num_shards`
+        # batches are consumer 0's, the next ones consumer 1's
         rounds, rest = divmod(self.total, self.num_shards * self.num_consumers)
         last = min(max(rest - self.consumer * self.num_shards, 0), self.num_shards)
         return rounds * self.num_shards + last

@@ -22,6 +22,7 @@ class Slot:
     """The same on all servers; empty: nobody but the one who asked knows of it."""
     servers: Runs = NOBODY
     """Those that take part; the first one decides when the producer is over."""
+    # a lambda: `threading` is looked up when a slot is made, as the simulation puts its own there
     ready: threading.Event = field(default_factory=lambda: threading.Event())
     shared: SharedProducer | None = None
     error: BaseException | None = None
@@ -36,6 +37,8 @@ class Slots:
 
     def __init__(self, server_rank: int) -> None:
         self._server_rank = server_rank
+        # guards all below. Producers are started, asked and ended without it, since that may take
+        # long
         self._lock = threading.Lock()
         self._slots: dict[int, Slot] = {}
         self._by_key: dict[tuple[Hashable, str], int] = {}
@@ -55,6 +58,7 @@ class Slots:
             UsageError: The server is shutting down.
         """
         with self._lock:
+            # with the lock, as it is set: a producer is either refused here or found by `close`
             if self.closed:
                 raise UsageError(f"storage server {self._server_rank} is shutting down")
             if request_id in self._by_request:  # asked again after a lost connection
@@ -63,6 +67,8 @@ class Slots:
             known = self._by_key.get((job, key)) if key is not None else None
             slot = self._slots[known] if known is not None else None
             slot = slot or Slot(self._next_id, request_id, servers)
+            # who joins a key may ask again, too: it is to get this slot, and not one of a later
+            # producer of the key
             if request_id:
                 self._remember(request_id, slot)
             if known is not None:
@@ -81,7 +87,10 @@ class Slots:
     def forget(self, number: int) -> Slot | None:
         """Let a slot go; None where somebody else has done so."""
         with self._lock:
+            # also where it never came up: who asks for it is told that it was destroyed, and not
+            # that there never was one
             self._over.add(number)
+            # others that come with the key get a producer of their own, and not one that is ending
             self._by_key = {k: v for k, v in self._by_key.items() if v != number}
             return self._slots.pop(number, None)
 
@@ -101,6 +110,7 @@ class Slots:
         """
         with self._lock:
             slot = self._slots.get(number)
+        # with no `shared` it is starting: nobody has been told its number
         if slot is None or slot.shared is None:
             what = "was destroyed" if number in self._over else "never existed"
             raise UsageError(

@@ -88,16 +88,20 @@ class RemoteSource:
                 f"{len(inputs)} for servers {self._servers}"
             )
         self._cluster = current_cluster()
+        # any server may have to sample for a lost one, so none may be left out
         if sorted(self._servers) != list(range(len(self._cluster.links))):
             raise ConfigError(
                 f"worker_options.server_rank must name all {len(self._cluster.links)} storage "
                 f"servers, got {self._servers}"
             )
         self._config, self._sampler_options = config, sampler_options
+        # the caller's object may be used for another loader, with other servers
         self._options = copy.copy(options)
         self._options.server_rank = self._servers
         self.epoch_options = replace(epoch_options, asks_for_rows=True)
         self._pin_memory, self._shard = pin_memory, shard
+        # whole, and sent to each server: so each can sample any batch, in the place of a lost one
+        # too
         self._input = concatenated(inputs)
         self._active = those_of(
             self._servers,
@@ -145,10 +149,13 @@ class RemoteSource:
             ConfigError: Ranks share a key and differ in their input.
         """
         self._create = create
+        # before the ranks meet: all of them are called with the same, so that all fail here and
+        # none waits
         check_turns(gap_s, max_concurrent)
         rank, world_size = self._cluster.rank, self._cluster.world_size
         key = self._options.worker_key or f"rank {rank}"
         how = (self._config, self.epoch_options.expansion)
+        # a digest and not the input: rank 0 compares those of all ranks
         digest = digest_of(self._input, how, self._active)
         shared = what_all_share(
             self._shard, self._config, self._sampler_options, self.epoch_options,
@@ -160,12 +167,16 @@ class RemoteSource:
         offer = Offer(key, digest, self.epoch_options, shared, of_rows)
         decide = partial(settle, f'shard="{self._shard}"')
         terms = decide_with_ranks(offer, world_size, Offer, decide, Terms)
+        # on all ranks at once, as all were told the same: no rank is left waiting for producers
         if terms.error is not None:
             raise ConfigError(terms.error)
         self._machine_rows = rows.agreed(terms.rows) if rows is not None else None
         group = terms.of(rank, key, self.epoch_options)
         ranks, leader = group.ranks, group.ranks[0]
+        # in one epoch for all ranks, one seed and order count; else those of whoever shares the
+        # producers
         options = terms.first if self._shard == "world" else group.options
+        # None: another rank creates the producers, and tells of them
         outcome: Any = None
         if group.differ:
             outcome = ConfigError(
@@ -176,6 +187,8 @@ class RemoteSource:
         elif rank == leader:
             wait_turn(terms.place(rank), gap_s, max_concurrent)
             outcome = self._create_all(create, ranks, options)
+        # told and not raised: the other ranks wait in the next exchange, and are to fail with these
+        # words
         failure = describe(outcome) if isinstance(outcome, Exception) else None
         made = ByServer.of(outcome) if isinstance(outcome, Mapping) else None
         told = Outcome(made, failure)
@@ -211,15 +224,20 @@ class RemoteSource:
                 options = copy.copy(self._options)
                 options.worker_key = request_id  # its own has what was tried before
                 time.sleep(_AGAIN_S)
+            # whatever it is: the other ranks would wait for who raised here
             except Exception as error:
                 return error
 
     def _adopt(
         self, own: Any, failure: Exception | None, ranks: Runs, epoch_options: EpochOptions
     ) -> None:
+        # before a failure is raised: the producers are known then, and this rank's share of them is
+        # released
         if isinstance(own, Mapping) and self._cluster.rank != ranks[0]:
             self._adopt_from_leader(own)
         self._consumer, self._num_consumers = ranks.index(self._cluster.rank), len(ranks)
+        # where one rank failed, all release what they got: a loader on some of the ranks is of no
+        # use
         if failure is not None:
             self._broken = True
             self._producers.release(self._consumer, is_broken=True)
@@ -237,6 +255,7 @@ class RemoteSource:
         self._producers.adopt(ids)
 
     def _open_channel(self) -> None:
+        # where all servers with input are lost, others sample for them
         self._sampling = those_of(self._active, set(self._live)) or self._live
         self.channel = RemoteReceivingChannel(
             self._sampling,
@@ -253,6 +272,8 @@ class RemoteSource:
     def _row_keeper(self) -> RowKeeper:
         if self._rows is None:
             options = self.epoch_options
+            # as many as the channel may have on its way, of all servers; two at least, so that one
+            # can be filled while one is taken
             room = max(2, self._options.prefetch_size * max(1, len(self._active)))
             self._rows = RowKeeper(
                 self._cluster, options.cache, room, options.timeout_s, self._pin_memory,
@@ -279,6 +300,8 @@ class RemoteSource:
         self._epoch, self._to_come = epoch, deque(batches)
         with self._noting_failures():
             try:
+                # between two epochs: a server that is back would cost the epoch under way its
+                # producers
                 self._take_in()
                 self._begin()
             except GiglLoaderError as error:
@@ -290,6 +313,7 @@ class RemoteSource:
         places = {server: place for place, server in enumerate(self._sampling)}
         batches = [self._place(index, places) for index in self._to_come]
         self._channel.start_epoch(self._epoch, batches)
+        # only the servers' answer to the start of an epoch says whether rows come with the batches
         if self._rows is not None or self._channel.rows_apart:
             self._row_keeper().begin(self._channel, len(self._to_come))
 
@@ -297,6 +321,8 @@ class RemoteSource:
         """Return who samples a batch, by place among those that sample, and the batch."""
         place, batch = self._share[index]
         server = self._active[place]
+        # a twin that samples has the same rows in its memory. Where there is none, the batch is
+        # dealt out by its number, which is the same on each attempt
         if server not in places:
             twin = self._cluster.twin_of(server, self._sampling)
             server = self._sampling[batch % len(self._sampling)] if twin is None else twin
@@ -321,6 +347,8 @@ class RemoteSource:
         if received is None:
             return received
         index = self._share.index_of(received.ticket.batch)
+        # near the front, as batches come nearly in this order: the search does not grow with the
+        # epoch
         self._to_come.remove(index)
         return replace(received, ticket=replace(received.ticket, batch=index))
 
@@ -335,6 +363,7 @@ class RemoteSource:
         if replaced := self._producers.replaced:
             raise ServerDiedError(f"storage servers {replaced} were started again")
         back = set(self._servers) - set(self._live) - set(self._cluster.lost)
+        # at 0 nothing is made anew: the loader ends with the servers that it began with
         if back and self.epoch_options.reconnect_timeout_s > 0:
             _log.warning("storage servers %s are back, and sample again", sorted(back))
             self._make_anew(time.monotonic())
@@ -355,6 +384,7 @@ class RemoteSource:
         _log.warning(
             "%s (the epoch goes on with a twin of it, or with itself within %.0f s)", error, limit
         )
+        # for all attempts together, among which further servers may be lost
         deadline = time.monotonic() + limit
         while True:
             try:
@@ -362,6 +392,7 @@ class RemoteSource:
                 self._begin()
                 return
             except GiglLoaderError as again:
+                # the first error, which says what happened; the last one says why nothing helped
                 if time.monotonic() > deadline or self._cluster.closed:
                     raise error from again
                 time.sleep(_AGAIN_S)
@@ -378,6 +409,7 @@ class RemoteSource:
         about_peers = isinstance(error, SamplingError) and error.cause.startswith("Peer")
         unknown = isinstance(error, UsageError)  # to a server that was started again
         deadline = time.monotonic() + (_NOTICE_S if about_peers or unknown else 0.0)
+        # polled: what tells of it may be a link, the news of server 0, or a connection made again
         while not (lost := self._lost()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return lost
@@ -400,7 +432,9 @@ class RemoteSource:
     def _make_anew(self, deadline: float) -> None:
         """Create the producers again; those of before are released."""
         assert self._create is not None, "they were created once"
+        # first: where it fails nothing was given up, and the next attempt finds all as it was
         self._choose_servers(deadline)
+        # first: its thread reads the channel, and would take the end of it for a failure
         if self._rows is not None:
             self._rows.stop()
         if self.channel is not None:
@@ -489,7 +523,9 @@ class RemoteSource:
             linger_s: How long workers may go on answering those of other servers. None: the
                 servers' default; 0 is taken after a failure in any case.
         """
+        # a caller that cannot wait is like a failure: workers end at once, whoever still asks them
         self._broken = self._broken or linger_s == 0.0
+        # rows before the channel that they read, and both before the producers that they ask
         if self._rows is not None:
             self._rows.close()
         self._machine_rows = None  # gone with its last user

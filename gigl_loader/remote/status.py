@@ -80,8 +80,10 @@ def host_and_port(text: str) -> tuple[str, int]:
         ArgumentTypeError: It is something else.
     """
     host, _, port = text.rpartition(":")
+    # `isdigit` alone takes digits of other scripts and superscripts, which `int` may not
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"takes HOST:PORT, got {text!r}")
+    # brackets are how an IPv6 address is told from its port
     return host.strip("[]"), int(port)
 
 
@@ -95,9 +97,11 @@ def ask(
         JoinRefusedError: It does not let this process in, or is another service.
     """
     deadline = time.monotonic() + timeout_s
+    # no patience: a probe is to say what is now, and the next one comes soon
     with Caller(*where, security, "status", patience_s=0.0, what="storage server") as caller:
         caller.connect(deadline)
         reply = caller.ask("status", _NoArguments(), _Status)
+        # who was let in in the last moment still gets the time for one answer
         return reply.wait(max(0.1, deadline - time.monotonic())).value
 
 
@@ -107,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = ask(args.where, security_of(args), args.timeout)
     except GiglLoaderError as error:
+        # told apart for probes: a server that loads is let load, one that does not answer is
+        # restarted
         refused = isinstance(error.__cause__, ConnectionRefusedError)
         health = "not listening" if refused else "no answer"
         print(json.dumps({"health": health, "error": f"{type(error).__name__}: {error}"}))

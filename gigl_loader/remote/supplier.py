@@ -15,6 +15,7 @@ _Fetch = tuple["Reply[FetchAnswer]", int]
 """A fetch under way, and the generation that it is of."""
 
 
+# by identity: suppliers are keys of dicts while their fields change
 @dataclass(eq=False)
 class Supplier:
     """One server's part of the epoch, and the connection that its batches come on.
@@ -40,6 +41,8 @@ class Supplier:
     """Whether the server has said that the epoch is over."""
     same_host: bool | None = None
     """Whether its batches can be read where they lie; None: not asked yet."""
+    # lambdas: names are looked up when a supplier is made, as the simulation puts classes of its
+    # own there
     asking: threading.Lock = field(default_factory=lambda: threading.Lock())
     """Held while fetches are asked, so that they are filed in that order."""
     caller: Caller | None = None
@@ -52,6 +55,7 @@ class Supplier:
 
     def hang_up(self) -> None:
         """Close its connections, and let its thread end."""
+        # after what was asked: the thread files that first, or finds that its connection is closed
         self.fetches.put(None)
         for caller in (self.caller, self.giver):
             if caller is not None:

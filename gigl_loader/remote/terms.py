@@ -54,6 +54,8 @@ class Terms:
 
     def of(self, rank: int, key: str, own: EpochOptions) -> Sharing:
         """Return the ranks that share a key: one alone, where rank 0 said nothing of it."""
+        # most ranks share with nobody, and all have one answer: a group of one is not sent but made
+        # here
         found = next((one for one in self.sharing if one.key == key), None)
         return found or Sharing(key, Runs.of([rank]), own, [])
 
@@ -103,6 +105,7 @@ def what_all_share(
         options: Of the epochs.
         digest: Returns what tells the input from others.
     """
+    # each rank has its own input and producers then, which may differ in all but this
     if shard != "world":
         return {"shard": shard}
     seed = getattr(config, "seed", None)  # None: drawn, and then rank 0's counts
@@ -119,11 +122,14 @@ def what_all_share(
 def settle(why: str, offers: list[Offer]) -> Terms:
     """Return the terms for all ranks. On rank 0, which must not raise here."""
     try:
+        # caught and sent: an error that rank 0 alone raised would leave the others waiting for its
+        # answer
         check_same_options([one.shared for one in offers], why)
     except ConfigError as error:
         return Terms([], offers[0].options, str(error))
     by_key: dict[str, list[int]] = {}
     for rank, offer in enumerate(offers):
+        # ranks ascend, so the first of each key is its leader, on all ranks
         by_key.setdefault(offer.key, []).append(rank)
     sharing = [
         Sharing(
@@ -144,6 +150,7 @@ def sum_up(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:
         for rank, one in enumerate(outcomes)
         if rank in leaders and one.producers is not None
     }
+    # the lowest rank's failure, however many there are: all ranks raise the same one
     for rank, one in enumerate(outcomes):
         if one.failure is not None:
             return Outcomes(producers, rank, one.failure)

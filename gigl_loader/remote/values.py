@@ -34,6 +34,7 @@ _DTYPES = {
         *("bfloat16", "float16", "float32", "float64", "complex32", "complex64", "complex128"),
         *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
     )
+    # releases of torch differ in the 8-bit and the unsigned types that they have
     if hasattr(torch, name)
 }
 
@@ -67,13 +68,18 @@ class TensorMessage:
             raise ConfigError(
                 f"a tensor of {tensor.dtype} cannot be sent: it may be {list(_DTYPES)}"
             )
+        # a view where the tensor is contiguous and on the CPU: nobody may change it before it is
+        # answered
         return cls(name, as_array(tensor.cpu()))
 
     @property
     def result(self) -> Tensor:
         """The tensor, over the memory that was received."""
         dtype = dtype_of(self.dtype)
+        # no copy: the array's memory came with the message, and the tensor keeps it from here on
         found = torch.from_numpy(self.array)
+        # both are the other side's word, and `view` would make another shape of bytes of another
+        # size
         if found.element_size() != dtype.itemsize:
             raise ProtocolError(f"a tensor of {dtype} came as an array of {self.array.dtype}")
         if found.numel() == 0:  # no strides to reinterpret
@@ -116,6 +122,7 @@ class SamplingConfigMessage:
     @property
     def result(self) -> SamplingConfig:
         """The config."""
+        # by name: GLT's enumeration and ours are two classes, and either end may have either
         if self.sampling_type not in SamplingType.__members__:
             raise ProtocolError(f"there is no sampling type {self.sampling_type!r}")
         return SamplingConfig(**{**vars(self), "sampling_type": SamplingType[self.sampling_type]})
@@ -143,6 +150,7 @@ class WorkerOptionsMessage:
             **{**vars(self), "prefetch_size": min(self.prefetch_size, most)},
             worker_devices=[torch.device("cpu")] * self.num_workers,
         )
+        # set afterwards: ours may ask ahead further than GLT's constructor allows, see `most`
         found.prefetch_size = self.prefetch_size
         return found
 
@@ -158,6 +166,7 @@ class SamplerMessage:
     @property
     def result(self) -> CustomSamplerOptions | KHopNeighborSamplerOptions:
         """The options."""
+        # one message for two classes: which it is shows in what is there
         if self.class_path is None:
             if self.num_neighbors is None:
                 raise ProtocolError("sampler options name neither a class nor a fanout")
@@ -235,6 +244,7 @@ class BookMessage:
     def of(cls, value: Any) -> "BookMessage":
         """Return a range book, a tensor or None as it travels."""
         bounds = getattr(value, "partition_bounds", None)
+        # told by its bounds and not by its class, since GLT's and ours are two
         if isinstance(bounds, Tensor):
             return cls(bounds=TensorMessage.of(bounds), partition_idx=int(value.partition_idx))
         return cls() if value is None else cls(table=TensorMessage.of(value.as_subclass(Tensor)))
@@ -244,6 +254,7 @@ class BookMessage:
         """The book."""
         if self.bounds is None:
             return None if self.table is None else self.table.result
+        # GLT keeps the ends of ranges, and is made from ranges that begin where the one before ends
         ends = self.bounds.result.tolist()
         return RangePartitionBook(list(zip([0, *ends], ends, strict=False)), self.partition_idx)
 
@@ -260,6 +271,7 @@ def from_message(value: Any) -> Any:
         return value.result
     if isinstance(value, dict):
         return {key: from_message(one) for key, one in value.items()}
+    # lists are left alone: those that travel hold plain values
     if isinstance(value, tuple):
         return tuple(from_message(one) for one in value)
     return value
@@ -292,6 +304,7 @@ def _(value: tuple) -> tuple[Any, ...]:  # type: ignore[type-arg]
 
 @to_message.register
 def _(value: NodeSamplerInput) -> InputMessage:
+    # an input that GLT made has no further columns
     columns = getattr(value, "extra", None) or {}
     extra = {name: TensorMessage.of(column) for name, column in columns.items()}
     return InputMessage(TensorMessage.of(value.node), value.input_type, extra)
@@ -326,6 +339,8 @@ def _(value: KHopNeighborSamplerOptions) -> SamplerMessage:
 @to_message.register
 def _(value: CustomSamplerOptions) -> SamplerMessage:
     try:
+        # tried now, on the side that can mend it: the transport would refuse it in the middle of a
+        # call
         msgspec.msgpack.encode(value.keywords)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(

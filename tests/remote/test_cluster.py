@@ -6,14 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from in_process import SECURITY, joined, storage
 from store_cluster import HOST, tiny_graph
 
 from gigl_loader import DistDataset
-from gigl_loader.errors import ConfigError, ServerDiedError
+from gigl_loader.errors import ServerDiedError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.remote.cluster import Cluster, Links
 from gigl_loader.remote.endpoint import Endpoint
@@ -156,12 +155,3 @@ def test_a_server_that_comes_back_unmet_is_known_by_its_generation() -> None:
             assert cluster.links[1].call("get_node_ids", request=None).result(60).numel() == 30
         finally:
             again.close()
-
-
-def test_only_twins_answer_for_each_other() -> None:
-    server = DistServer(tiny_graph().partitions(2)[1], server_rank=3, num_servers=5)
-    parts = [server.get_node_ids(NodeIdsRequest(server=twin)) for twin in (1, 3)]
-    assert torch.equal(torch.cat(parts), server.dataset.node_ids)
-    assert torch.equal(server.get_node_ids(), parts[1])
-    with pytest.raises(ConfigError, match=r"cannot answer for server 2: only servers \[1, 3\]"):
-        server.get_node_ids(NodeIdsRequest(server=2))

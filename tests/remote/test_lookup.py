@@ -27,9 +27,7 @@ from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.lookup import _in_order
-from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.testing import TinyGraph, wait_until
-from gigl_loader.workers.wire import RowsQuestion
 
 PLAIN = TinyGraph.random(60, 400, seed=5)
 TYPED = TinyGraph.random(40, 200, heterogeneous=True)
@@ -206,14 +204,3 @@ def test_what_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
                 dataset.get_features(ids, name)
         with pytest.raises(ConfigError, match="no edges"):
             dataset.lookup.edges(("user", "sells", "item"), torch.tensor([1]))
-
-
-def test_a_server_answers_for_its_own_rows_only() -> None:
-    server = DistServer(plain(1, 2), 1, 2)
-    name = next(iter(PLAIN.num_nodes))
-    others = plain(0, 2).node_ids
-    with pytest.raises(ConfigError, match="not of partition 1"):
-        server.get_rows(RowsQuestion.of(RowsRequest("node_features", name, others[:1].numpy())))
-    with pytest.raises(ConfigError, match="no dataset"):
-        server.get_rows(RowsQuestion.of(RowsRequest("dataset", name, others[:1].numpy())))
-    server.close()

@@ -44,6 +44,24 @@ def test_who_is_first_to_know_the_rows_makes_the_cache_and_others_map_it() -> No
     assert not [one for one in open_files() if "gigl_loader.rows" in one]
 
 
+def test_ranks_whose_batches_name_types_in_another_order_find_the_same_rows() -> None:
+    """As a sampler of the user's own may on one rank: the tables lie one after the other."""
+    matrices = {("edge_features", "to"): ("float64", (3,))}
+    wide = Table(num_ids=9, capacity=4, matrices=matrices, references=50)
+    tables, ids = {**_tables(10), ("edge", "to"): wide}, np.array([7])
+    first = MachineRows.new()
+    second = MachineRows.of(first.offer("rows"))
+    made, seen = first.cache(tables), second.cache(dict(reversed(tables.items())))
+    assert made is not None
+    assert seen is not None
+    for number, owner in enumerate(tables):
+        for matrix, rows in made.tables[owner].rows.items():
+            rows[...] = number
+            assert (seen.tables[owner].rows[matrix] == number).all()
+    plan = made.plan(made.add(made.join(), {OWNER: ids}), {OWNER: ids})[OWNER]
+    assert (seen.tables[OWNER].holders[-2 - plan] == ids).all()
+
+
 def test_ranks_agree_on_the_first_one_of_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     clusters = [_Cluster() for _ in range(3)]
     sizes = [CacheOptions(size=0.2), CacheOptions(size=0.2), CacheOptions(size=1000)]

@@ -9,7 +9,7 @@ import torch
 from in_process import channel_of, create, joined, start, storage, take
 from relay import Relay
 
-from gigl_loader.errors import ConfigError, ServerDiedError, UsageError
+from gigl_loader.errors import ServerDiedError, UsageError
 from gigl_loader.options import SAME_MEMORY_VARIABLE
 from gigl_loader.remote.cluster import raise_if_broken
 from gigl_loader.remote.jobs import KILLED_GRACE_S
@@ -175,12 +175,3 @@ def test_a_process_that_was_given_up_is_told_so():
         endpoint._left(member)
         with pytest.raises(Exception, match="was given up: its producers have ended"):
             link.links[0].call("ping").result(30)
-
-
-def test_patience_is_checked():
-    from store_cluster import info_of, tiny_graph
-
-    from gigl_loader.graph_store import init_storage_process
-
-    with pytest.raises(ConfigError, match="patience_s must be a finite number of seconds > 0"):
-        init_storage_process(0, info_of(1, 1), tiny_graph().dataset(), patience_s=float("inf"))

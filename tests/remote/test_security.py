@@ -1,7 +1,5 @@
 """Who may come in, to servers and to their workers; what a server imports; how clusters end."""
 
-import socket
-
 import pytest
 from in_process import SECURITY, channel_of, create, joined, start, storage, take
 from store_cluster import info_of, tiny_graph
@@ -82,37 +80,6 @@ def test_a_token_given_as_an_argument_protects_the_workers_too(monkeypatch):
                     Caller(*address, stranger, "stranger", patience_s=0.0) as caller,
                 ):
                     caller.ask("rows", None, object).wait(60)
-
-
-@pytest.mark.usefixtures("nothing_set")
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ({}, r"--tls DIR.*gigl-loader token.*--insecure"),
-        ({"token": "secret"}, r"has 6 characters.*`gigl-loader token`"),
-        ({"token": "a" * 40}, r"can be guessed"),
-    ],
-)
-def test_a_server_that_strangers_reach_is_refused_before_it_listens(how, words):
-    info = info_of(1, 1)
-    with pytest.raises(ConfigError, match=f"(?s){words}"):
-        init_storage_process(0, info, tiny_graph().dataset(), host="0.0.0.0", **how)
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", info.rpc_master_port), 5)
-
-
-@pytest.mark.usefixtures("nothing_set")
-def test_a_master_whose_name_means_loopback_is_refused(monkeypatch):
-    """Distributions map a machine's own name to 127.0.1.1: nobody else would ever come."""
-    known = socket.getaddrinfo
-
-    def resolve(host, *args, **keywords):
-        return known("127.0.1.1" if host == "storage0" else host, *args, **keywords)
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    info = info_of(2, 1, storage_cluster_master_ip="storage0")
-    with pytest.raises(ConfigError, match=r"'storage0' resolves to 127\.0\.1\.1 on this machine"):
-        init_storage_process(0, info, tiny_graph().partitions(2)[0], token=certs.token())
 
 
 def test_a_server_imports_what_it_has_leave_for():

@@ -7,8 +7,7 @@ import torch
 from store_cluster import tiny_graph
 
 from gigl_loader._glt import NodeSamplerInput, RemoteDistSamplingWorkerOptions
-from gigl_loader.dataset.shares import Share
-from gigl_loader.errors import ConfigError, ProtocolError, UsageError
+from gigl_loader.errors import ProtocolError, UsageError
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import EpochOptions
@@ -16,11 +15,9 @@ from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import (
     EpochRequest,
     FetchRequest,
-    NodeIdsRequest,
     ProducerRequest,
 )
 from gigl_loader.remote.shared import share_of_batches
-from gigl_loader.testing import TinyGraph
 
 pytestmark = pytest.mark.multiprocess
 
@@ -174,27 +171,6 @@ def test_a_client_that_is_gone_frees_its_producers(server):
     assert server.status()["producers"] == {}
 
 
-def test_getters(server):
-    assert server.get_node_ids().tolist() == list(range(60))
-    shares = [server.get_node_ids(NodeIdsRequest(share=Share(r, r + 1, 7))) for r in range(7)]
-    assert torch.cat(shares).tolist() == list(range(60))
-    with pytest.raises(ConfigError, match="no node type"):
-        server.get_node_ids(NodeIdsRequest(node_type="paper"))
-    with pytest.raises(ConfigError, match="split must be"):
-        server.get_node_ids(NodeIdsRequest(split="training"))
+def test_ports_that_are_given_out_differ(server):
     ports = server.get_free_ports(400)
     assert len(set(ports)) == 400
-
-
-def test_edge_books_of_one_partition() -> None:
-    """There is nothing to look up, on a heterogeneous graph too."""
-    graph = TinyGraph.random(10, 20, heterogeneous=True)
-    server = DistServer(graph.dataset())
-    try:
-        for edge_type in graph.edges:
-            assert server.get_edge_partition_book(edge_type) is None
-        for wrong in (None, ("user", "sells", "item")):
-            with pytest.raises(ConfigError, match="edge_type must be one of"):
-                server.get_edge_partition_book(wrong)
-    finally:
-        server.close()

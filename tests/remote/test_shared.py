@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from store_cluster import tiny_graph
@@ -12,6 +13,7 @@ from gigl_loader.graph_store import DistServer
 from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import BatchTicket, Received
 from gigl_loader.options import EpochOptions
+from gigl_loader.remote import service
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.shared import SharedProducer
 from gigl_loader.testing import wait_until
@@ -152,3 +154,54 @@ def test_who_shares_a_key_waits_until_the_producer_can_be_used(monkeypatch):
         thread.join()
     assert [found.get(), found.get()] == [0, 0]
     server.close()
+
+
+class _Instant(DistServer):
+    """Its producers are there at once; each has two clients."""
+
+    leaves_meanwhile = None
+
+    def _start(self, *_):
+        if self.leaves_meanwhile is not None:
+            self.client_gone(self.leaves_meanwhile)
+        request = ProducerRequest(epoch_options=EpochOptions(seed=0))
+        return SharedProducer(
+            "key", ScriptedProducer(), ServerMemory(4), request, [(7, 0), (7, 1)], 1 << 20
+        )
+
+    def create(self):
+        how = SimpleNamespace(worker_key=None, seed=0)
+        return self.create_sampling_producer(None, how, how)
+
+
+@pytest.fixture
+def instant():
+    server = _Instant(tiny_graph().dataset())
+    yield server
+    server.close()
+
+
+def test_a_client_that_leaves_while_its_producer_starts_has_released_it(instant):
+    instant.leaves_meanwhile = (7, 1)
+    producer = instant.create()
+    assert instant.status()["producers"][producer]["consumers"] == ["(7, 0)"]
+    instant.client_gone((7, 0))
+    assert instant.status()["producers"] == {}
+    instant.leaves_meanwhile = None
+    assert instant.status()["starting_producers"] == []
+    assert instant.create() not in instant.status()["producers"], "both left before"
+    instant.client_back((7, 0))
+    assert instant.create() in instant.status()["producers"]
+
+
+def test_a_start_takes_no_longer_for_clients_of_other_jobs_that_left(instant, monkeypatch):
+    """A server may serve thousands of ranks, job after job."""
+    monkeypatch.setattr(service, "_MOST_GONE", 50)
+    for number in range(100):
+        instant.client_gone((number % 7, number))
+    assert len(instant._gone) == 50, "the latest ones"
+    assert (99 % 7, 99) in instant._gone
+    asked = []
+    monkeypatch.setattr(instant, "client_gone", asked.append)
+    instant.create()
+    assert asked == []

@@ -4,10 +4,8 @@ import logging
 import os
 import re
 import signal
-import threading
 import time
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -19,9 +17,7 @@ from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.remote import patience
 from gigl_loader.remote.client import call_server
 from gigl_loader.remote.link import result_of
-from gigl_loader.remote.server import StorageProcess
 from gigl_loader.testing import Footprint, wait_until
-from gigl_loader.transport import End
 from gigl_loader.workers.pool import process_state
 
 pytestmark = pytest.mark.multiprocess
@@ -146,26 +142,6 @@ def _servers_are_told_to_end(rank, pids, loader, iterator):
 
 def _server_children(servers):
     return [set(Footprint.below(one.pid).pids) for one in servers]
-
-
-class _Over(threading.Event):
-    """Is told to end in the instant in which `wait` has the event's lock."""
-
-    def wait(self, timeout=None):
-        with self._cond:
-            signal.raise_signal(signal.SIGTERM)
-        return super().wait(timeout)
-
-
-def test_a_signal_that_comes_while_a_lock_is_held(caplog):
-    ends = []
-    endpoint = SimpleNamespace(
-        over=_Over(), error=None, jobs_served=2, close=lambda end, words: ends.append(end)
-    )
-    caplog.set_level(logging.INFO)
-    assert StorageProcess(SimpleNamespace(), endpoint).wait(60) == 2
-    assert ends == [End.SHUTDOWN]
-    assert caplog.messages == ["SIGTERM: ending"]
 
 
 @pytest.mark.longest

@@ -1,0 +1,358 @@
+"""A loader's side of a graph store, around servers that do what the test says."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerError,
+    SamplingError,
+    ServerDiedError,
+    UsageError,
+)
+from gigl_loader.message import BatchTicket, Received
+from gigl_loader.options import EpochOptions
+from gigl_loader.remote import source as module
+from gigl_loader.remote.source import RemoteSource
+
+BATCH_SIZE, NUM_SERVERS = 2, 4
+OPTIONS = EpochOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.2)
+
+
+class _Cluster:
+    """Servers 0 to 3 of two partitions: 0 and 2 are twins, and so are 1 and 3."""
+
+    def __init__(self) -> None:
+        self.links = [SimpleNamespace(name=f"server {rank}") for rank in range(NUM_SERVERS)]
+        self.rank, self.world_size, self.job = 0, 1, 0
+        self.generations, self.renewals = (1,) * NUM_SERVERS, {}
+        self.lost: list[int] = []
+        self.closed = False
+
+    def await_servers(self, deadline: float, wanted: Sequence[int] = ()) -> list[int]:
+        live = [rank for rank in range(NUM_SERVERS) if rank not in self.lost]
+        if len({rank % 2 for rank in live}) < 2:
+            raise ServerDiedError("a partition has no server")
+        return live
+
+    def twin_of(self, server: int, servers: Sequence[int]) -> int | None:
+        return next((one for one in servers if one % 2 == server % 2), None)
+
+
+class _Producers:
+    """Stands in for `RemoteProducers`."""
+
+    def __init__(self, cluster: _Cluster, *_: Any) -> None:
+        self._cluster = cluster
+        self.ids: dict[int, int] = {}
+        self.replaced: list[int] = []
+        self.created: list[tuple[str | None, list[int]]] = []
+        self.released: list[dict[str, Any]] = []
+        self.errors: deque[Exception] = deque()
+
+    def create(
+        self, create: Any, options: Any, ranks: Any, epoch_options: Any, name: str, servers: Any
+    ) -> None:
+        assert list(ranks) == [0]
+        if self.errors:
+            raise self.errors.popleft()
+        self.created.append((options.worker_key, list(servers)))
+        self.ids = {server: 10 * len(self.created) + server for server in servers}
+        self.replaced = []
+
+    def release(self, consumer: int, **how: Any) -> None:
+        self.released.append(how)
+
+
+class _Channel:
+    """Hands batches out in order; before the next one it does what ``events`` has."""
+
+    events: ClassVar[deque[Callable[[], None]]]
+    opened: ClassVar[list["_Channel"]]
+
+    def __init__(self, servers: Sequence[int], ids: dict[int, int], *_: Any, **__: Any) -> None:
+        self.servers, self.ids, self.rows_apart = list(servers), dict(ids), False
+        self.left: deque[tuple[int, int]] = deque()
+        self.cancelled = self.closed = False
+        _Channel.opened.append(self)
+
+    def start_epoch(self, epoch: int, batches: list[tuple[int, int]]) -> None:
+        self.epoch, self.left = epoch, deque(batches)
+
+    def next(self, timeout_s: float | None = None) -> Received | None:
+        if self.events:
+            self.events.popleft()()
+        if not self.left:
+            return None
+        place, batch = self.left.popleft()
+        ticket = BatchTicket(0, 0, self.epoch, batch)
+        return Received(ticket, {}, {"server": self.servers[place]})
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def ready(self) -> bool:
+        return bool(self.left)
+
+    @property
+    def queue_depth(self) -> int:
+        return len(self.left)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
+    one = _Cluster()
+    monkeypatch.setattr(module, "current_cluster", lambda: one)
+    monkeypatch.setattr(module, "RemoteProducers", _Producers)
+    monkeypatch.setattr(module, "RemoteReceivingChannel", _Channel)
+    monkeypatch.setattr(module, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "_NOTICE_S", 0.05)
+    monkeypatch.setattr(_Channel, "events", deque(), raising=False)
+    monkeypatch.setattr(_Channel, "opened", [], raising=False)
+    return one
+
+
+def _inputs(*counts: int) -> list[NodeSamplerInput]:
+    return [NodeSamplerInput(torch.arange(count), None) for count in counts]
+
+
+def _source(
+    counts: tuple[int, ...] = (8, 8, 8, 8), servers: Any = (0, 1, 2, 3), **changes: Any
+) -> RemoteSource:
+    config = SimpleNamespace(batch_size=BATCH_SIZE, drop_last=False, seed=None)
+    options = SimpleNamespace(server_rank=list(servers), worker_key=None, prefetch_size=2)
+    how = {"shard": "machine", "epoch_options": OPTIONS, **changes}
+    return RemoteSource(None, _inputs(*counts), config, options, None, **how)
+
+
+def _created(**how: Any) -> tuple[RemoteSource, _Producers]:
+    source = _source(**how)
+    call: Any = lambda: None  # noqa: E731
+    source.create(call, gap_s=None, max_concurrent=None)
+    producers: Any = source._producers
+    return source, producers
+
+
+def _epoch(source: RemoteSource, batches: list[int] | None = None) -> list[tuple[int, int]]:
+    """Return (index within this process's share, server) of each batch of an epoch."""
+    source.start_epoch(7, list(range(source.num_batches)) if batches is None else batches)
+    found = []
+    while (received := source.next()) is not None:
+        assert received.ticket.epoch == 7
+        found.append((received.ticket.batch, received.stats["server"]))
+    return found
+
+
+# --- construction ---------------------------------------------------------------------------------
+
+
+def test_each_server_has_to_have_an_input(cluster) -> None:
+    with pytest.raises(ConfigError, match="one input per storage server: got 2 for servers"):
+        _source(counts=(8, 8))
+    with pytest.raises(ConfigError, match="must name all 4 storage servers"):
+        _source(counts=(8, 8), servers=(0, 1))
+    with pytest.raises(ConfigError, match="must name all 4 storage servers"):
+        _source(servers=(0, 1, 2, 2))
+
+
+def test_the_callers_options_are_left_as_they_are(cluster) -> None:
+    config = SimpleNamespace(batch_size=BATCH_SIZE, drop_last=False, seed=None)
+    options = SimpleNamespace(server_rank=[0, 1, 2, 3], worker_key="mine", prefetch_size=2)
+    source = RemoteSource(None, _inputs(8, 8, 8, 8), config, options, None, OPTIONS)
+    assert source._options is not options
+    assert (options.server_rank, options.worker_key) == ([0, 1, 2, 3], "mine")
+    assert source.num_seeds == 32
+
+
+def test_before_producers_are_created_there_is_nothing_to_take(cluster) -> None:
+    source = _source()
+    with pytest.raises(UsageError, match="its producers were not created"):
+        source.next()
+    assert source.queue_depth == 0
+    source.cancel_epoch()
+    source.shutdown()
+
+
+# --- epochs ---------------------------------------------------------------------------------------
+
+
+def test_batches_are_dealt_to_servers_in_turn(cluster) -> None:
+    source, producers = _created()
+    assert producers.created == [(None, [0, 1, 2, 3])]
+    assert source.num_batches == 16
+    assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
+    assert _epoch(source, [5, 0, 3]) == [(5, 1), (0, 0), (3, 3)], "in the order that was asked for"
+
+
+def test_servers_without_input_sample_nothing(cluster) -> None:
+    source, _ = _created(counts=(8, 0, 8, 0))
+    assert _epoch(source) == [(batch, 2 * (batch % 2)) for batch in range(8)]
+
+
+def test_batches_that_repeat_are_each_handed_out(cluster) -> None:
+    source, _ = _created()
+    assert _epoch(source, [2, 2, 1]) == [(2, 2), (2, 2), (1, 1)]
+
+
+# --- servers that are lost ------------------------------------------------------------------------
+
+
+def _loses(cluster: _Cluster, *servers: int, error: GiglLoaderError | None = None) -> None:
+    """Let servers be lost before the next batch."""
+
+    def lose() -> None:
+        cluster.lost = list(servers)
+        raise error or ServerDiedError(f"storage servers {servers} are gone")
+
+    _Channel.events.append(lose)
+
+
+def _skip(count: int) -> None:
+    _Channel.events.extend([lambda: None] * count)
+
+
+def test_a_twin_samples_what_is_left_of_the_epoch(cluster) -> None:
+    source, producers = _created()
+    _skip(5)
+    _loses(cluster, 1)
+    found = _epoch(source)
+    assert [batch for batch, _ in found] == list(range(16)), "each once, in the order of the epoch"
+    assert found[:5] == [(batch, batch % 4) for batch in range(5)]
+    assert found[5:] == [(batch, 3 if batch % 4 == 1 else batch % 4) for batch in range(5, 16)]
+    (_, first), (name, second) = producers.created
+    assert (first, second) == ([0, 1, 2, 3], [0, 2, 3])
+    assert name is not None, "the key of before has a producer that is ending"
+    assert producers.released == [{"is_broken": True, "waits": False}]
+    former, channel = _Channel.opened
+    assert former.cancelled
+    assert former.closed
+    assert channel.ids == {0: 20, 2: 22, 3: 23}
+
+
+def test_a_server_that_is_back_takes_part_in_the_next_epoch(cluster) -> None:
+    source, producers = _created()
+    _loses(cluster, 1)
+    assert len(_epoch(source)) == 16
+    assert list(source._live) == [0, 2, 3]
+    cluster.lost = []
+    assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
+    names = [name for name, _ in producers.created]
+    assert len(set(names)) == 3, "no two have one name"
+    assert [servers for _, servers in producers.created][-1] == [0, 1, 2, 3]
+
+
+def test_no_two_recoveries_of_one_rank_have_one_name(cluster) -> None:
+    """Though the same servers are there: those would answer with the producer of before."""
+    source, producers = _created()
+    for _ in range(2):
+        _loses(cluster, 1)
+    assert len(_epoch(source)) == 16
+    names = [name for name, _ in producers.created]
+    assert len(set(names)) == len(names) == 3
+
+
+def test_a_server_that_was_started_again_gets_a_producer_anew(cluster) -> None:
+    source, producers = _created()
+    assert len(_epoch(source)) == 16
+    producers.replaced = [2]
+    assert _epoch(source) == [(batch, batch % 4) for batch in range(16)]
+    assert len(producers.created) == 2
+
+
+def test_batches_of_a_server_whose_twin_does_not_sample_are_dealt_out(cluster) -> None:
+    """To all that do; each has the whole input."""
+    source, _ = _created(counts=(8, 8, 0, 8))
+    _loses(cluster, 0)
+    found = _epoch(source)
+    assert [batch for batch, _ in found] == list(range(12))
+    assert {server for _, server in found} == {1, 3}
+
+
+def test_a_partition_that_is_lost_is_the_first_error(cluster) -> None:
+    source, producers = _created()
+    _loses(cluster, 1, 3)
+    with pytest.raises(ServerDiedError, match=r"storage servers \(1, 3\) are gone") as caught:
+        _epoch(source)
+    assert "a partition has no server" in str(caught.value.__cause__)
+    source.shutdown()
+    assert producers.released[-1] == {"is_broken": True}, "workers end at once"
+
+
+def test_without_time_to_reconnect_a_lost_server_is_an_error(cluster) -> None:
+    options = EpochOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.0)
+    source, producers = _created(epoch_options=options)
+    _loses(cluster, 1)
+    with pytest.raises(ServerDiedError):
+        _epoch(source)
+    assert len(producers.created) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [PeerError("no memory"), SamplingError("worker 0", "ValueError: no")]
+)
+def test_a_failure_of_a_server_that_is_there_is_raised(cluster, error: GiglLoaderError) -> None:
+    source, producers = _created()
+    _loses(cluster, error=error)
+    with pytest.raises(type(error)) as caught:
+        _epoch(source)
+    assert caught.value is error
+    assert len(producers.created) == 1
+    source.shutdown()
+    assert producers.released == [{"is_broken": not isinstance(error, SamplingError)}]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SamplingError("worker 0", "PeerLostError: server 1 is gone"),
+        UsageError("producer 10 of storage server 1 never existed"),
+    ],
+)
+def test_what_comes_of_a_lost_server_is_recovered_from(cluster, error: GiglLoaderError) -> None:
+    """A worker that asked it, or a server that was started again, may be heard of first."""
+    source, producers = _created()
+    _loses(cluster, 1, error=error)
+    assert len(_epoch(source)) == 16
+    assert len(producers.created) == 2
+
+
+def test_producers_that_could_not_be_created_for_a_lost_server_are_created_again(cluster) -> None:
+    source = _source()
+    producers: Any = source._producers
+    cluster.lost = [1]
+    producers.errors.append(ServerDiedError("storage server 1 is gone"))
+    call: Any = lambda: None  # noqa: E731
+    source.create(call, gap_s=None, max_concurrent=None)
+    ((name, servers),) = producers.created
+    assert servers == [0, 2, 3]
+    assert name is not None
+    failed = _source()
+    producers = failed._producers
+    producers.errors.append(PeerError("no memory"))
+    with pytest.raises(PeerError, match="no memory"):
+        failed.create(call, gap_s=None, max_concurrent=None)
+    assert producers.released == [{"is_broken": True}]
+
+
+# --- end ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("linger", "is_broken"), [(None, False), (30.0, False), (0.0, True)])
+def test_a_shutdown_releases_the_producers(cluster, linger: float | None, is_broken: bool) -> None:
+    source, producers = _created()
+    _epoch(source)
+    source.shutdown(linger)
+    (channel,) = _Channel.opened
+    assert channel.cancelled
+    assert channel.closed
+    assert producers.released == [{"is_broken": is_broken}]
