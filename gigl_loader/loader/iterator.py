@@ -39,6 +39,8 @@ class EpochIterator:
         self._progress = progress
         self._left = len(places)
         self._batch_places: dict[int, list[int]] = {}
+        # See `BaseDistLoader.__iter__`: several places may be of one batch, which then comes as
+        # often. The first of its places that is left is the one that it is handed out for.
         own = max(int(loader._num_expected), 1)
         for place in places:
             self._batch_places.setdefault(place % own, []).append(place)
@@ -62,6 +64,8 @@ class EpochIterator:
         try:
             with record_function("gigl_loader.wait"):
                 received = self._next_received()
+        # KeyboardInterrupt, too: a batch that was pulled half-way is lost, and going on would leave
+        # it out without a word.
         except BaseException:
             self.end("an error broke it off")
             raise
@@ -80,6 +84,8 @@ class EpochIterator:
             found = next(self._ahead, None)
             if found is None:
                 return None
+            # A ticket rode through the copy engine, which passes on what is no tensor: only in that
+            # way does each batch that comes out have the ticket of the one that went in.
             message = dict(found)
             received = replace(message.pop("ticket"), message=message)
             return received.ticket, received.whole(), received.stats
@@ -100,6 +106,8 @@ class EpochIterator:
     def _count(
         self, ticket: Any, stats: dict[str, Any], wait_s: float, collate_s: float, batch: Any
     ) -> None:
+        # Counted last, when nothing can fail any more but in the user's hands: a batch whose
+        # collating raised is not in the state, and comes again after a resume.
         self._left -= 1
         self._loader._num_recv += 1
         self._progress.note(self._batch_places[ticket.batch].pop(0))
@@ -129,10 +137,12 @@ class EpochIterator:
         self._ended = why
         if self._ahead is not None:
             self._ahead.close()
+        # A source whose epoch is over may be in the next one by now, of another iterator.
         if not self._progress.finished:
             with contextlib.suppress(Exception):  # the error that broke it off is what counts
                 self._loader._source.cancel_epoch()
 
     def __del__(self) -> None:
+        # `__init__` may have raised before.
         if hasattr(self, "_ahead"):
             self.end("it was dropped")

@@ -134,6 +134,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             **keywords,
         )  # fmt: skip
         check_time_given(edge_label_time, args.expansion, _TIMES)
+        # PyG's words: an edge has no time of its own that its ends could be asked for.
         if edge_label_time is None and args.expansion.time_attr is not None:
             raise ConfigError(
                 "'edge_label_time' is not set: time_attr needs the time of each seed edge"
@@ -169,6 +170,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
     ) -> SamplerClass:
         """Return the sampler class that workers are to run, and its keywords."""
         self._seed_edge_type, negatives = edge_type, self._negatives
+        # Plain values, as they are sent to workers, which do without torch and PyG.
         keywords: dict[str, Any] = {"edge_type": edge_type}
         if negatives is not None:
             keywords |= {"negatives": negatives.mode.value, "amount": negatives.amount}
@@ -222,6 +224,8 @@ def _by_server(
     nothing = torch.empty(2, 0, dtype=torch.int64)
     labels: Mapping[int, Tensor] = {} if label is None else label
     some = next(iter(labels.values()), None)
+    # A server without edges has no labels either, but of the same type and columns: all servers'
+    # labels become one tensor.
     none_left = None if some is None else some[:0]
     return [
         read_edges(edge_type, index.get(server, nothing), labels.get(server, none_left), num_nodes)
@@ -239,9 +243,11 @@ def _times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) ->
 
 def _unpacked(given: Any, label: Any) -> tuple[Any, Any]:
     """Return (seed edges, labels) of GLT's ``EdgeSamplerInput``; anything else as it is."""
+    # By its attributes: the class is GLT's, which need not be installed.
     if not (hasattr(given, "row") and hasattr(given, "col")):
         return given, label
     index = torch.stack([given.row, given.col])
     edge_type = getattr(given, "input_type", None)
+    # A label that was given beside it counts more than that of the input.
     label = getattr(given, "label", None) if label is None else label
     return (index if edge_type is None else (edge_type, index)), label

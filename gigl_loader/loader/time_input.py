@@ -34,6 +34,8 @@ def read_times(given: Any, num_seeds: int, name: str) -> Tensor:
             f"{name} must be one number for each of the {num_seeds} seeds, got "
             f"{list(found.shape)} {found.dtype}"
         )
+    # As messages have them (`SEED_TIME`). int64 keeps nanoseconds since 1970 exact, float64 does
+    # not.
     found = found.cpu().to(torch.float64 if found.is_floating_point() else torch.int64)
     if found.is_floating_point() and bool(found.isnan().any()):
         raise ConfigError(f"{name}[{int(found.isnan().nonzero()[0])}] is not a number")
