@@ -1,7 +1,8 @@
 """The parts of a loader, made of what the user gave it; see `gigl_loader.loader.args`."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +26,8 @@ from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedRuntimeInfo
 from gigl_loader.loader.sampler_choice import SamplerClass, check_feature_store, chosen_sampler
 from gigl_loader.loader.world import agree_on_seed
-from gigl_loader.options import (
-    CustomSamplerOptions,
-)
+from gigl_loader.memory.tensors import bytes_of
+from gigl_loader.options import CustomSamplerOptions
 from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.sampled_input import check_seed_times
@@ -53,6 +53,16 @@ def end_own_group(runtime: DistributedRuntimeInfo) -> None:
         end_group()
 
 
+@contextmanager
+def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
+    """Tell the other ranks why this one gives up: in `colocated_parts` they wait for its word."""
+    try:
+        yield
+    except GiglLoaderError as error:
+        gather_inputs(runtime, None, error)
+        raise
+
+
 @explained_limits("building a loader")
 def colocated_parts(
     dataset: Any,
@@ -74,12 +84,9 @@ def colocated_parts(
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given a value that cannot work.
     """
-    try:
+    with told_to_others(runtime):
         data, whole, config = _check_colocated(dataset, args, make_input)
         args = with_sampler(args, default_sampler, data.schema, whole.input_type)
-    except GiglLoaderError as error:
-        gather_inputs(runtime, None, error)  # the other ranks wait for this one's word
-        raise
     given = args.given  # with the sampler that was chosen
     weighted = weighted_types(data) if args.with_weight else None
     place = (data.num_partitions, data.partition_idx)
@@ -377,7 +384,7 @@ def digest(tensors: list[torch.Tensor]) -> bytes:
     for tensor in tensors:
         # Without the shape, values that are cut into columns in another way would look the same.
         found.update(str(tuple(tensor.shape)).encode())
-        found.update(tensor.contiguous().numpy().data)
+        found.update(bytes_of(tensor.contiguous()))
     return found.digest()
 
 

@@ -1,6 +1,6 @@
 """Seed edges as users give them, checked and split into what a sampler's input holds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,8 @@ def read_edges(
     Raises:
         ConfigError: Wrong shape, dtype, device or range; names the first offender.
     """
-    found = torch.as_tensor(index) if isinstance(index, (Tensor, np.ndarray, list)) else None
+    known = isinstance(index, (Tensor, np.ndarray, list))
+    found = _as_tensor(index, "edge_label_index") if known else None
     if found is None or found.dtype != torch.int64 or found.dim() != 2 or found.size(0) != 2:
         what = type(index).__name__ if found is None else f"{list(found.shape)} {found.dtype}"
         raise ConfigError(
@@ -127,13 +128,21 @@ def read_edges(
                 f"edge_label_index[{row}, {place}] = {int(found[row, place])} is no node id: ids "
                 f"are in [0, {num_nodes[end]})"
             )
-    labels = None if label is None else torch.as_tensor(label)
+    # Labels go with the seeds, wherever a split of the graph left them.
+    labels = None if label is None else _as_tensor(label, "edge_label").cpu()
     if labels is not None and (labels.dim() == 0 or labels.size(0) != found.size(1)):
         raise ConfigError(
             f"edge_label must have one row for each of the {found.size(1)} edges of "
             f"edge_label_index, got {list(labels.shape)}"
         )
     return SeedEdges(edge_type, found, labels)
+
+
+def _as_tensor(given: Any, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{name} cannot be read as a tensor: {error}") from None
 
 
 def all_edges(data: DistDataset, edge_type: EdgeType) -> Tensor:
@@ -173,12 +182,20 @@ def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSa
     return found
 
 
-def shifted(label: Tensor | None, negatives: NegativeSampling | None) -> Tensor | None:
-    """Return the labels with 0 free for negatives: one more each, where binary ones use it."""
+def shifted(
+    labels: Sequence[Tensor | None], negatives: NegativeSampling | None
+) -> list[Tensor | None]:
+    """Return labels with 0 free for negatives: one more each, where binary ones use it.
+
+    Args:
+        labels: Of all seed edges of a loader, in parts: they move together, or none does.
+        negatives: What the user gave.
+    """
     # PyG's rule, of its `LinkLoader`: 0 is the label of negatives, so labels that use it move up.
-    if label is None or negatives is None or not negatives.is_binary() or label.numel() == 0:
-        return label
-    return label + 1 if int(label.min()) == 0 else label
+    least = min((one.min().item() for one in labels if one is not None and one.numel()), default=1)
+    if least != 0 or negatives is None or not negatives.is_binary():
+        return list(labels)
+    return [None if one is None else one + 1 for one in labels]
 
 
 def weights_of(

@@ -289,7 +289,8 @@ _CACHE_TO_SUGGEST = 2 * 2**30
 
 def _in_words(nbytes: int) -> str:
     for name, unit in (("GB", 2**30), ("MB", 2**20)):
-        if nbytes >= unit:
+        # From 1000 MB on in GB: three digits of 1010 MB are 1.01e+03, which no option can read.
+        if nbytes >= 1000 * unit / 1024:
             return f"{nbytes / unit:.3g} {name}"
     return f"{nbytes} bytes"
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gigl_loader.errors import PeerTimeoutError
+from gigl_loader.errors import PeerTimeoutError, UsageError
 from gigl_loader.message import Received
 
 # Seconds: how late `take` may notice its deadline. The other waits end by a notification.
@@ -114,6 +114,7 @@ class EpochBatches:
         """Return the next batch.
 
         Raises:
+            UsageError: The epoch was broken off meanwhile, as by a signal's handler.
             PeerTimeoutError: There was none in ``limit_s`` seconds.
             PeerError: What ended the epoch.
         """
@@ -123,6 +124,8 @@ class EpochBatches:
             while self.taken not in self._ready:
                 if self.error is not None:
                     raise self.error
+                if self.is_broken_off:  # no lane samples for it any more
+                    raise UsageError(f"epoch {self.number} was broken off: start one first")
                 if time.monotonic() >= deadline:
                     raise PeerTimeoutError(
                         f"batch {self.batches[self.taken]} of epoch {self.number} was not sampled "

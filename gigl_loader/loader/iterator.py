@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from torch.profiler import record_function
@@ -47,7 +48,10 @@ class EpochIterator:
         self._ended: str | None = None
         self._ahead: CopyAhead[Any] | None = None
         if loader._engine is not None:
-            self._ahead = CopyAhead(self._pull, loader._engine, depth=loader._device_prefetch)
+            # The source's and not a method: what held this iterator in turn would keep it, and its
+            # epoch, after a `break` until the garbage collector comes by.
+            pull = partial(_pull, loader._source)
+            self._ahead = CopyAhead(pull, loader._engine, depth=loader._device_prefetch)
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -94,15 +98,6 @@ class EpochIterator:
             return None
         return received.ticket, received.whole(), received.stats
 
-    def _pull(self, wait: bool) -> dict[str, Any] | NotReady:
-        source = self._loader._source
-        if not wait and not source.ready():
-            return NOT_READY
-        received = source.next()
-        if received is None:
-            raise StopIteration
-        return {**received.message, "ticket": replace(received, message={})}
-
     def _count(
         self, ticket: Any, stats: dict[str, Any], wait_s: float, collate_s: float, batch: Any
     ) -> None:
@@ -146,3 +141,13 @@ class EpochIterator:
         # `__init__` may have raised before.
         if hasattr(self, "_ahead"):
             self.end("it was dropped")
+
+
+def _pull(source: Source, wait: bool) -> dict[str, Any] | NotReady:
+    """Return the next message with its ticket, for `CopyAhead`."""
+    if not wait and not source.ready():
+        return NOT_READY
+    received = source.next()
+    if received is None:
+        raise StopIteration
+    return {**received.message, "ticket": replace(received, message={})}

@@ -18,6 +18,7 @@ from gigl_loader.loader.assemble import (
     end_own_group,
     is_remote,
     remote_parts,
+    told_to_others,
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
@@ -147,20 +148,21 @@ class DistABLPLoader(BaseDistLoader):
                     input_time,
                 )  # fmt: skip
             else:
-                data = DistDataset.wrap(dataset)
-                self._supervision = supervision_types(data.schema, supervision_edge_type)
-                sampler = link_sampler(
-                    data.schema, self._supervision, exclude_supervision,
-                    max_labels=data.max_labels_per_anchor_node,
-                )  # fmt: skip
+                with told_to_others(runtime):
+                    data = DistDataset.wrap(dataset)
+                    self._supervision = supervision_types(data.schema, supervision_edge_type)
+                    sampler = link_sampler(
+                        data.schema, self._supervision, exclude_supervision,
+                        max_labels=data.max_labels_per_anchor_node,
+                    )  # fmt: skip
                 parts = colocated_parts(
                     data, args, runtime,
                     lambda data: add_times(self._local_input(data, input_nodes), input_time),
                     sampler,
                 )  # fmt: skip
-        # With a deprecated `context` a group is there for the exchange while the loader is built,
-        # and ends before workers start: GiGL's loaders leave none behind.
         finally:
+            # With a deprecated `context` a group is there for the exchange while the loader is
+            # built, and ends before workers start: GiGL's loaders leave none behind.
             end_own_group(runtime)
         super().__init__(**parts)
 

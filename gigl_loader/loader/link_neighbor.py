@@ -20,6 +20,7 @@ from gigl_loader.loader.assemble import (
     end_own_group,
     is_remote,
     remote_parts,
+    told_to_others,
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
@@ -150,16 +151,18 @@ class DistLinkNeighborLoader(BaseDistLoader):
                 )
                 sampler = self._sampler(by_server[0].edge_type, num_nodes, strict)
                 name = f"{type(self).__name__} {next(self._counter)}"
-                inputs = [self._shifted(edges).sampler_input() for edges in by_server]
+                inputs = [edges.sampler_input() for edges in self._shifted(by_server)]
                 times = _times_by_server(inputs, edge_label_time)
                 inputs = add_times_by_server(inputs, times, _TIMES)
                 parts = remote_parts(dataset, args, runtime, inputs, name, sampler)
             else:
-                data = DistDataset.wrap(dataset)
-                edges = _of_this_machine(data, edge_label_index, edge_label)
-                sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
-                given = self._shifted(edges).sampler_input()
-                add_times(given, edge_label_time, _TIMES)
+                # Seed edges are read before `colocated_parts`, as their type decides the sampler.
+                with told_to_others(runtime):
+                    data = DistDataset.wrap(dataset)
+                    edges = _of_this_machine(data, edge_label_index, edge_label)
+                    sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
+                    given = self._shifted([edges])[0].sampler_input()
+                    add_times(given, edge_label_time, _TIMES)
                 parts = colocated_parts(data, args, runtime, lambda _: given, sampler)
         finally:
             end_own_group(runtime)
@@ -179,9 +182,12 @@ class DistLinkNeighborLoader(BaseDistLoader):
             raise ConfigError("strict=True is about negatives: give neg_sampling as well")
         return _SAMPLER, keywords
 
-    def _shifted(self, edges: SeedEdges) -> SeedEdges:
-        label = shifted(edges.label, self._negatives)
-        return SeedEdges(edges.edge_type, edges.index, label)
+    def _shifted(self, parts: list[SeedEdges]) -> list[SeedEdges]:
+        labels = shifted([edges.label for edges in parts], self._negatives)
+        return [
+            SeedEdges(edges.edge_type, edges.index, label)
+            for edges, label in zip(parts, labels, strict=True)
+        ]
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         batch = super()._make_batch(msg)

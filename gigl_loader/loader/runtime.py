@@ -94,7 +94,7 @@ def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
     """Return the runtime of ``rank``, given the address of every rank's machine.
 
     Raises:
-        ConfigError: Machines run different numbers of ranks.
+        ConfigError: Machines run different numbers of ranks, or take turns in the order of ranks.
     """
     counts = Counter(addresses)
     if len(set(counts.values())) > 1:
@@ -103,6 +103,15 @@ def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
             "torchrun with the same --nproc-per-node everywhere"
         )
     local_world_size = counts[addresses[0]]
+    # Machine and local rank are told from the rank alone, here and wherever machines' inputs are
+    # compared. With ranks dealt out in turn, two processes of a machine would both be its local
+    # rank 0: on one GPU, and each with all seeds of the machine.
+    if addresses != [one for one in counts for _ in range(local_world_size)]:
+        raise ConfigError(
+            f"the ranks of a machine must follow one another, found {addresses} by rank: start "
+            "them with torchrun, or machine by machine (srun --distribution=block, mpirun "
+            "--map-by slot)"
+        )
     return DistributedRuntimeInfo(
         node_world_size=len(counts),
         node_rank=rank // local_world_size,

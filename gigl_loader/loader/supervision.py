@@ -101,6 +101,7 @@ def excluded_types(
 
     Raises:
         ConfigError: A type is not walked, or connects other node types.
+        WrongTypeError: ``exclude`` is neither.
     """
     # Unordered: a copy of a positive may be stored in the other direction, under another relation.
     ends = {frozenset((src, dst)) for src, _, dst in supervision}
@@ -111,6 +112,10 @@ def excluded_types(
     ]
     if isinstance(exclude, bool):
         return tuple(could) if exclude else ()
+    if not isinstance(exclude, Sequence) or isinstance(exclude, str):
+        raise WrongTypeError(
+            f"exclude_supervision must be True, False or a list of edge types, got {exclude!r}"
+        )
     for edge_type in exclude:
         if edge_type not in could:
             raise ConfigError(
