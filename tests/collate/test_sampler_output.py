@@ -29,7 +29,7 @@ KNOWS = ("user", "knows", "user")
 
 
 def _message(nodes: list[int], edges: list[int]) -> dict[str, torch.Tensor]:
-    """Return a message whose rows say whose they are: features are ids, attributes 10 times them."""
+    """Return a message whose rows say whose they are: features are ids, attributes 10 * ids."""
     node, edge = torch.tensor(nodes, dtype=torch.int64), torch.tensor(edges, dtype=torch.int64)
     return {
         IS_HETERO: torch.tensor(0, dtype=torch.uint8),
