@@ -38,16 +38,23 @@ def add_edge_labels(
             "the sampler gave no seed edges: a sampler of your own for a DistLinkNeighborLoader "
             "needs the roots gigl_loader.sampler.edges.EdgeRoots"
         )
+    # On a `Data` all three are the batch itself; on a `HeteroData` PyG keeps what is of the edges
+    # with the edge type, and what is of one end with the node type of that end.
     store, src, dst = data, data, data
     if edge_type is not None:
         store, src, dst = data[edge_type], data[edge_type[0]], data[edge_type[2]]
+    # They came with the graph's own attributes; left in, those of all edges would pass for the
+    # batch's wherever the batch sets none of its own.
     for name in _NOT_OF_A_BATCH:
         if name in store:
             del store[name]
+    # Of a triplet batch `links` is one row, [sources, positives, negatives]; else two, sources over
+    # destinations, with the columns of the negatives behind those of the seed edges.
     links, store.input_id = message[EDGE_LABEL_INDEX], message[EDGE_INPUT_ID]
     num_edges = store.input_id.numel()
     if kind == "triplet":
         src.src_index, dst.dst_pos_index = links[:num_edges], links[num_edges : 2 * num_edges]
+        # Row i has the negatives of seed edge i. PyG drops the second dimension where each has one.
         negatives = links[2 * num_edges :].view(num_edges, -1)
         dst.dst_neg_index = negatives.squeeze(-1)
         if EDGE_TIME in message:
@@ -57,6 +64,7 @@ def add_edge_labels(
     if EDGE_TIME in message:
         store.edge_label_time = message[EDGE_TIME]
     label = message.get(EDGE_LABEL)
+    # A missing label stays missing without negatives: there is nothing that it would tell apart.
     if kind == "binary":
         label = _with_zeros(label, num_edges, links)
     if label is not None:
@@ -67,5 +75,6 @@ def _with_zeros(label: Tensor | None, num_edges: int, links: Tensor) -> Tensor:
     """Return the labels of seed edges (1 where none were given), then 0 for each negative."""
     if label is None:
         label = torch.ones(num_edges, device=links.device)
+    # Labels may have several dimensions, [num_edges, ...]; a negative is 0 in all of them.
     size = (links.size(1) - num_edges, *label.shape[1:])
     return torch.cat([label, label.new_zeros(size)])

@@ -46,6 +46,8 @@ def add_labels(
             if LABEL_LINKS + name in message:
                 links, counts = message[LABEL_LINKS + name], message[LABEL_COUNTS + name]
                 found[edge_type] = links if as_edge_index else by_anchor(links, counts)
+            # Every anchor sampler writes positives, even where a batch has none; negatives are
+            # written only where the user gave some.
             elif sign == POSITIVE:
                 raise ConfigError(
                     f"the sampler gave no positives of {edge_type}: a sampler of your own for a "
@@ -65,4 +67,7 @@ def by_anchor(links: Tensor, counts: Tensor) -> dict[int, Tensor]:
     Returns:
         By local index of the anchor: views of ``links[1]``, nothing is copied.
     """
+    # Anchors are the first nodes of their type, so the n-th count is that of local index n. The
+    # counts are on the host, where `split` needs them: on the device they would cost a wait per
+    # batch.
     return dict(enumerate(torch.split(links[1], counts.tolist())))

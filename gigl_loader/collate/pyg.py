@@ -55,9 +55,13 @@ def batch_types(
         schema: What the dataset holds.
         edge_dir: Of the dataset; with ``"out"`` a batch has the reversed edge types.
     """
+    # Types come from the schema and not from the message: a batch without any edge of a type has to
+    # have that type all the same, or a model that goes by `edge_index_dict` fails on it.
     known = schema.edge_types or []
     walked = [edge_type for edge_type in known if not is_label_edge_type(edge_type)]
     node_types = {end for edge_type in known for end in (edge_type[0], edge_type[2])}
+    # Walked along out-edges, an edge is found at its source. `EDGE_INDEX` has the neighbour in row
+    # 0, which then is the edge's destination: the reversed type is the one whose ends fit.
     if edge_dir == "out":
         walked = [reverse_edge_type(edge_type) for edge_type in walked]
     made = [(a, PPR, b) for a in sorted(node_types) for b in sorted(node_types)]
@@ -99,15 +103,20 @@ def _fill_nodes(store: Any, message: SampleMessage, node_type: NodeType | None) 
         value = message.get(key(name, node_type))
         if value is not None:
             store[name] = value
+    # Only the type of the seeds has either. In trees there is no BATCH, but INPUT_ID there is.
     for name in (BATCH, INPUT_ID):
         if name in store:
             store.batch_size = store[name].numel()
+    # PyG's name for the tree of each node; the seeds' ids, which else have that name, are not in a
+    # message of trees.
     trees = message.get(key(TREE, node_type))
     if trees is not None:
         store.batch = trees
     times = message.get(key(SEED_TIME, node_type))
     if times is not None:
         store.seed_time = times
+    # As PyG's loaders carry it along, of graphs that were given `num_nodes` because they have no
+    # rows to count nodes by.
     if NODE_FEATURES not in store and NODE_LABELS not in store:
         store.num_nodes = store.n_id.numel()
     store.num_sampled_nodes = _ints(message.get(key(NODES_PER_HOP, node_type)))
@@ -135,6 +144,8 @@ def _add_rest(data: Any, message: SampleMessage, stores: dict[str, Any]) -> None
         if name.startswith(META):
             data[name[len(META) :]] = value
             continue
+        # The prefix up to the last dot is the type, as `key` writes it; an attribute's name has no
+        # dot.
         start = name.rfind(".") + 1
         if name.startswith(ATTRIBUTE, start):
             attribute = name[start + len(ATTRIBUTE) :]

@@ -65,6 +65,8 @@ def transformed(
         return changed
     found = transform(_hetero_output(message, node_types, edge_types))
     _check(found, HeteroSamplerOutput)
+    # A copy of the dict alone: tensors that the transform left as they are stay shared with the
+    # message, and the message stays whole for whoever else holds it.
     changed = dict(message)
     for name in node_types:
         trees, counts = (found.batch or {}).get(name), (found.num_sampled_nodes or {}).get(name)
@@ -109,6 +111,7 @@ def _hetero_output(
     def edges(field: str) -> dict[EdgeType, Tensor]:
         return {t: message[key(field, t)] for t in edge_types if key(field, t) in message}
 
+    # PyG tells "no ids" and "no trees" by None and would take an empty dict for ids of no type.
     links = edges(EDGE_INDEX)
     return HeteroSamplerOutput(
         nodes(NODE), {t: one[0] for t, one in links.items()},
@@ -122,6 +125,7 @@ def _hetero_output(
 def _metadata(message: SampleMessage) -> tuple[Tensor | None, Tensor | None]:
     """Return (input ids, times of the seeds), as PyG has them."""
     found = []
+    # Seeds are of one type, so at most one key ends with either name.
     for field in (INPUT_ID, SEED_TIME):
         names = [name for name in message if name == field or name.endswith("." + field)]
         found.append(message[names[0]] if names else None)
@@ -137,9 +141,11 @@ def _change_nodes(
     counts: list[int] | None, further: list[str],
 ) -> None:  # fmt: skip
     before = message[key(NODE, name)]
+    # Most transforms touch edges alone: the same nodes need no look-up, and no copy of their
+    # features.
     if nodes is not before and not torch.equal(nodes, before):
         fields = [key(NODE_FEATURES, name), key(NODE_LABELS, name), *further]
-        _take(message, fields, _places(before, nodes, f"node of {name or 'the graph'}"))
+        _take(message, fields, _places(before, nodes, f"a node of {name or 'the graph'}"))
         message[key(NODE, name)] = nodes
     _set(message, key(TREE, name), trees)
     _set(message, key(NODES_PER_HOP, name), None if counts is None else torch.tensor(counts))
@@ -149,18 +155,37 @@ def _change_edges(
     message: SampleMessage, name: EdgeType | None, ends: tuple[Tensor, Tensor], ids: Tensor | None,
     counts: list[int] | None, further: list[str],
 ) -> None:  # fmt: skip
+    row, col = ends
+    if row.shape != col.shape:
+        raise ConfigError(
+            "transform_sampler_output must keep `row` and `col` in step: they have "
+            f"{row.numel()} and {col.numel()} ends of edges"
+        )
     links, before = torch.stack(ends), message.get(key(EDGE, name))
-    if before is not None:
+    if before is None:
+        _check_rows_fit(message, [key(EDGE_FEATURES, name), *further], links.size(1))
+    else:
         if ids is None or ids.numel() != links.size(1):
             raise ConfigError(
                 "transform_sampler_output must keep `edge` in step with `row` and `col`: there are "
                 f"{links.size(1)} edges and {'no ids' if ids is None else ids.numel()}"
             )
-        rows = _places(before, ids, f"edge of {name or 'the graph'}")
+        rows = _places(before, ids, f"an edge of {name or 'the graph'}")
         _take(message, [key(EDGE_FEATURES, name), *further], rows)
         message[key(EDGE, name)] = ids
     message[key(EDGE_INDEX, name)] = links
     _set(message, key(EDGES_PER_HOP, name), None if counts is None else torch.tensor(counts))
+
+
+def _check_rows_fit(message: SampleMessage, fields: list[str], num_edges: int) -> None:
+    """Check that edges without ids are as many as before, where they have rows."""
+    # Edges that a sampler made have no ids by which their rows, as PPR's scores, could follow them.
+    for field in fields:
+        if field in message and message[field].size(0) != num_edges:
+            raise ConfigError(
+                f"transform_sampler_output left {num_edges} of {message[field].size(0)} edges that "
+                f"have {field!r} and no ids by which that could follow them: keep these edges"
+            )
 
 
 def _take(message: SampleMessage, fields: list[str], rows: Tensor) -> None:
@@ -172,12 +197,17 @@ def _take(message: SampleMessage, fields: list[str], rows: Tensor) -> None:
 
 def _places(known: Tensor, wanted: Tensor, what: str) -> Tensor:
     """Return the first place in ``known`` of each of ``wanted``."""
+    # Nodes repeat over trees, and edges where they are drawn with replacement. Which of the places
+    # is found does not matter, as the rows of one id are the same; the first one, for it to be the
+    # same each time.
     ids, order = known.sort(stable=True)
+    # An id beyond the last one would be placed behind the end: it is clamped, and then found
+    # missing by its value like any other.
     at = torch.searchsorted(ids, wanted.contiguous()).clamp(max=max(ids.numel() - 1, 0))
     missing = wanted if ids.numel() == 0 else wanted[ids[at] != wanted]
     if missing.numel():
         raise ConfigError(
-            f"transform_sampler_output names {int(missing[0])}, a {what} that was not sampled: "
+            f"transform_sampler_output names {int(missing[0])}, {what} that was not sampled: "
             "features come with the sample, so nothing can be added to it"
         )
     return order[at] if ids.numel() else at

@@ -48,10 +48,13 @@ class LoaderArgs:
             ConfigError: A value cannot work in either deployment.
             WrongTypeError: There is no such keyword.
         """
+        # Without types from here on: mypy knows a TypedDict by literal keys only.
         given = completed(loader, keywords)
         by_name: dict[str, Any] = {**given}
         expansion = ExpansionOptions(**{name: by_name[name] for name in _OF_EXPANSION})
         if isinstance(given["sampler_options"], PPRSamplerOptions):
+            # The push decides how far it goes, so no fanout was given. A list of one hop passes the
+            # checks of fanouts, and becomes the edge types that may be walked.
             num_neighbors = [1]  # only its edge types count
         args = cls(num_neighbors=num_neighbors, given=given, expansion=expansion)
         args._check()
@@ -67,6 +70,8 @@ class LoaderArgs:
             raise ConfigError(
                 f'exchange must be "workers" or "collective", got {given["exchange"]!r}'
             )
+        # Checked here as a whole and not in each room, so that a bad value costs nothing: no
+        # process group is asked, no worker was started, and no other rank waits for this one.
         if self.in_process:
             self._check_no_workers()
         else:
@@ -80,7 +85,9 @@ class LoaderArgs:
                 'shard="world" needs the process group in every epoch, and context= ends its own: '
                 "call torch.distributed.init_process_group() and leave context out"
             )
+        # Only for its error: GLT's options keep sizes as they were given.
         parse_size(given["channel_size"])
+        # `cache` itself raises where `remote_cache` or `lookahead` cannot be read.
         if self.cache is not None and self.in_process:
             raise ConfigError(
                 f"remote_cache={given['remote_cache']!r} is filled by sampling workers, and this "
@@ -95,6 +102,7 @@ class LoaderArgs:
     def _check_no_workers(self) -> None:
         """Raise `ConfigError` where a keyword is for workers, and there are none."""
         given = self.given
+        # 1 is the default: it cannot be told from a number that was left out.
         if given["num_workers"] not in (0, 1):
             raise ConfigError(
                 'exchange="collective" samples in this process: num_workers='
@@ -126,6 +134,7 @@ class LoaderArgs:
     def in_process(self) -> bool:
         """Whether the training process samples."""
         num_workers = self.given["num_workers"]
+        # `False == 0`, and who says False means something else: `check_workers` refuses it.
         no_workers = num_workers == 0 and not isinstance(num_workers, bool)
         return no_workers or self.given["exchange"] == "collective"
 
@@ -158,6 +167,7 @@ class LoaderArgs:
         if self.given["pin_memory_device"] is not None:
             return torch.device(self.given["pin_memory_device"])
         if torch.cuda.is_available():
+            # Ranks beyond the number of devices share them: tests and small machines run like that.
             return torch.device("cuda", local_rank % torch.cuda.device_count())
         return torch.device("cpu")
 
@@ -168,6 +178,7 @@ def check_device(device: Any) -> None:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"pin_memory_device={device!r} is no torch device: {error}") from None
+    # `torch.device` takes any index; without this the first copy of the first epoch would fail.
     found = torch.cuda.device_count()
     if wanted.type == "cuda" and (wanted.index or 0) >= found:
         raise ConfigError(

@@ -1,7 +1,8 @@
 """The parts of a loader, made of what the user gave it; see `gigl_loader.loader.args`."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +26,8 @@ from gigl_loader.loader.inputs import local_share
 from gigl_loader.loader.runtime import DistributedRuntimeInfo
 from gigl_loader.loader.sampler_choice import SamplerClass, check_feature_store, chosen_sampler
 from gigl_loader.loader.world import agree_on_seed
-from gigl_loader.options import (
-    CustomSamplerOptions,
-)
+from gigl_loader.memory.tensors import bytes_of
+from gigl_loader.options import CustomSamplerOptions
 from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.sampled_input import check_seed_times
@@ -43,6 +43,7 @@ Weighted = dict[EdgeType, bool] | None
 
 def is_remote(dataset: Any) -> bool:
     """Return whether ``dataset`` is a handle on a graph store."""
+    # By what it can do: wrappers of a `RemoteDistDataset` count as one.
     return hasattr(dataset, "fetch_node_ids")
 
 
@@ -50,6 +51,16 @@ def end_own_group(runtime: DistributedRuntimeInfo) -> None:
     """End the process group that `resolve_runtime` started for a deprecated context."""
     if runtime.should_cleanup_distributed_context and dist.is_initialized():
         end_group()
+
+
+@contextmanager
+def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
+    """Tell the other ranks why this one gives up: in `colocated_parts` they wait for its word."""
+    try:
+        yield
+    except GiglLoaderError as error:
+        gather_inputs(runtime, None, error)
+        raise
 
 
 @explained_limits("building a loader")
@@ -73,17 +84,17 @@ def colocated_parts(
         ConfigError: A value cannot work; nothing was started.
         PeerError: Another rank was given a value that cannot work.
     """
-    try:
+    with told_to_others(runtime):
         data, whole, config = _check_colocated(dataset, args, make_input)
         args = with_sampler(args, default_sampler, data.schema, whole.input_type)
-    except GiglLoaderError as error:
-        gather_inputs(runtime, None, error)  # the other ranks wait for this one's word
-        raise
     given = args.given  # with the sampler that was chosen
     weighted = weighted_types(data) if args.with_weight else None
     place = (data.num_partitions, data.partition_idx)
+    # The one exchange that follows the checks: `gather_inputs` above takes its place on a rank that
+    # gave up, so that each rank calls it once, whatever it found.
     sampler_input = share_input(whole, runtime, weighted, place, given["shard"])
     epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
+    # Before the producer exists, whose plan has the seed in every draw.
     if given["shard"] == "world":
         epoch_options = agree_on_seed(epoch_options, given["seed"], runtime.world_size)
     parts = {
@@ -98,6 +109,8 @@ def colocated_parts(
     }
     if args.in_process:
         return {**parts, **_in_process_parts(args, parts, default_sampler)}
+    # These are GiGL's steps, in its order: its subclasses call the same static methods. The port is
+    # for GLT's options alone, workers find each other through the process group.
     port = BaseDistLoader.initialize_colocated_sampling_worker(
         local_rank=runtime.local_rank,
         local_world_size=runtime.local_world_size,
@@ -133,6 +146,7 @@ def _in_process_parts(
     runtime: DistributedRuntimeInfo = parts["runtime"]
     if parts["device"].type == "cpu" and given["num_cpu_threads"] is not None:
         torch.set_num_threads(given["num_cpu_threads"])
+    # GLT's context, which `check_context` asks for in every colocated loader.
     init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     source = InProcessSource(
         parts["dataset"], parts["sampler_input"], parts["sampling_config"],
@@ -153,6 +167,7 @@ def _check_colocated(
             f"prefetch_size={given['prefetch_size']} belongs to graph-store mode; here "
             "worker_concurrency says how many batches are under way"
         )
+    # Cheap checks of keywords come first; sorting edges by time, below, takes longest.
     data = DistDataset.wrap(dataset).weighted_by(given["weight_attr"])
     if args.in_process:
         check_in_process(data, given["exchange"])
@@ -161,6 +176,8 @@ def _check_colocated(
         data.view_by_time(args.expansion.time_attr)
     check_feature_store(given["feature_store"], data.schema, data.view().num_nodes)
     whole = make_input(data)
+    # `make_plan` checks this too, but only in the producer, when the other ranks were told that all
+    # is well with this one.
     check_seed_times(data.view(), whole, args.expansion.time_attr)
     config = _sampling_config(args, data.schema)
     check_edge_ids(data, config.with_edge)
@@ -188,6 +205,7 @@ def remote_parts(
     Raises:
         ConfigError: A value cannot work; nothing was started.
     """
+    # Here, as colocated loaders do without the graph store's modules.
     from gigl_loader.remote.service import DistServer
 
     given = args.given
@@ -196,6 +214,8 @@ def remote_parts(
             f"num_workers={given['num_workers']} and exchange={given['exchange']!r} belong to "
             "colocated mode: from a graph store, the servers' workers sample"
         )
+    # A function of this process: the servers neither have its module nor should run what clients
+    # send.
     if given["worker_init_fn"] is not None:
         raise ConfigError("worker_init_fn is for colocated loaders: these workers run on servers")
     schema = dataset.fetch_schema()
@@ -222,9 +242,11 @@ def remote_parts(
         "device": args.device(runtime.local_rank),
         "runtime": runtime,
         "producer": DistServer.create_sampling_producer,
+        # Options travel to the servers, whose producers have no keyword for a cache.
         "epoch_options": replace(args.epoch_options(), cache=args.cache),
         **common_parts(args),
     }
+    # Servers know one way to be told of a sampler: options with its path and keywords.
     if default_sampler is not None and not isinstance(
         given["sampler_options"], CustomSamplerOptions
     ):
@@ -286,11 +308,15 @@ def share_input(
             has some partition (``partition``: how many there are, and this rank's).
         PeerError: Another rank gave up, or is gone.
     """
+    # A user's `NodeSamplerInput` is GLT's class, which has no such attribute.
     extra = getattr(sampler_input, "extra", None) or {}
+    # 16 bytes for each rank, where the inputs themselves may have millions of seeds.
     given = digest([sampler_input.node, *extra.values()])
     others = gather_inputs(runtime, given, weighted=weighted, partition=partition, shard=shard)
     if shard == "world":
         return sampler_input
+    # Places ascend, so all processes with this input count themselves in the same order: their
+    # blocks neither overlap nor leave a gap.
     same = [place for place, other in others.items() if other == given]
     rank, size = same.index(runtime.local_rank), len(same)
     share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
@@ -323,9 +349,11 @@ def gather_inputs(
     """
     told = (given or b"", None if error is None else str(error), weighted, partition, shard)
     everyone = gather_from_ranks(told, runtime.world_size, _Told)
+    # A rank's own error is the one to raise there; it says more than that of another rank.
     for rank, (_, why, *_) in enumerate(everyone):
         if error is None and why is not None:
             raise PeerError(f"rank {rank} could not build its loader: {why}")
+    # From here on all ranks look at the same list, so they raise alike and none is left waiting.
     if partition is not None:
         _check_all_held(partition, [theirs for _, _, _, theirs, _ in everyone])
     _check_same_weights([types for _, _, types, _, _ in everyone])
@@ -334,6 +362,7 @@ def gather_inputs(
         if shard == "world":
             same = [{"input": one[0].hex()} for one in everyone]
             check_same_options(same, _SAME_INPUT)
+    # Ranks of a machine are neighbours in rank order; `from_addresses` sees to that.
     first = runtime.node_rank * runtime.local_world_size
     return {place: everyone[first + place][0] for place in range(runtime.local_world_size)}
 
@@ -353,8 +382,9 @@ def digest(tensors: list[torch.Tensor]) -> bytes:
     """Return a fingerprint of the values of ``tensors``."""
     found = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
+        # Without the shape, values that are cut into columns in another way would look the same.
         found.update(str(tuple(tensor.shape)).encode())
-        found.update(tensor.contiguous().numpy().data)
+        found.update(bytes_of(tensor.contiguous()))
     return found.digest()
 
 
@@ -372,6 +402,7 @@ def weighted_types(data: DistDataset) -> dict[EdgeType, bool]:
     """Return by walked edge type, of those with edges here, whether it has weights."""
     return {
         name: adjacency.weights is not None
+        # A partition without an edge of some type has no weights of it either, and says nothing.
         for name, adjacency in data.view().adjacency.items()
         if adjacency.indices.numel() and not is_label_edge_type(name)
     }

@@ -133,7 +133,10 @@ class BaseDistLoader(LoaderParts, DistLoader):
         self._transform_output = config.checked_function(
             "transform_sampler_output", transform_sampler_output
         )
+        # One engine for all epochs: its side stream, and memory of the device, are used again.
         self._engine = self._make_engine()
+        # An iterator holds its loader; were it held in turn, dropping it (as `break` does) would
+        # not end the epoch before the garbage collector comes by.
         self._last_iterator: Callable[[], EpochIterator | None] = lambda: None  # a weak reference
         self._progress = Progress()
         self._started = False  # whether self._progress is of the epoch that the user is in
@@ -141,6 +144,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         self._stats = LoaderStats()
         self._recorders: list[Callable[[dict[str, Any]], None]] = []
         self._shutdowned = False
+        # Before workers start: an interpreter that ends while they come up has to stop them, too.
         live.add(self)
         try:
             self._start_source(
@@ -148,6 +152,8 @@ class BaseDistLoader(LoaderParts, DistLoader):
                 epoch_options,
             )  # fmt: skip
             self._steps = self._agree_on_steps()
+        # KeyboardInterrupt as well: workers would go on without a loader that anybody could shut
+        # down. Nobody waits for their answers yet, hence no lingering.
         except BaseException:
             self.shutdown(linger_s=0.0)
             raise
@@ -171,6 +177,8 @@ class BaseDistLoader(LoaderParts, DistLoader):
         self._is_collocated_worker = False
         self._is_mp_worker = not is_remote
         self._is_remote_worker = is_remote
+        # What GLT calls a channel is there in all deployments, though workers of ours may not use
+        # it.
         self._with_channel = True
         self._num_recv = 0
         self._epoch = 0
@@ -198,11 +206,16 @@ class BaseDistLoader(LoaderParts, DistLoader):
         self.data_partition_idx = getattr(self.data, "partition_idx", 0)
         self._input_len = len(self.input_data)
         self._epoch_options = producer.epoch_options
+        # Ranks that differ are told so before any of them has started a worker.
         self._check_shard()
         stagger = Stagger(self._runtime.local_rank, self._runtime.local_world_size, gap_s)
         # the last rank may come that much later
         producer.join(meet_ranks(producer.epoch_options.timeout_s + stagger.total_s))
+        # Between meeting and starting: a rank whose turn comes late has been seen by all, so its
+        # absence means that it failed, and not that it waits.
         stagger.wait(producer)
+        # Each rank announces its start before it waits for the others in `connect`: the next rank's
+        # turn depends on it.
         producer.start()
         producer.announce("started")
         producer.connect()
@@ -212,10 +225,12 @@ class BaseDistLoader(LoaderParts, DistLoader):
         self, create: Callable[..., int], gap_s: float | None, max_inits: int | None,
         epoch_options: EpochOptions | None,
     ) -> None:  # fmt: skip
+        # Here, as colocated loaders do without the graph store's modules.
         from gigl_loader.remote.source import RemoteSource
 
         seed = self.sampling_config.seed
         self._epoch_options = epoch_options or EpochOptions(seed=seed_or_drawn(seed))
+        # Ranks are compared by the source itself, in `create`.
         check_shard(self._shard, in_order=self._epoch_options.in_order)
         source = RemoteSource(
             self.dataset, self.input_data, self.sampling_config, self.worker_options,
@@ -234,6 +249,8 @@ class BaseDistLoader(LoaderParts, DistLoader):
         options = self._epoch_options
         check_shard(self._shard, in_order=options.in_order)
         if self._shard == "world" and self._runtime.world_size > 1:
+            # Everything that decides what is in a batch: two ranks that differ would take batches
+            # of two different sequences for one, some seeds twice and others never.
             told = {"input": self._seeds_digest, **options.of_batches()}
             told["sampler_options"] = sampler_text(self._sampler_options)
             told["sampling_config"] = repr(self.sampling_config)
@@ -293,14 +310,20 @@ class BaseDistLoader(LoaderParts, DistLoader):
     def __iter__(self) -> "Iterator[Data | HeteroData]":
         """Start an epoch. An iterator of an earlier one is ended, and raises when it is used."""
         self._check_usable()
+        # Before the source starts: what the old iterator has under way is cancelled by its end, and
+        # would take the new epoch along if it came later.
         self._end_iterator("a newer iter() of the same loader ended it")
         if not self._resumed:
             self._progress = Progress(epoch=self._epoch, share=self._world_share)
+        # Before a resume counts as used up: where this raises, the next iter() still goes on there.
         if self._shard == "world":
             start = (self._progress.epoch, self._progress.yielded)
             check_same_start(*start, self._runtime.world_size)
         self._resumed, self._started = False, True
+        # A place is a step's in the epoch, a batch is one of the input's: with even_ranks="wrap"
+        # places go on beyond the last batch, and count from the first one again.
         places = self._progress.places_left(self._steps)
+        # An empty input has no places, but 0 would divide.
         own = max(int(self._num_expected), 1)
         self._num_recv = self._progress.yielded
         self._source.start_epoch(self._progress.epoch, [place % own for place in places])
@@ -339,6 +362,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         that nothing was yielded. With ``shard="world"`` it counts those of the whole job, all ranks
         having done as many steps as this one: one rank's state is the state of all.
         """
+        # After set_epoch() to another epoch the old progress tells nothing of where the loader is.
         progress = self._progress if self._started or self._resumed else Progress(epoch=self._epoch)
         return progress.to_dict(self._identity())
 
@@ -352,6 +376,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         """
         self._check_usable()
         in_step = self._even_ranks is not None
+        # Read first: a state that is refused leaves the epoch under way as it is.
         progress = Progress.from_dict(state, self._identity(), in_step=in_step)
         self._end_iterator("load_state_dict() ended it")
         progress.share = self._world_share
@@ -361,6 +386,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
 
     def _identity(self) -> dict[str, Any]:
         of_world = self._shard == "world"
+        # One state goes for all ranks, of any number, where batches are numbered over the job.
         of_rank = {"rank": self._runtime.rank, "world_size": self._runtime.world_size}
         return {
             "shard": self._shard,
@@ -377,6 +403,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
 
     @functools.cached_property
     def _seeds_digest(self) -> str:
+        # Cached: a trainer may save the state after every step, and this reads all seeds.
         return digest_of_seeds(self.input_data if self._is_remote_worker else [self.input_data])
 
     def stats(self, reset: bool = False) -> dict[str, Any]:
@@ -425,6 +452,8 @@ class BaseDistLoader(LoaderParts, DistLoader):
         """
         self._check_usable()
         message = self._source.sample(read_positions(index, self._input_len)).message
+        # `_collate_fn` takes it that messages were copied ahead; this one was not. Not through the
+        # epoch's engine: its copies stand in a line, in the order of the epoch.
         if self._engine is not None:
             message = self._copied(message)
         return self._collate_fn(message)
@@ -441,6 +470,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         """
         if self.to_device.type != "cpu" and self._engine is None:
             msg = self._copied(msg)
+        # First, so that a transform of the user's sees features as batches have them.
         msg = with_widened_features(msg)
         if self._transform_output is not None:
             types = batch_types(msg, self._dataset_schema, self.edge_dir)
@@ -472,8 +502,12 @@ class BaseDistLoader(LoaderParts, DistLoader):
         """
         if self._shutdowned:
             return
+        # First of all: a second call, from a signal's handler or a finaliser, finds nothing to do,
+        # also where this one raises half-way.
         self._shutdowned = True
         live.discard(self)
+        # The iterator before its source: it cancels its epoch there, and drops what was copied
+        # ahead, which may lie in memory that goes with the source.
         self._end_iterator("shutdown() ended it")
         remote = getattr(self, "_remote_source", None)
         if remote is not None:
@@ -486,9 +520,12 @@ class BaseDistLoader(LoaderParts, DistLoader):
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        # After an error the other ranks are lost as well, mostly: waiting for them would only hide
+        # it.
         self.shutdown(linger_s=None if error is None else 0.0)
 
     def __del__(self) -> None:
+        # The attribute is missing where a subclass raised before it got to `__init__` here.
         if getattr(self, "_shutdowned", True):
             return
         warnings.warn(
@@ -496,5 +533,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
             ResourceWarning,
             stacklevel=2,
         )
+        # Python would only print it; and no lingering, as whichever thread drops a loader has to go
+        # on.
         with contextlib.suppress(Exception):
             self.shutdown(linger_s=0.0)

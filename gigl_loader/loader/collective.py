@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 WORKING, COMPLETE, BROKEN_OFF, FAILED = range(4)
 """What a rank is in a round: needs answers; has its batch; has no epoch any more; raised."""
 
+# Pieces begin at multiples of the largest item that is sent: a view as int64 needs that, and what
+# is sent and received lies in arrays of int64.
 _WORD = 8
 _DRAW, _ROWS = "draw", "rows"
 
@@ -100,6 +102,7 @@ def _copy(data: Array, out: Array) -> None:
 
 def _packed(value: object, method: str = "") -> list[_Piece]:
     """Return a question or an answer as pieces; `_Reader.read` reads them."""
+    # The header says of which type and shape the arrays are, so its own length has to go before it.
     header, arrays = codec.encode(value, method)
     start = len(header).to_bytes(_WORD, "little") + header
     return [_piece_of(np.frombuffer(start, np.uint8)), *map(_piece_of, arrays)]
@@ -154,6 +157,8 @@ class CollectiveCall(Generic[T]):
 
         Collective, where there is none yet.
         """
+        # One round answers what was asked before it, so this ends after one; a round that another
+        # call began has brought this answer along, and then it needs none.
         while self._answer is None:
             self._peers.round(WORKING)
         return self._answer
@@ -216,6 +221,7 @@ class CollectivePeers:
             self.group: Any = dist.new_group(
                 backend=host_backend(), timeout=timedelta(seconds=max(timeout_s, 1.0))
             )
+        # All ranks hear the same list, so all of them raise or none does.
         held = [part for (part,) in self._gather([view.partition_idx])]
         missing = sorted(set(range(view.num_partitions)) - set(held))
         if missing:
@@ -224,6 +230,7 @@ class CollectivePeers:
                 f"{view.num_partitions}; the {self.size} ranks hold {held}"
             )
         holders = [[r for r, p in enumerate(held) if p == q] for q in range(view.num_partitions)]
+        # Where several ranks hold one partition, those that ask are spread over them.
         self._rank_of = [ranks[self.rank % len(ranks)] for ranks in holders]
         self.rounds = 0
         """Rounds that all ranks took part in: as long as it grows, they live."""
@@ -238,6 +245,8 @@ class CollectivePeers:
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> CollectiveCall[RowsAnswer]:
         """Keep a question for rows for the next round; ``out`` says of which type they are."""
+        # Not `out` itself: the answer is read where it was received, and nothing is copied to
+        # `out`.
         dtype, shape = out.dtype, out.shape
         call = CollectiveCall(self, lambda reader: RowsAnswer(reader.array(dtype, shape)))
         return self._keep(partition, _packed(request, _ROWS), call)
@@ -287,6 +296,7 @@ class CollectivePeers:
         Raises:
             ConfigError: Ranks start different epochs.
         """
+        # Questions of an epoch that was broken off, whose answers nobody reads.
         self._asked, self._kept = self._nothing(), 0
         known = self._gather([epoch, num_batches])
         epochs = [one for one, _ in known]
@@ -305,12 +315,15 @@ class CollectivePeers:
         """Answer until every rank has its batch; return whether all broke the epoch off."""
         self._kept = 0
         while True:
+            # All ranks see the same states, so all leave after the same round.
             states = self.round(state)
             if WORKING not in states:
                 return all(one == BROKEN_OFF for one in states)
 
     def fail(self, rank: int) -> None:
         """Tell the others that ``rank`` raised; their next round, or this one, is their last."""
+        # This stands in for the round that the others begin, and is the only exchange of it: they
+        # raise when they have read the states.
         self._meet([_Asked() for _ in range(self.size)], FAILED, rank)
 
     def round(self, state: int) -> list[int]:
@@ -321,11 +334,15 @@ class CollectivePeers:
             PeerError: A rank ended.
             PeerTimeoutError: A rank did not come in time.
         """
+        # Taken before the exchange: calls that come while answers are read belong to the next
+        # round.
         asked, self._asked = self._asked, self._nothing()
         told = self._meet(asked, state)
         for one in told:
             if one.state == FAILED:
                 raise RankFailedError(one.failed)
+        # By the totals, which all ranks see alike: by what it is asked itself, one rank would go on
+        # to the exchange, and another one not.
         if any(one.total for one in told):
             self._exchange(asked, [one.nbytes for one in told])
         return [one.state for one in told]
@@ -350,12 +367,17 @@ class CollectivePeers:
     def _exchange(self, asked: list[_Asked], sizes: list[int]) -> None:
         sent, lengths = self._filled([one.pieces for one in asked])
         questions = self._swap("questions", sent, sizes, lengths)
+        # The memory of the questions that were sent is free by now, and is written over by the
+        # answers.
         sent, lengths, error = self._answers(questions)
+        # Lengths and failures in one exchange. A rank that failed says 0 bytes to each, and takes
+        # part in this one all the same: the others are waiting in it.
         told = self._swap_words([[length, int(error is not None)] for length in lengths])
         if error is not None:
             raise error
         if failed := [rank for rank, (_, failed) in enumerate(told) if failed]:
             raise RankFailedError(failed[0])
+        # Answers to this rank are in the order of its questions, rank by rank.
         got = self._swap(f"answers {self._kept}", sent, [length for length, _ in told], lengths)
         for data, one in zip(got, asked, strict=True):
             reader = _Reader(data)
@@ -368,6 +390,7 @@ class CollectivePeers:
         """Return the answers and the bytes for each rank; and why there are none."""
         try:
             return *self._filled([self._answers_to(_Reader(data)) for data in questions]), None
+        # Whatever it was: an exception that left here would leave the others waiting for this rank.
         except Exception as error:
             failed = self.failed("an answer to another rank", error)
             return np.empty(0, np.uint8), [0] * self.size, failed
@@ -402,6 +425,7 @@ class CollectivePeers:
 
     def _swap(self, name: str, sent: Array, sizes: list[int], lengths: list[int]) -> list[Array]:
         """Send ``lengths`` bytes to each rank; return ``sizes`` bytes of each, in ``name``."""
+        # Memory by name: what is read later must not be what the next exchange receives into.
         found = self._memory(name, sum(sizes))
         self._all_to_all(torch.from_numpy(found), torch.from_numpy(sent), sizes, lengths)
         return np.split(found, np.cumsum(sizes)[:-1])
@@ -412,6 +436,7 @@ class CollectivePeers:
         return found
 
     def _swap_words(self, words: list[list[int]]) -> list[list[int]]:
+        # A row for each rank, of one length on all: no sizes have to be told first.
         send = torch.tensor(words, dtype=torch.int64)
         found = torch.empty_like(send)
         self._all_to_all(found, send)
@@ -442,6 +467,7 @@ class CollectivePeers:
             raise
         except RuntimeError as error:
             self.is_broken = True
+            # torch has one class for all of it, and gloo says what happened in its text alone.
             if "timed out" in str(error).lower():
                 raise PeerTimeoutError(
                     f"a rank did not take part in sampling for {self._timeout_s:.0f} s: {error}; "

@@ -12,9 +12,14 @@ from gigl_loader.errors import ConfigError
 
 NumNeighbors = list[int] | dict[EdgeType, list[int]]
 """Neighbours per hop; PyG's ``NumNeighbors`` is taken, too."""
+# Seconds; an upper limit, as workers wait for a share of the loader's own `timeout` where that is
+# less.
 RPC_TIMEOUT_S = 600.0
 _MAX_RPC_THREADS = 16
+# What GLT's options would cut a larger number to, without a word.
 _MAX_CONCURRENCY = 32
+# The most that `LocalStore` lets another partition ask for; there it would be an error of the
+# protocol, in the middle of an epoch.
 _MOST_NEIGHBORS = 2**31 - 1
 
 
@@ -33,11 +38,13 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
             )
         _check_hops(num_neighbors, "num_neighbors")
         return list(num_neighbors)
+    # Label edges are what is to be predicted: a message that passes along them gives it away.
     walked = [edge_type for edge_type in schema.edge_types if not is_label_edge_type(edge_type)]
     if not walked:
         raise ConfigError(
             f"the graph has label edge types only ({schema.edge_types}): nothing to sample over"
         )
+    # The same list for each type; the copies are made below, where types get their plain form.
     if not isinstance(num_neighbors, Mapping):
         num_neighbors = dict.fromkeys(walked, num_neighbors)
     unknown = [name for name in num_neighbors if name not in walked]
@@ -54,6 +61,7 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
         raise ConfigError(
             f"the number of hops must be the same across all edge types, num_neighbors has {counts}"
         )
+    # Plain tuples: a user's NamedTuple would have to be imported where workers read the plan.
     return {plain_edge_type(name): list(hops) for name, hops in num_neighbors.items()}
 
 
@@ -77,6 +85,7 @@ def _check_hops(hops: Any, name: str) -> None:
     if not isinstance(hops, (list, tuple)):
         raise ConfigError(f"{name} must be a list with a fanout per hop, got {hops!r}")
     for hop, fanout in enumerate(hops):
+        # A bool is an int, and `[True, True]` would sample one neighbour per hop.
         if isinstance(fanout, bool) or not isinstance(fanout, int) or fanout < -1:
             raise ConfigError(
                 f"{name}[{hop}] must be a number of neighbours, or -1 for all, got {fanout!r}"
@@ -134,6 +143,8 @@ def colocated_worker_options(
     check_workers(num_workers, worker_concurrency)
     return MpDistSamplingWorkerOptions(
         num_workers=num_workers,
+        # GLT would choose devices by itself, and workers that sample on the CPU need no CUDA
+        # context.
         worker_devices=[torch.device("cpu")] * num_workers,
         worker_concurrency=worker_concurrency,
         master_addr=master_ip_address,
@@ -147,6 +158,7 @@ def colocated_worker_options(
 
 def check_workers(num_workers: int, worker_concurrency: int) -> None:
     """Raise where GLT would clamp in silence."""
+    # 0 is a good value, but of loaders that build no such options: hence words of its own.
     if num_workers == 0 and not isinstance(num_workers, bool):
         raise ConfigError("num_workers must be > 0 here, got 0: these options are for workers")
     if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:

@@ -34,6 +34,7 @@ class Stagger:
 
     def wait(self, producer: DistSamplingProducer | InProcessSource) -> None:
         """Wait for this process's turn: by the clock, or until the one before it is ready."""
+        # There is nobody before it.
         if self._local_rank == 0:
             return
         if self._gap_s is None:
@@ -54,6 +55,8 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
     Raises:
         WrongTypeError: They are of both deployments, or of neither.
     """
+    # By part, whether it fits (a graph store, a colocated loader). Datasets by what they can do, as
+    # GLT's own ones are good, too.
     parts = {
         "dataset": (hasattr(dataset, "fetch_node_ids"), hasattr(dataset, "partition_idx")),
         "sampler_input": (
@@ -66,6 +69,7 @@ def check_deployment(dataset: Any, sampler_input: Any, worker_options: Any, prod
             ),
         ),
         "producer": (
+            # A class is callable too: one that was given in place of an object of it is neither.
             callable(producer) and not isinstance(producer, type),
             isinstance(producer, (DistSamplingProducer, InProcessSource)),
         ),
@@ -97,6 +101,8 @@ def check_context(is_remote: bool) -> None:
     Raises:
         UsageError: It has not.
     """
+    # GLT's own code and its users' look at this context, so a loader runs beside the right one
+    # only.
     context = get_context()
     if is_remote and (context is None or not context.is_client()):
         raise UsageError(
@@ -116,5 +122,6 @@ def the_producer(producer: Any, sampler: Any) -> Any:
         return producer
     if producer is not None:
         raise ConfigError("both `producer` and its old name `sampler` were given: drop `sampler`")
+    # 3: the caller of the loader's constructor, which calls this.
     warnings.warn("`sampler` was renamed to `producer`", DeprecationWarning, stacklevel=3)
     return sampler

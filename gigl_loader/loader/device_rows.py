@@ -34,7 +34,10 @@ from gigl_loader.sampler.later import LaterRows
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.sampler.store import LocalStore, rows_request
 
+# Of all types that a row of features may be copied as, whatever it holds: bits stay bits.
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+# Seconds between two looks at the device. At most that is added to the wait for rows; meanwhile
+# other threads have the interpreter.
 _POLL_S = 0.0002
 
 
@@ -57,6 +60,7 @@ def device_rows(
         ConfigError: There is a backend, but it does not exchange.
     """
     backend = backend_for(device)
+    # All ranks go one way: a rank that exchanged rows on the host would wait for those that do not.
     if not peers.least(int(backend is not None)):
         return None
     assert backend is not None, "the least of all ranks is at most this one's"
@@ -89,6 +93,7 @@ class _Packing:
 
     def add(self, dtype: str, shape: tuple[int, ...], write: Callable[[Array], Any]) -> slice:
         """Return where an array will lie."""
+        # Starts are aligned, as an array is read as words of its own size.
         start, nbytes = self.nbytes, nbytes_of(dtype, shape)
         self._parts.append((start, dtype, shape, write))
         self.nbytes += align(nbytes)
@@ -125,6 +130,7 @@ class _Wanted:
         self.key, self.dtype, self.shape = field.key, field.dtype, field.shape
         self._rows = field.write
         self.row_bytes = nbytes_of(field.dtype, field.shape[1:])
+        # Not split: all rows are of this partition, or there is one partition only.
         split: Any = {here: None} if self._rows.split is None else self._rows.split
         self.parts = [_Part(partition, at) for partition, at in split.items()]
 
@@ -136,9 +142,12 @@ class _Wanted:
     def placed(self, load: "_Load", out: Tensor, here: int) -> Tensor:
         """Write the rows of all parts to ``out``, bytes of the device; return them as they are."""
         if out.numel():
+            # The largest word that divides a row. Rows begin at multiples of the row's size behind
+            # an aligned start, so words of that size are aligned, too.
             word = math.gcd(self.row_bytes, 8)  # a copy goes word by word
             rows = out.view(_WORDS[word]).view(-1, self.row_bytes // word)
             for part in self.parts:
+                # Own rows came up with what the others get; they do not go through the exchange.
                 found = (load.uploaded if part.partition == here else load.came)[part.rows]
                 found = found.view(_WORDS[word]).view(-1, self.row_bytes // word)
                 if part.at is None:
@@ -188,6 +197,7 @@ class DeviceRows:
                 backend=backend, timeout=timedelta(seconds=max(timeout_s, 1.0))
             )
             self._try_out()
+        # Ours, of the wait: it names its cause already, and is a RuntimeError as torch's are.
         except PeerError:
             raise
         except RuntimeError as error:  # what all of torch.distributed's errors derive from
@@ -201,6 +211,7 @@ class DeviceRows:
         """Exchange a byte each: NCCL connects devices with the first exchange, and may fail."""
         ones = [1] * self._size
         with self._memory.in_use():
+            # Zeroed, and a byte for each rank: what is in it does not matter, that it arrives does.
             sent, came = (self._memory.empty(self._size).zero_() for _ in range(2))
             dist.all_to_all_single(came, sent, ones, ones, group=self._group)
             event = self._memory.mark()
@@ -224,6 +235,7 @@ class DeviceRows:
         """
         here = self._view.partition_idx
         wanted = [_Wanted(one, here) for one in fields]
+        # A rank without a batch asks nothing, and takes part in every exchange all the same.
         asked, receive = self._questions(peers, wanted)
         questions = peers.trade(asked, receive)
         load: _Load | None = None
@@ -231,17 +243,23 @@ class DeviceRows:
         try:
             with self._memory.in_use():
                 load = self._loaded(peers.store, wanted, questions, receive)
+        # Out of memory, most likely. Raised once all ranks know, and before any of them has begun
+        # an exchange on the device, which could not be called off any more.
         except Exception as cause:
             error = peers.failed("rows for the ranks", cause)
         peers.check(error)
+        # `check` raised where there is no load; the order of steps is that of the ranks' exchanges.
         if load is None or not turn():
             return None
         with peers.named_failures(), self._memory.in_use():
             dist.all_to_all_single(
+                # What others asked for lies first, rank by rank, so that it is sent from where it
+                # is.
                 load.came, load.uploaded[: sum(load.send)], load.receive, load.send,
                 group=self._group,
             )  # fmt: skip
             passed()
+            # On the same stream as the exchange: it comes after it without the host having to wait.
             pairs = zip(wanted, load.out, strict=True)
             found = {one.key: one.placed(load, out, here) for one, out in pairs}
             event = self._memory.mark()
@@ -252,6 +270,7 @@ class DeviceRows:
 
     def close(self) -> None:
         """Let the group go."""
+        # Ending the default group ends all others with it.
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
@@ -288,6 +307,7 @@ class DeviceRows:
             first = packing.nbytes
             for request in requests:
                 packing.add(*store.rows_asked(request))
+            # Both sides count the padding between arrays, as both align with `align`.
             send.append(packing.nbytes - first)
             if send[-1] != expected:
                 raise ProtocolError(
@@ -300,6 +320,7 @@ class DeviceRows:
                     part.rows = packing.add(*store.rows_asked(one.request(part)))
                 if part.at is not None:
                     part.places = packing.add("int64", part.at.shape, partial(_copy, part.at))
+        # All sizes are known by now, so one piece holds all of it, and one copy takes it up.
         host = self._memory.on_host(packing.nbytes)
         packing.write(host)
         out = [self._memory.empty(nbytes_of(one.dtype, one.shape)) for one in wanted]
@@ -312,6 +333,8 @@ class DeviceRows:
         Raises:
             PeerTimeoutError: It has not in time.
         """
+        # Not `event.synchronize()`, which has no deadline: where a rank is gone, NCCL's kernel
+        # never ends.
         deadline = time.monotonic() + self._timeout_s
         while event is not None and not event.query():
             if time.monotonic() >= deadline:

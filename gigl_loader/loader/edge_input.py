@@ -1,6 +1,6 @@
 """Seed edges as users give them, checked and split into what a sampler's input holds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class SeedEdges:
 
     def sampler_input(self) -> NodeSamplerInput:
         """Return them as seeds (sources) with columns (destinations, labels)."""
+        # Rows of an index that was transposed are not contiguous, and seeds are read as one block.
         found = NodeSamplerInput(self.index[0].contiguous(), self.edge_type[0])
         found.extra = {EDGE_TARGETS: self.index[1].contiguous()}
         if self.label is not None:
@@ -64,6 +65,7 @@ def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
         ConfigError: The type is missing, unknown, or a label edge type.
     """
     known = [one for one in schema.edge_types or () if not is_label_edge_type(one)]
+    # Label edges alone do not make a graph heterogeneous: batches of it are `Data`.
     plain = schema.edge_types is None or schema.is_homogeneous_with_labeled_edge_type
     if _is_edge_type(edges):
         edge_type, edges = _in_full(edges, known), None
@@ -78,6 +80,8 @@ def edge_type_of(edges: Any, schema: DatasetSchema) -> tuple[EdgeType, Any]:
         )
     if tuple(edge_type) not in (known or [DEFAULT_HOMOGENEOUS_EDGE_TYPE]):
         raise ConfigError(f"edge_label_index names edge type {edge_type}, the graph has {known}")
+    # A plain tuple, whatever class the user's is of: it becomes part of keys, and is sent to
+    # workers.
     src, relation, dst = edge_type
     return (src, relation, dst), edges
 
@@ -92,6 +96,7 @@ def _in_full(named: tuple[str, ...], known: list[EdgeType]) -> tuple[str, ...]:
     if len(named) == 3:
         return named
     found = [one for one in known if (one[0], one[2]) == named]
+    # PyG's own default relation, which then is refused like any other that is unknown.
     return found[0] if len(found) == 1 else (named[0], "to", named[1])
 
 
@@ -103,7 +108,8 @@ def read_edges(
     Raises:
         ConfigError: Wrong shape, dtype, device or range; names the first offender.
     """
-    found = torch.as_tensor(index) if isinstance(index, (Tensor, np.ndarray, list)) else None
+    known = isinstance(index, (Tensor, np.ndarray, list))
+    found = _as_tensor(index, "edge_label_index") if known else None
     if found is None or found.dtype != torch.int64 or found.dim() != 2 or found.size(0) != 2:
         what = type(index).__name__ if found is None else f"{list(found.shape)} {found.dtype}"
         raise ConfigError(
@@ -113,6 +119,7 @@ def read_edges(
         raise ConfigError(
             f"edge_label_index must be on the CPU, where sampling is, got {found.device}"
         )
+    # Row by row: the two ends may be of types with different numbers of nodes.
     for row, end in enumerate((edge_type[0], edge_type[2])):
         wrong = (found[row] < 0) | (found[row] >= num_nodes[end])
         if bool(wrong.any()):
@@ -121,13 +128,21 @@ def read_edges(
                 f"edge_label_index[{row}, {place}] = {int(found[row, place])} is no node id: ids "
                 f"are in [0, {num_nodes[end]})"
             )
-    labels = None if label is None else torch.as_tensor(label)
+    # Labels go with the seeds, wherever a split of the graph left them.
+    labels = None if label is None else _as_tensor(label, "edge_label").cpu()
     if labels is not None and (labels.dim() == 0 or labels.size(0) != found.size(1)):
         raise ConfigError(
             f"edge_label must have one row for each of the {found.size(1)} edges of "
             f"edge_label_index, got {list(labels.shape)}"
         )
     return SeedEdges(edge_type, found, labels)
+
+
+def _as_tensor(given: Any, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{name} cannot be read as a tensor: {error}") from None
 
 
 def all_edges(data: DistDataset, edge_type: EdgeType) -> Tensor:
@@ -137,6 +152,7 @@ def all_edges(data: DistDataset, edge_type: EdgeType) -> Tensor:
     """
     adjacency = data.view().adjacency[edge_type]
     edges = edges_of(adjacency, data.schema.edge_dir)
+    # In memory they are grouped by node, and by what a partition got.
     return edges if adjacency.edge_ids is None else edges[:, adjacency.edge_ids.argsort()]
 
 
@@ -149,8 +165,10 @@ def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSa
     if given is not None and ratio is not None:
         raise ConfigError("neg_sampling and neg_sampling_ratio were both given: drop the ratio")
     if ratio is not None:
+        # Not `ratio < 0`: a NaN is refused, too.
         if not ratio >= 0:
             raise ConfigError(f"neg_sampling_ratio must be >= 0, got {ratio!r}")
+        # PyG refuses an amount of 0, and its loaders read a ratio of 0 as no negatives.
         given = NegativeSampling("binary", ratio) if ratio else None
     try:
         found: NegativeSampling | None = given if given is None else NegativeSampling.cast(given)
@@ -164,11 +182,20 @@ def negative_sampling(given: Any, ratio: float | None, label: Any) -> NegativeSa
     return found
 
 
-def shifted(label: Tensor | None, negatives: NegativeSampling | None) -> Tensor | None:
-    """Return the labels with 0 free for negatives: one more each, where binary ones use it."""
-    if label is None or negatives is None or not negatives.is_binary() or label.numel() == 0:
-        return label
-    return label + 1 if int(label.min()) == 0 else label
+def shifted(
+    labels: Sequence[Tensor | None], negatives: NegativeSampling | None
+) -> list[Tensor | None]:
+    """Return labels with 0 free for negatives: one more each, where binary ones use it.
+
+    Args:
+        labels: Of all seed edges of a loader, in parts: they move together, or none does.
+        negatives: What the user gave.
+    """
+    # PyG's rule, of its `LinkLoader`: 0 is the label of negatives, so labels that use it move up.
+    least = min((one.min().item() for one in labels if one is not None and one.numel()), default=1)
+    if least != 0 or negatives is None or not negatives.is_binary():
+        return list(labels)
+    return [None if one is None else one + 1 for one in labels]
 
 
 def weights_of(
@@ -184,6 +211,7 @@ def weights_of(
         weight = getattr(negatives, name)
         if weight is None:
             continue
+        # float64: weights of many nodes are summed up, and small ones must not get lost in the sum.
         weight = torch.as_tensor(weight, dtype=torch.float64)
         if tuple(weight.shape) != (num_nodes[end],):
             raise ConfigError(
@@ -192,5 +220,6 @@ def weights_of(
             )
         if not bool(((weight >= 0) & weight.isfinite()).all()) or not bool((weight > 0).any()):
             raise ConfigError(f"neg_sampling.{name} must be finite, >= 0, and not zero throughout")
+        # A list, as keywords of samplers travel to workers that do without torch.
         found[name] = weight.tolist()
     return found

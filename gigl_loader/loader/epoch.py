@@ -60,8 +60,10 @@ class Progress:
     def note(self, place: int) -> None:
         """The batch at ``place`` of the epoch's sequence was handed out."""
         if self.share is not None:
+            # World sharding is in order, so this place tells of all before it.
             self.yielded = self.share.taken_with(place)
             return
+        # In order the set never has more than this place; without, as many as may be under way.
         self.ahead.add(place)
         while self.yielded in self.ahead:
             self.ahead.remove(self.yielded)
@@ -108,6 +110,7 @@ class Progress:
                 f"{_STATE_VERSION}; give what state_dict() of a loader returned"
             )
         of_other_rank = state.get("rank") != identity.get("rank")
+        # Not with batches taken out of order: which ones they were is true of one rank only.
         may_differ = _OF_A_RANK if of_other_rank and in_step and not state["ahead"] else ()
         changed = {
             name: (state.get(name), value)
@@ -116,6 +119,7 @@ class Progress:
         }
         if changed:
             texts = [f"{name}: {old!r} -> {new!r}" for name, (old, new) in changed.items()]
+            # The last hint that fits wins: the most telling one is asked for last.
             hint = "build this loader with the saved values to resume"
             if "rank" in changed:
                 hint = "every rank loads what it saved itself; with even_ranks, any rank's will do"
@@ -168,9 +172,12 @@ class LoaderStats(BatchCounts):
         """Count one batch."""
         stats = received.stats
         worker = stats.get("worker", 0)
+        # Of a graph store a worker is (server, number), and replaced workers are counted by server;
+        # a colocated producer counts as one place.
         self.count(stats, worker, worker[0] if isinstance(worker, tuple) else 0)
         self.wait_s += wait_s
         self.depth += depth
+        # Not a sum: each batch says how many partitions its worker asks at all.
         self.asked = max(self.asked, stats.get("asked", 0))
         self.network_s += stats.get("network_s", 0.0)
         self.received.update(stats.get("received", {}))
@@ -187,10 +194,13 @@ class LoaderStats(BatchCounts):
             remote_bytes: Bytes of all rows that only other machines have; 0: not known.
             link_bytes_per_s: What this machine's network carries; None: not known.
         """
+        # Read right after a reset, clocks may say that no time has passed.
         elapsed = max(time.perf_counter() - self.started, 1e-9)
         batches = max(self.batches, 1)
         link_share = None
         if link_bytes_per_s is not None:
+            # Of the time since counting began, not of the time that was waited: a link that is full
+            # half of the time has room.
             link_share = self.received.total() / elapsed / link_bytes_per_s
         shares = {worker: busy / elapsed for worker, busy in sorted(self.busy_s.items())}
         return {
@@ -236,6 +246,8 @@ class LoaderStats(BatchCounts):
     ) -> str:  # fmt: skip
         if not self.batches:
             return _NO_BATCH
+        # First who keeps workers waiting, then what is full: a cache, which the first one advises,
+        # helps with both.
         if wait_share >= _MUCH_WAIT and self._network_share > _MUCH_NETWORK and self.rows_from:
             return self._network_verdict(remote_bytes)
         if wait_share >= _MUCH_WAIT and link_share is not None and link_share > _MUCH_OF_LINK:
@@ -264,15 +276,21 @@ class LoaderStats(BatchCounts):
         )
 
 
+# Of the elapsed time: below it, a faster loader would hardly be noticed.
 _MUCH_WAIT = 0.1
+# Of the workers' time: more of it than all else they do.
 _MUCH_NETWORK = 0.5
+# Of the nominal speed: overhead and other traffic take their part of the rest, and it is a mean, so
+# a link that is used to 60% is full in its bursts.
 _MUCH_OF_LINK = 0.6
+# Bytes: what a training machine can mostly spare.
 _CACHE_TO_SUGGEST = 2 * 2**30
 
 
 def _in_words(nbytes: int) -> str:
     for name, unit in (("GB", 2**30), ("MB", 2**20)):
-        if nbytes >= unit:
+        # From 1000 MB on in GB: three digits of 1010 MB are 1.01e+03, which no option can read.
+        if nbytes >= 1000 * unit / 1024:
             return f"{nbytes / unit:.3g} {name}"
     return f"{nbytes} bytes"
 
@@ -283,6 +301,7 @@ _NO_BATCH = "no batch was handed out yet: nothing to tell"
 def _verdict(wait_share: float, busy: dict[int, float]) -> str:
     if wait_share < _MUCH_WAIT:
         return "training-bound: batches are ready before they are asked for"
+    # Workers that are at work most of the time lack hands, and those that are not lack answers.
     mean_busy = sum(busy.values()) / max(len(busy), 1)
     if mean_busy > 0.7:
         return "sampling-bound: add workers (num_workers), or lower num_neighbors"

@@ -55,7 +55,9 @@ logger = logging.getLogger(__name__)
 
 _AHEAD = 2
 """Batches sampled and not taken, at least; a lane keeps one."""
+# Seconds; as workers do, see `gigl_loader.workers.producer.LINGER_S`.
 _LINGER_S = 30.0
+# Seconds between two looks at whether the ranks still exchange.
 _WAKE_S = 1.0
 
 
@@ -91,6 +93,8 @@ class InProcessSource:
         self.num_workers = 0
         view = view_of(data, epoch_options.expansion.time_attr)
         self._plan = make_plan(view, sampler_input, config, epoch_options)
+        # Samplers are written for workers, which have arrays; torch's tensors do not get into
+        # kernels.
         self._view = _as_arrays(view)
         extra = getattr(sampler_input, "extra", None) or {}
         self._seeds = sampler_input.node.numpy()
@@ -123,11 +127,16 @@ class InProcessSource:
         """Build the samplers; with several partitions, together with the other ranks."""
         if self._view.num_partitions > 1:
             timeout_s = self.epoch_options.timeout_s
+            # Lanes of all ranks are built in one order, since each makes a process group: ranks
+            # with fewer lanes than others would be missing in the last ones, so they agree on the
+            # number first.
             first = CollectivePeers(self._view, timeout_s)
             self._peers = [first]
             for _ in range(first.least(self._concurrency) - 1):
                 self._peers.append(CollectivePeers(self._view, timeout_s))
             self._rows = device_rows(first, self._view, self._device, timeout_s)
+        # A sampler owns scratch memory and a lane runs in a thread of its own, so nothing is
+        # shared.
         lanes: Sequence[CollectivePeers | None] = self._peers or [None]
         self._samplers = [self._load_sampler(peers) for peers in lanes]
         self._memory = [OwnMessages() for _ in lanes]
@@ -169,13 +178,19 @@ class InProcessSource:
         if self._shut_down:
             raise UsageError("this loader was shut down: build a new one")
         self.cancel_epoch()
+        # The lanes' groups are those of the epoch before: its last rounds have to be over in them.
         self._wait_for_former()
         order = None
         if self.sampling_config.shuffle:
             order = epoch_order(len(self._seeds), self.epoch_options.seed, epoch).numpy()
         chosen = range(self.num_batches) if batches is None else batches
+        # Threads get the epoch as an argument: what they do is of this one, also once the next has
+        # begun. Room for one batch per lane at least, or a lane would keep its batch while the
+        # others wait for it.
         begun = self._epoch = EpochBatches(epoch, chosen, order, max(_AHEAD, len(self._peers)))
         self._threads = [
+            # Daemons: the interpreter does not wait at its end for lanes whose other ranks are
+            # gone.
             threading.Thread(
                 target=self._run, args=(begun, lane),
                 name=f"gigl_loader samples epoch {epoch}, lane {lane}", daemon=True,
@@ -197,6 +212,8 @@ class InProcessSource:
         deadline = time.monotonic() + limit
         while alive := [thread for thread in self._threads if thread.is_alive()]:
             alive[0].join(min(_WAKE_S, limit))
+            # Ranks that are in their epoch may take as long as they like; the deadline is for the
+            # next round.
             if (now := self._num_rounds()) != rounds:
                 rounds, deadline = now, time.monotonic() + limit
             elif alive[0].is_alive() and time.monotonic() >= deadline:
@@ -224,6 +241,8 @@ class InProcessSource:
         epoch = self._epoch
         if epoch is None or epoch.is_broken_off:
             raise UsageError("no epoch is under way: start one first")
+        # An error of the last steps, in which this rank only answered, must not pass for a good
+        # end.
         if epoch.taken == len(epoch.batches):
             if epoch.error is not None:
                 raise epoch.error
@@ -248,6 +267,8 @@ class InProcessSource:
                 'a batch at once would need the other ranks, which with exchange="collective" '
                 'answer in step: build the loader with exchange="workers"'
             )
+        # Draws are keyed by epoch and batch: the same ones for the same seeds, and those of no
+        # epoch.
         ticket = BatchTicket(AT_ONCE_STREAM, 0, AT_ONCE_EPOCH, 0)
         return self._sample(self._request(ticket, index.numpy()), 0)[0]
 
@@ -259,10 +280,12 @@ class InProcessSource:
 
     def _run(self, epoch: EpochBatches, lane: int) -> None:
         """Sample every so many batches of an epoch in step with the other ranks' lane."""
+        # Where `agree` raises, the lane's first step is the one that does not have its turn.
         step, peers = lane, self._peers[lane]
         peers.on_failure = epoch.fail
         try:
             steps = peers.agree(epoch.number, len(epoch.batches))
+            # Up to the steps of the rank with most batches: the others answer it until then.
             for step in range(lane, steps, len(self._peers)):
                 if not self._take_step(epoch, step, lane):
                     epoch.turns.end(step)
@@ -274,12 +297,16 @@ class InProcessSource:
     def _take_step(self, epoch: EpochBatches, step: int, lane: int) -> bool:
         """Sample one batch, or only answer the others; return whether the epoch goes on."""
         peers = self._peers[lane]
+        # Another lane failed. The other ranks' lanes of this number wait in a round: they get to
+        # know.
         if epoch.error is not None:
             self._tell_others(epoch.error, peers)
             return False
         found: tuple[Received, list[Field]] | None = None
         if step < len(epoch.batches) and not epoch.is_broken_off:
             found = self._sample_or_tell(epoch, step, lane)
+        # Whether or not there was a batch: ranks that still sample theirs need answers. The epoch
+        # ends before its last step only where all ranks have broken it off.
         if peers.finish(BROKEN_OFF if epoch.is_broken_off else COMPLETE):
             return False
         if self._rows is not None:
@@ -287,6 +314,7 @@ class InProcessSource:
                 peers, found[1] if found else [], partial(epoch.turns.wait, step),
                 partial(epoch.turns.passed, step),
             )  # fmt: skip
+            # An earlier step was the last one, on all ranks.
             if rows is None:
                 return False
             if found:
@@ -322,6 +350,8 @@ class InProcessSource:
                 for f in self._samplers[lane].sample(request)
             ]
             fields += scale_fields(self._view, fields)
+            # Rows that go from device to device stay out of the message, and are read for the
+            # exchange.
             later = [one for one in fields if isinstance(one.write, LaterRows)]
             fields = [one for one in fields if not isinstance(one.write, LaterRows)]
             sampled = time.perf_counter()
@@ -345,6 +375,7 @@ class InProcessSource:
         size = self.sampling_config.batch_size
         start, stop = ticket.batch * size, min((ticket.batch + 1) * size, len(self._seeds))
         order = epoch.order
+        # A copy: the slice would keep the order of the whole epoch alive with the batch.
         chosen = np.arange(start, stop) if order is None else order[start:stop].copy()
         return self._request(ticket, chosen)
 
@@ -363,6 +394,7 @@ class InProcessSource:
         deadline = time.monotonic() + linger_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        # Their groups stay, as a thread still exchanges over one of them.
         if any(thread.is_alive() for thread in self._threads):
             logger.warning("other ranks are in an epoch that this one has left: they will fail")
             return
@@ -388,6 +420,8 @@ def check_in_process(data: DistDataset, exchange: str) -> None:
 
 
 def _as_arrays(view: Any) -> Any:
+    # As it is sent to workers, descriptors and all, so that it is the same object that samplers get
+    # everywhere; the memory is shared, and no array is copied.
     data, fds = tensors.dumps(view)
     try:
         return segments.loads(data, fds)

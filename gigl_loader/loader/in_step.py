@@ -5,9 +5,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gigl_loader.errors import PeerTimeoutError
+from gigl_loader.errors import PeerTimeoutError, UsageError
 from gigl_loader.message import Received
 
+# Seconds: how late `take` may notice its deadline. The other waits end by a notification.
 _WAKE_S = 1.0
 
 
@@ -42,6 +43,7 @@ class Turns:
         ranks have to stop at the same turn.
         """
         with self._changed:
+            # Several lanes may end, each at a step of its own: the first of these counts.
             self._ended_at = step if self._ended_at is None else min(step, self._ended_at)
             self._changed.notify_all()
 
@@ -83,20 +85,27 @@ class EpochBatches:
         """Let nobody wait any more."""
         with self._changed:
             self.is_broken_off = True
+            # Nobody takes them any more, and each keeps a block of memory.
             self._ready.clear()
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
         """End the epoch with ``error``, unless another one has."""
         with self._changed:
+            # The first one: what follows are its consequences, told by ranks or lanes that it
+            # reached.
             self.error = self.error or error
             self._changed.notify_all()
 
     def hand_over(self, step: int, found: Received) -> None:
         """Give batch number ``step`` to the trainer; waits while there is no room for it."""
         with self._changed:
+            # Counted from what the trainer took, not by how many are ready: with one batch missing,
+            # later ones must not take the room that it needs.
             while step >= self.taken + self._room and not self._is_over():
                 self._changed.wait(_WAKE_S)
+            # After an error a batch is still filed: `take` hands out what is there before it
+            # raises.
             if not self.is_broken_off:
                 self._ready[step] = found
                 self._changed.notify_all()
@@ -105,14 +114,18 @@ class EpochBatches:
         """Return the next batch.
 
         Raises:
+            UsageError: The epoch was broken off meanwhile, as by a signal's handler.
             PeerTimeoutError: There was none in ``limit_s`` seconds.
             PeerError: What ended the epoch.
         """
         deadline = time.monotonic() + limit_s
         with self._changed:
+            # A batch that is there comes before the error of a later one: nothing is wrong with it.
             while self.taken not in self._ready:
                 if self.error is not None:
                     raise self.error
+                if self.is_broken_off:  # no lane samples for it any more
+                    raise UsageError(f"epoch {self.number} was broken off: start one first")
                 if time.monotonic() >= deadline:
                     raise PeerTimeoutError(
                         f"batch {self.batches[self.taken]} of epoch {self.number} was not sampled "

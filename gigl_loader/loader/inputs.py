@@ -84,6 +84,7 @@ def read_seeds(
 
 def _as_tensor(given: Any, name: str) -> Any:
     """Return arrays and sequences of integers or bools as tensors, all else as it is."""
+    # A text is a sequence as well, and numpy would read its letters.
     if isinstance(given, str | bytes) or not isinstance(given, np.ndarray | Sequence):
         return given
     try:
@@ -91,11 +92,14 @@ def _as_tensor(given: Any, name: str) -> Any:
     except ValueError as error:  # rows of several lengths
         raise ConfigError(f"{name} cannot be read as node ids: {error}") from error
     if found.size == 0 and not isinstance(given, np.ndarray):
+        # An empty list is float64 to numpy; an empty array has a type that somebody chose.
         return torch.empty(0, dtype=torch.int64)
     if found.dtype.kind == "b":
+        # Copied: the user's array may change later, or be read-only, of which torch warns.
         return torch.from_numpy(found.copy())
     if found.dtype.kind not in "iu":
         raise ConfigError(f"{name} must hold integer node ids, got values of type {found.dtype}")
+    # The conversion below would turn it into a negative number.
     if found.dtype.kind == "u" and found.size and int(found.max()) >= 2**63:
         raise ConfigError(f"{name} has {int(found.max())}, which is no node id")
     return torch.from_numpy(found.astype(np.int64))
@@ -163,6 +167,7 @@ def typed_seeds(
 def _is_typed(input_nodes: Any) -> bool:
     """Return whether it is ``(node_type, seeds)``; a tuple of ids is a sequence like others."""
     pair = isinstance(input_nodes, tuple) and len(input_nodes) == 2
+    # `(3, 5)` are two seeds.
     return pair and not isinstance(input_nodes[0], int | np.integer)
 
 
@@ -228,6 +233,7 @@ def digest_of_seeds(inputs: Sequence[NodeSamplerInput]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for one in inputs:
         columns = getattr(one, "extra", None) or {}
+        # By name: in which order columns were added does not change what the seeds are.
         for column in (one.node, *(columns[name] for name in sorted(columns))):
             digest.update(bytes_of(column.cpu().contiguous()))
     return digest.hexdigest()

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from torch.profiler import record_function
@@ -39,13 +40,18 @@ class EpochIterator:
         self._progress = progress
         self._left = len(places)
         self._batch_places: dict[int, list[int]] = {}
+        # See `BaseDistLoader.__iter__`: several places may be of one batch, which then comes as
+        # often. The first of its places that is left is the one that it is handed out for.
         own = max(int(loader._num_expected), 1)
         for place in places:
             self._batch_places.setdefault(place % own, []).append(place)
         self._ended: str | None = None
         self._ahead: CopyAhead[Any] | None = None
         if loader._engine is not None:
-            self._ahead = CopyAhead(self._pull, loader._engine, depth=loader._device_prefetch)
+            # The source's and not a method: what held this iterator in turn would keep it, and its
+            # epoch, after a `break` until the garbage collector comes by.
+            pull = partial(_pull, loader._source)
+            self._ahead = CopyAhead(pull, loader._engine, depth=loader._device_prefetch)
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -62,6 +68,8 @@ class EpochIterator:
         try:
             with record_function("gigl_loader.wait"):
                 received = self._next_received()
+        # KeyboardInterrupt, too: a batch that was pulled half-way is lost, and going on would leave
+        # it out without a word.
         except BaseException:
             self.end("an error broke it off")
             raise
@@ -80,6 +88,8 @@ class EpochIterator:
             found = next(self._ahead, None)
             if found is None:
                 return None
+            # A ticket rode through the copy engine, which passes on what is no tensor: only in that
+            # way does each batch that comes out have the ticket of the one that went in.
             message = dict(found)
             received = replace(message.pop("ticket"), message=message)
             return received.ticket, received.whole(), received.stats
@@ -88,18 +98,11 @@ class EpochIterator:
             return None
         return received.ticket, received.whole(), received.stats
 
-    def _pull(self, wait: bool) -> dict[str, Any] | NotReady:
-        source = self._loader._source
-        if not wait and not source.ready():
-            return NOT_READY
-        received = source.next()
-        if received is None:
-            raise StopIteration
-        return {**received.message, "ticket": replace(received, message={})}
-
     def _count(
         self, ticket: Any, stats: dict[str, Any], wait_s: float, collate_s: float, batch: Any
     ) -> None:
+        # Counted last, when nothing can fail any more but in the user's hands: a batch whose
+        # collating raised is not in the state, and comes again after a resume.
         self._left -= 1
         self._loader._num_recv += 1
         self._progress.note(self._batch_places[ticket.batch].pop(0))
@@ -129,10 +132,22 @@ class EpochIterator:
         self._ended = why
         if self._ahead is not None:
             self._ahead.close()
+        # A source whose epoch is over may be in the next one by now, of another iterator.
         if not self._progress.finished:
             with contextlib.suppress(Exception):  # the error that broke it off is what counts
                 self._loader._source.cancel_epoch()
 
     def __del__(self) -> None:
+        # `__init__` may have raised before.
         if hasattr(self, "_ahead"):
             self.end("it was dropped")
+
+
+def _pull(source: Source, wait: bool) -> dict[str, Any] | NotReady:
+    """Return the next message with its ticket, for `CopyAhead`."""
+    if not wait and not source.ready():
+        return NOT_READY
+    received = source.next()
+    if received is None:
+        raise StopIteration
+    return {**received.message, "ticket": replace(received, message={})}

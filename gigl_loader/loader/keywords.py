@@ -130,6 +130,7 @@ def _meanings(owner: type) -> dict[str, str]:
     (found,) = ast.parse(source).body
     assert isinstance(found, ast.ClassDef)
     meanings = {}
+    # By position: a string that stands alone is of the field above it.
     for field, below in pairwise(found.body):
         text = below.value if isinstance(below, ast.Expr) else None
         if (
@@ -143,12 +144,14 @@ def _meanings(owner: type) -> dict[str, str]:
 
 def _parameters() -> dict[str, inspect.Parameter]:
     """Return type and default of each keyword; those of an expansion are `ExpansionOptions`'."""
+    # With extras, or `Annotated` would be gone, and the defaults with it.
     declared = get_type_hints(AllKeywords, include_extras=True)
     of_expansion = {field.name: field.default for field in fields(ExpansionOptions)}
     found = {}
     # expansions last: they are the base class's, and so the first ones here
     for name in sorted(declared, key=of_expansion.__contains__):
         if name in of_expansion:
+            # Declared without a default there, since `ExpansionOptions` has it.
             kind, default = declared[name], of_expansion[name]
         else:
             kind, default = get_args(declared[name])
@@ -171,12 +174,16 @@ def completed(loader: type, given: AllKeywords) -> AllKeywords:
     """
     for name in given:
         if name not in KEYWORDS:
+            # The loader's own ones, too: a typo is most often one of a name that its signature
+            # spells out.
             known = {*KEYWORDS, *inspect.signature(loader).parameters}
             similar = difflib.get_close_matches(name, known, n=1)
             raise WrongTypeError(
                 f"{loader.__name__}.__init__() got an unexpected keyword argument {name!r}"
                 + "".join(f"; did you mean {one!r}?" for one in similar)
             )
+    # mypy takes no dict whose keys it does not see for a TypedDict; the loop above has checked
+    # them.
     values: Any = {name: one.default for name, one in KEYWORDS.items()} | {**given}
     found: AllKeywords = values
     return found
@@ -202,6 +209,7 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
             for name, one in KEYWORDS.items()
             if name in names
         ]
+        # What `inspect`, IDEs and Sphinx show; the call itself still takes `**keywords`.
         init.__signature__ = signature.replace(parameters=[*named, *added])
         if loader.__doc__ is not None:  # python -OO has none
             of_like = {} if like is None else _split(like.__doc__ or "")[1]
@@ -215,10 +223,12 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
 def _spelled_out(doc: str, names: Iterable[str], meanings: dict[str, str]) -> str:
     """Return a docstring whose section "Args" explains all parameters, in their order."""
     before, own, after = _split(doc)
+    # A loader's own words win: the keyword may mean something more in it.
     known = meanings | own
     entries = [
         textwrap.fill(
             f"{name}: {known[name]}", 96, initial_indent="    ", subsequent_indent="        ",
+            # Names and literals have to stay whole.
             break_long_words=False, break_on_hyphens=False,
         )
         for name in names

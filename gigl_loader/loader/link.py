@@ -18,6 +18,7 @@ from gigl_loader.loader.assemble import (
     end_own_group,
     is_remote,
     remote_parts,
+    told_to_others,
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
@@ -137,6 +138,8 @@ class DistABLPLoader(BaseDistLoader):
                 "with disjoint or timed trees"
             )
         self._use_label_edge_index_output = use_label_edge_index_output
+        # Nothing was asked of other ranks so far: what was refused above is refused on each rank
+        # alone.
         runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
@@ -145,18 +148,21 @@ class DistABLPLoader(BaseDistLoader):
                     input_time,
                 )  # fmt: skip
             else:
-                data = DistDataset.wrap(dataset)
-                self._supervision = supervision_types(data.schema, supervision_edge_type)
-                sampler = link_sampler(
-                    data.schema, self._supervision, exclude_supervision,
-                    max_labels=data.max_labels_per_anchor_node,
-                )  # fmt: skip
+                with told_to_others(runtime):
+                    data = DistDataset.wrap(dataset)
+                    self._supervision = supervision_types(data.schema, supervision_edge_type)
+                    sampler = link_sampler(
+                        data.schema, self._supervision, exclude_supervision,
+                        max_labels=data.max_labels_per_anchor_node,
+                    )  # fmt: skip
                 parts = colocated_parts(
                     data, args, runtime,
                     lambda data: add_times(self._local_input(data, input_nodes), input_time),
                     sampler,
                 )  # fmt: skip
         finally:
+            # With a deprecated `context` a group is there for the exchange while the loader is
+            # built, and ends before workers start: GiGL's loaders leave none behind.
             end_own_group(runtime)
         super().__init__(**parts)
 
@@ -180,6 +186,8 @@ class DistABLPLoader(BaseDistLoader):
         sampler = link_sampler(
             dataset.fetch_schema(), self._supervision, exclude, labels_in_input=True
         )
+        # Ranks build their loaders in the same order, so a number that counts them names the same
+        # loader on all: servers tell producers apart by it.
         name = f"{type(self).__name__} {next(self._counter)}"
         inputs = add_times_by_server(inputs, input_time)
         return remote_parts(dataset, args, runtime, inputs, name, sampler)
@@ -203,6 +211,8 @@ def link_sampler(
     keywords = {
         "supervision": tuple(supervision),
         "exclude": excluded_types(schema.edge_types or (), supervision, exclude),
+        # A server's workers get the labels with the anchors; colocated ones look them up in label
+        # edges.
         "labels_in_input": labels_in_input,
         "max_labels": max_labels,
     }

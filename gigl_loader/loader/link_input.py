@@ -34,6 +34,7 @@ def link_inputs(
     check_anchor_type(supervision, anchor_type)
     if anchor_type not in num_nodes:
         raise ConfigError(f"anchor_node_type is {anchor_type!r}, the graph has {sorted(num_nodes)}")
+    # A column is there on all servers or on none: the input is cut over servers as one.
     negatives = [
         edge_type
         for edge_type in supervision
@@ -42,6 +43,7 @@ def link_inputs(
     inputs = [
         _one_input(f"input_nodes[{server}]", input_nodes[server], num_nodes, negatives)
         if server in input_nodes
+        # A server without anchors has no columns: concatenating takes those of the others.
         else NodeSamplerInput(torch.empty(0, dtype=torch.int64), anchor_type)
         for server in servers
     ]
@@ -61,6 +63,7 @@ def _one_input(
         for place, sign in enumerate((POSITIVE, NEGATIVE)):
             if place == 1 and edge_type not in negatives:
                 continue  # no server has any
+            # An empty column, `[anchors, 0]`, where another server has negatives of the type.
             found.extra[label_column(sign, edge_type)] = check_labels(
                 nothing if place == 1 and pair[place] is None else pair[place],
                 len(anchors), num_nodes[edge_type[2]], f"{where}.labels[{edge_type}][{place}]",

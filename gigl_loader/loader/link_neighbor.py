@@ -20,6 +20,7 @@ from gigl_loader.loader.assemble import (
     end_own_group,
     is_remote,
     remote_parts,
+    told_to_others,
 )
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.config import NumNeighbors
@@ -134,6 +135,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
             **keywords,
         )  # fmt: skip
         check_time_given(edge_label_time, args.expansion, _TIMES)
+        # PyG's words: an edge has no time of its own that its ends could be asked for.
         if edge_label_time is None and args.expansion.time_attr is not None:
             raise ConfigError(
                 "'edge_label_time' is not set: time_attr needs the time of each seed edge"
@@ -149,16 +151,18 @@ class DistLinkNeighborLoader(BaseDistLoader):
                 )
                 sampler = self._sampler(by_server[0].edge_type, num_nodes, strict)
                 name = f"{type(self).__name__} {next(self._counter)}"
-                inputs = [self._shifted(edges).sampler_input() for edges in by_server]
+                inputs = [edges.sampler_input() for edges in self._shifted(by_server)]
                 times = _times_by_server(inputs, edge_label_time)
                 inputs = add_times_by_server(inputs, times, _TIMES)
                 parts = remote_parts(dataset, args, runtime, inputs, name, sampler)
             else:
-                data = DistDataset.wrap(dataset)
-                edges = _of_this_machine(data, edge_label_index, edge_label)
-                sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
-                given = self._shifted(edges).sampler_input()
-                add_times(given, edge_label_time, _TIMES)
+                # Seed edges are read before `colocated_parts`, as their type decides the sampler.
+                with told_to_others(runtime):
+                    data = DistDataset.wrap(dataset)
+                    edges = _of_this_machine(data, edge_label_index, edge_label)
+                    sampler = self._sampler(edges.edge_type, data.view().num_nodes, strict)
+                    given = self._shifted([edges])[0].sampler_input()
+                    add_times(given, edge_label_time, _TIMES)
                 parts = colocated_parts(data, args, runtime, lambda _: given, sampler)
         finally:
             end_own_group(runtime)
@@ -169,6 +173,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
     ) -> SamplerClass:
         """Return the sampler class that workers are to run, and its keywords."""
         self._seed_edge_type, negatives = edge_type, self._negatives
+        # Plain values, as they are sent to workers, which do without torch and PyG.
         keywords: dict[str, Any] = {"edge_type": edge_type}
         if negatives is not None:
             keywords |= {"negatives": negatives.mode.value, "amount": negatives.amount}
@@ -177,9 +182,12 @@ class DistLinkNeighborLoader(BaseDistLoader):
             raise ConfigError("strict=True is about negatives: give neg_sampling as well")
         return _SAMPLER, keywords
 
-    def _shifted(self, edges: SeedEdges) -> SeedEdges:
-        label = shifted(edges.label, self._negatives)
-        return SeedEdges(edges.edge_type, edges.index, label)
+    def _shifted(self, parts: list[SeedEdges]) -> list[SeedEdges]:
+        labels = shifted([edges.label for edges in parts], self._negatives)
+        return [
+            SeedEdges(edges.edge_type, edges.index, label)
+            for edges, label in zip(parts, labels, strict=True)
+        ]
 
     def _make_batch(self, msg: SampleMessage) -> Data | HeteroData:
         batch = super()._make_batch(msg)
@@ -222,6 +230,8 @@ def _by_server(
     nothing = torch.empty(2, 0, dtype=torch.int64)
     labels: Mapping[int, Tensor] = {} if label is None else label
     some = next(iter(labels.values()), None)
+    # A server without edges has no labels either, but of the same type and columns: all servers'
+    # labels become one tensor.
     none_left = None if some is None else some[:0]
     return [
         read_edges(edge_type, index.get(server, nothing), labels.get(server, none_left), num_nodes)
@@ -239,9 +249,11 @@ def _times_by_server(inputs: list[NodeSamplerInput], given: TimeInput | None) ->
 
 def _unpacked(given: Any, label: Any) -> tuple[Any, Any]:
     """Return (seed edges, labels) of GLT's ``EdgeSamplerInput``; anything else as it is."""
+    # By its attributes: the class is GLT's, which need not be installed.
     if not (hasattr(given, "row") and hasattr(given, "col")):
         return given, label
     index = torch.stack([given.row, given.col])
     edge_type = getattr(given, "input_type", None)
+    # A label that was given beside it counts more than that of the input.
     label = getattr(given, "label", None) if label is None else label
     return (index if edge_type is None else (edge_type, index)), label

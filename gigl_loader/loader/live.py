@@ -17,6 +17,7 @@ class Closable(Protocol):
         ...
 
 
+# Weak, or no loader would ever be dropped, and told of by its finaliser.
 _loaders: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 
@@ -33,9 +34,12 @@ def discard(loader: Closable) -> None:
 def _disown() -> None:
     """Count all loaders as shut down: a forked child owns none of its parent's workers."""
     for loader in list(_loaders):
+        # Without a call of `shutdown`: the child has copies of the parent's pipes and sockets, and
+        # saying good-bye there would end the parent's workers.
         loader._shutdowned = True
 
 
+# At exit and not by finalisers: when these run, modules may be gone already.
 @atexit.register
 def _shut_all_down() -> None:
     for loader in list(_loaders):
@@ -43,4 +47,5 @@ def _shut_all_down() -> None:
             loader.shutdown(linger_s=0.0)
 
 
+# In the child alone; the parent goes on with its loaders as they are.
 os.register_at_fork(after_in_child=_disown)

@@ -71,13 +71,18 @@ def in_batch_negative_mask(
         if isinstance(y_positive, Tensor):
             raise ConfigError("with labels as a tensor, num_anchors=batch.batch_size is needed")
         num_anchors = len(y_positive)
+    # Candidates may repeat: each is looked at once, and its column comes as often as it does.
     distinct, column = torch.unique(candidates, return_inverse=True)
     allowed = torch.ones((num_anchors, distinct.numel()), dtype=torch.bool, device=distinct.device)
     if same_type:
+        # Anchors are the first nodes of their type, so anchor i is node i, among candidates too.
         own = torch.arange(num_anchors, device=distinct.device)
         links = torch.cat([links.to(distinct.device), torch.stack([own, own])], dim=1)
     if distinct.numel():
         anchors, labels = links.to(distinct.device)
+        # Beyond the last candidate there is no place: clamped, such a label is found to be none. By
+        # look-up: comparing all labels with all candidates would not fit the memory of a large
+        # batch.
         places = torch.searchsorted(distinct, labels.contiguous()).clamp(max=distinct.numel() - 1)
         # a label that is no candidate meets another one there: it says nothing of it
         known = distinct[places] == labels
@@ -93,6 +98,7 @@ def _as_links(labels: Tensor | Mapping[int, Tensor]) -> Tensor:
     if not rows:
         return torch.empty((2, 0), dtype=torch.int64)
     found = torch.cat(rows)
+    # By their keys, as a user may have left anchors out of the dict.
     anchors = torch.tensor(list(labels), device=found.device)
     counts = torch.tensor([row.numel() for row in rows], device=found.device)
     return torch.stack([torch.repeat_interleave(anchors, counts), found])

@@ -136,6 +136,8 @@ class DistNeighborLoader(BaseDistLoader):
                 inputs = add_times_by_server(remote_input(dataset, input_nodes), input_time)
                 parts = remote_parts(dataset, args, runtime, inputs, name, self._sampler_class)
             else:
+                # Seeds are read inside, where an error is told to the other ranks before it is
+                # raised.
                 parts = colocated_parts(
                     dataset, args, runtime,
                     lambda data: add_times(local_input(data, input_nodes), input_time),
@@ -150,6 +152,7 @@ def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
     """Return the checked seeds of all processes of this machine; see `DistNeighborLoader`."""
     num_nodes = data.view().num_nodes
     node_type, given = typed_seeds(input_nodes, data.schema, num_nodes)
+    # All that this partition owns: ids of `node_ids` are those, and not all nodes of the graph.
     if given is None:
         ids = data.node_ids
         given = ids[node_type] if isinstance(ids, dict) else ids
@@ -171,6 +174,8 @@ def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:
     servers = range(dataset.cluster_info.num_storage_nodes)
     check_servers(by_server, servers)
     nothing = torch.empty(0, dtype=torch.int64)
+    # A mask's input ids are node ids, given ids' are places. Servers' seeds are one input with one
+    # column, so where one server has a mask all of them need it.
     masked = any(input_id is not None for _, input_id in by_server.values())
     inputs = []
     for server in servers:

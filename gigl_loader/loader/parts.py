@@ -22,6 +22,7 @@ from gigl_loader.remote.dataset import RemoteDistDataset
 
 logger = logging.getLogger(__name__)
 
+# GiGL's default. torch's own is all cores, which workers need for sampling.
 _DEFAULT_CPU_THREADS = 2
 
 
@@ -87,6 +88,8 @@ class LoaderParts:
         return ShmChannel(
             worker_options.channel_capacity,
             parse_size(worker_options.channel_size),
+            # Slots are pinned once, when they are made, and used again: pinning takes longer than a
+            # copy.
             register=_pin_if_possible if worker_options.pin_memory else None,
         )
 
@@ -120,6 +123,8 @@ class LoaderParts:
             should_cleanup_distributed_context=False,
         )
         context = get_context()
+        # Joined again only where something changed: GLT's group is one of the process, and a second
+        # loader must not take it from the first one.
         if context is None or not context.is_worker() or context.world_size != runtime.world_size:
             init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
         return runtime_module.agree_on_port(runtime)

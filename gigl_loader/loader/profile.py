@@ -39,6 +39,8 @@ class WorkerRanges:
         """Keep what came with a batch; for the loader."""
         if "ended_ns" not in stats:
             return
+        # The wall clock, as only that is shared by processes; durations are by the workers' own
+        # clocks, which no correction of the time can bend.
         ended = stats["ended_ns"]
         sampled = ended - round(stats["gather_s"] * 1e9)
         began = sampled - round(stats["sample_s"] * 1e9)
@@ -62,6 +64,8 @@ class WorkerRanges:
             with _opened(path, "rt") as file:
                 trace = json.load(file)
             events: list[dict[str, Any]] = trace["traceEvents"]
+            # Complete events only ("X"): instants and metadata may be stamped outside of the
+            # profiled time.
             ends = [(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X"]
             span = min(ends)[0], max(end for _, end in ends)
         except (ValueError, TypeError, KeyError) as error:  # json's error is a ValueError
@@ -69,6 +73,8 @@ class WorkerRanges:
                 f"{path} holds no trace of torch.profiler: let export_chrome_trace(path) of a "
                 "profiler that has run write it first"
             ) from error
+        # The pid of the rows. A second loader's rows go to a process of their own: its workers
+        # count from 0 as well.
         process = f"gigl_loader workers {sum(_is_ours(event) for event in events)}"
         events += self._events(process, trace.get("baseTimeNanoseconds", 0), span)
         with _opened(path, "wt") as file:
@@ -78,6 +84,7 @@ class WorkerRanges:
         self, process: str, base_ns: int, span: tuple[float, float]
     ) -> Iterator[dict[str, Any]]:
         yield _named("process_name", process, 0, name="gigl_loader workers")
+        # Above the trainer's rows, to which this is to be compared.
         yield _named("process_sort_index", process, 0, sort_index=-1)
         row = 0
         for worker, batches in sorted(self._batches.items(), key=lambda item: str(item[0])):
@@ -90,6 +97,8 @@ class WorkerRanges:
                         (_SAMPLE, batch.began, batch.sampled),
                         (_GATHER, batch.sampled, batch.ended),
                     ):
+                        # In microseconds since the base time of the trace; those of older torch
+                        # have none, and count from 1970.
                         start = max((began - base_ns) / 1e3, span[0])
                         stop = min((ended - base_ns) / 1e3, span[1])
                         if start < stop:
@@ -155,6 +164,8 @@ def _name_of(worker: Any) -> str:
 
 def _lanes(batches: list[_Batch]) -> list[list[_Batch]]:
     """Return ``batches`` in as few rows as have no two at the same time."""
+    # Ranges of one row that overlap without one being inside the other are drawn wrongly by
+    # viewers. First fit over batches by their beginning needs no more rows than overlap at once.
     lanes: list[list[_Batch]] = []
     for batch in sorted(batches):
         for lane in lanes:

@@ -33,6 +33,7 @@ def replay(loader: BaseDistLoader, epoch: int, batch: int) -> "Data | HeteroData
     loader._check_usable()
     _check_number("epoch", epoch, None)
     _check_number("batch", batch, int(loader._num_expected))
+    # One stream has one epoch: starting this one would end the other's.
     if loader._is_under_way():
         raise UsageError(
             "replay cannot go beside an epoch that is under way: end its loop first; to go on with "
@@ -40,6 +41,7 @@ def replay(loader: BaseDistLoader, epoch: int, batch: int) -> "Data | HeteroData
         )
     source = loader._source
     try:
+        # By the source and not by `iter`: the loader's progress and counts know nothing of it.
         source.start_epoch(epoch, [batch])
         received = source.next()
         if received is None:

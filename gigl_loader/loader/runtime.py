@@ -15,6 +15,7 @@ from gigl_loader.transport import address_towards, free_port
 
 _CONTEXT_PORT = 29_591
 """Port of the process group that is started for a `DistributedContext`, on its main worker."""
+# Machines come up minutes apart; torch's default for gloo is 30 minutes.
 _GROUP_TIMEOUT = timedelta(minutes=10)
 
 
@@ -93,7 +94,7 @@ def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
     """Return the runtime of ``rank``, given the address of every rank's machine.
 
     Raises:
-        ConfigError: Machines run different numbers of ranks.
+        ConfigError: Machines run different numbers of ranks, or take turns in the order of ranks.
     """
     counts = Counter(addresses)
     if len(set(counts.values())) > 1:
@@ -102,6 +103,15 @@ def from_addresses(rank: int, addresses: list[str]) -> DistributedRuntimeInfo:
             "torchrun with the same --nproc-per-node everywhere"
         )
     local_world_size = counts[addresses[0]]
+    # Machine and local rank are told from the rank alone, here and wherever machines' inputs are
+    # compared. With ranks dealt out in turn, two processes of a machine would both be its local
+    # rank 0: on one GPU, and each with all seeds of the machine.
+    if addresses != [one for one in counts for _ in range(local_world_size)]:
+        raise ConfigError(
+            f"the ranks of a machine must follow one another, found {addresses} by rank: start "
+            "them with torchrun, or machine by machine (srun --distribution=block, mpirun "
+            "--map-by slot)"
+        )
     return DistributedRuntimeInfo(
         node_world_size=len(counts),
         node_rank=rank // local_world_size,
@@ -128,8 +138,10 @@ def _from_context(
         )
     rank = context.global_rank * local_world_size + local_rank
     world_size = context.global_world_size * local_world_size
+    # A group that is there stays its owner's: it is used, and not ended.
     started = not dist.is_initialized()
     if started:
+        # gloo would listen where the host's own name leads, which may be the loopback.
         with interface_towards(context.main_worker_ip_address):
             dist.init_process_group(
                 "gloo",
@@ -158,6 +170,7 @@ def own_address() -> str:
     """
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     address = address_towards(master)
+    # Debian writes the own name as 127.0.1.1: each machine would be 127.0.1.1, and all of them one.
     if address.startswith("127.") and master != "localhost" and not master.startswith("127."):
         with contextlib.suppress(ConfigError):  # no default route: one machine, most likely
             address = address_towards("192.0.2.1")  # a documentation address; nothing is sent
@@ -166,5 +179,7 @@ def own_address() -> str:
 
 def agree_on_port(runtime: DistributedRuntimeInfo) -> int:
     """Return a port that is free on the master, the same on every rank of the process group."""
+    # Free at this moment: another program may take it before it is listened on, so nothing of ours
+    # listens there; it is for GLT's options.
     port = free_port(runtime.master_ip_address) if runtime.rank == 0 else 0
     return tell_ranks(port, runtime.world_size, int)

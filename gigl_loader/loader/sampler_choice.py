@@ -49,6 +49,7 @@ def chosen_sampler(
     """
     if not isinstance(options, PPRSamplerOptions):
         return options
+    # Here: its kernels take time to load, which other loaders need not spend.
     from gigl_loader.sampler.ppr import to_keywords
 
     _check_ppr(options, schema, with_weight)
@@ -57,7 +58,9 @@ def chosen_sampler(
             f"{expansion} does not go with PPRSamplerOptions, which take the nodes of largest "
             "score and no trees, times or hops: leave one of them out"
         )
+    # What the loader's own sampler would have started at: the PPR sampler starts there as well.
     path, roots = default or ("", {})
+    # Pushes begin at seeds and at the nodes that labels or seed edges lead to: all their types.
     seed_types = {input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE}
     supervised: list[EdgeType] = list(roots.get("supervision", ()))
     if "edge_type" in roots:
@@ -85,6 +88,8 @@ def check_feature_store(
             f"FeatureStoreOptions.node_types names {sorted(unknown)}, the graph has "
             f"{sorted(num_nodes)}"
         )
+    # Types that were named must have none of their own. Without names the store is for all types
+    # that lack them, and wrong only where none does.
     doubled = wanted & with_features if options.node_types else wanted
     if doubled <= with_features and doubled:
         raise ConfigError(

@@ -40,6 +40,7 @@ def supervision_types(schema: DatasetSchema, given: Any) -> list[EdgeType]:
                 f"the graph is heterogeneous: supervision_edge_type must be given, of {labeled}"
             )
         given = DEFAULT_HOMOGENEOUS_EDGE_TYPE
+    # A list and not any sequence: an edge type is a tuple itself.
     chosen = given if isinstance(given, list) else [given]
     if not chosen:
         raise ConfigError(f"supervision_edge_type is an empty list: name one or more of {labeled}")
@@ -66,6 +67,8 @@ def labeled_types(known: Sequence[EdgeType]) -> list[EdgeType]:
     for edge_type in known:
         if is_label_edge_type(edge_type):
             src, relation, dst = edge_type
+            # GiGL's suffix; the comparison below keeps out negatives, and relations that only look
+            # alike.
             plain = (src, relation.rpartition("_gigl_")[0], dst)
             if message_passing_to_positive_label(plain) == edge_type:
                 found.append(plain)
@@ -98,7 +101,9 @@ def excluded_types(
 
     Raises:
         ConfigError: A type is not walked, or connects other node types.
+        WrongTypeError: ``exclude`` is neither.
     """
+    # Unordered: a copy of a positive may be stored in the other direction, under another relation.
     ends = {frozenset((src, dst)) for src, _, dst in supervision}
     could = [
         edge_type
@@ -107,6 +112,10 @@ def excluded_types(
     ]
     if isinstance(exclude, bool):
         return tuple(could) if exclude else ()
+    if not isinstance(exclude, Sequence) or isinstance(exclude, str):
+        raise WrongTypeError(
+            f"exclude_supervision must be True, False or a list of edge types, got {exclude!r}"
+        )
     for edge_type in exclude:
         if edge_type not in could:
             raise ConfigError(

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -34,6 +33,8 @@ def read_times(given: Any, num_seeds: int, name: str) -> Tensor:
             f"{name} must be one number for each of the {num_seeds} seeds, got "
             f"{list(found.shape)} {found.dtype}"
         )
+    # As messages have them (`SEED_TIME`). int64 keeps nanoseconds since 1970 exact, float64 does
+    # not.
     found = found.cpu().to(torch.float64 if found.is_floating_point() else torch.int64)
     if found.is_floating_point() and bool(found.isnan().any()):
         raise ConfigError(f"{name}[{int(found.isnan().nonzero()[0])}] is not a number")
@@ -69,13 +70,16 @@ def add_times_by_server(
     unknown = [server for server in given if server not in range(len(inputs))]
     if unknown:
         raise ConfigError(f"{name} names servers {unknown}; there are {len(inputs)}")
-    is_float = any(np.asarray(times).dtype.kind == "f" for times in given.values())
     for server, found in enumerate(inputs):
         add_times(found, given.get(server, ()), f"{name}[{server}]")
-        if is_float:  # one column, of all servers' seeds
-            found.extra[SEED_TIME] = found.extra[SEED_TIME].double()
-        elif not found.node.numel():
-            found.extra[SEED_TIME] = found.extra[SEED_TIME].long()
+    # One column of all servers' seeds, so of one type; no times, as of servers without seeds, are
+    # of either. Not float64 for their sake: it would round times in nanoseconds.
+    some = [found.extra[SEED_TIME] for found in inputs if found.node.numel()]
+    is_float = any(times.is_floating_point() for times in some)
+    for found in inputs:
+        found.extra[SEED_TIME] = found.extra[SEED_TIME].to(
+            torch.float64 if is_float else torch.int64
+        )
     return inputs
 
 

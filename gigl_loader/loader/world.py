@@ -46,6 +46,8 @@ class WorldShare:
 
     def taken_with(self, place: int) -> int:
         """Return how many the job has taken once every rank has done this rank's step ``place``."""
+        # Place minus rank is where the step begins; the last step of the epoch may be short, and
+        # with "wrap" goes beyond the end.
         return min(place - self.rank + self.world_size, self.total)
 
 
@@ -63,6 +65,7 @@ def even_steps(own: int, even_ranks: str | None, world_size: int) -> int:
     counts = gather_from_ranks(own, dist.get_world_size(), int)
     if even_ranks == "drop":
         return min(counts)
+    # Only here, after all were told: a rank that raised before would leave the others waiting.
     if own == 0 and max(counts) > 0:
         raise ConfigError(
             f"even_ranks='wrap' cannot repeat an empty input: batches by rank {counts}"
@@ -118,4 +121,5 @@ def _other_starts(starts: list[tuple[int, int]]) -> str:
     if len(set(starts)) == 1:
         return ""
     texts = [f"rank {r}: epoch {e} after {n} batches" for r, (e, n) in enumerate(starts)]
+    # Thousands of ranks would make a message that nobody reads, sent to each of them.
     return "; ".join(texts)[:2000]

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from gigl_loader import (
     BaseDistLoader,
     ConfigError,
+    DistLinkNeighborLoader,
     DistNeighborLoader,
     PeerError,
     PeerTimeoutError,
@@ -202,6 +203,9 @@ def an_input_that_is_refused_on_one_rank(rank: int, size: int) -> None:
     with pytest.raises(PeerError if rank == 0 else ConfigError, match="60 is no node id") as caught:
         DistNeighborLoader(GRAPH.dataset(), [2], given)
     assert rank == 1 or "rank 1 could not build its loader" in str(caught.value)
+    index = torch.stack([given, given])
+    with pytest.raises(PeerError if rank == 0 else ConfigError, match="60 is no node id"):
+        DistLinkNeighborLoader(GRAPH.dataset(), [2], index)
 
 
 def _one_seed(even_ranks: str) -> DistNeighborLoader:

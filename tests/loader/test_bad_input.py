@@ -1,7 +1,6 @@
 """Bad input is a clear error before any process starts."""
 
 import subprocess
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -16,12 +15,9 @@ from gigl_loader import (
     DistNeighborLoader,
     KHopNeighborSamplerOptions,
     UsageError,
-    WrongTypeError,
     message_passing_to_positive_label,
     partition_graph,
 )
-from gigl_loader.loader.assemble import _check_same_weights
-from gigl_loader.loader.deployment import Stagger
 from gigl_loader.testing import TinyGraph, one_rank
 
 PLAIN, TYPED = TinyGraph.random(20, 60), TinyGraph.random(20, 60, heterogeneous=True)
@@ -223,17 +219,6 @@ def test_a_pyg_graph_in_place_of_a_dataset() -> None:
         _make(PLAIN.to_pyg())
 
 
-def test_a_long_wait_for_ones_turn_is_said(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
-    monkeypatch.setattr(threading.Event, "wait", lambda *_: True)
-    for gap_s, level in ((60.0, "WARNING"), (1.0, "INFO")):
-        with caplog.at_level("INFO"):
-            Stagger(1, 2, gap_s).wait(None)
-        (told,) = [one for one in caplog.records if "starts its workers" in one.getMessage()]
-        assert told.levelname == level
-        assert "process_start_gap_seconds=None" in told.getMessage()
-        caplog.clear()
-
-
 def test_a_missing_file(tmp_path) -> None:
     partition_graph(PLAIN.to_pyg(), 2, tmp_path)
     missing = next(path for path in sorted((tmp_path / "part1").rglob("*")) if path.is_file())
@@ -242,11 +227,6 @@ def test_a_missing_file(tmp_path) -> None:
         DistDataset.load(tmp_path, 1)
     with pytest.raises(ConfigError):
         DistDataset.load(tmp_path / "nowhere", 0)
-
-
-def test_parts_of_two_deployments() -> None:
-    with pytest.raises(WrongTypeError, match=r"one deployment.*dataset.*producer"):
-        BaseDistLoader(PLAIN.dataset(), [], None, None, None, torch.device("cpu"), None, lambda: 1)
 
 
 def test_no_process_group(plain: DistDataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,13 +247,6 @@ def test_what_is_refused_leaves_the_next_loader_alone(plain: DistDataset, caplog
         with pytest.raises(ConfigError):
             create()
     assert "Exception ignored" not in caplog.text
-
-
-def test_weights_that_only_one_partition_has() -> None:
-    types = [{("a", "to", "a"): True}, {("a", "to", "a"): False}, {}, None]
-    with pytest.raises(ConfigError, match=r"weights on ranks \[0\] and none on ranks \[1\]"):
-        _check_same_weights(types)
-    _check_same_weights([types[0], types[0], {}, None])
 
 
 def test_a_partition_without_its_peers() -> None:

@@ -1,6 +1,5 @@
 """Rows from device to device in ``exchange="collective"``; a stand-in where there is no GPU."""
 
-import threading
 from pathlib import Path
 
 import device_rows_jobs
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from gigl_loader import ConfigError
 from gigl_loader.loader.collective import host_backend
 from gigl_loader.loader.device_rows import backend_for
-from gigl_loader.loader.in_step import Turns
 from gigl_loader.ranks import backends_of, exchanged_on
 from gigl_loader.testing import run_ranks
 
@@ -58,28 +56,7 @@ def test_which_backend_carries_what(
     assert exchanged_on(CUDA) == (CUDA if "cuda" in backends_of() else exchanged_on(CPU))
 
 
-def test_questions_need_a_backend_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: "cuda:nccl")
-    monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"\(cuda:nccl\) has no backend .* without gloo"):
-        host_backend()
-
-
 def test_a_group_that_takes_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend_config", lambda group=None: "cuda:gloo")
     with pytest.raises(ConfigError, match=r"\(cuda:gloo\) has no backend for tensors of cuda:0"):
         exchanged_on(CUDA)
-
-
-def test_turns_are_taken_in_the_order_of_steps_and_end_at_one_of_them() -> None:
-    turns, taken = Turns(), list[int]()
-    late = threading.Thread(target=lambda: taken.append(2) if turns.wait(2) else None)
-    late.start()
-    assert turns.wait(0)
-    turns.end(3)  # a lane that is further than the others had an error
-    turns.passed(0)
-    assert not turns.wait(4)
-    assert turns.wait(1), "steps before the one that ended it have their turn"
-    turns.end(1)
-    late.join()
-    assert not taken, "a step after the one that ended it has none"

@@ -30,7 +30,6 @@ from gigl_loader.testing import (
     TinyGraph,
     as_worker_gets,
     batch_digest,
-    check_same_batches,
     run_cluster,
     sample_message,
 )
@@ -290,15 +289,6 @@ def test_links_and_anchors_refuse_too() -> None:
         DistABLPLoader(dataset, FANOUT, index[0], exclude_supervision=True, disjoint=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'disjunct'"):
         DistNeighborLoader(dataset, FANOUT, index[0], disjunct=True)
-
-
-def test_a_subgraph_of_the_seeds_alone() -> None:
-    with DistSubGraphLoader(GRAPH.dataset(), torch.arange(40), batch_size=40, num_workers=0,
-                            with_edge=True) as loader:  # fmt: skip
-        batch = next(iter(loader))
-    assert sorted(batch.e_id.tolist()) == list(range(300))
-    assert batch.mapping.tolist() == list(range(40))
-    check_same_batches([batch], [batch.clone()])
 
 
 def test_no_hop_leaves_the_seeds_alone() -> None:

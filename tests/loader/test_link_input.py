@@ -1,3 +1,5 @@
+"""Anchors with labels, as a graph store's users give them: columns, and what is refused."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""Random negatives from a second loader, and those of the batch itself."""
+
 import pytest
 import torch
 from hypothesis import given

@@ -1,3 +1,5 @@
+"""What is predicted, and which edges could give it away; no process is started."""
+
 import pytest
 
 from gigl_loader.dataset.schema import (
@@ -77,3 +79,6 @@ def test_copies_are_looked_for_between_the_same_two_types() -> None:
     for wrong in (KNOWS, MADE, POSITIVE):
         with pytest.raises(ConfigError, match="cannot hold copies"):
             excluded_types(TYPES, [BUYS], [wrong])
+    for wrong in (None, "buys", 1):
+        with pytest.raises(WrongTypeError, match="True, False or a list of edge types, got"):
+            excluded_types(TYPES, [BUYS], wrong)

@@ -1,0 +1,104 @@
+"""What the user gave, checked as a whole: which keyword goes with which, before anything starts."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from gigl_loader import (
+    ConfigError,
+    DistNeighborLoader,
+    DistributedContext,
+    KHopNeighborSamplerOptions,
+    PPRSamplerOptions,
+    WrongTypeError,
+)
+from gigl_loader.loader.args import LoaderArgs, check_device
+
+
+def _args(num_neighbors: Any = (2,), **how: Any) -> LoaderArgs:
+    return LoaderArgs.of(DistNeighborLoader, list(num_neighbors), **how)
+
+
+def test_what_was_left_out_has_its_default() -> None:
+    args = _args(batch_size=7, disjoint=True)
+    assert (args.given["batch_size"], args.given["num_workers"]) == (7, 1)
+    assert args.expansion.disjoint is True
+    options = args.epoch_options()
+    assert options.expansion is args.expansion
+    assert _args(seed=5, timeout=9.0).epoch_options().seed == 5
+    assert args.with_sampler(None).given == {**args.given, "sampler_options": None}
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({}, False), ({"num_workers": 0}, True), ({"exchange": "collective"}, True),
+        ({"exchange": "collective", "num_workers": 0}, True), ({"num_workers": 3}, False),
+    ],
+)  # fmt: skip
+def test_who_samples(how: dict[str, Any], expected: bool) -> None:
+    assert _args(**how).in_process is expected
+
+
+def test_naming_weights_asks_for_them() -> None:
+    assert not _args().with_weight
+    assert _args(weight_attr="w").with_weight
+    assert _args(with_weight=True).with_weight
+
+
+def test_scores_decide_how_far_a_push_goes() -> None:
+    assert _args([], sampler_options=PPRSamplerOptions()).num_neighbors == [1]
+    same = KHopNeighborSamplerOptions([2])
+    assert _args([2], sampler_options=same).num_neighbors == [2]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"batch_size": 0}, "batch_size must be an integer > 0"),
+        ({"shuffle": "False"}, "shuffle must be True or False, got 'False'"),
+        ({"drop_last": 1}, "drop_last must be True or False"),
+        ({"with_weight": None}, "with_weight must be True or False"),
+        ({"exchange": "rpc"}, 'must be "workers" or "collective", got \'rpc\''),
+        ({"exchange": "collective", "num_workers": 2}, "num_workers=2 processes have nothing to"),
+        ({"num_workers": 0, "worker_init_fn": print}, "worker_init_fn is for sampling processes"),
+        ({"num_workers": False}, "num_workers must be an integer >= 0, got False"),
+        ({"num_workers": 0, "worker_concurrency": 0}, "worker_concurrency must be"),
+        ({"weight_attr": "w", "time_attr": "t"}, "with_weight and time_attr cannot be combined"),
+        ({"device_prefetch": 0}, "device_prefetch must be an integer > 0"),
+        ({"shard": "rank"}, 'shard must be "machine" or "world"'),
+        ({"shard": "world", "in_order": False}, "in_order=False"),
+        ({"shard": "world", "context": DistributedContext("h", 0, 1)}, "leave context out"),
+        ({"channel_size": "much"}, "a size must be bytes > 0"),
+        ({"num_workers": 0, "remote_cache": "1GB"}, "is filled by sampling workers"),
+        ({"lookahead": 3}, "none are kept"),
+        ({"pin_memory_device": "gpu"}, "pin_memory_device='gpu' is no torch device"),
+        ({"prefetch_size": 0}, "prefetch_size must be an integer > 0"),
+        ({"sampler_options": KHopNeighborSamplerOptions([3])}, r"=\[2\] and .*=\[3\] differ"),
+    ],
+)
+def test_values_that_cannot_work_together(how: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        _args(**how)
+
+
+def test_an_unknown_keyword_is_one_of_the_loader_it_was_given_to() -> None:
+    with pytest.raises(WrongTypeError, match=r"DistNeighborLoader.__init__\(\).*'batch_siz'"):
+        _args(batch_siz=3)
+
+
+def test_where_batches_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert _args().device(3) == torch.device("cpu")
+    with pytest.raises(ConfigError, match="torch finds 0 CUDA devices here"):
+        check_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [_args().device(rank).index for rank in range(4)] == [0, 1, 0, 1]
+    assert _args(pin_memory_device=torch.device("cpu")).device(1) == torch.device("cpu")
+    assert _args(pin_memory_device="cuda:1").device(0) == torch.device("cuda", 1)
+    check_device("cuda:1")
+    with pytest.raises(ConfigError, match="'cuda:2', but torch finds 2"):
+        check_device("cuda:2")

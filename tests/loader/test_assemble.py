@@ -1,0 +1,171 @@
+"""The parts of a loader: what ranks tell each other of their inputs, and who gets which seeds."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+
+from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, PeerError
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.loader import assemble
+from gigl_loader.loader.args import LoaderArgs
+from gigl_loader.loader.assemble import (
+    _check_same_weights,
+    check_edge_ids,
+    check_weights,
+    digest,
+    gather_inputs,
+    is_remote,
+    remote_parts,
+    share_input,
+    told_to_others,
+    weighted_types,
+)
+from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
+from gigl_loader.testing import TinyGraph
+
+GRAPH = TinyGraph.random(12, 40)
+PLAIN = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
+ALONE = from_addresses(0, ["a"])
+
+
+def _rank(number: int, machines: int, per_machine: int) -> DistributedRuntimeInfo:
+    return from_addresses(number, [str(m) for m in range(machines) for _ in range(per_machine)])
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the ranks tell, in place of a process group; a test fills it in before each call."""
+    everyone: list[Any] = []
+    monkeypatch.setattr(assemble, "gather_from_ranks", lambda own, *_: everyone or [own])
+    return everyone
+
+
+def _told(given: Any = b"", why: str | None = None, weighted: Any = None, partition: Any = None,
+          shard: str = "machine") -> Any:  # fmt: skip
+    return (given, why, weighted, partition, shard)
+
+
+@given(
+    inputs=st.lists(st.integers(0, 1), min_size=4, max_size=4),
+    size=st.integers(0, 11), machines=st.sampled_from([1, 2]),
+)  # fmt: skip
+def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
+    inputs: list[int], size: int, machines: int
+) -> None:
+    """Processes of a machine with one input share it; one with its own keeps it whole."""
+    given = [NodeSamplerInput(torch.arange(size) + 100 * kind, "user") for kind in (0, 1)]
+    for kind, one in enumerate(given):
+        one.extra = {"t": one.node * (kind + 2)}
+    by_rank = [given[kind] for kind in inputs]
+    everyone = [_told(digest([one.node, one.extra["t"]])) for one in by_rank]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "gather_from_ranks", lambda own, *_: everyone)
+        shares = [share_input(one, _rank(r, machines, 4 // machines), partition=None)
+                  for r, one in enumerate(by_rank)]  # fmt: skip
+    for machine in range(machines):
+        here = range(machine * 4 // machines, (machine + 1) * 4 // machines)
+        for kind in {inputs[rank] for rank in here}:
+            parts = [shares[rank] for rank in here if inputs[rank] == kind]
+            assert torch.cat([one.node for one in parts]).equal(given[kind].node)
+            assert torch.cat([one.extra["t"] for one in parts]).equal(given[kind].extra["t"])
+
+
+def test_with_one_shard_for_the_world_each_rank_keeps_all(told: list) -> None:
+    seeds = NodeSamplerInput(torch.arange(7), "user")
+    same = digest([seeds.node])
+    told += [_told(same, shard="world")] * 2
+    assert share_input(seeds, _rank(1, 1, 2), partition=None, shard="world") is seeds
+    told[0] = _told(b"other", shard="world")
+    with pytest.raises(ConfigError, match="give each of them the seeds of the whole job"):
+        share_input(seeds, _rank(1, 1, 2), partition=None, shard="world")
+    told[0] = _told(same, shard="machine")
+    with pytest.raises(ConfigError, match="the same shard on all ranks"):
+        share_input(seeds, _rank(1, 1, 2), partition=None, shard="world")
+
+
+def test_a_rank_that_gave_up_is_named_and_raises_its_own_error(told: list) -> None:
+    told += [_told(b"x"), _told(why="no such node")]
+    with pytest.raises(PeerError, match="rank 1 could not build its loader: no such node"):
+        gather_inputs(_rank(0, 1, 2), b"x")
+    error = ConfigError("no such node")
+    with pytest.raises(ConfigError) as caught, told_to_others(_rank(1, 1, 2)):
+        raise error
+    assert caught.value is error
+    told.clear()
+    with pytest.raises(ZeroDivisionError), told_to_others(ALONE):  # a bug: not for the others
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("partitions", "words"),
+    [
+        ([(2, 0), (2, 0)], r"no process loaded partitions \[1\] of 2"),
+        ([(2, 0), (3, 1)], "different numbers of partitions: {0: 2, 1: 3} by rank"),
+    ],
+)
+def test_all_partitions_of_one_graph_are_held(partitions: list, words: str, told: list) -> None:
+    told += [_told(b"x", partition=(2, 1)), _told(b"x", partition=(2, 0))]
+    assert gather_inputs(_rank(0, 1, 2), b"x", partition=(2, 1)) == {0: b"x", 1: b"x"}
+    told[:] = [_told(b"x", partition=one) for one in partitions]
+    with pytest.raises(ConfigError, match=words):
+        gather_inputs(_rank(0, 1, 2), b"x", partition=partitions[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool, torch.bfloat16])
+def test_fingerprints_tell_values_and_shapes(dtype: torch.dtype) -> None:
+    one = torch.tensor([0, 1, 1, 0]).to(dtype)
+    assert digest([one]) == digest([one.clone()])
+    assert digest([one.view(2, 2).t()]) == digest([one.view(2, 2).t().contiguous()])
+    others = [one.flip(0).roll(1), one.view(2, 2), one[:3]]
+    assert len({digest([one]), *(digest([other]) for other in others)}) == 4
+    assert digest([one[:2], one[2:]]) != digest([one])
+
+
+def test_weights_that_only_one_partition_has() -> None:
+    types = [{("a", "to", "a"): True}, {("a", "to", "a"): False}, {}, None]
+    with pytest.raises(ConfigError, match=r"weights on ranks \[0\] and none on ranks \[1\]"):
+        _check_same_weights(types)
+    _check_same_weights([types[0], types[0], {}, None])
+
+
+def test_weights_and_edge_ids_that_a_dataset_has_not() -> None:
+    plain, full = DistDataset.from_pyg(PLAIN), GRAPH.dataset()
+    check_weights(plain, False)
+    check_weights(full, True)
+    assert set(weighted_types(full).values()) == {True}
+    assert set(weighted_types(plain).values()) == {False}
+    with pytest.raises(ConfigError, match="have no weights: give the graph an edge_weight"):
+        check_weights(plain, True)
+    check_edge_ids(full, True)
+    without = replace(next(iter(full.view().adjacency.values())), edge_ids=None)
+    view = SimpleNamespace(adjacency={("a", "to", "a"): without})
+    keeps_none = SimpleNamespace(view=lambda: view)
+    check_edge_ids(keeps_none, False)
+    if not without.has_edge_ids:
+        with pytest.raises(ConfigError, match="keep no edge ids"):
+            check_edge_ids(keeps_none, True)
+
+
+def test_a_graph_store_is_told_by_what_it_can_do() -> None:
+    assert is_remote(SimpleNamespace(fetch_node_ids=None))
+    assert not is_remote(GRAPH.dataset())
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"num_workers": 0}, "num_workers=0 .* belong to colocated mode"),
+        ({"exchange": "collective"}, "belong to colocated mode"),
+        ({"worker_init_fn": print}, "these workers run on servers"),
+    ],
+)
+def test_a_graph_store_refuses_what_is_colocated(how: dict, words: str) -> None:
+    """Before it is asked for anything: `object()` has nothing to ask."""
+    with pytest.raises(ConfigError, match=words):
+        remote_parts(object(), LoaderArgs.of(DistNeighborLoader, [2], **how), ALONE, [], "one")

@@ -1,0 +1,119 @@
+"""Which deployment the parts of a loader are of, and when a rank may start its workers."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gigl_loader import BaseDistLoader, ConfigError, UsageError, WrongTypeError
+from gigl_loader._glt import (
+    CollocatedDistSamplingWorkerOptions,
+    NodeSamplerInput,
+    RemoteDistSamplingWorkerOptions,
+)
+from gigl_loader.loader import deployment
+from gigl_loader.loader.deployment import (
+    Stagger,
+    check_context,
+    check_deployment,
+    the_producer,
+)
+from gigl_loader.loader.in_process import InProcessSource
+from gigl_loader.testing import TinyGraph
+
+
+class Producer:
+    """Notes whom it was told to wait for."""
+
+    def __init__(self) -> None:
+        self.waited: list[str] = []
+
+    def wait_for_rank_before(self, what: str) -> None:
+        self.waited.append(what)
+
+
+def test_a_long_wait_for_ones_turn_is_said(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    monkeypatch.setattr(threading.Event, "wait", lambda *_: True)
+    for gap_s, level in ((60.0, "WARNING"), (1.0, "INFO")):
+        with caplog.at_level("INFO"):
+            Stagger(1, 2, gap_s).wait(None)
+        (told,) = [one for one in caplog.records if "starts its workers" in one.getMessage()]
+        assert told.levelname == level
+        assert "process_start_gap_seconds=None" in told.getMessage()
+        caplog.clear()
+
+
+def test_a_rank_waits_for_the_one_before_it_and_the_first_for_nobody() -> None:
+    producer = Producer()
+    for rank in range(2):
+        Stagger(rank, 2, None).wait(producer)
+    assert producer.waited == ["started"]
+    Stagger(1, 2, 0.0).wait(producer)
+    assert producer.waited == ["started"]
+    assert (Stagger(0, 4, 2.5).total_s, Stagger(0, 4, None).total_s) == (10.0, 0.0)
+    with pytest.raises(ConfigError, match="must be >= 0 or None, got -1"):
+        Stagger(0, 1, -1.0)
+
+
+def _parts(is_remote: bool) -> dict[str, Any]:
+    if is_remote:
+        options = RemoteDistSamplingWorkerOptions.__new__(RemoteDistSamplingWorkerOptions)
+        return {"dataset": SimpleNamespace(fetch_node_ids=None), "sampler_input": [],
+                "worker_options": options, "producer": lambda: 1}  # fmt: skip
+    return {
+        "dataset": DATASET, "sampler_input": NodeSamplerInput(DATASET.node_ids, None),
+        "worker_options": CollocatedDistSamplingWorkerOptions("127.0.0.1", 0),
+        "producer": InProcessSource.__new__(InProcessSource),
+    }  # fmt: skip
+
+
+DATASET = TinyGraph.random(5, 9).dataset()
+
+
+def test_parts_of_one_deployment_tell_which() -> None:
+    assert check_deployment(**_parts(True)) is True
+    assert check_deployment(**_parts(False)) is False
+
+
+@pytest.mark.parametrize("part", ["dataset", "sampler_input", "worker_options", "producer"])
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_one_part_of_the_other_deployment_is_named(part: str, is_remote: bool) -> None:
+    mixed = {**_parts(is_remote), part: _parts(not is_remote)[part]}
+    kind = "colocated" if is_remote else "graph store"
+    with pytest.raises(WrongTypeError, match=f"'{part}': '{kind}'"):
+        check_deployment(**mixed)
+    with pytest.raises(WrongTypeError, match=f"'{part}': 'neither'.*'{part}': 'type'"):
+        check_deployment(**{**mixed, part: InProcessSource})  # the class in place of an object
+
+
+@pytest.mark.parametrize("role", [None, "worker", "client"])
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_a_loader_needs_its_role(role: str | None, is_remote: bool, monkeypatch) -> None:
+    context = None
+    if role is not None:
+        context = SimpleNamespace(
+            is_client=lambda: role == "client", is_worker=lambda: role == "worker"
+        )
+    monkeypatch.setattr(deployment, "get_context", lambda: context)
+    if role == ("client" if is_remote else "worker"):
+        check_context(is_remote)
+        return
+    first = "init_compute_process" if is_remote else "initialize_colocated_sampling_worker"
+    with pytest.raises(UsageError, match=first):
+        check_context(is_remote)
+
+
+def test_the_old_name_of_the_producer() -> None:
+    one, other = object(), object()
+    assert the_producer(one, None) is one
+    with pytest.warns(DeprecationWarning, match="`sampler` was renamed"):
+        assert the_producer(None, other) is other
+    with pytest.raises(ConfigError, match="drop `sampler`"):
+        the_producer(one, other)
+
+
+def test_parts_of_two_deployments() -> None:
+    with pytest.raises(WrongTypeError, match=r"one deployment.*dataset.*producer"):
+        BaseDistLoader(DATASET, [], None, None, None, torch.device("cpu"), None, lambda: 1)

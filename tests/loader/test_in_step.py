@@ -1,0 +1,103 @@
+"""Batches between the threads that sample them and the one that takes them: order, room, end."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gigl_loader import PeerTimeoutError, UsageError
+from gigl_loader.loader.in_step import EpochBatches, Turns
+from gigl_loader.message import BatchTicket, Received
+
+
+def _batch(step: int) -> Received:
+    return Received(BatchTicket(0, 0, 3, step), {}, {})
+
+
+@contextmanager
+def _meanwhile(*steps) -> Iterator[list[BaseException]]:
+    """Do something in a thread while the block runs; gives what it raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            for step in steps:
+                step()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield raised
+    thread.join(20.0)
+    assert not thread.is_alive()
+
+
+def test_turns_are_taken_in_the_order_of_steps_and_end_at_one_of_them() -> None:
+    turns, taken = Turns(), list[int]()
+    late = threading.Thread(target=lambda: taken.append(2) if turns.wait(2) else None)
+    late.start()
+    assert turns.wait(0)
+    turns.end(3)  # a lane that is further than the others had an error
+    turns.passed(0)
+    assert not turns.wait(4)
+    assert turns.wait(1), "steps before the one that ended it have their turn"
+    turns.end(1)
+    late.join()
+    assert not taken, "a step after the one that ended it has none"
+
+
+def test_batches_are_taken_in_order_whoever_was_first() -> None:
+    epoch = EpochBatches(3, [7, 4, 9], None, room=3)
+    for step in (2, 0, 1):
+        epoch.hand_over(step, _batch(step))
+    assert epoch.num_ready == 3
+    assert [epoch.take(1.0).ticket.batch for _ in range(3)] == [0, 1, 2]
+    assert epoch.taken == 3
+    assert epoch.would_not_wait(), "at the end there is nothing to wait for"
+
+
+def test_a_batch_beyond_the_room_waits_for_the_one_that_is_missing() -> None:
+    epoch = EpochBatches(3, range(4), None, room=2)
+    epoch.hand_over(1, _batch(1))
+    assert not epoch.would_not_wait()
+    filed = threading.Event()
+    with _meanwhile(lambda: epoch.hand_over(2, _batch(2)), filed.set):
+        assert not filed.wait(0.05), "steps 0 and 1 have all of the room"
+        epoch.hand_over(0, _batch(0))
+        assert epoch.take(5.0).ticket.batch == 0
+        assert filed.wait(20.0)
+    assert epoch.num_ready == 2
+
+
+def test_an_error_comes_after_the_batches_before_it() -> None:
+    epoch = EpochBatches(3, range(3), None, room=2)
+    epoch.hand_over(0, _batch(0))
+    first = ValueError("first")
+    epoch.fail(first)
+    epoch.fail(KeyError("a consequence"))
+    assert epoch.would_not_wait()
+    assert epoch.take(1.0).ticket.batch == 0
+    with pytest.raises(ValueError, match="first"):
+        epoch.take(1.0)
+    epoch.hand_over(2, _batch(2))  # beyond the room: who hands over does not wait any more
+    assert epoch.error is first
+
+
+def test_a_batch_that_does_not_come_in_time() -> None:
+    epoch = EpochBatches(3, [8], None, room=2)
+    with pytest.raises(PeerTimeoutError, match="batch 8 of epoch 3 was not sampled in 0 s"):
+        epoch.take(0.0)
+
+
+def test_nobody_waits_in_an_epoch_that_is_broken_off() -> None:
+    """A loader may be shut down by a signal's handler, in the thread that waits for a batch."""
+    epoch = EpochBatches(3, range(9), None, room=1)
+    with (
+        _meanwhile(lambda: epoch.take(600.0)) as taking,
+        _meanwhile(lambda: epoch.hand_over(5, _batch(5))),
+    ):
+        epoch.break_off()
+    assert [type(error) for error in taking] == [UsageError]
+    assert epoch.num_ready == 0, "what comes afterwards is dropped"

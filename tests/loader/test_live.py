@@ -1,0 +1,55 @@
+"""Loaders that nobody shut down: at the end of the interpreter, and in a forked child."""
+
+import gc
+import weakref
+
+import pytest
+
+from gigl_loader.loader import live
+
+
+class Loader:
+    """Counts how often it is shut down, and how."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._shutdowned, self.lingered, self._error = False, list[float | None](), error
+
+    def shutdown(self, linger_s: float | None = None) -> None:
+        self._shutdowned = True
+        self.lingered.append(linger_s)
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.fixture(autouse=True)
+def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders of other tests of this process stay as they are."""
+    monkeypatch.setattr(live, "_loaders", weakref.WeakSet())
+
+
+def test_open_loaders_are_shut_down_at_exit_whatever_one_of_them_raises() -> None:
+    loaders = [Loader(), Loader(OSError("too late")), Loader()]
+    closed = Loader()
+    for loader in (*loaders, closed):
+        live.add(loader)
+    live.discard(closed)
+    live.discard(closed)
+    live._shut_all_down()
+    assert [loader.lingered for loader in loaders] == [[0.0]] * 3
+    assert closed.lingered == []
+
+
+def test_a_forked_child_owns_none_and_ends_none() -> None:
+    loader = Loader()
+    live.add(loader)
+    live._disown()
+    assert loader._shutdowned
+    assert loader.lingered == [], "its workers are the parent's"
+
+
+def test_a_loader_that_is_dropped_is_forgotten() -> None:
+    loader = Loader()
+    live.add(loader)
+    del loader
+    gc.collect()
+    assert len(live._loaders) == 0

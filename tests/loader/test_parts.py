@@ -1,0 +1,84 @@
+"""The static methods by which subclasses make the parts of a loader."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gigl_loader import BaseDistLoader, ConfigError
+from gigl_loader.device.pin import PinMemoryError
+from gigl_loader.loader import parts
+
+HOW = {"worker_concurrency": 3, "channel_size": "2MB"}
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Put torch's number of threads back: it is the whole process's."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_channel_has_room_for_what_workers_have_under_way() -> None:
+    options = BaseDistLoader.create_colocated_worker_options(
+        dataset_num_partitions=1, num_workers=2, master_ip_address="127.0.0.1", master_port=4000,
+        pin_memory=False, **HOW,
+    )  # fmt: skip
+    channel = BaseDistLoader.create_colocated_channel(options)
+    assert (channel.capacity, channel.size) == (6, 2 * 2**20)
+    channel.close()
+
+
+@pytest.mark.usefixtures("threads", "group")
+@pytest.mark.parametrize(("given", "expected"), [(None, 2), (1, 1), (3, 3)])
+def test_joining_the_workers_group_sets_threads_and_finds_a_port(
+    given: int | None, expected: int
+) -> None:
+    port = BaseDistLoader.initialize_colocated_sampling_worker(
+        local_rank=0, local_world_size=1, node_rank=0, node_world_size=1,
+        master_ip_address="127.0.0.1", device=torch.device("cpu"), num_cpu_threads=given,
+    )  # fmt: skip
+    assert 0 < port < 2**16
+    assert torch.get_num_threads() == expected
+    context = parts.get_context()
+    assert context.is_worker()
+    assert (context.rank, context.world_size) == (0, 1)
+
+
+@pytest.mark.usefixtures("threads", "group")
+def test_on_a_gpu_torchs_threads_are_the_users() -> None:
+    torch.set_num_threads(1)
+    BaseDistLoader.initialize_colocated_sampling_worker(
+        local_rank=0, local_world_size=1, node_rank=0, node_world_size=1,
+        master_ip_address="127.0.0.1", device=torch.device("cuda", 0), num_cpu_threads=3,
+    )  # fmt: skip
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"num_workers": 0}, "num_workers must be > 0 here"),
+        ({"worker_concurrency": 33}, "at most 32"),
+        ({"channel_size": "x"}, "a size must be"),
+        ({"prefetch_size": 0}, "prefetch_size must be"),
+    ],
+)
+def test_a_graph_stores_options_are_checked_before_it_is_asked(how: dict, words: str) -> None:
+    """`object()` cannot be asked for a port."""
+    given = {"num_workers": 1, "prefetch_size": 4, **HOW, **how}
+    with pytest.raises(ConfigError, match=words):
+        BaseDistLoader.create_graph_store_worker_options(
+            dataset=object(), compute_rank=0, worker_key="one", **given
+        )
+
+
+def test_memory_that_cannot_be_pinned_is_said_and_used(monkeypatch, caplog) -> None:
+    def refuse(address: int, nbytes: int) -> None:
+        raise PinMemoryError(address, nbytes, 2, "too many bytes")
+
+    monkeypatch.setattr(parts, "PinnedRange", refuse)
+    assert parts._pin_if_possible(4096, 8) is None
+    assert "batches stay unpinned" in caplog.text
+    assert "too many bytes" in caplog.text

@@ -1,0 +1,88 @@
+"""Which sampler workers are told to run, and what does not go together."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from gigl_loader import ConfigError, CustomSamplerOptions, PPRSamplerOptions
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    DatasetSchema,
+    FeatureInfo,
+    message_passing_to_positive_label,
+)
+from gigl_loader.loader.sampler_choice import check_feature_store, chosen_sampler
+from gigl_loader.options import ExpansionOptions, FeatureStoreOptions, KHopNeighborSamplerOptions
+
+BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
+LABELED = message_passing_to_positive_label(BUYS)
+TYPED = DatasetSchema(False, [BUYS, KNOWS, LABELED], None, None, "in")
+PLAIN = DatasetSchema(False, None, None, None, "in")
+INFO = FeatureInfo(2, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "options", [None, KHopNeighborSamplerOptions([2]), CustomSamplerOptions("a.B", {})]
+)
+def test_other_options_pass_as_they_are(options: Any) -> None:
+    assert chosen_sampler(options, ("x.y", {}), PLAIN, None, with_weight=True) is options
+
+
+def _keywords(default: Any, schema: DatasetSchema, input_type: str | None) -> dict[str, Any]:
+    found = chosen_sampler(PPRSamplerOptions(alpha=0.3), default, schema, input_type)
+    assert isinstance(found, CustomSamplerOptions)
+    assert found.class_path == "gigl_loader.sampler.ppr.ppr_sampler"
+    assert found.keywords["options"]["alpha"] == 0.3
+    return found.keywords
+
+
+def test_pushes_start_where_the_loaders_own_sampler_would() -> None:
+    found = _keywords(None, PLAIN, None)
+    assert found["seed_types"] == [DEFAULT_HOMOGENEOUS_NODE_TYPE]
+    assert (found["around"], found["roots"]) == ("", {})
+    roots = {"supervision": (BUYS, KNOWS), "exclude": ()}
+    found = _keywords(("gigl_loader.sampler.link.anchor_sampler", roots), TYPED, "user")
+    assert found["seed_types"] == ["item", "user"]  # label nodes are roots as well
+    assert (found["around"], found["roots"]) == ("anchor_sampler", roots)
+    edges = ("gigl_loader.sampler.edges.edge_sampler", {"edge_type": KNOWS})
+    assert _keywords(edges, TYPED, "user")["seed_types"] == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "how", "words"),
+    [
+        ({}, PLAIN, {"with_weight": True}, "with_weight=True does not go with"),
+        ({}, PLAIN, {"expansion": ExpansionOptions(disjoint=True)}, "no trees, times or hops"),
+        ({"include_sampled_edges": True}, PLAIN, {}, "for heterogeneous graphs"),
+        ({"typed_channel_ratios": {LABELED: 1.0}}, TYPED, {}, r"can be walked are \[.*buys.*knows"),
+        ({"typed_channel_ratios": {("a", "b", "c"): 1.0}}, TYPED, {}, r"names \[\('a', 'b', 'c'\)"),
+    ],
+)
+def test_what_does_not_go_with_ppr(
+    options: dict, schema: DatasetSchema, how: dict, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        chosen_sampler(PPRSamplerOptions(**options), None, schema, None, **how)
+    assert chosen_sampler(PPRSamplerOptions(), None, schema, None, expansion=ExpansionOptions())
+
+
+def _check(node_types: Any, own: Any) -> None:
+    schema = DatasetSchema(False, TYPED.edge_types, own, None, "in")
+    options = FeatureStoreOptions("a.B", node_types=node_types)
+    check_feature_store(options, schema, {"user": 3, "item": 4})
+
+
+def test_a_feature_store_is_for_types_that_have_no_features() -> None:
+    check_feature_store(None, PLAIN, {})
+    _check(None, None)
+    _check(None, {"user": INFO})  # for items, then
+    _check(["item"], {"user": INFO})
+    for node_types, own in (
+        (None, {"user": INFO, "item": INFO}), (["user"], {"user": INFO}),
+        (["user", "item"], {"user": INFO}), (None, INFO),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="have features in the dataset already"):
+            _check(node_types, own)
+    with pytest.raises(ConfigError, match=r"names \['shop'\], the graph has \['item', 'user'\]"):
+        _check(["shop"], None)

@@ -1,0 +1,111 @@
+"""Times of seeds as users give them: types that hold them, one column for all servers, refusals."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gigl_loader import ConfigError
+from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.loader.time_input import (
+    add_times,
+    add_times_by_server,
+    check_time_given,
+    read_times,
+)
+from gigl_loader.message import SEED_TIME
+from gigl_loader.options import ExpansionOptions
+
+NOW_NS = 1_700_000_000_123_456_789
+"""A time in nanoseconds; the next float64 is 256 of them away."""
+
+
+def _inputs(*sizes: int) -> list[NodeSamplerInput]:
+    return [NodeSamplerInput(torch.arange(size), "user") for size in sizes]
+
+
+def _columns(inputs: list[NodeSamplerInput]) -> list[list[Any]]:
+    return [one.extra[SEED_TIME].tolist() for one in inputs]
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ([1, 2], torch.int64),
+        (np.array([1, 2], np.int32), torch.int64),
+        (torch.tensor([1.0, 2.0], dtype=torch.float32), torch.float64),
+        (torch.tensor([1.0, 2.0], dtype=torch.bfloat16), torch.float64),
+    ],
+)
+def test_integers_and_floats_have_one_type_each(given: Any, dtype: torch.dtype) -> None:
+    found = read_times(given, 2, "input_time")
+    assert found.dtype == dtype
+    assert found.tolist() == [1, 2]
+    assert read_times([NOW_NS], 1, "input_time").tolist() == [NOW_NS]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([1, 2, 3], r"one number for each of the 2 seeds, got \[3\]"),
+        ([[1, 2]], r"got \[1, 2\]"),
+        ([True, False], "torch.bool"),
+        ([1j, 2j], "complex"),
+        ([1.0, float("nan")], r"input_time\[1\] is not a number"),
+        (["now", "then"], "cannot be read as times"),
+    ],
+)
+def test_what_are_no_times(given: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_times(given, 2, "input_time")
+
+
+def test_times_are_a_column_beside_those_that_are_there() -> None:
+    (found,) = _inputs(2)
+    label = torch.ones(2)
+    found.extra = {"label": label}
+    add_times(found, [4, 5])
+    assert found.extra["label"] is label
+    assert _columns([found]) == [[4, 5]]
+    (other,) = _inputs(2)
+    assert not getattr(add_times(other, None), "extra", None)
+    with pytest.raises(ConfigError, match="but the dataset is local"):
+        add_times(other, {0: [4, 5]})
+
+
+def test_all_servers_have_times_of_one_type() -> None:
+    inputs = add_times_by_server(_inputs(1, 0, 2), {0: [1], 2: torch.tensor([2.5, 3.0])})
+    assert _columns(inputs) == [[1.0], [], [2.5, 3.0]]
+    assert {one.extra[SEED_TIME].dtype for one in inputs} == {torch.float64}
+
+
+@pytest.mark.parametrize("nothing", [{}, {1: []}, {1: torch.empty(0)}])
+def test_a_server_without_seeds_does_not_round_the_times_of_others(nothing: dict) -> None:
+    """An empty list is one of floats to numpy and torch alike."""
+    inputs = add_times_by_server(_inputs(1, 0), {0: torch.tensor([NOW_NS]), **nothing})
+    assert _columns(inputs) == [[NOW_NS], []]
+    assert {one.extra[SEED_TIME].dtype for one in inputs} == {torch.int64}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([1, 2], r"is \{server_rank: times\}"),
+        ({0: [1], 2: [1]}, r"names servers \[2\]; there are 2"),
+        ({0: [1]}, r"input_time\[1\] must be one number for each of the 1 seeds"),
+        ({0: [], 1: [1]}, r"input_time\[0\] must be one number"),
+    ],
+)
+def test_times_that_are_not_by_server(given: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        add_times_by_server(_inputs(1, 1), given)
+
+
+def test_times_without_anything_that_is_timed() -> None:
+    inputs = _inputs(1)
+    assert add_times_by_server(inputs, None) is inputs
+    check_time_given(None, ExpansionOptions())
+    check_time_given([1], ExpansionOptions(time_attr="t"))
+    with pytest.raises(ConfigError, match="without time_attr"):
+        check_time_given([1], ExpansionOptions())
