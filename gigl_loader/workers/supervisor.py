@@ -31,9 +31,8 @@ def main(*, users_code: bool = True) -> None:
     """
     control = pipe.Socket(fileno=int(sys.argv[1]))
     wake_read, wake_write = os.pipe()
-    os.set_blocking(
-        wake_write, False
-    )  # signals write to it: to wait for a reader, this, is for ever
+    # a signal handler that waited for room in the pipe would wait for its own reader
+    os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
     with contextlib.nullcontext() if users_code else _without_blas():
         _load_kernels()
