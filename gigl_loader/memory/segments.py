@@ -178,8 +178,8 @@ def peek(pid: int, fd: int, nbytes: int, name: str) -> bytes | None:
         nbytes: How many bytes.
         name: What `create_memfd` was told there; nothing else is opened.
     """
-    # asked before it is opened: of another process than was meant, the descriptor may be a pipe,
-    # whose opening waits, or a device that does something
+    # asked before it is opened: of another process than was meant, the descriptor may be anything,
+    # such as a device that does something when it is opened
     try:
         if not os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{name} "):
             return None

@@ -101,6 +101,7 @@ def test_a_worker_that_is_gone_takes_its_slots_and_another_takes_its_number() ->
     assert (held.tensors()["x"][0], new.tensors()["x"][0]) == (5.0, 7.0), "both are of slot 0"
     del held
     assert table.returned(0, 1) == ([], []), "it was another worker's"
+    assert len(registered.now) == 1, "that of the new one"
     del new
     assert table.returned(0, 1) == ([0], [])
     table.close()
