@@ -221,6 +221,7 @@ def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(monkeyp
     producer.inbox.pump(60.0)
     assert producer.dispatcher.streams[0].waiting == 1, "what it had sent"
     assert given_up == ["ahead"], "a batch that was drawn is drawn anew"
+    assert producer.channel.largest == 1, "its successor's slots are others, though of its numbers"
     clock.now += 1.0
     producer.pool.sent.clear()
     producer.inbox.pump(60.0)  # starts it
