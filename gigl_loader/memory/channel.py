@@ -68,11 +68,13 @@ class ShmChannel(ChannelBase):
         """
         if self.closed:
             raise UsageError("recv on a closed channel: the loader was shut down")
+        # a producer waits itself: while it does, it has to watch its workers and hand out batches
         if self._source is not None:
             return self._source(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._arrival:
             while not self._ready:
+                # an hour stands for no limit: `send` and `close` notify, and the loop waits again
                 left = 3600.0 if deadline is None else deadline - time.monotonic()
                 if self.closed:
                     raise UsageError("the channel was closed while a message was waited for")
@@ -85,13 +87,17 @@ class ShmChannel(ChannelBase):
         """Copy ``msg`` into a slot of its own and queue it, for a producer in this process."""
         if self.closed:
             raise UsageError("send on a closed channel")
+        # one lock around all of it: senders in several threads share the writer, and messages are
+        # queued in the order in which their slots were written
         with self._arrival:
             if self._local is None:
                 self._local = SlotWriter()
+            # first what readers have dropped: else each message would need a slot of its own
             free, retired = self.returned(_LOCAL, self.capacity)
             self._local.give_back(free, retired)
             written = self._local.write([field_of(key, value) for key, value in msg.items()])
             self._ready.append(self.open(_LOCAL, written))
+            # the mapping holds the memory from here on, and no descriptor is spent on a kept batch
             if written.fd is not None:
                 segments.close_fds([written.fd])
             self._arrival.notify()
@@ -127,6 +133,8 @@ class ShmChannel(ChannelBase):
         """Release all memory that no tensor uses; the rest goes with its tensors. Idempotent."""
         if self.closed:
             return
+        # set before the waiters are woken, which look at it. Dropping messages takes the table's
+        # lock inside this one; nothing takes the two the other way round
         self.closed = True
         with self._arrival:
             self._ready.clear()

@@ -45,6 +45,7 @@ def create_memfd(nbytes: int, name: str) -> tuple[int, int]:
             return found
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
+        # in this order: what is reserved gets small pages, and leaves no place for huge ones
         _ask_for_huge_pages(fd, nbytes)
         segments.reserve(fd, nbytes)
     except BaseException:
@@ -62,6 +63,7 @@ def _of_pages_set_aside(nbytes: int, name: str) -> tuple[int, int] | None:
     page = meminfo("Hugepagesize")
     if page == 0 or nbytes < _LEAST_PAGES * page:
         return None
+    # promised: others have reserved them, and they count as free until they are touched
     free, promised = (
         number_in(_SET_ASIDE.format(page // 1024, which)) or 0 for which in ("free", "resv")
     )
@@ -85,11 +87,13 @@ def _ask_for_huge_pages(fd: int, nbytes: int) -> None:
     page = number_in(_MADE.format("hpage_pmd_size"))
     if page is None or nbytes < _LEAST_PAGES * page or _is_off():
         return
-    os.ftruncate(fd, nbytes)
+    os.ftruncate(fd, nbytes)  # beyond the end of a file, a mapping has no pages to enter
     with contextlib.suppress(segments.SharedMemoryError):
         address = segments.map_fd(fd, nbytes, populate=False)
         _libc.madvise(address, nbytes, mmap.MADV_HUGEPAGE)
+        # a kernel before 5.14 does not know it: then `segments.reserve` enters small pages
         _libc.madvise(address, nbytes, _POPULATE_WRITE)
+        # the pages belong to the file, and stay; torch maps it itself
         segments.unmap(address, nbytes)
 
 

@@ -56,6 +56,7 @@ class _Slot:
     registration: Registration | None
 
     def release(self) -> None:
+        # first: once it is unmapped, other memory may lie at that address, still registered
         if self.registration is not None:
             self.registration.release()
         segments.unmap(self.address, self.nbytes)
@@ -87,7 +88,8 @@ class Lease:
         self.layout = layout
         slot = sender.slots[number]
         self._buffer = segments.buffer_at(slot.address, slot.nbytes)
-        # not at exit: the memory goes with the process, and the table may be gone by then
+        # of the buffer, not of this object: tensors made of it keep the buffer alone. Not at exit:
+        # the memory goes with the process, and the table may be gone by then
         weakref.finalize(self._buffer, table.drop, sender, number).atexit = False
 
     @property
@@ -133,6 +135,7 @@ class LeaseTable:
         """
         with self._lock:
             state = self._senders.setdefault(sender, _Sender())
+            # the worker has unmapped these: what keeps their pages is the mapping here
             for number in written.retired:
                 state.slots.pop(number).release()
             if written.fd is not None:
@@ -141,6 +144,8 @@ class LeaseTable:
             return Lease(self, state, written.slot, written.layout)
 
     def _map(self, fd: int, nbytes: int) -> _Slot:
+        # the caller closes its own once the message is open; who borrows the slot later finds it
+        # by this one, which also stays the same number, so that the borrower knows the region again
         kept = os.dup(fd) if self._lends else None
         try:
             address = segments.map_fd(fd, nbytes)
@@ -156,11 +161,16 @@ class LeaseTable:
         free: list[int] = []
         retired: list[int] = []
         with self._lock:
+            # unknown before its first message, and after `forget`
             state = self._senders.get(sender, _Sender())
+            # taken out first: an object made below may run the garbage collector, and with it the
+            # end of a lease, which adds to the list
             dropped, state.dropped = state.dropped, []
             for number in dropped:
+                # free at the worker already, or further on in this list
                 spare = len(state.slots) - len(state.leased)
                 if number in state.poisoned or spare > concurrency + _KEEP_FREE:
+                    # the worker never gives a number again, so nothing need remember this one
                     state.poisoned.discard(number)
                     retired.append(number)
                     state.slots.pop(number).release()
@@ -174,6 +184,8 @@ class LeaseTable:
         Another worker may take its number.
         """
         with self._lock:
+            # leases keep the state, and end in it: a worker of the same number, which counts its
+            # slots from 0 again, gets a new one
             state = self._senders.pop(sender, None)
             if state is not None:
                 state.is_gone = True
@@ -219,6 +231,8 @@ class LeaseTable:
             if self._closed or state.is_gone:
                 state.slots.pop(number).release()
             else:
+                # the worker is told with its next batch, see `returned`: this runs in any thread,
+                # in the middle of whatever that does, and may not send
                 state.dropped.append(number)
 
     def lend(self, state: _Sender, number: int) -> Region:
@@ -238,7 +252,7 @@ class LeaseTable:
 def payload_bytes(layout: Layout) -> int:
     """Return how many bytes the tensors of a message take, gaps included."""
     end = 0
-    for _, dtype, shape, offset in layout:
+    for _, dtype, shape, offset in layout:  # the last tensor may be empty, or have a gap behind it
         end = max(end, offset + segments.nbytes_of(dtype, shape))
     return end
 
@@ -279,7 +293,7 @@ class ServerMemory(LeaseTable):
         capacity: Batches that one consumer may have started and not fetched.
     """
 
-    size = 1 << 62
+    size = 1 << 62  # no limit of its own
 
     def __init__(self, capacity: int) -> None:
         super().__init__(lends=True)

@@ -31,6 +31,7 @@ def make_mutex(memory: Array) -> None:
     Raises:
         OSError: The system has no such lock.
     """
+    # more than a pthread_mutexattr_t takes anywhere; glibc's holds nothing that must be destroyed
     attributes = ctypes.create_string_buffer(64)
     _check(_libc.pthread_mutexattr_init(attributes))
     _check(_libc.pthread_mutexattr_setpshared(attributes, _SHARED))
@@ -51,17 +52,21 @@ def holding(memory: Array, timeout_s: float) -> Iterator[bool]:
     mutex = ctypes.c_void_p(memory.ctypes.data)
     until = time.time() + timeout_s  # the clock that the function takes
     limit = _Timespec(int(until), int(until % 1 * 1e9))
+    # ctypes lets go of the GIL while this waits: other threads of this process go on
     code = _libc.pthread_mutex_timedlock(mutex, ctypes.byref(limit))
     if code == errno.ETIMEDOUT:
         raise PeerTimeoutError(
             f"a process of this machine has held a lock for {timeout_s:.0f} s: it is stopped; "
             "look at the sampling workers, and start the job again"
         )
+    # a dead owner is no failure: the lock is held now. Another error means that it is not
     if code != errno.EOWNERDEAD:
         _check(code)
     try:
         yield code == errno.EOWNERDEAD
     finally:
+        # before the unlock: a mutex that is unlocked while it is inconsistent can never be locked
+        # again. The block has repaired what the lock guards by now
         if code == errno.EOWNERDEAD:
             _libc.pthread_mutex_consistent(mutex)
         _libc.pthread_mutex_unlock(mutex)

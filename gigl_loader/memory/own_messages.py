@@ -39,7 +39,8 @@ class OwnMessages:
             return tensors_over(buffer, layout), nbytes
         block = self._take(nbytes)
         buffer = (ctypes.c_char * len(block)).from_buffer(block)
-        # not at exit: the memory goes with the process
+        # of the buffer, which every tensor keeps, and every view of one; a finalizer holds its
+        # arguments, so the block stays mapped until then. Not at exit: it goes with the process
         weakref.finalize(buffer, self._returned.append, block).atexit = False
         write_fields(fields, layout, buffer)
         return tensors_over(buffer, layout), nbytes
@@ -47,8 +48,11 @@ class OwnMessages:
     def _take(self, nbytes: int) -> mmap.mmap:
         while self._returned:
             self._free.append(self._returned.popleft())
+        # the smallest that fits is taken, and the next ones are kept. Those that are too small are
+        # dropped, which unmaps them: sizes grow to the largest of a run soon, and then all fit
         fitting = sorted((one for one in self._free if len(one) >= nbytes), key=len)
         self._free = fitting[1 : 1 + _KEEP]
         if fitting:
             return fitting[0]
+        # by default Python's anonymous mappings are shared, and a forked child would write to them
         return mmap.mmap(-1, int(nbytes * _SPARE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -66,6 +66,7 @@ def want(values: Array, rows: Array) -> int:
     Returns:
         How many ranges of the file were asked for.
     """
+    # called for each gather, of arrays in memory too: the cheap checks come first
     if _refused or rows.size < _FEW_ROWS or values.nbytes < _SAMPLE * mmap.PAGESIZE:
         return 0
     file = mapped_file_at(values.ctypes.data)
@@ -73,9 +74,12 @@ def want(values: Array, rows: Array) -> int:
         return 0
     row_bytes = values.nbytes // values.shape[0]
     start = values.ctypes.data
+    # of a row that takes several pages, the first is looked at: rows are read whole
     sample = rows[:: -(-rows.size // (_CLOSE_SAMPLE if file.at_random else _SAMPLE))]
     if file.tells_residency and _is_resident(start + sample * row_bytes):
         return 0
+    # looked at again with each batch that waits, until it does not fit: other processes come later
+    # and take memory. To read a few files of /proc takes microseconds, a disk milliseconds
     if not file.at_random:
         _look_at_memory()
     return _ask(_ranges(start + rows * row_bytes, row_bytes))
@@ -97,6 +101,8 @@ def _look_at_memory() -> None:
 
 def _is_resident(addresses: Array) -> bool:
     found = ctypes.create_string_buffer(1)
+    # a page in a call: one over the whole range would fill a byte for each page of the file. Where
+    # the call itself fails, nothing is known, and nothing is asked for
     for page in (addresses // mmap.PAGESIZE * mmap.PAGESIZE).tolist():
         if _libc.mincore(page, mmap.PAGESIZE, found) == 0 and not found.raw[0] & 1:
             return False
@@ -105,6 +111,8 @@ def _is_resident(addresses: Array) -> bool:
 
 def _ranges(addresses: Array, nbytes: int) -> Array:
     """Return ``[m, 2]`` uint64 (address, bytes): the pages of memory at ``addresses``, in order."""
+    # sorted, so that a disk reads in the order of the file, and rows of one page fall together.
+    # All are of one length, so ``last`` ascends as ``first`` does: a look at neighbours is enough
     addresses = np.sort(addresses)
     first, last = addresses // mmap.PAGESIZE, (addresses + nbytes - 1) // mmap.PAGESIZE
     begins = np.flatnonzero(np.r_[True, first[1:] > last[:-1] + 1 + _GAP_PAGES])
@@ -115,13 +123,17 @@ def _ranges(addresses: Array, nbytes: int) -> Array:
 
 def _ask(ranges: Array) -> int:
     global _refused
+    # opened anew each time: a child that is forked later would ask for its parent with a kept one
     pidfd = os.pidfd_open(os.getpid())
     try:
         for begin in range(0, len(ranges), _MOST_RANGES):
+            # rows of two words are the kernel's ``struct iovec``: address, bytes
             some = np.ascontiguousarray(ranges[begin : begin + _MOST_RANGES])
             if _libc.syscall(
                 _PROCESS_MADVISE, pidfd, some.ctypes.data, len(some), _WILLNEED, 0
             ) < 0 and ctypes.get_errno() in (errno.ENOSYS, errno.EPERM, errno.EINVAL):
+                # an old kernel, or a container's filter: it will say the same next time. Any other
+                # failure is of this call alone, and its rows come when they are touched
                 _refused = True
                 reason = os.strerror(ctypes.get_errno())
                 _log.info("pages of mapped files are not read ahead: process_madvise: %s", reason)

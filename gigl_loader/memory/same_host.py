@@ -87,6 +87,8 @@ def open_region(region: Region) -> int:
         OSError: It is not there any more, or this process has no right to it.
     """
     fd = segments.open_fd_of(region.pid, region.fd)
+    # looked at once it is open: from here on it is this memory, whatever the owner does. Pages
+    # beyond the end would be SIGBUS when they are touched
     found = os.fstat(fd)
     if found.st_ino != region.inode or found.st_size < region.nbytes:
         os.close(fd)
@@ -141,6 +143,8 @@ class Mappings:
         """
         with self._lock:
             address = self._idle.pop(region, None)
+        # outside of the lock: to map enters all pages of a batch, and other threads have theirs
+        # meanwhile. Nobody maps the same region: its owner lends it once at a time
         if address is None:
             fd = open_region(region)
             try:
@@ -155,6 +159,7 @@ class Mappings:
         with self._lock:
             self._idle[region] = address
             self._trim()
+        # last: the owner may lend the region again at once, and then finds it among the idle ones
         on_drop()
 
     def _trim(self) -> None:
@@ -187,6 +192,8 @@ class Offered:
             number = (len(parts) - 1).to_bytes(4, "little")
             return msgspec.msgpack.Ext(ARRAY_EXTENSION, number)
 
+        # what msgpack does not know is a tensor: its number stands in the body, as the transport
+        # writes arrays, and its place beside
         body = msgspec.msgpack.encode(value, enc_hook=beside)
         regions = tuple(region_of(fd, os.fstat(fd).st_size) for fd in shared.fds)
         data = msgspec.msgpack.encode(_Description(regions, tuple(parts), body))
@@ -243,6 +250,7 @@ def read_offer(offer: Offer, kind: type[T]) -> T:
     try:
         for region in found.regions:
             fds.append(open_region(region))
+        # what is said of the arrays was written elsewhere: an index, type or offset may be wrong
         mapped = segments.PartMapper(fds)
         arrays = [mapped.array(part) for part in found.parts]
     except (TypeError, ValueError, IndexError) as error:

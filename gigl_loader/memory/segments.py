@@ -33,7 +33,7 @@ ALIGNMENT = 64
 """Bytes to which every array inside a segment is aligned: one cache line."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.restype = ctypes.c_void_p  # without types, ctypes cuts addresses to an int's 32 bits
 _libc.mmap.argtypes = [
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
 ]  # fmt: skip
@@ -68,7 +68,7 @@ def create_memfd(nbytes: int, name: str = "gigl_loader") -> int:
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
-        reserve(fd, max(nbytes, 1))
+        reserve(fd, max(nbytes, 1))  # fallocate refuses 0
     except SharedMemoryError:
         os.close(fd)
         raise
@@ -103,6 +103,8 @@ def map_fd(fd: int, nbytes: int, *, populate: bool = True, file: bool = False) -
     Raises:
         SharedMemoryError: The system refuses.
     """
+    # private: a descriptor that is open for reading only may be mapped for writing this way alone,
+    # and torch warns of arrays that cannot be written
     flags = mmap.MAP_PRIVATE if file else mmap.MAP_SHARED
     flags |= mmap.MAP_POPULATE if populate else 0
     address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
@@ -130,6 +132,7 @@ _mapped_files: dict[int, MappedFile] = {}
 
 
 def _tells_residency(fd: int) -> bool:
+    # the kernel's own condition since 5.2: to others `mincore` says that every page is there
     return os.fstat(fd).st_uid == os.geteuid() or os.access(f"/proc/self/fd/{fd}", os.W_OK)
 
 
@@ -154,10 +157,12 @@ def open_fd_of(pid: int, fd: int) -> int:
             is another user's (what is read there is trusted).
     """
     path = f"/proc/{pid}/fd/{fd}"
+    # for writing, too, since `map_fd` maps memory that is shared for both
     try:
         own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # a mapped file that may be read only
         own = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # root may open whatever it likes, so the kernel's check alone does not tell
     if os.fstat(own).st_uid != os.geteuid():
         os.close(own)
         raise PermissionError(f"descriptor {fd} of process {pid} is another user's")
@@ -173,6 +178,8 @@ def peek(pid: int, fd: int, nbytes: int, name: str) -> bytes | None:
         nbytes: How many bytes.
         name: What `create_memfd` was told there; nothing else is opened.
     """
+    # asked before it is opened: of another process than was meant, the descriptor may be anything,
+    # such as a device that does something when it is opened
     try:
         if not os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{name} "):
             return None
@@ -187,6 +194,7 @@ def peek(pid: int, fd: int, nbytes: int, name: str) -> bytes | None:
 
 def unmap(address: int, nbytes: int) -> None:
     """Undo `map_fd`."""
+    # in this order: once it is unmapped, another thread may map a file to the same address
     _mapped_files.pop(address, None)
     _libc.munmap(address, nbytes)
 
@@ -273,6 +281,7 @@ class PartMapper:
             fd = self._fds[part.index]
             if os.fstat(fd).st_size < part.nbytes:  # to touch what is missing would be SIGBUS
                 raise SharedMemoryError(part.nbytes, f"descriptor {fd} has fewer bytes")
+            # not populated: of a whole graph a process touches the rows that it samples
             address = map_fd(fd, part.nbytes, populate=False, file=part.file)
             buffer = self._mapped[part.index] = buffer_at(address, part.nbytes)
             weakref.finalize(buffer, unmap, address, part.nbytes).atexit = False

@@ -68,7 +68,9 @@ class SlotWriter:
         self._lock = threading.Lock()  # several sampling threads write
         self._free: dict[int, Slot] = {}
         self._leased: dict[int, Slot] = {}  # written, and not handed back yet
-        self._next = 0
+        # given up here, and still mapped by the trainer, which no message has told yet
+        self._untold: list[int] = []
+        self._next = 0  # no number is given twice: the trainer's of one always means the same slot
 
     def write(self, fields: Sequence[Field]) -> Written:
         """Write a message.
@@ -77,7 +79,9 @@ class SlotWriter:
             SharedMemoryError: The machine is out of shared memory.
         """
         layout, nbytes = layout_of(fields)
-        slot, fd, retired = self._acquire(nbytes)
+        slot, fd = self._acquire(nbytes)
+        # outside of the lock: the slot is among the leased ones, so nobody else takes it, and the
+        # other threads write theirs meanwhile
         try:
             write_fields(fields, layout, segments.buffer_at(slot.address, slot.nbytes))
         except BaseException:
@@ -90,18 +94,24 @@ class SlotWriter:
                 else:
                     segments.unmap(slot.address, slot.nbytes)
             raise
+        # only now that there is a message to tell it: a failed one would take it to nobody
+        with self._lock:
+            retired, self._untold = tuple(self._untold), []
         return Written(slot.number, slot.nbytes, fd, retired, layout)
 
-    def _acquire(self, nbytes: int) -> tuple[Slot, int | None, tuple[int, ...]]:
+    def _acquire(self, nbytes: int) -> tuple[Slot, int | None]:
         with self._lock:
             fitting = [slot for slot in self._free.values() if slot.nbytes >= nbytes]
             if fitting:
                 slot = min(fitting, key=lambda slot: slot.nbytes)
                 del self._free[slot.number]
                 self._leased[slot.number] = slot
-                return slot, None, ()
-            retired = tuple(self._free)
-            self.retire(retired)
+                return slot, None
+            # all free ones are too small, and would stay so: batches of one loader differ little,
+            # so what comes next is more like this one than like those
+            self._untold.extend(self._free)
+            self.retire(tuple(self._free))
+            # one byte more, so that a message without bytes has a slot, too
             size = -(-int(nbytes * _SPARE + 1) // _PAGE) * _PAGE
             fd = segments.create_memfd(size, "gigl_loader.slot")
             try:
@@ -111,17 +121,19 @@ class SlotWriter:
                 raise
             self._next += 1
             self._leased[slot.number] = slot
-            return slot, fd, retired
+            return slot, fd
 
     def give_back(self, free: Sequence[int], retired: Sequence[int]) -> None:
         """Take slots back from the trainer: to be used again, or to be given up."""
         with self._lock:
+            # those to give up pass through the free ones, where `retire` finds them; the trainer
+            # has released them itself, so nothing has to be told
             for number in (*free, *retired):
                 self._free[number] = self._leased.pop(number)
             self.retire(retired)
 
     def retire(self, numbers: Sequence[int]) -> None:
-        """Unmap free slots."""
+        """Unmap free slots. The caller holds the lock, or is the only thread."""
         for number in numbers:
             slot = self._free.pop(number)
             segments.unmap(slot.address, slot.nbytes)

@@ -40,6 +40,7 @@ def as_array(tensor: Tensor) -> Array:
 
     The array is of `gigl_loader.memory.segments.storage_dtype`.
     """
+    # numpy takes no tensor that needs gradients, or whose conjugation or sign is still to be done
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     storage = storage_dtype(dtype_name(tensor.dtype))
     if storage.name != dtype_name(tensor.dtype):
@@ -56,9 +57,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def tensor_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Tensor:
     """Return a tensor over part of ``buffer``: see `gigl_loader.memory.segments.array_in`."""
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     if count == 0:  # torch.frombuffer refuses empty tensors
         return torch.empty(shape, dtype=dtype_named(dtype))
     return torch.frombuffer(buffer, dtype=dtype_named(dtype), count=count, offset=offset).view(
@@ -73,6 +72,8 @@ def share_tensor(tensor: Tensor) -> Tensor:
     """
     if tensor.is_shared() or tensor.numel() == 0 or is_mapped_file(tensor):
         return tensor
+    # not torch's own way, `Tensor.share_memory_`: that takes a file of /dev/shm, which containers
+    # keep small, and does not reserve it, so that a full one ends the process with SIGBUS
     shared = empty_shared(tuple(tensor.shape), tensor.dtype)
     shared.copy_(tensor)
     return shared
@@ -103,6 +104,7 @@ def map_shared_tensor(fd: int, nbytes: int, dtype: torch.dtype, shape: tuple[int
     """
     storage: Any = torch.UntypedStorage
     storage = storage._new_shared_fd_cpu(fd, nbytes)
+    # contiguous, by torch's own rule; a tensor on "meta" has no memory
     strides = torch.empty(shape, device="meta").stride()
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
@@ -137,12 +139,14 @@ def map_file(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
         os.close(fd)
         raise
     buffer = buffer_at(address, nbytes)
+    # the descriptor stays open: it is what `dumps` hands on
     _mapped_files[address] = (fd, nbytes)
     weakref.finalize(buffer, _unmap_file, address).atexit = False
     return tensor_in(buffer, dtype, shape, 0)
 
 
 def _unmap_file(address: int) -> None:
+    # in this order: once it is unmapped, another thread may map a file to the same address
     fd, nbytes = _mapped_files.pop(address)
     unmap(address, nbytes)
     os.close(fd)
@@ -173,6 +177,8 @@ class SharedTensors:
         shape, dtype = tuple(obj.shape), dtype_name(obj.dtype)
         if obj.numel() == 0:
             return SharedPart(None, 0, dtype, shape, 0)
+        # a contiguous view of shared memory stays one: its whole storage is handed on, once for all
+        # its views. What is copied has a storage of its own
         tensor = share_tensor(obj.detach().resolve_conj().resolve_neg().contiguous())
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
@@ -207,6 +213,8 @@ def dumps(obj: Any) -> tuple[bytes, list[int]]:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(obj)
+    # duplicates: the tensors that were copied to be shared end with the pickler, here, and close
+    # their descriptors
     fds: list[int] = []
     try:
         for fd in pickler.shared.fds:

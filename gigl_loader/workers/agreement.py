@@ -130,6 +130,7 @@ class Agreement:
         rendezvous = self._rendezvous
         if rendezvous is None or not self.has_peers:
             return None
+        # all that this rank has to say comes before the first wait: no two wait for each other
         if rendezvous.rank == 0:
             rendezvous.publish("nonce", secrets.token_bytes(32))
         self._host = address_towards(self._towards)
@@ -142,11 +143,13 @@ class Agreement:
             host, security = ("::1" if ":" in self._host else "127.0.0.1"), Security.local()
         else:
             host, security = self._host, self._security
+            # here, on every rank alike, and not when a worker starts to listen
             security.check_listener(host, loopback=False)
         if security.mode is not Mode.CERTIFICATES:
             # the nonce keeps other jobs out, the cluster's token strangers
             secret = hashlib.sha256(self._security.token.encode() + nonce).hexdigest()
             security = dataclasses.replace(security, token=secret)
+        # the job's name goes over the network in the clear, so it does not tell the nonce
         return Access(host, security.for_workers(), hashlib.sha256(b"job" + nonce).hexdigest()[:8])
 
     def exchange(
@@ -167,6 +170,8 @@ class Agreement:
         if rendezvous is None or not self.has_peers:
             return Plan()
         own = self._view.partition_idx
+        # open before it is published, and until `close`: others map it when their workers start,
+        # and those that replace one map it later
         if reads_same_memory():
             self._offered = Offered(self._view)
         offer = None if self._offered is None else self._offered.offer
@@ -178,11 +183,14 @@ class Agreement:
             msgspec.msgpack.decode(data, type=_Member) for data in rendezvous.gather_all("workers")
         ]
         offers: dict[int, list[Offer]] = {}
+        # an address says which machine a rank may be on; who maps an offer finds out whether it is
         for member in found if offer is not None else ():
             if member.offer is not None and member.partition != own and member.host == mine.host:
                 offers.setdefault(member.partition, []).append(member.offer)
         self._anyone_keeps = any(member.cache for member in found)
         self._first_with_cache = _first_like(mine, found)
+        # of all ranks: a row that is kept may be of any of them, so that it is good for a later
+        # loader only where all of them have the same rows as before
         names = "\n".join([cache, *(member.rows for member in found)])
         self.name_of_cache = hashlib.sha256(names.encode()).hexdigest()
         places = [_Place(one.partition, one.host, one.ports) for one in found]
@@ -227,6 +235,7 @@ class Agreement:
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks why this one gives up."""
         if self._rendezvous is not None:
+            # cut: every rank prints it, and the store keeps it
             self._rendezvous.fail(f"{type(error).__name__}: {error}"[:2000])
 
     def settle(self) -> None:
@@ -256,6 +265,7 @@ def _by_partition(
     members: Sequence["_Member | _Place"], num_partitions: int
 ) -> dict[int, tuple[WorkerAddress, ...]]:
     """Return all workers by partition, in the order of ranks."""
+    # the order of ranks is the same for all who build this: `assignments` goes by positions in it
     found: dict[int, tuple[WorkerAddress, ...]] = {}
     for rank, member in enumerate(members):
         workers = tuple(

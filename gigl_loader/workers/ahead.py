@@ -66,12 +66,15 @@ class DrawnAhead:
 
     def begin(self, sequence: int, total: int) -> None:
         """Announce a sequence of ``total`` batches, none of which may be filled yet."""
+        # There is no lock: the trainer alone writes the header, a word at a time. In this order,
+        # so that who sees the new sequence does not find what was allowed in the one before.
         self._header[_ALLOWED] = 0
         self._header[_TOTAL] = total
-        self._header[_BEGUN] = sequence + 1
+        self._header[_BEGUN] = sequence + 1  # 0, as memory is at first, is no sequence
 
     def allow(self, stop: int, ahead: int) -> None:
         """Let batches before ``stop`` be filled, each once the next ``ahead`` are drawn."""
+        # in this order: a batch that is allowed by the new limit waits for the new window
         self._header[_AHEAD] = ahead
         self._header[_ALLOWED] = stop
 
@@ -95,6 +98,8 @@ class DrawnAhead:
 
     def _num_drawn(self, sequence: int, most: int) -> int:
         """Return how many batches are drawn without a gap from the first one on, up to ``most``."""
+        # Goes on from where it was, so that an epoch costs one look at each batch. A place that
+        # has been taken by a batch one round later has a larger mark, and its batch was drawn.
         known, number = self._counted
         number = number if known == sequence else 0
         while number < most and self._marks[number % _MOST_KNOWN] >= _mark(sequence, number):
@@ -104,6 +109,8 @@ class DrawnAhead:
 
 
 def _mark(sequence: int, batch: int) -> int:
+    # larger than any mark of an earlier sequence, so that marks need not be cleared; fits into
+    # int64 for 2 ** 31 sequences of 2 ** 32 batches
     return (sequence + 1 << 32) + batch + 1
 
 
@@ -170,12 +177,14 @@ class LookAhead:
             taken: Batches of the epoch that were taken.
             room: Batches with their rows that there is room for, those that wait included.
         """
+        # one more than fill the room: it is drawn while the last of those is filled
         if self._given_up:
             self._drawn.allow(taken + room, 0)
             return room + 1
         drawn = self._num_drawn
         if drawn and self._fixed is None:
             self._ahead = self._window(self._asked / drawn, self._kept / drawn)
+        # until the first batch was counted the window is a guess, which none is filled by
         self._drawn.allow(taken + room if drawn else 0, self._ahead)
         return room + self._ahead + 1
 
@@ -241,6 +250,8 @@ class AheadTasks:
         """Wait for the next thing to do: fill before draw, the earliest batch first."""
         with self._changed:
             while True:
+                # the first stands for all: what is allowed is a prefix of the epoch, and batches of
+                # an epoch that was broken off, which may go at any time, come before it
                 if self._waiting and self._may_fill(self._waiting[0]):
                     return heapq.heappop(self._waiting)
                 if self._tasks:

@@ -110,6 +110,7 @@ class AmongRanks:
             PeerError: Another rank failed, or did not come up in time.
         """
         options = self._options
+        # ranks that keep another amount have a cache of their own
         kept = ("", "") if options is None else (str(options.size), name_of_rows(self._view))
         self._peer_plan = self.agreement.exchange(addresses, *kept)
         self._join_cache(self.agreement, self._peer_plan.offers)
@@ -127,6 +128,8 @@ class AmongRanks:
             agreement.share_cache(bytes)  # offers nothing: the other ranks wait for its word
             return
         self.cache = cache_of_machine(tables, agreement.name_of_cache, agreement.share_cache)
+        # the cache is the machine's, what is drawn ahead this loader's alone: its memory goes to
+        # each worker, also to those that take another's place
         drawn = tensors.share_tensor(torch.zeros(DrawnAhead.NUM_WORDS, dtype=torch.int64))
         rows = self.cache.rows
         self.look_ahead = LookAhead(rows, DrawnAhead(drawn.numpy()), options)
@@ -146,6 +149,7 @@ class AmongRanks:
             assignments: From `assignments`.
         """
         name = worker_name(self.agreement.rank, worker)
+        # none where this process is alone: the message lets the worker begin all the same
         whom, offers = assignments.get(name), self._peer_plan.offers
         how = (self._ahead is not None, self.rows_apart)
         return (messages.PEERS, name, whom, offers, *how), self._ahead

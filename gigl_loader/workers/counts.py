@@ -35,7 +35,10 @@ class BatchCounts:
         sample_s, gather_s = stats.get("sample_s", 0.0), stats.get("gather_s", 0.0)
         self.sample_s += sample_s
         self.gather_s += gather_s
+        # each batch tells the total of its producer, and an older one may come later
         self.restarts[place] = max(self.restarts.get(place, 0), stats.get("restarts", 0))
+        # a worker samples several batches at a time: what two of them took together counts once.
+        # Both times are of the worker's own clock
         ended = stats.get("ended_ns", 0) / 1e9
         until = self.busy_until.get(worker, 0.0)
         counted = max(0.0, min(sample_s + gather_s, ended - until))

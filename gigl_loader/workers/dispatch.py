@@ -91,6 +91,8 @@ class Dispatcher:
         generation = state.start(epoch, batches)
         if self.look_ahead is not None and number != AT_ONCE_STREAM:
             self.look_ahead.begin(generation, len(batches))
+        # before any task of the epoch, which a worker would take for a stale one: its socket keeps
+        # the order. Workers that are being replaced hear of it in `catch_up`
         for worker in sorted(self._recovery.at_work):
             self._announce(worker, state)
 
@@ -122,6 +124,8 @@ class Dispatcher:
 
     def _give_out(self) -> None:
         under_way = self._recovery.under_way
+        # asked after each message and each batch that is taken, mostly for nothing: to look for a
+        # free worker takes a look at all of them
         if not (under_way.has_lost or self._queue.has_turns):
             return
         while (worker := self._recovery.free_worker()) is not None:
@@ -130,6 +134,7 @@ class Dispatcher:
                 return
             if not any(under_way.loads):  # nobody could make progress before
                 self._recovery.note_progress()
+            # noted before it is sent: a worker that turns out to be gone loses the task to another
             under_way.give(worker, task)
             free, retired = self._channel.returned(worker, self._concurrency)
             message = (messages.TASK, task.ticket, task.position, free, retired)
@@ -144,6 +149,7 @@ class Dispatcher:
         if self.look_ahead is None:
             return
         state = self.streams[STREAM]
+        # tasks are to come, now or once one of those under way was taken, and take slots along
         if state.has_room or state.in_flight >= state.limit:
             return
         for worker in sorted(self._recovery.at_work):
@@ -156,6 +162,7 @@ class Dispatcher:
         if self.look_ahead is None:
             return
         state, largest = self.streams[STREAM], self._channel.largest
+        # batches of which nothing is known may be of any size: one for each worker
         room = self._channel.size // largest if largest else self._recovery.pool.num_workers
         room = max(1, min(self._channel.capacity, room))
         state.limit = self.look_ahead.limit(state.taken, room)
@@ -193,8 +200,10 @@ class Dispatcher:
         largest = self._channel.largest
         if 0 < largest * _MANY_MESSAGES <= self._channel.size:
             return True  # without a look at each stream: a server has one per compute process
+        # what waits to be taken and what workers have; what consumers hold is theirs, not counted
         under_way = sum(stream.waiting for stream in self.streams.values())
         under_way += sum(self._recovery.under_way.loads)
         if largest == 0:  # nothing is known of their size yet: one per worker
             return under_way < self._recovery.pool.num_workers
+        # alone, a message passes that is larger than the whole channel
         return under_way == 0 or (under_way + 1) * largest <= self._channel.size

@@ -52,6 +52,7 @@ class Inbox:
             with self._lock:
                 self._recovery.replace_due()
                 events, self._unfiled = self._unfiled, []
+            # outside of `lock`: this is the wait. No longer than to the next worker that is due
             events = events or self._recovery.pool.poll(self._recovery.next_step_in(timeout_s))
             with self._lock:
                 failed, self._failed = self._failed, []
@@ -67,6 +68,8 @@ class Inbox:
 
     def attend(self) -> None:
         """File what workers sent where one of them is lost; failures are kept for who waits."""
+        # deaths alone: to file a batch is up to who takes it, and `has_news` no longer tells of a
+        # death that `count_batches` has read
         unfiled = any(event.message[0] == messages.DIED for event in self._unfiled)
         if not (unfiled or self._recovery.is_pending or self._recovery.pool.has_news()):
             return
@@ -90,6 +93,8 @@ class Inbox:
 
     def raise_if_fatal(self) -> None:
         """Raise what ended the sampling, anew for each caller."""
+        # a new object each time: one that is raised in several threads would collect the
+        # tracebacks of all of them
         if self._fatal is not None:
             raise type(self._fatal)(*self._fatal.args)
 
@@ -129,8 +134,10 @@ class Inbox:
         self, event: Event, ticket: BatchTicket, position: int, slot: int, nbytes: int,
         retired: tuple[int, ...], layout: Any, stats: dict[str, Any],
     ) -> None:  # fmt: skip
+        # first of all, and whether the batch is still wanted or not: the worker is done with it
         self._recovery.under_way.done(event.worker, ticket)
         fd = event.fds[0] if event.fds else None
+        # one that nobody wants is opened, too: its slot goes back once the message is dropped
         try:
             message = self._channel.open(event.worker, Written(slot, nbytes, fd, retired, layout))
         finally:
@@ -157,6 +164,7 @@ class Inbox:
             self._dispatcher.look_ahead.count(ticket.generation, asked, kept)
 
     def _lose(self, worker: int, pid: int, exitcode: int | None) -> None:
+        # all that it sent was filed before. Its successor counts its slots from 0 again
         self._channel.forget(worker)
         if self._dispatcher.look_ahead is not None:
             self._dispatcher.look_ahead.give_up()
@@ -164,6 +172,7 @@ class Inbox:
 
     def _welcome(self, worker: int) -> None:
         """Tell a worker that took another's place what that one knew."""
+        # both before it is given batches: epochs, so that its tasks are not stale, and whom to ask
         self._dispatcher.catch_up(worker)
         assignments = self._ranks.assignments()
         self._recovery.send(worker, *self._ranks.introduction(worker, assignments))

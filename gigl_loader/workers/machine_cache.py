@@ -51,6 +51,7 @@ def remote_rows(view: PartitionView[Any], remote: set[int]) -> dict[Owner, int]:
     found = {}
     for kind, books in (("node", view.node_books), ("edge", view.edge_books)):
         for name, book in books.items():
+            # partition p has the ids up to the p-th bound; else a table names each id's partition
             if book.bounds is not None:
                 sizes = np.diff(np.asarray(book.bounds), prepend=0)
             else:
@@ -105,16 +106,19 @@ class MachineCache:
     """
 
     def __init__(self, fd: int, tables: dict[Owner, Table], source: Region | None = None) -> None:
+        tables = _in_order(tables)
         nbytes = segment_bytes(tables)
+        # open as long as this object is: other processes find the memory by the descriptor
         self._release = weakref.finalize(self, os.close, fd)
         segment = tensors.map_shared_tensor(fd, nbytes, torch.uint8, (nbytes,))
         self.memory: CacheMemory[Tensor] = CacheMemory(segment, tables)
         self.rows = RowCache(CacheMemory(segment.numpy(), tables))
+        # before there is an offer, so that nobody maps a memory without a lock in it
         if source is None:
             self.rows.initialise()
         self.inode = os.fstat(fd).st_ino
         self._mark = HostMark()
-        sizes = tuple((tables[one].capacity, tables[one].references) for one in _in_order(tables))
+        sizes = tuple((one.capacity, one.references) for one in tables.values())
         self.offer = CacheOffer(self._mark.mark, region_of(fd, nbytes), sizes)
 
     @classmethod
@@ -142,18 +146,32 @@ class MachineCache:
             raise OSError("its memory cannot be seen from here")
         if len(offer.sizes) != len(tables):
             raise ProtocolError(f"{len(offer.sizes)} types of rows were offered for {len(tables)}")
+        # all but the two numbers follows from the dataset, which both ranks have in parts
         offered = {
-            owner: replace(tables[owner], capacity=capacity, references=references)
-            for owner, (capacity, references) in zip(_in_order(tables), offer.sizes, strict=True)
+            owner: replace(table, capacity=capacity, references=references)
+            for (owner, table), (capacity, references) in zip(
+                _in_order(tables).items(), offer.sizes, strict=True
+            )
         }
-        offered = {owner: offered[owner] for owner in tables}
         if segment_bytes(offered) != offer.region.nbytes:
             raise ProtocolError(f"{offer.region.nbytes} bytes were offered for other rows")
         return cls(open_region(offer.region), offered, offer.region)
 
 
-def _in_order(tables: Mapping[Owner, Table]) -> list[Owner]:
-    return sorted(tables, key=repr)
+def _in_order(tables: Mapping[Owner, Table]) -> dict[Owner, Table]:
+    """Return the same tables in an order that follows from the names in them.
+
+    The memory is laid out in it. Ranks have their types in the order of their own dicts, and would
+    read one type's rows as another's.
+    """
+
+    def name(item: tuple[Any, Any]) -> str:
+        return repr(item[0])
+
+    return {
+        owner: replace(table, matrices=dict(sorted(table.matrices.items(), key=name)))
+        for owner, table in sorted(tables.items(), key=name)
+    }
 
 
 _tokens: dict[int, str] = {}
@@ -179,6 +197,8 @@ def name_of_rows(view: PartitionView[Tensor]) -> str:
 
 
 def _token(tensor: Tensor) -> str:
+    # random, as ranks tell each other the name that is made of them: addresses may be the same on
+    # two ranks. An ``id`` is given again once its tensor is gone, and its token with it
     with _lock:
         if id(tensor) not in _tokens:
             _tokens[id(tensor)] = secrets.token_hex(16)
@@ -199,10 +219,12 @@ def cache_of_machine(tables: dict[Owner, Table], name: str, share: Share) -> Mac
         PeerError: The first rank failed, or did not come in time.
     """
     specs = tuple(
-        (one, table.num_ids, tuple(table.matrices.items())) for one, table in tables.items()
+        (one, table.num_ids, tuple(table.matrices.items()))
+        for one, table in _in_order(tables).items()
     )
     key = (name, specs)
     known = _kept.get(key)
+    # a list, for `own` to add to: it is called here and by ``share``, and makes one at most
     found: list[MachineCache] = [] if known is None else [known]
 
     def own() -> bytes:
@@ -225,6 +247,7 @@ def _attached(
     """Return the cache that another rank offers; None: it cannot be used."""
     try:
         offer = msgspec.msgpack.decode(data, type=CacheOffer)
+        # an earlier loader of this process has mapped it already
         if known is not None and known.inode == offer.region.inode:
             return known
         return MachineCache.of(offer, tables)

@@ -155,7 +155,7 @@ class Answering:
             on_peer=self._came, on_end=self._left, max_ask_bytes=_MAX_ASK_BYTES, inherits=listener,
         )  # fmt: skip
         self.address: tuple[str, int] = self._listener.address
-        self._listener.start()
+        self._listener.start()  # last: a caller may come at once
 
     def wait_for_askers(self, names: Iterable[str], timeout_s: float) -> set[str]:
         """Wait until each of ``names`` said goodbye, or was cut off and did not come back.
@@ -170,6 +170,8 @@ class Answering:
                 left = deadline - time.monotonic()
                 if not missing or left <= 0:
                     return missing
+                # nobody notifies when a lost caller's time is over: that is seen at the next call,
+                # which its user makes every second
                 self._changed.wait(left)
 
     def fileno(self) -> int:
@@ -183,16 +185,21 @@ class Answering:
     def _is_done(self, name: str) -> bool:
         if self._open[name]:
             return False
+        # cut off: one that was silent may be stopped, or its link cut, and is given longer than one
+        # whose connection was closed, which a live worker opens again at once
         now = time.monotonic()
         if name in self._lost:
             lost, end = self._lost[name]
             returns_s = max(_RETURN_S, self._patience_s) if end is End.SILENT else _RETURN_S
             return name in self._done or now - lost > returns_s
+        # never seen: at the start, it is still to come. Here after a restart, it may have said
+        # goodbye to the worker before, of which nothing is known
         awaited = self._awaits_s is None or now - self._born <= self._awaits_s
         return name in self._done or not awaited
 
     def _came(self, peer: Peer) -> None:
         with self._changed:
+            # counted, as a caller has several lanes, and may be back before its old connection ends
             self._open[peer.name] += 1
             self._lost.pop(peer.name, None)
 
@@ -201,7 +208,7 @@ class Answering:
             self._open[peer.name] -= 1
             if end in (End.SHUTDOWN, End.JOB_OVER):
                 self._done.add(peer.name)
-            elif end is not End.REPLACED:
+            elif end is not End.REPLACED:  # by a fresh connection of the same caller
                 self._lost[peer.name] = (time.monotonic(), end)
             self._changed.notify_all()
 
@@ -275,7 +282,7 @@ class Answer(Generic[T]):
                 f"{self._who} did not answer for {self._timeout_s:g} s: it is stopped, overloaded "
                 "or cut off; look at that process, or raise the timeout"
             ) from error
-        except JoinRefusedError:
+        except JoinRefusedError:  # a kind of lost peer that says itself what to do
             raise
         except PeerLostError as error:
             if error.end == End.SILENT:
@@ -310,6 +317,7 @@ class Asking:
     ) -> None:  # fmt: skip
         self._name, self._job, self._timeout_s, self._lanes = name, access.job, timeout_s, lanes
         self._whom = {p: f"{worker.name} (partition {p})" for p, worker in asked.items()}
+        # none connects before it is asked or `connect` is called
         self._callers = {
             (partition, lane): Caller(
                 worker.host,
@@ -322,8 +330,9 @@ class Asking:
             for partition, worker in asked.items()
             for lane in range(lanes)
         }
+        # a thread's lane and what it asked since its last batch: no lock on the way of a question
         self._of_thread = threading.local()
-        self._joining = threading.Lock()
+        self._joining = threading.Lock()  # guards the number below
         self._joined = 0
 
     def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
@@ -331,6 +340,7 @@ class Asking:
         question, traffic = DrawQuestion.of(request), self._traffic()
         traffic.structure_bytes += question.nodes.words.nbytes
 
+        # called in `Answer.wait`, which the thread that asked calls: its own traffic
         def read(answer: DrawAnswer) -> Drawn:
             traffic.structure_bytes += answer.nbytes
             return answer.unpacked()
@@ -369,7 +379,7 @@ class Asking:
 
     def connect(self) -> None:
         """Connect to all, so that they know who is going to ask; what fails is tried again then."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s  # one for all: others may be just as slow
         for caller in self._callers.values():
             try:
                 caller.connect(deadline)

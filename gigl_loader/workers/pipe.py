@@ -32,7 +32,7 @@ def pair() -> tuple[Socket, Socket]:
 
 def is_readable(sock: socket.socket) -> bool:
     """Return whether `receive` would not wait."""
-    poller = select.poll()
+    poller = select.poll()  # `select.select` takes no descriptor above 1023
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(0))
 
@@ -66,10 +66,12 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            # what does not fit is cut off anywhere, also in the middle of a number
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    if not data:
+    if not data:  # the end: no message is empty
         return None
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        segments.close_fds(list(fds))
         raise ProtocolError("a control message arrived cut off")
     return pickle.loads(data), list(fds)
 
@@ -80,6 +82,8 @@ def send_object(sock: socket.socket, obj: Any) -> None:
 
     data, fds = tensors.dumps(obj)
     try:
+        # half of what fits: the tuple around a piece is pickled, too. Pieces and descriptors go
+        # side by side, each message with the number of those that follow
         pieces = [data[i : i + MAX_BYTES // 2] for i in range(0, len(data), MAX_BYTES // 2)]
         groups = [fds[i : i + _MAX_FDS] for i in range(0, len(fds), _MAX_FDS)]
         count = max(len(pieces), len(groups), 1)
@@ -107,5 +111,5 @@ def receive_object(sock: socket.socket) -> Any:
             data += piece
             fds += more
         return segments.loads(data, fds)
-    finally:
+    finally:  # the mappings keep the memory
         segments.close_fds(fds)

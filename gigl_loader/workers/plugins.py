@@ -18,6 +18,8 @@ def pickled(plugins: Plugins) -> bytes:
     Raises:
         ConfigError: They cannot be sent.
     """
+    # any: besides PicklingError, pickle raises what the objects' own methods do, and AttributeError
+    # or TypeError for functions and handles that it cannot name
     try:
         return pickle.dumps(plugins)
     except Exception as error:
@@ -65,6 +67,7 @@ def _check_script(path: Path) -> None:
             f"worker_init_fn is defined in {str(path)!r}, which workers cannot import (a script "
             "from standard input?): put the function into a module, or the script into a file"
         )
+    # the parsed script, not its text, in which a comment may name it as well
     if not any(
         isinstance(node, ast.Name) and node.id == "__name__"
         for node in ast.walk(ast.parse(path.read_bytes()))

@@ -86,9 +86,10 @@ class WorkerPool:
         self._control: pipe.Socket | None = None
         self._selector = selectors.DefaultSelector()
         self._events: deque[Event] = deque()
+        # where a thread takes two of these, it takes them in this order
+        self._ending = threading.Lock()  # of two that stop the pool, one does
         self._reading = threading.RLock()  # one thread at a time waits for the workers
         self._sending = threading.Lock()  # sending never waits for a reader
-        self._ending = threading.Lock()
         self._stopped = False
         self._setup: WorkerSetup | None = None
         self._listeners: dict[int, int] = {}
@@ -113,6 +114,7 @@ class WorkerPool:
         try:
             self._start_supervisor()
             self._workers = [self._fork(number) for number in range(self.num_workers)]
+            # the supervisor still imports: the set-ups wait in the sockets, or this waits for room
             for worker in self._workers:
                 self._send_setup(worker, replaces=False)
             self._await_ready(time.monotonic() + timeout_s, timeout_s)
@@ -129,6 +131,8 @@ class WorkerPool:
             if self._stopped:
                 return
             self._close_worker(self._workers[number])
+            # it was killed, and the kernel has ended all of its workers: the first one that is
+            # replaced brings a supervisor for the others as well
             if self._supervisor is None or self._supervisor.poll() is not None:
                 self._close_control()
                 self._start_supervisor()
@@ -138,6 +142,8 @@ class WorkerPool:
 
     def kill(self, number: int) -> None:
         """End a worker that hangs; it is then one that died."""
+        # through the supervisor: until it has reaped a child, the pid is nobody else's, and whether
+        # it has, only it knows
         with contextlib.suppress(OSError), self._sending:
             if self._control is not None:
                 pipe.send(self._control, (messages.KILL, self._workers[number].pid))
@@ -148,12 +154,13 @@ class WorkerPool:
         self._control.settimeout(_SEND_TIMEOUT_S)
         main_path = self._setup.main_path
         script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # the trainer's
+        # what users have changed since Python started, too: classes of theirs are imported there
         script += f"import sys; sys.path[:] = {sys.path!r}\n"
         if main_path is not None:
             script += f"import multiprocessing.spawn as s; s.import_main_path({main_path!r})\n"
         script += "from gigl_loader.workers.supervisor import main\n"
         script += f"main(users_code={self._setup.users_code})"
-        with theirs:
+        with theirs:  # the child has its own: with a copy left here, its end would not show
             self._supervisor = start_supervisor(script, [theirs.fileno()])
         self._selector.register(self._control, selectors.EVENT_READ, None)
 
@@ -173,7 +180,7 @@ class WorkerPool:
     def _send_setup(self, worker: _Worker, *, replaces: bool) -> None:
         listener = self._listeners.get(worker.number)
         fds = [] if listener is None else [listener]
-        with self._sending:
+        with self._sending:  # over all of it: no other message may come between the pieces
             pipe.send_object(worker.sock, self._setup)
             pipe.send(worker.sock, (messages.PLACE, replaces), fds)
 
@@ -186,6 +193,7 @@ class WorkerPool:
                     f"sampling workers {late} were not ready {timeout_s:.0f} s after their start: "
                     f"{self.describe(late)}; raise `timeout` if this machine is that slow"
                 )
+            # a second at a time: `stop`, of another thread, waits for the reader as long
             for event in self.poll(min(left, 1.0)):
                 kind, *rest = event.message
                 if kind == messages.DIED:
@@ -219,6 +227,8 @@ class WorkerPool:
                 pipe.send(worker.sock, message)
                 if obj is not None:
                     pipe.send_object(worker.sock, obj)
+            # an OSError as well, and the only one of which nobody else would hear. A message that
+            # was not taken was not sent in part either, so the next one is understood
             except TimeoutError as error:
                 raise PeerTimeoutError(
                     f"sampling {self.describe([number])} did not take a message for "
@@ -267,6 +277,7 @@ class WorkerPool:
         return time.monotonic() - worker.eof_at > _EXIT_REPORT_S
 
     def _read(self, timeout_s: float) -> None:
+        # one message of each that has some: a worker with many does not keep others waiting
         for key, _ in self._selector.select(timeout_s):
             worker: _Worker | None = key.data
             sock = key.fileobj
@@ -286,6 +297,7 @@ class WorkerPool:
     def _file(self, worker: _Worker, message: tuple[Any, ...], fds: list[int]) -> None:
         if message[0] == messages.READY:
             worker.ready, worker.address = True, message[1]
+            # not for programs that the trainer starts: they would keep the door open after its end
             for fd in fds:
                 os.set_inheritable(fd, False)
                 self._listeners[worker.number] = fd
@@ -301,6 +313,7 @@ class WorkerPool:
             worker.exited, worker.exitcode = True, rest[0]
 
     def _on_supervisor_gone(self) -> None:
+        # the kernel ends its workers; their exit codes went with it
         for worker in self._workers:
             worker.exited = True
 
@@ -337,6 +350,8 @@ class WorkerPool:
                 return
             self._stopped = True
         _live_pools.discard(self)
+        # without `_reading`, which another thread may hold while it waits. Where nobody lingers, no
+        # worker is waited for to take it: the end of the sockets tells it as well
         for worker in self._workers:
             with contextlib.suppress(OSError), self._sending:
                 worker.sock.settimeout(0.0 if linger_s <= 0 else _SEND_TIMEOUT_S)
@@ -388,7 +403,7 @@ class WorkerPool:
         self.refuse_askers()
         if self._supervisor is not None:
             try:
-                self._supervisor.wait(5.0)
+                self._supervisor.wait(5.0)  # to kill and to reap its workers takes milliseconds
             except subprocess.TimeoutExpired:
                 self._supervisor.kill()  # the kernel ends its workers with it
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it will, if not at once
@@ -399,6 +414,8 @@ class WorkerPool:
 
         Only descriptors are closed, so that the parent's end is not kept open by its child.
         """
+        # no lock is taken: a thread of the parent may have held it, which the child does not have,
+        # and nobody would ever let go of it
         self._stopped = True
         for worker in self._workers:
             worker.sock.close()
@@ -418,6 +435,7 @@ def read_stat(pid: int) -> list[str] | None:
     A process that ends between the opening and the reading of the file is a ProcessLookupError,
     one that had ended before a FileNotFoundError.
     """
+    # the second field is the program's name in brackets, which may have spaces and brackets in it
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

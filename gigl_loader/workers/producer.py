@@ -185,7 +185,7 @@ class DistSamplingProducer:
         except BaseException as error:
             self._fail(error)
             raise
-        self.channel.bind(self._receive)
+        self.channel.bind(self._receive)  # only now: with no worker, `recv` would wait in vain
 
     def connect(self) -> None:
         """Tell the workers where the other partitions' workers are, and let them sample.
@@ -203,6 +203,7 @@ class DistSamplingProducer:
             self._fail(error)
             raise
         self._ranks.agreement.settle()
+        # without peers, whoever notices that a worker is gone is the one who waits for its batch
         if self._ranks.has_peers and self.epoch_options.max_restarts:
             self._attendant = Attendant(self._attend)
 
@@ -305,6 +306,7 @@ class DistSamplingProducer:
             WorkerDiedError, SamplingError: A worker ended and was not replaced, or raised.
         """
         limit = self.epoch_options.timeout_s if timeout_s is None else timeout_s
+        # the time since the last call was the trainer's: no worker has to answer for it
         self._recovery.note_progress()
         while True:
             with self._lock:
@@ -314,9 +316,11 @@ class DistSamplingProducer:
                 if received is not None:
                     self._dispatcher.dispatch()
                     return received
+                # in this order: the epoch of a batch that failed was cancelled, so it is finished
                 self._inbox.raise_failed(stream)
                 if state.finished:
                     return None
+            # a second at a time: another thread may have filed the batch, or shut the producer down
             self.pump(min(1.0, limit))
             if self._recovery.is_stalled(limit) and not (
                 timeout_s is None and self.replace_stalled(limit)
@@ -342,6 +346,7 @@ class DistSamplingProducer:
             self._check_usable()
             if AT_ONCE_STREAM not in self._dispatcher.streams:
                 self.add_stream(AT_ONCE_STREAM, 1)
+            # before the epoch of one batch begins, which sends the workers this as its order
             self._orders.at_once = tensors.share_tensor(index)
             self._dispatcher.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
             self._recovery.note_progress()
@@ -358,6 +363,7 @@ class DistSamplingProducer:
                 return received
             failures: Failures = []
             self.pump(min(1.0, limit), failures)
+            # a list, where `next` lets `pump` raise: the error of another consumer is not for here
             own = [error for stream, error in failures if stream == state.number]
             self._inbox.keep([one for one in failures if one[0] != state.number])
             if own:
@@ -401,6 +407,7 @@ class DistSamplingProducer:
 
     def _attend(self) -> None:
         """Replace workers that are gone, in place of a training loop that is busy elsewhere."""
+        # a look at each worker's state in /proc four times a second, a few microseconds each
         with self._lock:
             longest_s = _STOPPED_SHARE * self.epoch_options.timeout_s
             self._recovery.end_stopped(max(1, int(longest_s / LOOK_EVERY_S)))
@@ -474,14 +481,17 @@ class DistSamplingProducer:
         with self._lock:
             if self._shut_down:
                 return
-            self._shut_down = True
+            self._shut_down = True  # first: whatever fails below, nobody uses it any more
             self.channel.bind(None)
             for stream in self._dispatcher.streams.values():
                 stream.cancel()
+        # outside of the lock, which both may wait for: the attendant's thread, and another that
+        # reads from the pool while this one stops it
         if self._attendant is not None:
             self._attendant.close()
         self._inbox.close()
         self._pool.stop(linger_s if self._ranks.has_peers else 0.0)
+        # after the workers, which read the cache and write to the channel's slots
         with self._lock:
             self._ranks.release_cache()
             self._dispatcher.look_ahead = None

@@ -87,6 +87,7 @@ class Recovery:
         Returns:
             The error that ends the epoch, where there is to be no other.
         """
+        # in this order: `killed_twice` goes by the deaths that `lose` counts
         self.at_work.discard(worker)
         suspects = self.under_way.lose(worker)
         hung = self._hung.pop(worker, None)
@@ -96,6 +97,7 @@ class Recovery:
         elif self.restarts.left <= 0:
             error = WorkerDiedError(worker, pid, exitcode, self._used_up())
         if error is not None:
+            # else other ranks would wait on this worker's socket for a successor that never comes
             self.pool.refuse_askers()
             return error
         pause = self.restarts.take()
@@ -128,6 +130,7 @@ class Recovery:
     def kill_stalled(self) -> bool:
         """End the workers that have batches and no progress; see `kill`."""
         loads = self.under_way.loads
+        # one that is starting and does not get ready, too; not one whose turn to start is to come
         stalled = [w for w in range(self.pool.num_workers) if loads[w] or w not in self.at_work]
         return self.kill([worker for worker in stalled if worker not in self._due])
 
@@ -160,6 +163,8 @@ class Recovery:
         Returns:
             False where that is of no use: too few may be replaced, or they were killed before.
         """
+        # killed before, and not dead yet: in a system call that nothing ends, so it would not die
+        # of another signal either
         known = [worker for worker in workers if worker in self._hung]
         if not workers or known or self.restarts.left < len(workers):
             return False
@@ -217,5 +222,8 @@ class Attendant:
     def close(self) -> None:
         """Stop; idempotent."""
         self._ended.set()
+        # the caller does not hold the lock that `attend` takes, or both would wait
         if self._thread is not threading.current_thread():
+            # it looks without waiting, but replacing a worker may start a supervisor; a daemon is
+            # left behind where even that does not end
             self._thread.join(5.0)

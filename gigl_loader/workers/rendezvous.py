@@ -115,6 +115,7 @@ def meet_ranks(timeout_s: float) -> "StoreRendezvous | None":
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     name = tell_ranks(secrets.token_hex(8), dist.get_world_size(), str)
+    # the store that the process group was made with: torch has no public name for it
     store = PrefixStore(f"gigl_loader/{name}", _get_default_store())
     return StoreRendezvous(store, dist.get_rank(), dist.get_world_size(), timeout_s)
 
@@ -141,7 +142,7 @@ class StoreRendezvous(Rendezvous):
 
     def publish(self, key: str, value: bytes) -> None:
         """Make ``value`` this rank's value of ``key``; see `Rendezvous.publish`."""
-        self._keys.add(key)
+        self._keys.add(key)  # for who leaves last, and removes them: all ranks know the same keys
         self._ask(lambda: _set(self._store, _of(key, self.rank), value), f"publish {key!r}")
 
     def gather(self, key: str, ranks: Iterable[int]) -> list[bytes]:
@@ -193,6 +194,7 @@ class StoreRendezvous(Rendezvous):
         """Let the waits of all ranks raise, with ``words``; the first failure seen stands."""
         text = f"{self.rank}\n{words}".encode(errors="replace")
 
+        # between the look and the word another rank may come: then one of two failures stands
         def tell() -> None:
             if not self._store.check([_FAILED]):
                 _set(self._store, _FAILED, text)
@@ -210,6 +212,7 @@ class StoreRendezvous(Rendezvous):
         self._calls.close()
 
     def _leave(self) -> None:
+        # added by the store in one step, so that exactly one rank finds that it is the last
         if self._store.add(_LEFT, 1) < self.world_size:
             return
         for name in (_of(key, rank) for key in self._keys for rank in range(self.world_size)):
@@ -225,6 +228,7 @@ class StoreRendezvous(Rendezvous):
                 at a later step, which this one finds out about when it gets there.
         """
         names = [_of(key, rank) for rank in ranks]
+        # `get` alone would wait for minutes, in which no failure of another rank is seen
         if not names or self._store.check(names):
             return [self._store.get(name) for name in names]
         # again: that rank may have published, gone on and failed since the look above
@@ -257,7 +261,7 @@ class StoreRendezvous(Rendezvous):
                 f"({doing}): the process that hosts it, rank 0 or torchrun's, is stopped or cut off"
             ) from error
         except RuntimeError as error:  # what all errors of torch.distributed derive from
-            if isinstance(error, PeerError):
+            if isinstance(error, PeerError):  # of `_look`; it is a RuntimeError, too
                 raise
             raise PeerError(
                 f"the process group's store is gone for rank {self.rank} ({doing}): {error}; the "
@@ -280,6 +284,8 @@ class _Calls:
 
     def do(self, call: Callable[[], T], limit_s: float) -> T:
         """Return the result of ``call``, or raise what it raises; TimeoutError: it takes longer."""
+        # One that takes too long still holds the thread: later ones wait behind it, each no longer
+        # than its own limit.
         future: Future[T] = Future()
         self._queue.put((future, call))
         return future.result(limit_s)
@@ -293,7 +299,7 @@ class _Calls:
             future, call = item
             try:
                 future.set_result(call())
-            except BaseException as error:
+            except BaseException as error:  # all of it is for who waits; the thread goes on
                 future.set_exception(error)
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from gigl_loader.message import BatchTicket
 
+# 0.05, 0.2, 0.8, 3.2, 5, 5...: a single death costs next to nothing, and workers that die one after
+# another, as where memory runs out, have some seconds in which others may let go of theirs
 _FIRST_PAUSE_S, _GROWTH, _LONGEST_PAUSE_S = 0.05, 4.0, 5.0
 
 
@@ -64,6 +66,7 @@ class UnderWay:
     def done(self, worker: int, ticket: BatchTicket) -> None:
         """Note that ``worker`` has answered for a batch."""
         tasks = self._of[worker]
+        # a handful, or some thousand drawn ahead, of which the first ones are done first
         task = next(task for task in tasks if task.ticket == ticket)
         tasks.remove(task)
         self._alone.discard(worker)
@@ -77,9 +80,12 @@ class UnderWay:
         """Take back all that a lost worker had; return what it may have died of."""
         tasks, self._of[worker] = self._of[worker], []
         self._alone.discard(worker)
+        # those after them wait in the worker's queue: it cannot have died of one that it had not
+        # begun. Which of several it died of cannot be told, so each is tried alone
         suspects = tasks[: self._concurrency]
         self._lost = sorted([*self._lost, *tasks], key=lambda task: task.position)
         self._suspected.update(task.content for task in suspects)
+        # had it others as well, they are suspects as much: nothing is counted against this one
         if len(suspects) == 1:
             self._deaths[suspects[0].content] += 1
         return suspects
@@ -92,7 +98,7 @@ class UnderWay:
 
     def _acquit(self, task: Task) -> None:
         self._suspected.discard(task.content)
-        del self._deaths[task.content]
+        del self._deaths[task.content]  # of a Counter: no error where there is none
 
     @property
     def has_lost(self) -> bool:
@@ -109,6 +115,7 @@ class UnderWay:
             is_wanted: Tells whether the epoch of a batch still goes on.
             idle: Whether the worker has nothing to do: only then may it have a suspected batch.
         """
+        # of an epoch that was broken off: nobody waits for it, so it is not sampled again
         while self._lost and not is_wanted(self._lost[0].ticket):
             self._acquit(self._lost.pop(0))
         if not self._lost or (self._lost[0].content in self._suspected and not idle):

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 def epoch_order(num_seeds: int, seed: int, epoch: int) -> Tensor:
     """Return the shuffle of an epoch: ``[num_seeds]`` int64, a function of ``(seed, epoch)``."""
+    # a generator of its own: the global one is the user's, and differs between ranks. Multipliers
+    # (the first two primes of xxHash32) keep (seed, epoch) and (seed + 1, epoch - 1) apart
     generator = torch.Generator()
     generator.manual_seed((seed * 0x9E3779B1 + epoch * 0x85EBCA77 + 1) % 2**63)
     return torch.randperm(num_seeds, generator=generator)
@@ -61,6 +63,7 @@ class SeedOrders:
             return self.at_once
         if not self._config.shuffle:
             return None
+        # shared once, however many workers and consumers get it: one copy of the input's length
         if self._latest[0] != epoch:
             order = epoch_order(self._seeds.shape[0], self._seed, epoch)
             self._latest = (epoch, tensors.share_tensor(order))
@@ -98,6 +101,7 @@ def make_plan(
         fanouts = {DEFAULT_HOMOGENEOUS_EDGE_TYPE: fanouts}
     return SamplingPlan(
         input_type=sampler_input.input_type or DEFAULT_HOMOGENEOUS_NODE_TYPE,
+        # sorted: nodes of a batch are numbered in this order, and ranks may name types in another
         fanouts={name: tuple(fanouts[name]) for name in sorted(fanouts)},
         seed=options.seed,
         with_edge=config.with_edge,
@@ -111,7 +115,7 @@ def make_plan(
 
 def view_of(data: Any, time_attr: str | None) -> PartitionView:
     """Return what workers read of a dataset, with its edges by time where ``time_attr`` says so."""
-    if not hasattr(data, "view"):
+    if not hasattr(data, "view"):  # a plain GLT dataset
         from gigl_loader.dataset.local import DistDataset
 
         data = DistDataset.wrap(data)
@@ -137,6 +141,8 @@ def check_seed_times(view: PartitionView, sampler_input: Any, time_attr: str | N
             )
         return
     rows = [*view.node_attributes.items(), *view.edge_attributes.items()]
+    # compared with integers, a seed's time would lose its fraction, and with it whether an edge of
+    # the same second came before or after
     floats = [one.values.is_floating_point() for (_, name), one in rows if name == time_attr]
     if given.is_floating_point() and not any(floats):
         raise ConfigError(

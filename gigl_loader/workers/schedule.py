@@ -33,7 +33,7 @@ class Stream(Generic[T]):
 
     def start(self, epoch: int, batches: Sequence[int]) -> int:
         """Begin an epoch over ``batches``, forget what the last one left; return the generation."""
-        self.cancel()
+        self.cancel()  # counts the generation, so that what is under way is told from this epoch
         self.epoch, self._batches = epoch, batches
         self._tell_room()
         return self.generation
@@ -114,6 +114,7 @@ class Stream(Generic[T]):
 
     def take(self) -> T | None:
         """Return the next batch, or None if it has not arrived."""
+        # out of order: the one that came first, as dicts keep their order; -1 is no position
         position = self._taken if self.in_order else next(iter(self._arrived), -1)
         item = self._arrived.pop(position, None)
         if item is not None:
@@ -127,9 +128,10 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream[T]] = {}
-        # only those with room: of thousands of consumers, few want a batch at a time
+        # only those with room: of thousands of consumers, few want a batch at a time. A stream that
+        # gets room says so; one that loses it, as it is cancelled, is passed over at its turn
         self._turns: deque[int] = deque()
-        self._in_turns: set[int] = set()
+        self._in_turns: set[int] = set()  # the same numbers: each has one turn at a time
 
     def add(self, stream: Stream[T]) -> None:
         """Add a consumer."""
@@ -159,7 +161,7 @@ class FairQueue(Generic[T]):
             number = self._turns.popleft()
             stream = self.streams[number]
             found = stream.next_ticket()
-            if stream.has_room:
+            if stream.has_room:  # behind all others, so that each gets one batch in a round
                 self._turns.append(number)
             else:
                 self._in_turns.remove(number)

@@ -31,12 +31,15 @@ def main(*, users_code: bool = True) -> None:
     """
     control = pipe.Socket(fileno=int(sys.argv[1]))
     wake_read, wake_write = os.pipe()
+    # a signal handler that waited for room in the pipe would wait for its own reader
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
     with contextlib.nullcontext() if users_code else _without_blas():
         _load_kernels()
     gc.collect()
     gc.freeze()  # what is there now is never written again: forked pages stay shared
+    # Python goes on with a `poll` that a signal interrupts, so that a byte has to end it; and it
+    # writes that byte for signals that have a handler alone
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _Watch(control, [wake_read, wake_write]).run()
@@ -83,7 +86,7 @@ class _Watch:
         while True:
             for fd, _ in poller.poll():
                 if fd == self._wake[0]:
-                    os.read(fd, 512)
+                    os.read(fd, 512)  # however many have ended: `_reap` asks for all of them
                 elif not self._obey():
                     self._end_all()
                     return
@@ -107,7 +110,7 @@ class _Watch:
         pid = os.fork()
         if pid == 0:
             self._become_worker(number, sock)
-        sock.close()
+        sock.close()  # the worker's copy is the only one: its end is the end of the socket
         self._pids[pid] = number
         with contextlib.suppress(OSError):  # the trainer is gone: the next look says so
             pipe.send(self._control, (messages.FORKED, number, pid))
@@ -116,16 +119,18 @@ class _Watch:
         code = 1
         try:
             parent = os.getppid()
+            # before a signal can come: the pipe is the supervisor's, too
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            # else the trainer would not see the end of a supervisor whose workers still end
             self._control.close()
             for fd in self._wake:
                 os.close(fd)
             if os.getppid() == parent:  # else the supervisor went before the line above
                 worker.main(sock, number)
                 code = 0
-        finally:
+        finally:  # never back into the supervisor's loop, whatever was raised
             os._exit(code)
 
     def _reap(self) -> bool:
@@ -144,7 +149,7 @@ class _Watch:
         return True
 
     def _end_all(self) -> None:
-        for pid in self._pids:
+        for pid in self._pids:  # all of them first: they end at the same time
             os.kill(pid, signal.SIGKILL)
         for pid in self._pids:
             os.waitpid(pid, 0)

@@ -84,6 +84,7 @@ class DrawAnswer:
     def nbytes(self) -> int:
         """Bytes of the arrays."""
         parts = (self.counts, self.neighbors, self.edge_ids)
+        # the words alone: what else describes them is a few bytes in each message
         return sum(int(part.words.nbytes) for part in parts if part is not None)
 
 

@@ -113,7 +113,7 @@ class Worker:
 
     def prepare(self) -> None:
         """Set the process up and open the door to other partitions."""
-        keep_freed_memory()
+        keep_freed_memory()  # before the first thread: an arena that a thread has stays
         if self._setup.access is not None:
             name = f"sampling worker {self._number}"
             self._answering = Answering(
@@ -132,6 +132,8 @@ class Worker:
 
     def _report_ready(self) -> None:
         answering = self._answering
+        # the socket that the worker listens on, for its successor; one that has it from the worker
+        # before need not send it: the trainer has it
         keeps = answering is not None and self._setup.replaceable and self._listens_on is None
         fds = [answering.fileno()] if answering is not None and keeps else []
         self._send((messages.READY, answering.address if answering else None), fds)
@@ -160,7 +162,7 @@ class Worker:
     def _take_task(
         self, ticket: BatchTicket, position: int, free: list[int], retired: list[int]
     ) -> None:
-        self._slots.give_back(free, retired)
+        self._slots.give_back(free, retired)  # first: this very task may be written there
         if self._cache is not None:
             self._ahead.put((ticket, position))
         else:
@@ -168,6 +170,7 @@ class Worker:
 
     def _start_generation(self, stream: int, generation: int, has_order: bool) -> None:
         order = pipe.receive_object(self._sock) if has_order else None
+        # both in one tuple, put in place in one step: sampling threads look at any time
         self._generations[stream] = (generation, order)
 
     def _connect(
@@ -178,6 +181,7 @@ class Worker:
         memory: AheadMemory[Array] | None = None
         if has_cache:
             memory = pipe.receive_object(self._sock)
+        # before any sampling thread starts, as each builds its sampler of this
         view = dataclasses.replace(setup.view, same_host=read_offers(offers, PartitionView))
         self._setup = dataclasses.replace(setup, view=view)
         if (unseen := offers.keys() - view.same_host.keys()) and self._number == 0:
@@ -232,7 +236,7 @@ class Worker:
 
     def _stop(self, linger_s: float) -> None:
         """End; but answer the other partitions until their workers are done, or ask no more."""
-        self._generations.clear()
+        self._generations.clear()  # what is still in the queue is stale now
         if self._cache is not None:  # others of this machine share the memory
             for waiting in self._ahead.drop():
                 self._cache.forget(waiting.number)
@@ -256,6 +260,7 @@ class Worker:
     # -- sampling -------------------------------------------------------------------------------
 
     def _sample_from_disk(self) -> None:
+        # for ever, where files fit into memory: a daemon, which ends with the process
         read_ahead.do_not_fit.wait()
         self._sample_loop()
 
@@ -273,14 +278,18 @@ class Worker:
                 if request is None:
                     self._send((messages.STALE, ticket))
                     continue
+                # here, not in `__init__`: a sampler's work arrays are of one thread, and a thread
+                # that never gets a task needs none
                 if sampler is None:
                     peers = Later(self._asking) if self._rows_apart else self._asking
                     sampler = load_sampler(self._setup, self._plugins, peers)
                 self._sample(sampler, request, position, idle_s)
+            # of shared memory or a disk, to be told; or of the socket: then telling fails as well,
+            # the trainer is gone, and so is the reason for this process
             except OSError as error:
                 if not self._report(ticket, error):
                     os._exit(0)
-            except BaseException as error:
+            except BaseException as error:  # a sampler may be the user's, and raise anything
                 self._report(ticket, error)
 
     # -- sampling ahead -------------------------------------------------------------------------
@@ -359,6 +368,7 @@ class Worker:
         if ticket.generation != generation:
             return None
         source, size = self._setup.seed_input, self._setup.batch_size
+        # also where the last batch is incomplete: whether it is asked for the trainer decides
         start, stop = ticket.batch * size, min((ticket.batch + 1) * size, len(source))
         if ticket.stream == AT_ONCE_STREAM and order is not None:
             start, stop = 0, len(order)
@@ -396,13 +406,14 @@ class Worker:
         fds = [] if written.fd is None else [written.fd]
         try:
             self._send(message, fds)
-        finally:
+        finally:  # the socket has its own by now, and the mapping stays
             for fd in fds:
                 os.close(fd)
 
     def _report(self, ticket: BatchTicket, error: BaseException) -> bool:
         text = traceback.format_exc()[-_MAX_TRACEBACK:]
         try:
+            # cut, so that cause and traceback fit into one datagram of `pipe.MAX_BYTES`
             if isinstance(error, PeerTimeoutError):
                 self._send((messages.UNHEARD, str(error)[:8000]))
             self._send((messages.ERROR, ticket, f"{type(error).__name__}: {error}"[:8000], text))

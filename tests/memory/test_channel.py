@@ -10,9 +10,7 @@ import torch
 from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.memory import segments
 from gigl_loader.memory.channel import ShmChannel, field_of
-from gigl_loader.memory.segments import SharedMemoryError
 from gigl_loader.memory.slots import SlotWriter
-from gigl_loader.sampler.plan import Field
 from gigl_loader.testing import open_files, wait_until
 
 
@@ -133,41 +131,6 @@ def test_senders_do_not_mix() -> None:
     assert channel.returned(0, 9) == ([0], [])
     assert channel.returned(7, 9) == ([], [])
     channel.close()
-
-
-def test_a_failed_write_gives_its_slot_back() -> None:
-    writer = SlotWriter()
-
-    def fail(out: object) -> None:
-        raise ArithmeticError("no rows")
-
-    for _ in range(2):
-        with pytest.raises(ArithmeticError):
-            writer.write([Field("a", "float32", (9,), fail)])
-    assert not writer._leased
-    channel = ShmChannel(2, 1)
-    assert torch.equal(_send(channel, writer, {"a": torch.ones(2)})["a"], torch.ones(2))
-    gc.collect()
-    writer.give_back(*channel.returned(0, 1))
-    with pytest.raises(ArithmeticError):
-        writer.write([Field("a", "float32", (9,), fail)])
-    assert torch.equal(_send(channel, writer, {"a": torch.ones(3)})["a"], torch.ones(3))
-    channel.close()
-
-
-def test_no_memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int, offset: int, length: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    gc.collect()
-    before = _num_of_ours()
-    writer = SlotWriter()
-    with pytest.raises(SharedMemoryError, match=r"could not reserve .* MiB.*lower batch_size"):
-        writer.write([Field.of("a", torch.zeros(5_000_000))])
-    assert _num_of_ours() == before
-    monkeypatch.undo()
-    assert writer.write([Field.of("a", torch.zeros(5))]).slot == 0
 
 
 # --- messages of this process ---------------------------------------------------------------------

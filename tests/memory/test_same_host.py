@@ -1,6 +1,7 @@
 """Memory of another process of this machine: partitions that are mapped, not asked for."""
 
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import logging
@@ -15,12 +16,15 @@ from gigl_loader.dataset.view import Adjacency, PartitionView
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import same_host, segments
 from gigl_loader.memory.same_host import (
+    HostMark,
+    Mappings,
     Offer,
     Offered,
     open_region,
     read_offer,
     read_offers,
     region_of,
+    sees,
 )
 from gigl_loader.testing import TinyGraph, as_worker_gets, open_files, wait_until
 from gigl_loader.testing._forked import ForkedProcess
@@ -178,3 +182,64 @@ def test_nothing_stays_open_when_it_cannot_all_be_read(monkeypatch) -> None:
     assert len(opened) == 6
     assert _open_files() == before
     offered.close()
+
+
+def test_a_mark_is_seen_by_who_can_map_it() -> None:
+    mark, other = HostMark(), HostMark()
+    assert sees(mark.mark)
+    assert not sees(_changed(mark.mark, secret=other.mark.secret))
+    assert not sees(
+        dataclasses.replace(mark.mark, region=dataclasses.replace(mark.mark.region, pid=2**22 + 1))
+    )
+    mark.close()
+    mark.close()
+    assert not sees(mark.mark)
+    other.close()
+
+
+def test_mappings_are_used_again_and_the_longest_idle_go() -> None:
+    name = "gigl_loader.lent"
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(name)
+
+    fds = [segments.create_memfd(4096, name) for _ in range(4)]
+    for number, fd in enumerate(fds):
+        os.pwrite(fd, bytes([number]), 0)
+    mappings, dropped = Mappings(most_idle=2), []
+    regions = [region_of(fd, 4096) for fd in fds]
+    leases = [mappings.lease(one, lambda i=i: dropped.append(i)) for i, one in enumerate(regions)]
+    assert mapped() == 4
+    addresses = [ctypes.addressof(lease) for lease in leases]
+    view = np.frombuffer(leases[0], np.uint8)[5:]
+    while leases:
+        del leases[0]
+    assert dropped == [1, 2, 3], "an array over the first one is still held"
+    del view
+    assert dropped == [1, 2, 3, 0]
+    assert mapped() == 2
+    again = mappings.lease(regions[3], lambda: None)
+    assert ctypes.addressof(again) == addresses[3]
+    assert bytes(again)[0] == 3
+    mappings.close()
+    mappings.close()
+    assert mapped() == 1, "what is used stays"
+    del again
+    assert mapped() == 0
+    segments.close_fds(fds)
+
+
+def test_the_owner_may_lend_a_region_again_as_soon_as_it_is_told() -> None:
+    """It is told when the mapping is idle, not before: else it would be mapped twice."""
+    fd = segments.create_memfd(4096)
+    mappings, again = Mappings(), []
+    lent = [mappings.lease(region_of(fd, 4096), lambda: again.append(lend()))]
+
+    def lend() -> int:
+        return ctypes.addressof(mappings.lease(region_of(fd, 4096), lambda: None))
+
+    address = ctypes.addressof(lent[0])
+    lent.clear()
+    assert again == [address]
+    mappings.close()
+    os.close(fd)

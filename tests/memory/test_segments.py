@@ -1,115 +1,17 @@
 """Shared memory without names: nothing is leaked, nothing is copied twice."""
 
-import gc
 import os
 import pickle
 import resource
 import signal
-from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gigl_loader.memory import segments, tensors
+from gigl_loader.memory import segments
 from gigl_loader.memory.segments import SharedMemoryError
-from gigl_loader.memory.tensors import as_array
-from gigl_loader.testing import open_files, wait_until
-from gigl_loader.testing._footprint import _shared_memory_of
-
-
-def _descriptors() -> int:
-    return sum("gigl_loader" in name for name in open_files())
-
-
-@dataclass
-class _Thing:
-    name: str
-    tensors: list[torch.Tensor]
-
-
-def _round_trip(obj):
-    data, fds = tensors.dumps(obj)
-    try:
-        return segments.loads(data, fds)
-    finally:
-        segments.close_fds(fds)
-
-
-def test_tensors_keep_their_values_types_and_shapes() -> None:
-    base = torch.arange(24)
-    tensors = [
-        base, base[3:9], base.view(4, 6)[:, 1:3], torch.tensor(2.5), torch.empty(0, 3),
-        torch.ones(2, dtype=torch.bool), torch.rand(3).half(), torch.rand(2, 2, requires_grad=True),
-        torch.rand(5).bfloat16(), torch.rand(2, 3).to(torch.float8_e5m2),
-    ]  # fmt: skip
-    found = _round_trip(_Thing("x", tensors))
-    assert found.name == "x"
-    for tensor, other in zip(tensors, found.tensors, strict=True):
-        array = as_array(tensor)
-        assert (array.dtype, array.shape) == (other.dtype, other.shape)
-        assert np.array_equal(array, other)
-
-
-def test_the_other_side_sees_the_same_memory() -> None:
-    tensor = tensors.share_tensor(torch.zeros(5))
-    assert tensors.share_tensor(tensor) is tensor
-    found = _round_trip({"a": tensor, "b": tensor[2:]})
-    tensor[3] = 7.0
-    assert found["a"][3] == found["b"][1] == 7.0
-
-
-def test_descriptors_are_given_back() -> None:
-    gc.collect()
-    before = _descriptors()
-    for _ in range(50):
-        tensor = tensors.share_tensor(torch.arange(100))
-        found = _round_trip([tensor, tensor[1:]])
-        assert found[1][0] == 1
-        del tensor, found
-    wait_until(lambda: _descriptors() <= before, "all descriptors are closed")
-
-
-def test_descriptors_are_given_back_where_no_more_may_be_opened(monkeypatch) -> None:
-    tensors_to_send = [torch.arange(3), torch.arange(4)]
-    segments.close_fds(tensors.dumps(tensors_to_send)[1])  # both are shared now, and stay so
-    before, dup, copied = open_files(), os.dup, []
-
-    def dup_once(fd: int) -> int:
-        if copied:
-            raise OSError(24, "Too many open files")
-        copied.append(dup(fd))
-        return copied[0]
-
-    monkeypatch.setattr(os, "dup", dup_once)
-    with pytest.raises(OSError, match="Too many open files"):
-        tensors.dumps(tensors_to_send)
-    assert len(copied) == 1
-    assert open_files() == before
-
-
-def test_nothing_gets_a_name() -> None:
-    own = {os.getpid(): ""}
-    before = set(_shared_memory_of(own))
-    tensor = tensors.share_tensor(torch.zeros(1000))
-    assert set(_shared_memory_of(own)) <= before
-    assert tensor.is_shared()
-
-
-@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=3), offset=st.integers(0, 3))
-def test_tensors_over_a_buffer(sizes: list[int], offset: int) -> None:
-    fd = segments.create_memfd(4096)
-    address = segments.map_fd(fd, 4096)
-    os.close(fd)
-    buffer = segments.buffer_at(address, 4096)
-    tensor = tensors.tensor_in(buffer, "int64", tuple(sizes), 8 * offset)
-    assert tuple(tensor.shape) == tuple(sizes)
-    tensor.fill_(3)
-    flat = segments.array_in(buffer, "int64", (512,), 0)
-    assert flat.nonzero()[0].tolist() == list(range(offset, offset + tensor.numel()))
-    segments.unmap(address, 4096)
+from gigl_loader.testing import open_files
 
 
 def test_errors_say_how_much_and_what_to_do() -> None:
@@ -125,3 +27,80 @@ def test_errors_say_how_much_and_what_to_do() -> None:
         segments.map_fd(-1, 4096)
     error = SharedMemoryError(2**20, "no space")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_memory_of_another_descriptor_is_peeked_at_under_its_name_only() -> None:
+    pid = os.getpid()
+    fd = segments.create_memfd(10, "gigl_loader.note")
+    os.pwrite(fd, b"0123456789", 0)
+    read, write = os.pipe()
+    assert segments.peek(pid, fd, 4, "gigl_loader.note") == b"0123"
+    assert segments.peek(pid, fd, 4, "gigl_loader") is None
+    for process, wrong in ((pid, read), (pid, 2**20), (2**22 + 1, fd)):
+        assert segments.peek(process, wrong, 4, "gigl_loader.note") is None, (process, wrong)
+    segments.close_fds([fd, read, write])
+
+
+def test_a_descriptor_of_another_user_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = segments.create_memfd(10)
+    before = open_files()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(PermissionError, match=f"descriptor {fd} of process {os.getpid()}"):
+        segments.open_fd_of(os.getpid(), fd)
+    assert open_files() == before
+    os.close(fd)
+
+
+def test_a_file_that_may_be_read_only_is_opened_for_reading(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    fd = os.open(tmp_path / "x", os.O_RDONLY)
+    (tmp_path / "x").chmod(0o400)  # root may write to it all the same
+    own = segments.open_fd_of(os.getpid(), fd)
+    assert os.pread(own, 3, 0) == b"abc"
+    segments.close_fds([fd, own])
+
+
+def test_files_that_are_mapped_are_known_by_any_address_in_them(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(range(100)))
+    fd = os.open(path, os.O_RDONLY)
+    address = segments.map_fd(fd, 100, populate=False, file=True)
+    os.close(fd)
+    found = segments.mapped_file_at(address + 99)
+    assert found is not None
+    assert found in segments.mapped_files()
+    assert (found.address, found.nbytes, found.tells_residency) == (address, 100, True)
+    assert segments.mapped_file_at(address + 100) is None
+    array = segments.array_in(segments.buffer_at(address, 100), "uint8", (50,), 50)
+    assert array.tolist() == list(range(50, 100))
+    array[:] = 0
+    assert path.read_bytes() == bytes(range(100)), "what is written stays in this process"
+    segments.unmap(address, 100)
+    assert segments.mapped_file_at(address) is None
+
+
+def test_a_part_that_is_larger_than_its_memory_is_refused() -> None:
+    fd = segments.create_memfd(8)
+    mapper = segments.PartMapper([fd])
+    with pytest.raises(SharedMemoryError, match="has fewer bytes"):
+        mapper.array(segments.SharedPart(0, 4097, "int64", (1,), 0))
+    first = mapper.array(segments.SharedPart(0, 8, "int64", (1,), 0))
+    second = mapper.array(segments.SharedPart(0, 8, "int32", (1,), 4))
+    os.close(fd)
+    first[0] = 5 << 32
+    assert second[0] == 5, "both are over one mapping"
+    assert mapper.array(segments.SharedPart(None, 0, "bool", (0, 3), 0)).shape == (0, 3)
+
+
+@pytest.mark.parametrize(("nbytes", "aligned"), [(0, 0), (1, 64), (64, 64), (65, 128)])
+def test_sizes_are_rounded_up_to_cache_lines(nbytes: int, aligned: int) -> None:
+    assert segments.align(nbytes) == aligned
+
+
+def test_types_that_numpy_does_not_know_are_held_by_their_bits() -> None:
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "complex32", "float16", "bool"):
+        size = getattr(torch, name).itemsize
+        assert segments.storage_dtype(name).itemsize == size
+        assert segments.nbytes_of(name, (3, 2)) == 6 * size
+    assert segments.nbytes_of("float32", ()) == 4
+    assert segments.nbytes_of("float32", (5, 0)) == 0

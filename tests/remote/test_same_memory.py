@@ -1,9 +1,5 @@
 """Batches of a storage server on this machine: read where they lie, and never written over."""
 
-import ctypes
-import gc
-import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,86 +11,7 @@ from gigl_loader import RemoteDistDataset
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.graph_store import DistServer
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.memory.channel import field_of
-from gigl_loader.memory.leases import ServerMemory, tensors_over
-from gigl_loader.memory.same_host import HostMark, Mappings, sees
-from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.testing import batch_tensors, wait_until
-
-
-def _write(writer: SlotWriter, memory: ServerMemory, value: float):
-    written = writer.write([field_of("x", torch.full((1000,), value))])
-    packed = memory.open(0, written)
-    if written.fd is not None:
-        os.close(written.fd)
-    return packed
-
-
-def test_a_mark_is_seen_by_who_can_map_it() -> None:
-    mark, other = HostMark(), HostMark()
-    assert sees(mark.mark)
-    assert not sees(replace(mark.mark, secret=other.mark.secret))
-    assert not sees(replace(mark.mark, region=replace(mark.mark.region, pid=2**22 + 1)))
-    mark.close()
-    mark.close()
-    assert not sees(mark.mark)
-    other.close()
-
-
-def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lost() -> None:
-    writer, memory, mappings = SlotWriter(), ServerMemory(4), Mappings(most_idle=0)
-    packed, dropped = _write(writer, memory, 1.0), []
-    assert memory.leased_bytes > 0
-    place = packed.lease.lend()
-    assert memory.leased_bytes == 0, "what a client reads is not queued any more"
-    read = tensors_over(mappings.lease(place, lambda: dropped.append(1)), packed.layout)["x"]
-    part = read[10:20]
-    del read
-    assert memory.returned(0, 4) == ([], [])
-    assert not dropped, "a view of the tensor keeps the memory"
-    del part
-    assert dropped == [1]
-    del packed  # as the server does when it is told
-    assert memory.returned(0, 4) == ([0], [])
-    writer.give_back([0], [])
-    packed = _write(writer, memory, 2.0)
-    kept = tensors_over(mappings.lease(packed.lease.lend(), lambda: None), packed.layout)["x"]
-    packed.lease.poison()  # the client left, and still reads
-    del packed
-    assert memory.returned(0, 4) == ([], [0]), "given up, not written again"
-    writer.give_back([], [0])
-    for value in range(3, 9):
-        del_me = _write(writer, memory, float(value))
-        assert float(tensors_over(del_me.payload, del_me.layout)["x"][0]) == value
-        del del_me
-    assert torch.equal(kept, torch.full((1000,), 2.0))
-    memory.close()
-    assert torch.equal(kept, torch.full((1000,), 2.0))
-
-
-def test_mappings_are_used_again_and_the_longest_idle_go() -> None:
-    def mapped() -> int:
-        return Path("/proc/self/maps").read_text().count("gigl_loader.slot")
-
-    gc.collect()  # what tests before this one left goes now, and not while it is counted
-    before, mappings = mapped(), Mappings(most_idle=2)
-    stores = [(SlotWriter(), ServerMemory(4)) for _ in range(4)]
-    packed = [_write(*store, float(i)) for i, store in enumerate(stores)]
-    own = mapped() - before  # by the writers and by the server's side
-    places = [one.lease.lend() for one in packed]
-    leases = [mappings.lease(place, lambda: None) for place in places]
-    assert mapped() - before - own == 4
-    addresses = [ctypes.addressof(lease) for lease in leases]
-    while leases:
-        leases.pop(0)
-    assert mapped() - before - own == 2
-    again = mappings.lease(places[3], lambda: None)
-    assert ctypes.addressof(again) == addresses[3]
-    assert float(tensors_over(again, packed[3].layout)["x"][5]) == 3.0
-    mappings.close()
-    assert mapped() - before - own == 1
-    del again
-    assert mapped() - before - own == 0
 
 
 def _client(info, rank: int, folder: Path) -> None:

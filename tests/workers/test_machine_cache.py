@@ -141,3 +141,42 @@ def test_the_first_rank_of_a_machine_offers_to_those_that_keep_as_much() -> None
     for rank in ranks:
         rank.close()
     assert store.num_keys() == 0
+
+
+def test_ranks_need_not_name_their_types_in_one_order() -> None:
+    """Where each table and matrix lies must not depend on the order of a rank's dicts."""
+    owners = [("node", "paper"), ("node", "author")]
+    matrices = {
+        owner: {
+            ("node_features", owner[1]): ("float32", (2,)),
+            ("node_labels", owner[1]): ("int64", ()),
+        }
+        for owner in owners
+    }
+
+    def tables(order: int) -> dict:
+        return {
+            owner: Table(num_ids=50, capacity=10, references=100,
+                         matrices=dict(list(matrices[owner].items())[::order]))
+            for owner in owners[::order]
+        }  # fmt: skip
+
+    maker = MachineCache.new(tables(1))
+    other = MachineCache.of(maker.offer, tables(-1))
+    ids = {owner: np.arange(5) + at for at, owner in enumerate(owners)}
+    user = maker.rows.join()
+    plans = maker.rows.plan(maker.rows.add(user, ids), ids)
+    values = {
+        owner: {
+            matrix: np.full((5, *shape), 10 * at + place, dtype)
+            for place, (matrix, (dtype, shape)) in enumerate(matrices[owner].items())
+        }
+        for at, owner in enumerate(owners)
+    }
+    for owner in owners:
+        maker.rows.store(owner, -2 - plans[owner], ids[owner], values[owner], np.arange(5))
+    plans = other.rows.plan(other.rows.add(user, ids), ids)
+    for owner in owners:
+        assert other.rows.absent(owner, plans[owner], ids[owner]).size == 0
+        for matrix, stored in values[owner].items():
+            assert np.array_equal(other.rows.rows(owner, matrix)[plans[owner]], stored)

@@ -14,7 +14,7 @@ from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, Work
 from gigl_loader.testing import TinyGraph
 from gigl_loader.workers import restarts
 from gigl_loader.workers.ahead import LookAhead
-from gigl_loader.workers.sampled_input import epoch_order, seed_or_drawn
+from gigl_loader.workers.sampled_input import epoch_order
 
 GRAPH = TinyGraph.random(50, 300)
 DATASET = GRAPH.dataset()
@@ -373,22 +373,3 @@ def test_use_after_shutdown() -> None:
     for use in (producer.next, lambda: producer.start_epoch(0)):
         with pytest.raises(UsageError, match="shut down"):
             use()
-
-
-def test_the_shuffle_is_a_function_of_seed_and_epoch() -> None:
-    orders = {(s, e): tuple(epoch_order(50, s, e).tolist()) for s in range(5) for e in range(5)}
-    assert len(set(orders.values())) == 25
-    assert all(sorted(order) == list(range(50)) for order in orders.values())
-    state = torch.random.get_rng_state()
-    assert tuple(epoch_order(50, 2, 3).tolist()) == orders[2, 3]
-    assert torch.equal(torch.random.get_rng_state(), state), "torch's generator is left alone"
-
-
-def test_a_missing_seed_is_drawn_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    torch.manual_seed(1)
-    first = seed_or_drawn(None)
-    torch.manual_seed(1)
-    assert seed_or_drawn(None) == first
-    assert f"seed={first}" in caplog.text
-    assert seed_or_drawn(5) == 5

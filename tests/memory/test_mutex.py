@@ -1,0 +1,103 @@
+"""The lock in shared memory: who holds it, and what happens when its holder is gone or stopped."""
+
+import errno
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from gigl_loader.errors import PeerTimeoutError
+from gigl_loader.memory import mutex, segments
+from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
+
+NBYTES = MUTEX_BYTES + 64
+
+
+@pytest.fixture
+def memory():
+    """Memory that forked processes share: a lock, then what it guards."""
+    fd = segments.create_memfd(NBYTES)
+    address = segments.map_fd(fd, NBYTES)
+    os.close(fd)
+    yield segments.array_in(segments.buffer_at(address, NBYTES), "uint8", (NBYTES,), 0)
+    segments.unmap(address, NBYTES)
+
+
+def test_one_holds_it_at_a_time(memory: np.ndarray) -> None:
+    make_mutex(memory[:MUTEX_BYTES])
+    count = memory[MUTEX_BYTES:].view(np.int64)
+
+    def add() -> None:
+        for _ in range(200):
+            with holding(memory[:MUTEX_BYTES], 60.0) as was_abandoned:
+                assert not was_abandoned
+                found = int(count[0])
+                inside.append(None)
+                assert len(inside) == 1
+                count[0] = found + 1
+                inside.pop()
+
+    inside: list[None] = []
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count[0] == 800
+
+
+def test_a_lock_that_stays_held_is_a_timeout_and_an_error_inside_frees_it(
+    memory: np.ndarray,
+) -> None:
+    make_mutex(memory[:MUTEX_BYTES])
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with holding(memory[:MUTEX_BYTES], 60.0):
+            held.set()
+            done.wait(60.0)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60.0)
+    with (
+        pytest.raises(PeerTimeoutError, match="held a lock for 0 s"),
+        holding(memory[:MUTEX_BYTES], 0.01),
+    ):
+        pytest.fail("it is held")
+    done.set()
+    thread.join()
+    with pytest.raises(ArithmeticError), holding(memory[:MUTEX_BYTES], 60.0):
+        raise ArithmeticError
+    with holding(memory[:MUTEX_BYTES], 0.0) as was_abandoned:
+        assert not was_abandoned
+
+
+@pytest.mark.multiprocess
+def test_the_next_one_is_told_once_that_its_holder_was_killed(memory: np.ndarray) -> None:
+    make_mutex(memory[:MUTEX_BYTES])
+    killed = os.fork()
+    if killed == 0:
+        try:
+            with holding(memory[:MUTEX_BYTES], 10.0):
+                memory[-1] = 7
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(killed, 0)[1]) == -signal.SIGKILL
+    for expected in (True, False):
+        with holding(memory[:MUTEX_BYTES], 10.0) as was_abandoned:
+            assert was_abandoned == expected
+            assert memory[-1] == 7
+
+
+def test_a_system_without_such_locks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def __getattr__(self, name: str):
+            return lambda *_: errno.ENOTSUP if "robust" in name else 0
+
+    monkeypatch.setattr(mutex, "_libc", Refusing())
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTSUP)):
+        make_mutex(np.zeros(MUTEX_BYTES, np.uint8))

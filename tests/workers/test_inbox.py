@@ -1,0 +1,317 @@
+"""What workers send, filed: each message for whom it is, and nothing lost on the way."""
+
+import gc
+import threading
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gigl_loader.errors import SamplingError, WorkerDiedError
+from gigl_loader.memory.channel import ShmChannel, field_of
+from gigl_loader.memory.slots import SlotWriter
+from gigl_loader.message import BatchTicket
+from gigl_loader.testing import open_files
+from gigl_loader.workers import inbox as module
+from gigl_loader.workers import messages
+from gigl_loader.workers.dispatch import Dispatcher
+from gigl_loader.workers.inbox import Failures, Inbox
+from gigl_loader.workers.pool import Event
+from gigl_loader.workers.recovery import Recovery
+from gigl_loader.workers.schedule import Stream
+
+
+class _Pool:
+    """Gives out the events that a test has put there, one poll each list."""
+
+    num_workers = 2
+    pids = (100, 101)
+
+    def __init__(self) -> None:
+        self.polls: deque[list[Event]] = deque()
+        self.sent: list[tuple[int, Any]] = []
+        self.waited: list[float] = []
+        self.is_news = False
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        self.waited.append(timeout_s)
+        return self.polls.popleft() if self.polls else []
+
+    def has_news(self) -> bool:
+        return self.is_news
+
+    def send(self, number: int, message: Any, obj: Any = None) -> None:
+        self.sent.append((number, message))
+
+    def replace(self, number: int) -> None:
+        self.polls.append([Event(number, (messages.READY, None), ())])
+
+    def describe(self, numbers: list[int]) -> str:
+        return f"workers {numbers}"
+
+    def refuse_askers(self) -> None: ...
+
+
+class _Channel(ShmChannel):
+    """One that has room for many batches before it knows how large they are."""
+
+    @property
+    def largest(self) -> int:
+        return max(1, super().largest)
+
+
+class _Producer:
+    """An inbox over a fake pool; all else is real."""
+
+    def __init__(self, streams: int = 1, max_restarts: int = 3) -> None:
+        self.pool, self.channel = _Pool(), _Channel(16, 2**30)
+        self.writers = [SlotWriter(), SlotWriter()]
+        recovery = Recovery(self.pool, 2, max_restarts, lambda task: [1])  # type: ignore[arg-type]
+        orders = SimpleNamespace(of=lambda stream, epoch: None)
+        self.dispatcher = Dispatcher(recovery, self.channel, orders, 2)  # type: ignore[arg-type]
+        ranks = SimpleNamespace(
+            assignments=dict, introduction=lambda worker, known: ((messages.PEERS, worker), None)
+        )
+        self.lock = threading.RLock()
+        self.inbox = Inbox(recovery, self.dispatcher, ranks, self.channel, self.lock)  # type: ignore[arg-type]
+        self.recovery = recovery
+        for number in range(streams):
+            self.dispatcher.add(Stream(number, 8))
+            self.dispatcher.begin(number, 0, range(8))
+        self.dispatcher.dispatch()
+
+    def tasks(self, worker: int) -> list[Any]:
+        return list(self.recovery.under_way._of[worker])
+
+    def batch(self, worker: int, task: Any, value: float = 1.0) -> Event:
+        """Return what a worker sends that has sampled ``task``."""
+        written = self.writers[worker].write([field_of("x", torch.full((3,), value))])
+        fds = () if written.fd is None else (written.fd,)
+        return Event(
+            worker,
+            (messages.BATCH, task.ticket, task.position, written.slot, written.nbytes,
+             written.retired, written.layout, {"seeds": 4}),
+            fds,
+        )  # fmt: skip
+
+    def error(self, worker: int, task: Any, words: str) -> Event:
+        return Event(worker, (messages.ERROR, task.ticket, f"ValueError: {words}", "its trace"), ())
+
+
+@pytest.fixture
+def producer():
+    found = _Producer()
+    yield found
+    found.inbox.close()
+    found.channel.close()
+
+
+def test_a_batch_goes_to_its_consumer_with_what_was_measured(producer: _Producer) -> None:
+    task = producer.tasks(1)[0]
+    gc.collect()
+    before = open_files()
+    producer.pool.polls.append([producer.batch(1, task, 7.0)])
+    assert producer.inbox.pump(5.0)
+    assert open_files() == before, "its descriptor is closed"
+    received = producer.dispatcher.streams[0]._arrived[task.position]
+    assert received.message["x"].tolist() == [7.0] * 3
+    assert received.ticket == task.ticket
+    assert received.stats == {"seeds": 4, "worker": 1, "nbytes": 65536, "restarts": 0}
+    assert task not in producer.tasks(1)
+    assert not producer.inbox.pump(0.5)
+    assert producer.pool.waited == [5.0, 0.5]
+
+
+def test_a_failure_costs_no_other_its_batch_and_is_raised_after_it_was_filed() -> None:
+    producer = _Producer(streams=2)
+    of = {task.ticket.stream: (w, task) for w in (0, 1) for task in producer.tasks(w)}
+    producer.pool.polls.append([producer.error(*of[0], "bad"), producer.batch(*of[1])])
+    where = r"worker 0 \(pid 100\), epoch 0, batch"
+    with pytest.raises(SamplingError, match=rf"{where}.*bad") as found:
+        producer.inbox.pump(1.0)
+    assert "its trace" in str(found.value)
+    assert producer.dispatcher.streams[1].waiting == 1
+    assert producer.dispatcher.streams[0].finished, "its epoch is broken off"
+    producer.channel.close()
+
+
+def test_failures_of_others_wait_for_those_whose_they_are() -> None:
+    producer = _Producer(streams=3)
+    of = {task.ticket.stream: (w, task) for w in (0, 1) for task in producer.tasks(w)}
+    failures: Failures = []
+    producer.pool.polls.append([producer.error(*of[n], f"of {n}") for n in (2, 1)])
+    assert producer.inbox.pump(1.0, failures)
+    assert [number for number, _ in failures] == [2, 1]
+    producer.inbox.keep(failures)
+    producer.inbox.raise_failed(0)
+    for number in (1, 2):
+        with pytest.raises(SamplingError, match=f"of {number}"):
+            producer.inbox.raise_failed(number)
+        producer.inbox.raise_failed(number)  # once
+    producer.inbox.keep(failures[:1])
+    with pytest.raises(SamplingError, match="of 2"):
+        producer.inbox.pump(0.0)  # of whoever files next and takes no list
+    producer.channel.close()
+
+
+def test_what_is_left_of_a_broken_off_epoch_is_dropped_and_its_slot_comes_back(
+    producer: _Producer,
+) -> None:
+    done, failed, stale = producer.tasks(0)[:3]
+    producer.dispatcher.cancel(0)
+    producer.pool.polls.append([
+        producer.batch(0, done), producer.error(0, failed, "late"),
+        Event(0, (messages.STALE, stale.ticket), ()),
+    ])  # fmt: skip
+    assert producer.inbox.pump(1.0), "no error"
+    assert producer.dispatcher.streams[0].waiting == 0
+    assert producer.recovery.under_way.loads[0] == 1, "of four"
+    gc.collect()
+    assert producer.channel.returned(0, 2) == ([0], [])
+
+
+def test_a_consumer_that_has_left_leaves_no_descriptor_open(producer: _Producer) -> None:
+    task = producer.tasks(0)[0]
+    gc.collect()
+    before = open_files()
+    event = producer.batch(0, task)
+    producer.dispatcher.remove(0)
+    producer.pool.polls.append([event])
+    producer.inbox.pump(1.0)
+    assert open_files() == before
+
+
+def test_batches_are_counted_before_they_are_filed(producer: _Producer) -> None:
+    one, other = producer.tasks(0)[:2]
+    producer.pool.polls += [[producer.batch(0, one)], [producer.batch(0, other)]]
+    assert producer.inbox.count_batches() == 1
+    assert producer.inbox.count_batches() == 2
+    assert producer.dispatcher.streams[0].waiting == 0
+    assert producer.inbox.pump(9.0)
+    assert producer.dispatcher.streams[0].waiting == 2
+    assert 9.0 not in producer.pool.waited, "nothing was waited for"
+    assert producer.inbox.count_batches() == 0
+
+
+def test_closing_closes_what_was_read_and_not_filed(producer: _Producer) -> None:
+    gc.collect()
+    before = open_files()
+    producer.pool.polls.append([producer.batch(0, producer.tasks(0)[0])])
+    producer.inbox.count_batches()
+    producer.inbox.close()
+    assert open_files() == before
+    producer.inbox.close()
+
+
+def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(monkeypatch) -> None:
+    producer = _Producer()
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(
+        "gigl_loader.workers.recovery.time", SimpleNamespace(monotonic=lambda: clock.now)
+    )
+    given_up: list[str] = []
+    producer.dispatcher.look_ahead = SimpleNamespace(  # type: ignore[assignment]
+        give_up=lambda: given_up.append("ahead"), limit=lambda taken, room: 8
+    )
+    producer.pool.polls.append([
+        producer.batch(0, producer.tasks(0)[0]), Event(0, (messages.DIED, 100, -9), ())
+    ])  # fmt: skip
+    producer.inbox.pump(60.0)
+    assert producer.dispatcher.streams[0].waiting == 1, "what it had sent"
+    assert given_up == ["ahead"], "a batch that was drawn is drawn anew"
+    assert producer.channel.largest == 1, "its successor's slots are others, though of its numbers"
+    clock.now += 1.0
+    producer.pool.sent.clear()
+    producer.inbox.pump(60.0)  # starts it
+    kinds = [message[0] for worker, message in producer.pool.sent if worker == 0]
+    assert kinds[:2] == [messages.GENERATION, messages.PEERS]
+    assert set(kinds[2:]) <= {messages.TASK, messages.SLOTS}
+    assert not producer.recovery.is_pending
+    producer.channel.close()
+
+
+def test_what_ends_the_sampling_is_raised_anew_for_each_caller() -> None:
+    producer = _Producer(max_restarts=0)
+    producer.pool.polls.append([Event(1, (messages.DIED, 101, -9), ())])
+    raised = []
+    for _ in range(2):
+        with pytest.raises(WorkerDiedError, match="worker 1") as found:
+            producer.inbox.pump(1.0)
+        raised.append(found.value)
+    assert raised[0] is not raised[1]
+    producer.channel.close()
+
+
+def test_a_worker_that_cannot_start_again_ends_the_sampling(producer: _Producer) -> None:
+    failed = (messages.FAILED, "ValueError: no such sampler", "its trace")
+    producer.pool.polls.append([Event(1, failed, ())])
+    with pytest.raises(SamplingError, match=r"start of sampling worker 1.*no such sampler"):
+        producer.inbox.pump(1.0)
+
+
+def test_ranks_that_did_not_answer_a_worker_are_suspected(producer: _Producer, monkeypatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(module, "suspect_ranks", told.append)
+    producer.pool.polls.append([Event(0, (messages.UNHEARD, "rank 3 is silent"), ())])
+    producer.inbox.pump(1.0)
+    assert told == ["rank 3 is silent"]
+
+
+def test_an_attendant_files_only_where_a_worker_is_lost(producer: _Producer) -> None:
+    task = producer.tasks(0)[0]
+    producer.pool.polls.append([producer.batch(0, task)])
+    producer.inbox.attend()
+    assert producer.pool.waited == [], "who takes batches files them"
+    producer.inbox.count_batches()
+    producer.inbox.attend()
+    assert producer.dispatcher.streams[0].waiting == 0
+    producer.pool.is_news = True
+    producer.inbox.attend()
+    assert producer.dispatcher.streams[0].waiting == 1
+
+
+def test_an_attendant_keeps_failures_for_those_who_wait(producer: _Producer) -> None:
+    producer.pool.is_news = True
+    producer.pool.polls.append([producer.error(0, producer.tasks(0)[0], "bad")])
+    producer.inbox.attend()
+    with pytest.raises(SamplingError, match="bad"):
+        producer.inbox.raise_failed(0)
+
+
+def test_a_death_that_was_counted_and_not_filed_is_attended_to(producer: _Producer) -> None:
+    producer.pool.polls.append([Event(1, (messages.DIED, 101, -9), ())])
+    assert producer.inbox.count_batches() == 0
+    producer.inbox.attend()
+    assert producer.recovery.is_pending
+
+
+def test_the_lock_is_free_while_messages_are_waited_for(producer: _Producer) -> None:
+    taken: list[bool] = []
+
+    def poll(timeout_s: float) -> list[Event]:
+        def take() -> None:
+            taken.append(producer.lock.acquire(blocking=False))
+            if taken[-1]:
+                producer.lock.release()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+        return []
+
+    producer.pool.poll = poll  # type: ignore[method-assign]
+    producer.inbox.pump(0.0)
+    assert taken == [True]
+
+
+def test_batches_drawn_are_counted_by_epoch(producer: _Producer) -> None:
+    told: list[tuple[int, int, int]] = []
+    producer.dispatcher.look_ahead = SimpleNamespace(  # type: ignore[assignment]
+        count=lambda *given: told.append(given), limit=lambda taken, room: 8
+    )
+    ticket = BatchTicket(0, 9, 0, 3)
+    producer.pool.polls.append([Event(0, (messages.DRAWN, ticket, 1000, 50), ())])
+    producer.inbox.pump(0.0)
+    assert told == [(9, 1000, 50)]

@@ -1,0 +1,254 @@
+"""When a worker is replaced, when it is ended first, and when neither is of any use."""
+
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gigl_loader.errors import PeerError, PeerTimeoutError, WorkerDiedError
+from gigl_loader.message import BatchTicket
+from gigl_loader.workers import recovery
+from gigl_loader.workers.recovery import Attendant, Recovery
+from gigl_loader.workers.restarts import Task
+
+
+class _Pool:
+    """Says what was asked of the processes."""
+
+    def __init__(self, num_workers: int = 3) -> None:
+        self.num_workers = num_workers
+        self.killed: list[int] = []
+        self.replaced: list[int] = []
+        self.refused = 0
+        self.stopped: set[int] = set()
+        self.does_not_read: set[int] = set()
+        self.sent: list[tuple[int, Any]] = []
+
+    def kill(self, number: int) -> None:
+        self.killed.append(number)
+
+    def replace(self, number: int) -> None:
+        self.replaced.append(number)
+
+    def refuse_askers(self) -> None:
+        self.refused += 1
+
+    def is_stopped(self, number: int) -> bool:
+        return number in self.stopped
+
+    def describe(self, numbers: list[int]) -> str:
+        return f"workers {numbers}"
+
+    def send(self, number: int, message: Any, obj: Any = None) -> None:
+        if number in self.does_not_read:
+            raise PeerTimeoutError(f"worker {number} did not take it")
+        self.sent.append((number, message))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time that the module under test sees."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(recovery, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def _recovery(pool: _Pool, max_restarts: int = 3, concurrency: int = 2) -> Recovery:
+    def seeds_of(task: Task) -> list[int]:
+        return list(range(10 * task.ticket.batch, 10 * task.ticket.batch + 10))
+
+    return Recovery(pool, concurrency, max_restarts, seeds_of)  # type: ignore[arg-type]
+
+
+def _task(batch: int) -> Task:
+    return Task(BatchTicket(0, 1, 4, batch), batch)
+
+
+def test_the_worker_with_the_least_to_do_is_free(clock) -> None:
+    found = _recovery(_Pool())
+    assert found.free_worker() == 0
+    for batch, worker in enumerate((0, 2, 0)):
+        found.under_way.give(worker, _task(batch))
+    assert found.free_worker() == 1
+    found.at_work.discard(1)
+    assert found.free_worker() == 2
+    found.at_work.clear()
+    assert found.free_worker() is None
+
+
+def test_a_lost_worker_is_replaced_after_a_pause(clock, caplog) -> None:
+    pool = _Pool()
+    found = _recovery(pool)
+    found.under_way.give(1, _task(6))
+    caplog.set_level(logging.WARNING)
+    assert found.died(1, 77, -9) is None
+    assert "died: SIGKILL" in caplog.text
+    assert "2 of max_restarts left" in caplog.text
+    assert "batch 6 of epoch 4" in caplog.text
+    assert found.is_pending
+    assert found.under_way.has_lost
+    found.replace_due()
+    assert pool.replaced == []
+    assert found.next_step_in(60.0) == pytest.approx(0.05)
+    assert found.next_step_in(0.01) == 0.01
+    clock.now += 0.06
+    assert found.next_step_in(60.0) == 0.0
+    found.replace_due()
+    found.replace_due()
+    assert pool.replaced == [1]
+    assert found.is_pending, "it is being started"
+    found.is_ready(1)
+    assert not found.is_pending
+    assert found.next_step_in(60.0) == 60.0
+
+
+def test_a_batch_lost_with_two_workers_ends_the_epoch(clock) -> None:
+    pool = _Pool()
+    found = _recovery(pool)
+    for worker in (0, 1):
+        found.under_way.give(worker, _task(3))
+        error = found.died(worker, 70 + worker, -11)
+        if worker == 0:
+            assert error is None
+            assert found.under_way.next_lost(lambda ticket: True, idle=True) == _task(3)
+    assert isinstance(error, WorkerDiedError)
+    assert "batch 3 of epoch 4 was lost with two workers" in str(error)
+    assert "10 seeds are [30, 31, 32, 33, 34, 35, 36, 37, ...]" in str(error)
+    assert pool.refused == 1, "who asks it would wait for a successor"
+
+
+def test_one_more_than_may_be_replaced_ends_the_epoch(clock) -> None:
+    pool = _Pool()
+    found = _recovery(pool, max_restarts=1)
+    assert found.died(0, 70, 1) is None
+    error = found.died(1, 71, 1)
+    assert isinstance(error, WorkerDiedError)
+    assert "max_restarts=1 are used up" in str(error)
+    assert (error.pid, error.exitcode) == (71, 1)
+    found.restarts.start_epoch()
+    assert found.died(2, 72, 1) is None
+
+
+def test_without_restarts_nothing_is_said_of_them(clock) -> None:
+    error = _recovery(_Pool(), max_restarts=0).died(0, 70, -9)
+    assert "max_restarts" not in str(error)
+
+
+def test_workers_that_make_no_progress_are_killed_once(clock, caplog) -> None:
+    pool = _Pool()
+    found = _recovery(pool)
+    found.under_way.give(1, _task(0))
+    found.note_progress()
+    clock.now += 9.9
+    assert found.replace_stalled(10.0)
+    assert pool.killed == []
+    clock.now += 0.2
+    assert found.is_stalled(10.0)
+    assert found.replace_stalled(10.0)
+    assert pool.killed == [1], "the others have nothing to do"
+    assert not found.is_stalled(10.0), "its successor has as long"
+    clock.now += 10.1
+    assert not found.replace_stalled(10.0), "it does not even die"
+    assert found.died(1, 71, -9) is None
+    assert "made no progress; it is replaced" in caplog.text
+
+
+def test_a_batch_that_two_workers_hang_at_is_a_timeout(clock) -> None:
+    found = _recovery(_Pool())
+    for worker in (0, 1):
+        found.under_way.give(worker, _task(3))
+        assert found.kill([worker])
+        error = found.died(worker, 70 + worker, -9)
+        if worker == 0:
+            found.under_way.next_lost(lambda ticket: True, idle=True)
+    assert isinstance(error, PeerTimeoutError)
+    assert "workers [1] made no progress; batch 3 of epoch 4" in str(error)
+    assert "raise `timeout`" in str(error)
+
+
+def test_one_that_is_starting_may_hang_and_one_that_waits_for_its_start_may_not(clock) -> None:
+    pool = _Pool()
+    found = _recovery(pool)
+    found.died(0, 70, 1)
+    clock.now += 0.01
+    found.died(1, 71, 1)
+    clock.now += 0.05
+    found.replace_due()
+    assert pool.replaced == [0]
+    assert found.kill_stalled()
+    assert pool.killed == [0]
+
+
+def test_no_more_are_killed_than_may_be_replaced(clock) -> None:
+    pool = _Pool()
+    found = _recovery(pool, max_restarts=1)
+    assert not found.kill([0, 1])
+    assert not found.kill([])
+    assert pool.killed == []
+    assert found.kill([0])
+
+
+def test_one_is_stopped_when_so_many_looks_in_a_row_say_so(clock) -> None:
+    pool = _Pool()
+    found = _recovery(pool)
+    pool.stopped = {0, 2}
+    found.end_stopped(3)
+    found.end_stopped(3)
+    pool.stopped = {2}  # worker 0 goes on for a moment
+    found.end_stopped(3)
+    assert pool.killed == [2]
+    pool.stopped = {0, 2}
+    found.end_stopped(3)
+    found.end_stopped(3)
+    assert pool.killed == [2], "once; and worker 0 is counted anew"
+    found.end_stopped(3)
+    assert pool.killed == [2, 0]
+
+
+def test_one_that_does_not_read_is_ended_or_it_is_an_error(clock) -> None:
+    pool = _Pool()
+    found = _recovery(pool, max_restarts=1)
+    pool.does_not_read = {0, 1}
+    found.send(0, ("stop",))
+    assert pool.killed == [0]
+    found.died(0, 70, -9)
+    with pytest.raises(PeerTimeoutError, match="worker 1 did not take it"):
+        found.send(1, ("stop",))
+    found.send(2, ("stop",))
+    assert pool.sent == [(2, ("stop",))]
+
+
+def test_an_attendant_goes_on_after_an_error_and_ends_when_told(monkeypatch) -> None:
+    monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.001)
+    calls: list[threading.Thread] = []
+    enough = threading.Event()
+
+    def attend() -> None:
+        calls.append(threading.current_thread())
+        if len(calls) == 3:
+            enough.set()
+        raise PeerError("for whoever takes batches")
+
+    attendant = Attendant(attend)
+    assert enough.wait(60.0)
+    attendant.close()
+    attendant.close()
+    assert not calls[0].is_alive()
+    assert set(calls) == {attendant._thread}
+
+
+def test_an_attendant_may_be_closed_from_its_own_thread(monkeypatch) -> None:
+    monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.001)
+    may_close, closed = threading.Event(), threading.Event()
+
+    def attend() -> None:
+        may_close.wait(60.0)
+        attendant.close()
+        closed.set()
+
+    attendant = Attendant(attend)
+    may_close.set()
+    assert closed.wait(60.0)
+    attendant._thread.join()

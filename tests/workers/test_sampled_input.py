@@ -1,0 +1,144 @@
+"""What is sampled: the order of the seeds, the plan, and times that can be compared."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.dataset.view import PartitionView, Rows
+from gigl_loader.errors import ConfigError
+from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, SEED_TIME, BatchTicket
+from gigl_loader.options import EpochOptions, ExpansionOptions
+from gigl_loader.testing import TinyGraph
+from gigl_loader.workers.restarts import Task
+from gigl_loader.workers.sampled_input import (
+    SeedOrders,
+    check_seed_times,
+    epoch_order,
+    make_plan,
+    seed_or_drawn,
+    view_of,
+)
+from gigl_loader.workers.setup import SeedInput
+
+SEEDS = torch.arange(100, 111)
+
+
+def _config(**changes: Any) -> Any:
+    how = {
+        "batch_size": 4, "shuffle": False, "drop_last": False, "num_neighbors": [3, 2],
+        "with_edge": False, "with_weight": False, "collect_features": True,
+    }  # fmt: skip
+    return SimpleNamespace(**{**how, **changes})
+
+
+def _task(stream: int, epoch: int, batch: int) -> Task:
+    return Task(BatchTicket(stream, 1, epoch, batch), batch)
+
+
+def test_the_shuffle_is_a_function_of_seed_and_epoch() -> None:
+    orders = {(s, e): tuple(epoch_order(50, s, e).tolist()) for s in range(5) for e in range(5)}
+    assert len(set(orders.values())) == 25
+    assert all(sorted(order) == list(range(50)) for order in orders.values())
+    state = torch.random.get_rng_state()
+    assert tuple(epoch_order(50, 2, 3).tolist()) == orders[2, 3]
+    assert torch.equal(torch.random.get_rng_state(), state), "torch's generator is left alone"
+
+
+def test_a_missing_seed_is_drawn_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    torch.manual_seed(1)
+    first = seed_or_drawn(None)
+    torch.manual_seed(1)
+    assert seed_or_drawn(None) == first
+    assert f"seed={first}" in caplog.text
+    assert seed_or_drawn(5) == 5
+
+
+def test_the_order_of_an_epoch_is_shared_once_and_none_where_seeds_come_as_given() -> None:
+    assert SeedOrders(SeedInput(SEEDS), _config(), 5).of(0, 3) is None
+    orders = SeedOrders(SeedInput(SEEDS), _config(shuffle=True), 5)
+    order = orders.of(0, 3)
+    assert torch.equal(order, epoch_order(11, 5, 3))
+    assert order.is_shared()
+    assert orders.of(7, 3) is order, "another consumer"
+    assert not torch.equal(orders.of(0, 4), order)
+    assert torch.equal(orders.of(0, 3), order)
+
+
+@pytest.mark.parametrize(("drop_last", "number"), [(False, 3), (True, 2)])
+def test_the_number_of_batches(drop_last: bool, number: int) -> None:
+    assert SeedOrders(SeedInput(SEEDS), _config(drop_last=drop_last), 0).num_batches == number
+
+
+def test_the_seeds_of_a_batch_are_named() -> None:
+    orders = SeedOrders(SeedInput(SEEDS), _config(), 5)
+    assert orders.seeds_of(_task(0, 0, 1)) == [104, 105, 106, 107]
+    assert orders.seeds_of(_task(0, 9, 2)) == [108, 109, 110], "the last one is incomplete"
+    shuffled = SeedOrders(SeedInput(SEEDS), _config(shuffle=True), 5)
+    assert shuffled.seeds_of(_task(0, 2, 1)) == SEEDS[epoch_order(11, 5, 2)[4:8]].tolist()
+    shuffled.at_once = torch.tensor([10, 0, 10, 3, 4, 5])
+    at_once = _task(AT_ONCE_STREAM, AT_ONCE_EPOCH, 0)
+    assert shuffled.seeds_of(at_once) == [110, 100, 110, 103, 104, 105], "of any size"
+
+
+def test_a_plan_has_edge_types_in_one_order_on_all_ranks() -> None:
+    view = TinyGraph.random(5, 9).dataset().view()
+    others = {("b", "to", "a"): [3, 2], ("a", "to", "b"): [1, -1]}
+    names = SimpleNamespace(input_type="b")
+    for fanouts in (others, dict(reversed(others.items()))):
+        plan = make_plan(view, names, _config(num_neighbors=fanouts), EpochOptions(seed=7))
+        assert list(plan.fanouts.items()) == [
+            (("a", "to", "b"), (1, -1)), (("b", "to", "a"), (3, 2))
+        ]  # fmt: skip
+        assert (plan.input_type, plan.seed) == ("b", 7)
+    alone = SimpleNamespace(input_type=None)
+    plan = make_plan(view, alone, _config(with_edge=True), EpochOptions(seed=7, replace=True))
+    assert plan.fanouts == {EDGE: (3, 2)}
+    assert (plan.input_type, plan.with_edge, plan.replace) == (NODE, True, True)
+
+
+def _timed(*dtypes: torch.dtype) -> PartitionView:
+    """Return a view whose nodes have times of these types, as attributes of as many node types."""
+    return SimpleNamespace(  # type: ignore[return-value]
+        node_attributes={
+            (f"type{i}", "time"): Rows(torch.zeros(3, dtype=dtype))
+            for i, dtype in enumerate(dtypes)
+        },
+        edge_attributes={},
+    )
+
+
+def _input(node_type: str | None, times: torch.Tensor | None = None) -> Any:
+    extra = {} if times is None else {SEED_TIME: times}
+    return SimpleNamespace(input_type=node_type, extra=extra)
+
+
+def test_seeds_have_times_that_can_be_compared() -> None:
+    ints, mixed = _timed(torch.int64), _timed(torch.int64, torch.float64)
+    check_seed_times(ints, _input("any"), None)
+    check_seed_times(ints, _input("type0"), "time")
+    check_seed_times(ints, _input("any", torch.zeros(3, dtype=torch.int64)), "time")
+    check_seed_times(mixed, _input("any", torch.zeros(3)), "time")
+    with pytest.raises(ConfigError, match=r"'time' is no attribute.*nodes 'any'.*input_time"):
+        check_seed_times(ints, _input("any"), "time")
+    with pytest.raises(ConfigError, match=r"nodes 'default_homogeneous_node_type'"):
+        check_seed_times(ints, _input(None), "time")
+    with pytest.raises(ConfigError, match=r"torch\.float32, those of 'time' integers"):
+        check_seed_times(ints, _input("any", torch.zeros(3)), "time")
+
+
+def test_weights_and_times_do_not_go_together() -> None:
+    options = EpochOptions(seed=1, expansion=ExpansionOptions(time_attr="time"))
+    seeds = _input("any", torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ConfigError, match="with_weight and time_attr"):
+        make_plan(_timed(torch.int64), seeds, _config(with_weight=True), options)
+
+
+def test_a_dataset_shows_its_view_by_time_where_that_is_asked_for() -> None:
+    data = SimpleNamespace(view=lambda: "plain", view_by_time=lambda name: f"by {name}")
+    assert view_of(data, None) == "plain"
+    assert view_of(data, "year") == "by year"

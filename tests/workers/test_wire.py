@@ -1,0 +1,83 @@
+"""Questions between workers, packed for the way, are the same when they arrive."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigl_loader.errors import ProtocolError
+from gigl_loader.sampler.questions import Asked, Draw, Drawn, DrawRequest, RowsRequest
+from gigl_loader.workers.wire import AskedQuestion, DrawAnswer, DrawQuestion, RowsQuestion
+
+DRAW = Draw(("user", "likes", "item"), 5, 2**64 - 1, with_edge=True, timed=True)
+_ints = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20).map(
+    lambda values: np.array(values, np.int64)
+)
+_maybe = st.none() | _ints
+
+
+def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and np.array_equal(one, other)
+
+
+@given(nodes=_ints, tree=_ints, until=_maybe, since=_maybe, is_asked=st.booleans())
+def test_a_question_for_neighbours(nodes, tree, until, since, is_asked: bool) -> None:
+    request = DrawRequest(DRAW, nodes, Asked(tree, until, since) if is_asked else None)
+    found = DrawQuestion.of(request).unpacked()
+    assert found.draw == DRAW
+    assert _same(found.nodes, nodes)
+    assert (found.asked is None) == (not is_asked)
+    if found.asked is not None:
+        assert _same(found.asked.tree, tree)
+        assert _same(found.asked.until, until)
+        assert _same(found.asked.since, since)
+
+
+@given(counts=_ints, neighbors=_ints, edge_ids=_maybe)
+def test_an_answer(counts, neighbors, edge_ids) -> None:
+    answer = DrawAnswer.of(Drawn(counts, neighbors, edge_ids))
+    found = answer.unpacked()
+    assert _same(found.counts, counts)
+    assert _same(found.neighbors, neighbors)
+    assert _same(found.edge_ids, edge_ids)
+    words = [answer.counts.words, answer.neighbors.words]
+    words += [] if answer.edge_ids is None else [answer.edge_ids.words]
+    assert answer.nbytes == 8 * sum(one.size for one in words)
+
+
+def test_small_numbers_travel_in_fewer_bytes() -> None:
+    answer = DrawAnswer.of(Drawn(np.full(800, 3), np.arange(2400) % 1000 + 10**12, None))
+    assert answer.nbytes < 8 * 3200 / 4
+
+
+@given(ids=_ints, attribute=st.none() | st.text(max_size=3), with_scales=st.booleans())
+def test_a_question_for_rows(ids, attribute: str | None, with_scales: bool) -> None:
+    request = RowsRequest("edge_attributes", ("a", "b", "c"), ids, attribute)
+    question = RowsQuestion.of(request, with_scales=with_scales)
+    assert question.with_scales == with_scales
+    found = question.unpacked()
+    assert _same(found.ids, ids)
+    assert replace(found, ids=ids) == replace(request, ids=ids)
+
+
+def test_numbers_that_are_not_all_there_are_refused() -> None:
+    """Whoever asks may be another version, or nobody of this job."""
+    ids = np.arange(1000) ** 2
+    rows = RowsQuestion.of(RowsRequest("node_features", "a", ids))
+    cut = replace(rows.ids, words=rows.ids.words[:-1])
+    asked = AskedQuestion.of(Asked(ids, ids, ids))
+    draw = DrawQuestion.of(DrawRequest(DRAW, ids))
+    answer = DrawAnswer.of(Drawn(ids, ids, ids))
+    broken = [
+        replace(rows, ids=cut), replace(draw, nodes=cut),
+        replace(draw, asked=replace(asked, tree=cut)),
+        *(replace(asked, **{name: cut}) for name in ("tree", "until", "since")),
+        *(replace(answer, **{name: cut}) for name in ("counts", "neighbors", "edge_ids")),
+    ]  # fmt: skip
+    for one in broken:
+        with pytest.raises(ProtocolError):
+            one.unpacked()

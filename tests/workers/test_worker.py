@@ -1,0 +1,269 @@
+"""One worker in this process, on one end of a socket; the test is its trainer."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_workers import make_producer
+
+from gigl_loader.memory import segments
+from gigl_loader.memory.channel import ShmChannel
+from gigl_loader.memory.slots import Written
+from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM, BATCH, INPUT_ID, BatchTicket
+from gigl_loader.sampler.plan import Field
+from gigl_loader.testing import TinyGraph
+from gigl_loader.workers import messages, pipe
+from gigl_loader.workers import worker as module
+from gigl_loader.workers.setup import Plugins, WorkerSetup
+from gigl_loader.workers.worker import Worker, keep_freed_memory, load_sampler
+
+SEEDS = torch.arange(30, 40)
+ALONE = (messages.PEERS, "rank 0 worker 3", None, {}, False, False)
+
+
+class _Exited(BaseException):
+    """Stands in for the end of the process."""
+
+
+def _exit(code: int) -> None:
+    raise _Exited(code)
+
+
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerSetup]:
+    """What a trainer tells a worker, which leaves this process as it is."""
+    monkeypatch.setattr(module, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(module, "os", SimpleNamespace(_exit=_exit, close=os.close))
+    producer, _ = make_producer(TinyGraph.random(50, 300).dataset(), SEEDS, batch_size=4)
+    yield producer._worker_setup()
+    producer.shutdown()
+
+
+class _Trainer:
+    """The other end."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self.sock, self._theirs = pipe.pair()
+        self.sock.settimeout(60.0)
+        pipe.send_object(self.sock, setup)
+        pipe.send(self.sock, (messages.PLACE, False))
+        self.worker = Worker(self._theirs, 3)
+        self.channel = ShmChannel(8, 2**30)
+        self._threads = 0
+
+    def start(self, message: tuple[Any, ...] = ALONE) -> None:
+        """Let it sample."""
+        self.worker.prepare()
+        assert self.hear() == (messages.READY, None)
+        self.worker._connect(*message[1:])
+        self._threads = self.worker._setup.concurrency
+
+    def tell(self, message: tuple[Any, ...], order: torch.Tensor | None = None) -> None:
+        """Let the worker's main thread do what it does with a message."""
+        if order is not None:
+            pipe.send_object(self.sock, order)
+        kind, *rest = message
+        known = {messages.GENERATION: "_start_generation", messages.TASK: "_take_task"}
+        getattr(self.worker, known[kind])(*rest)
+
+    def ask(self, ticket: BatchTicket, free: tuple[int, ...] = ()) -> Any:
+        """Return what it answers to one task; a batch comes as (message, slot)."""
+        self.tell((messages.TASK, ticket, 5, list(free), []))
+        return self.answer()
+
+    def answer(self) -> Any:
+        message, fds = pipe.receive(self.sock)  # type: ignore[misc]
+        if message[0] != messages.BATCH:
+            return message
+        _, _, position, slot, nbytes, retired, layout, stats = message
+        assert position == 5
+        assert {"seeds", "idle_s", "sample_s", "gather_s", "ended_ns"} <= stats.keys()
+        written = Written(slot, nbytes, fds[0] if fds else None, retired, layout)
+        found = self.channel.open(0, written)
+        segments.close_fds(fds)
+        return found, slot
+
+    def hear(self) -> Any:
+        message, fds = pipe.receive(self.sock)  # type: ignore[misc]
+        assert fds == []
+        return message
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self.worker._tasks.put(None)
+        self.sock.close()
+        self._theirs.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def trainer(setup: WorkerSetup) -> Iterator[_Trainer]:
+    found = _Trainer(setup)
+    yield found
+    found.close()
+
+
+def _ticket(batch: int, generation: int = 1, stream: int = 0) -> BatchTicket:
+    return BatchTicket(stream, generation, 6, batch)
+
+
+def test_batches_are_those_of_the_input_in_its_order(trainer: _Trainer) -> None:
+    trainer.start()
+    trainer.tell((messages.GENERATION, 0, 1, False))
+    for batch, places in enumerate((range(4), range(4, 8), range(8, 10))):
+        message, _ = trainer.ask(_ticket(batch))
+        assert message[INPUT_ID].tolist() == list(places), "the last one is incomplete"
+        assert message[BATCH].tolist() == SEEDS[list(places)].tolist()
+
+
+def test_an_epoch_has_an_order_of_its_own_and_single_batches_any_size(trainer: _Trainer) -> None:
+    trainer.start()
+    order = torch.arange(9, -1, -1)
+    trainer.tell((messages.GENERATION, 0, 2, True), order)
+    message, _ = trainer.ask(_ticket(1, generation=2))
+    assert message[INPUT_ID].tolist() == [5, 4, 3, 2]
+    trainer.tell((messages.GENERATION, AT_ONCE_STREAM, 1, True), torch.tensor([7, 7, 0, 1, 2, 3]))
+    message, _ = trainer.ask(BatchTicket(AT_ONCE_STREAM, 1, AT_ONCE_EPOCH, 0))
+    assert message[BATCH].tolist() == [37, 37, 30, 31, 32, 33]
+
+
+def test_what_is_of_another_epoch_is_not_sampled(trainer: _Trainer) -> None:
+    trainer.start()
+    trainer.tell((messages.GENERATION, 0, 3, False))
+    for stale in (_ticket(0, generation=2), _ticket(0, generation=4), _ticket(0, 3, stream=1)):
+        assert trainer.ask(stale) == (messages.STALE, stale)
+    message, _ = trainer.ask(_ticket(0, generation=3))
+    assert message[BATCH].tolist() == [30, 31, 32, 33]
+
+
+def test_a_slot_that_came_back_takes_the_very_next_batch(trainer: _Trainer) -> None:
+    trainer.start()
+    trainer.tell((messages.GENERATION, 0, 1, False))
+    held, slot = trainer.ask(_ticket(0))
+    other, second = trainer.ask(_ticket(1))
+    assert (slot, second) == (0, 1), "none is free"
+    del other
+    free, _ = trainer.channel.returned(0, 2)
+    _, third = trainer.ask(_ticket(2), tuple(free))
+    assert third == 1
+    assert held[BATCH].tolist() == [30, 31, 32, 33]
+
+
+class _Failing:
+    """A user's sampler that knows one batch it cannot sample."""
+
+    def __init__(self, view: Any, plan: Any, peers: Any, *, bad: int) -> None:
+        self.view, self.plan, self.peers, self._bad = view, plan, peers, bad
+
+    def sample(self, request: Any) -> list[Any]:
+        if request.ticket.batch == self._bad:
+            raise ArithmeticError("not this one")
+        if request.ticket.batch == self._bad + 1:
+            raise OSError(28, "No space left on device")
+        return [Field.of("x", request.seeds), ("twice", 2 * request.seeds)]
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> Plugins:
+    users = ModuleType("users_samplers")
+    users.Failing = _Failing  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "users_samplers", users)
+    return Plugins(("users_samplers.Failing", {"bad": 1}))
+
+
+def test_a_users_sampler_is_built_of_its_path_and_keywords(setup, plugins: Plugins) -> None:
+    peers: Any = object()
+    found = load_sampler(setup, plugins, peers)
+    assert isinstance(found, _Failing)
+    assert (found.view, found.plan, found.peers) == (setup.view, setup.plan, peers)
+
+
+def test_what_a_sampler_raises_is_told_and_the_next_batch_sampled(
+    trainer: _Trainer, plugins: Plugins
+) -> None:
+    trainer.start()
+    trainer.worker._plugins = plugins
+    trainer.tell((messages.GENERATION, 0, 1, False))
+    message, _ = trainer.ask(_ticket(0))
+    assert message["twice"].tolist() == [60, 62, 64, 66]
+    for batch, error in ((1, "ArithmeticError: not this one"), (2, "OSError: [Errno 28]")):
+        kind, ticket, cause, text = trainer.ask(_ticket(batch))
+        assert (kind, ticket) == (messages.ERROR, _ticket(batch))
+        assert cause.startswith(error)
+        assert "in sample" in text
+    message, _ = trainer.ask(_ticket(0))
+    assert message["x"].tolist() == [30, 31, 32, 33]
+
+
+def test_the_longest_error_fits_into_a_message(trainer: _Trainer) -> None:
+    told: list[bool] = []
+    try:
+        raise ValueError("x" * 10**6)
+    except ValueError as error:  # as where a sampler raises: the traceback is there to be told
+        told.append(trainer.worker._report(_ticket(0), error))
+    assert told == [True]
+    kind, ticket, cause, text = trainer.hear()
+    assert (kind, ticket) == (messages.ERROR, _ticket(0))
+    assert cause.startswith("ValueError: xxx")
+    assert text.endswith("x\n")
+
+
+def test_a_worker_ends_when_it_is_told_or_its_trainer_is_gone(trainer: _Trainer) -> None:
+    trainer.start()
+    pipe.send(trainer.sock, (messages.GENERATION, 0, 1, False))
+    pipe.send(trainer.sock, (messages.STOP, 0.0))
+    trainer.worker.run()
+    assert trainer.worker._generations == {}, "what is queued is stale"
+    trainer.sock.close()
+    with pytest.raises(_Exited, match="0"):
+        trainer.worker.run()
+
+
+def test_where_a_worker_takes_anothers_place_it_has_that_ones_door() -> None:
+    ours, theirs = pipe.pair()
+    with ours, theirs:
+        pipe.send(ours, (messages.PLACE, True), [ours.fileno()])
+        replaces, listener = module._receive_place(theirs)
+        assert replaces
+        assert listener is not None
+        os.close(listener)
+        pipe.send(ours, (messages.PLACE, False))
+        assert module._receive_place(theirs) == (False, None)
+        ours.close()
+        with pytest.raises(ConnectionError, match="gone"):
+            module._receive_place(theirs)
+
+
+def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup, monkeypatch) -> None:
+    ours, theirs = pipe.pair()
+    handled: list[int] = []
+    names = {name: getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIG_IGN", "SIG_DFL")}
+    fake = SimpleNamespace(**names, signal=lambda number, how: handled.append(number))
+    monkeypatch.setattr(module, "signal", fake)
+    with ours, theirs:
+        ours.settimeout(60.0)
+        pipe.send_object(ours, {"no": np.arange(3)})
+        pipe.send(ours, (messages.PLACE, False))
+        with pytest.raises(_Exited, match="1"):
+            module.main(theirs, 0)
+        kind, cause, text = pipe.receive(ours)[0]
+    assert kind == messages.FAILED
+    assert cause.startswith("AttributeError")
+    assert "in prepare" in text
+    assert handled == [signal.SIGINT, signal.SIGTERM]
+
+
+def test_freed_memory_is_kept_where_malloc_can_be_told(monkeypatch) -> None:
+    told: list[tuple[int, int]] = []
+    libc = SimpleNamespace(mallopt=lambda *given: told.append(given))
+    monkeypatch.setattr(module, "ctypes", SimpleNamespace(CDLL=lambda name: libc))
+    keep_freed_memory()
+    assert told == [(-3, 32 * 2**20), (-1, 2**30), (-8, 1)]
+    monkeypatch.setattr(module, "ctypes", SimpleNamespace(CDLL=lambda name: object()))
+    keep_freed_memory()
