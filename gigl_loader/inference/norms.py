@@ -91,9 +91,10 @@ class WholeGraphNorms:
         """
         fill = 2.0 if getattr(module, "improved", False) else 1.0
         loops = adds_self_loops(module)
-        # a weight that was changed in place is the same object with a higher version
-        version = None if weight is None else weight._version
-        key = (id(level), id(weight), version, fill, loops, dtype)
+        # a weight that was changed in place is the same object with a higher version, and one that
+        # needs a gradient from now on has the same version
+        state = None if weight is None else (weight._version, weight.requires_grad)
+        key = (id(level), id(weight), state, fill, loops, dtype)
         if key in self._kept:
             return self._kept[key]
         num_rows = whole.num_rows

@@ -124,7 +124,10 @@ class WholeGraphStatistics(TorchFunctionMode):
                 "BatchNorm in training needs all rows, of which nodes= leaves some out: call "
                 "model.eval(), or leave nodes= out"
             )
-        total = self._graph.exchange.total
+        total, given = self._graph.exchange.total, x
+        # As torch does: in float16 a count of nodes ends at 65,504, and sums lose their digits
+        # long before.
+        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         # Three sums over ranks: squares around the mean lose no digits, as sums of squares less the
         # square of the sum would. All are part of the graph of gradients.
         count = total(torch.tensor(float(x.size(0)), dtype=x.dtype, device=x.device))
@@ -137,7 +140,7 @@ class WholeGraphStatistics(TorchFunctionMode):
                 var.lerp_((spread * count / (count - 1)).to(var.dtype), momentum)
         out = (x - centre) * torch.rsqrt(spread + eps)
         out = out if weight is None else out * weight
-        return out if bias is None else out + bias
+        return (out if bias is None else out + bias).to(given.dtype)
 
 
 def _mix(keys: Tensor) -> Tensor:
