@@ -20,7 +20,8 @@ from gigl_loader.errors import (
 )
 
 EXAMPLES: list[errors.GiglLoaderError] = [
-    ConfigError("a"), WorkerDiedError(3, 99, -9, "no more", "server 1"), WorkerDiedError(0, 1, None),
+    ConfigError("a"), WorkerDiedError(3, 99, -9, "no more", "server 1"),
+    WorkerDiedError(0, 1, None),
     SamplingError("worker 1", "KeyError: 3", "Traceback"), RemoteError("server 0", "OSError"),
     PeerLostError("gone", "silent"), JoinRefusedError("no", "refused: mode"),
     ResourceError(errno.ENOSPC, "full"),
@@ -86,8 +87,8 @@ def test_a_limit_is_named_however_deep_it_is(number: int, depth: int) -> None:
                 raise ValueError("library") from error
             raise ValueError("library")  # noqa: B904
 
-    with pytest.raises(ResourceError, match="writing rows: .*: ") as caught, \
-            explained_limits("writing rows"):  # fmt: skip
+    doing = explained_limits("writing rows")
+    with pytest.raises(ResourceError, match=r"writing rows: .*: ") as caught, doing:
         work(depth)
     assert caught.value.errno == number
     assert isinstance(caught.value.__cause__, OSError if depth == 0 else ValueError)
