@@ -12,7 +12,7 @@ from gigl_loader._glt_data import Dataset, DistDataset
 from gigl_loader.errors import NativeLibraryError
 
 
-@given(st.integers(1, 30), st.data())
+@given(st.integers(2, 30), st.data())
 def test_splits_are_all_nodes_once(count: int, data: st.DataObject) -> None:
     num_val = data.draw(st.integers(0, count))
     num_test = data.draw(st.integers(0, count - num_val))

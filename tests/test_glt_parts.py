@@ -1,4 +1,4 @@
-"""Graphs, features and books that stand in for GLT's; the contract of both is `test_glt_classes`."""
+"""Graphs, features and books that stand in for those of GLT; see `test_glt_classes` for both."""
 
 import numpy as np
 import pytest

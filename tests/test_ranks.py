@@ -65,7 +65,7 @@ def test_a_group_that_breaks_is_named(ask: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ranks, "_finish", broken)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo")
     monkeypatch.setattr(dist, "group", type("group", (), {"WORLD": _Whole()}))
-    with pytest.raises(PeerError, match="broke while its ranks agreed .*Connection closed"):
+    with pytest.raises(PeerError, match=r"broke while its ranks agreed .*Connection closed"):
         ask()
 
 
@@ -95,7 +95,7 @@ def test_a_rank_that_was_not_heard_is_waited_for_shortly(monkeypatch: pytest.Mon
     ranks._finish(work, options)
     assert work.waits == [()], "as long as the group allows"
     ranks.suspect_ranks("worker 3 of rank 1 did not answer")
-    with pytest.raises(ranks.PeerTimeoutError, match="within 30 s .*worker 3 of rank 1 did not"):
+    with pytest.raises(ranks.PeerTimeoutError, match=r"within 30 s .*worker 3 of rank 1 did not"):
         ranks._finish(work, options)
     assert options.timeout.total_seconds() == ranks.SUSPECTED_S
     assert work.waits[1][0].total_seconds() > ranks.SUSPECTED_S, "gloo's own error comes first"
@@ -134,7 +134,7 @@ def test_a_group_without_a_backend_for_the_cpu_says_what_to_add(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dist, "get_backend_config", lambda group: "cuda:gloo")
-    with pytest.raises(ConfigError, match="add one, as in init_process_group.*cpu:gloo,cuda:nccl"):
+    with pytest.raises(ConfigError, match=r"add one, as in init_process_group.*cpu:gloo,cuda:nccl"):
         exchanged_on(torch.device("cpu"))
 
 
