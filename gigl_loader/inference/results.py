@@ -98,9 +98,10 @@ class Results:
             return None
         path = self._layer_path(layer, last=last)
         try:
-            # r+: a layer that was not finished goes on in the same file
+            # r+: a layer that was not finished goes on in the same file. One that was cut off is
+            # made as long again, with zeros: the digests of its last chunks do not fit them.
             rows = torch.from_numpy(np.load(path, mmap_mode="r+"))
-        except (OSError, ValueError):  # it was removed, or cut off
+        except (OSError, ValueError):  # it was removed, or its header cut off
             rows = None
         if rows is None or len(rows) != self._num_rows:
             # what the log says of it is of rows that are gone
