@@ -456,11 +456,13 @@ class Event:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set."""
-        if not self._set:
-            self._waiting, waiter = _joined_by(self._world, self._waiting)
-            if not self._world.wait(waiter, timeout):
-                self._waiting = _without(self._waiting, waiter)
-        return self._set
+        if self._set:
+            return True
+        self._waiting, waiter = _joined_by(self._world, self._waiting)
+        woken = self._world.wait(waiter, timeout)
+        if not woken:
+            self._waiting = _without(self._waiting, waiter)
+        return woken  # and not whether it is set still: as with the real one
 
 
 class SimpleQueue:
