@@ -35,10 +35,12 @@ def interface_towards(master: str) -> Iterator[None]:
         "this host's name resolves to a loopback address: the process group uses %s=%s, the way "
         "to %s", VARIABLE, name, master,
     )  # fmt: skip
+    # the only way to tell gloo by init_process_group(): it takes no such option
     os.environ[VARIABLE] = name
     try:
         yield
     finally:
+        # read when the group is made: children that are started later decide for themselves
         os.environ.pop(VARIABLE, None)
 
 
@@ -47,6 +49,7 @@ def interface_needed(master: str) -> str | None:
     # a name without an address is gloo's to handle: it takes the loopback itself, and says so
     if VARIABLE in os.environ or not addresses.own_name()[1].startswith("127."):
         return None
+    # all ranks are on this machine, where the loopback address is right
     if _is_local(master):
         return None
     for host in (master, _ANYWHERE):  # rank 0 may know its own name as loopback only

@@ -84,6 +84,7 @@ native_available: bool
 """Whether GLT's native library is loaded. Nothing in gigl_loader's own path needs it."""
 
 
+# the other names of EXPORTS have a class in _glt_classes
 _GLT_ONLY = ("RandomPartitioner", "load_partition")
 """Names without a class of our own: tests read and write GLT's own partition files with them."""
 
@@ -91,7 +92,9 @@ _GLT_ONLY = ("RandomPartitioner", "load_partition")
 def __getattr__(name: str) -> Any:
     if name not in EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; is it in EXPORTS?")
+    # never some of each: a pickle or isinstance() of one set means nothing to the other
     value = _from_glt(name) if available else _own(name)
+    # found without __getattr__ the next time
     globals()[name] = value
     return value
 
@@ -100,6 +103,7 @@ def _from_glt(name: str) -> Any:
     module = EXPORTS[name]
     try:
         return getattr(importlib.import_module(f"{_GLT}.{module}"), name)
+    # another version of GLT, whose modules are laid out in another way
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"graphlearn-torch {importlib.metadata.version('graphlearn-torch')} has no "
@@ -163,6 +167,8 @@ class _SparseTensor:
                     f"edge {name} indices must be in [0, {size}), "
                     f"got {int(index.min())} to {int(index.max())}"
                 )
+        # Sorted here, although torch.sparse_csr_tensor could convert: that one adds up repeated
+        # edges, and GLT keeps each.
         order = row_major_order(row, col, sparse_sizes)
         rowptr = row_offsets(row, num_rows)
         self.storage = _CsrStorage(rowptr, col[order], None if value is None else value[order])
@@ -172,6 +178,7 @@ def _find_torch_sparse() -> ModuleType:
     """Return the real ``torch_sparse`` where it loads, else the stand-in."""
     try:
         return importlib.import_module("torch_sparse")
+    # a library that misses a symbol of this torch is an OSError, a refused one a RuntimeError
     except (ImportError, OSError, RuntimeError):  # absent, or built for another torch
         stand_in = ModuleType("torch_sparse", "COO to CSR only: see gigl_loader._glt.")
         stand_in.SparseTensor = _SparseTensor  # type: ignore[attr-defined]
@@ -185,8 +192,10 @@ _torch_device = torch.device
 
 class _DeviceMeta(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
+        # "cuda" by name asks for nothing; a bare number asks which accelerator there is
         return _torch_device("cuda", 0) if args == (0,) else _torch_device(*args, **kwargs)
 
+    # a real device is still one for code that checks while GLT is imported
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _torch_device)
 
@@ -215,6 +224,7 @@ class _MissingSymbol(type):
         _refuse(cls.__name__, cls._reason)
 
     def __getattr__(cls, name: str) -> Any:
+        # without this, hasattr(cls, "__x__") would raise our error where it asks for AttributeError
         if name.startswith("__"):  # what inspect, copy and typing try on any class
             raise AttributeError(name)
         _refuse(f"{cls.__name__}.{name}", cls._reason)
@@ -261,12 +271,14 @@ class _NativeStandIn(ModuleType):
             raise AttributeError(name)
         body = {"_reason": self._gigl_loader_reason, "__module__": _NATIVE}
         symbol = _MissingSymbol(name, (), body)
+        # one class per name, so that two uses of it are the same class
         setattr(self, name, symbol)
         return symbol
 
 
 def _load_native(search_path: list[str]) -> ModuleType:
     """Return GLT's native library, or the stand-in that knows why it did not load."""
+    # by the path, not by importing graphlearn_torch, whose __init__ needs the library already
     spec = importlib.machinery.PathFinder.find_spec(_NATIVE, search_path)
     if spec is None or spec.loader is None:
         return _NativeStandIn(
@@ -286,6 +298,7 @@ def _load_native(search_path: list[str]) -> ModuleType:
 @contextmanager
 def _restoring(mapping: MutableMapping[str, Any], key: str) -> Iterator[None]:
     """Put ``mapping[key]`` back as it is now, or take it out again."""
+    # None may be the value that was there
     was_there, before = key in mapping, mapping.get(key)
     try:
         yield
@@ -308,6 +321,8 @@ def _import_glt(search_path: list[str]) -> None:
     importlib.import_module("torch.distributed.rpc")
     importlib.import_module("torch_geometric.data")
     torch_sparse = _find_torch_sparse()
+    # Loaded once in a process: an extension module registers its types when it is executed, and a
+    # second time is an error.
     native = sys.modules.get(_NATIVE) or _load_native(search_path)
     sys.modules[_NATIVE] = native
     try:
@@ -320,8 +335,11 @@ def _import_glt(search_path: list[str]) -> None:
             vars(torch)["device"] = _Device
             package = importlib.import_module(_GLT)
     except BaseException:
+        # or the next `import graphlearn_torch` of the user meets the stand-in
         sys.modules.pop(_NATIVE, None)
         raise
+    # The import system binds a submodule to its package when it loads it; this one was put in place
+    # by hand.
     vars(package)["py_graphlearn_torch"] = native
 
 
@@ -334,6 +352,7 @@ def _try_glt() -> bool:
         return False
     try:
         _import_glt(search_path)
+    # whatever GLT's own modules raise at import time: gigl_loader does not depend on it
     except Exception as error:
         warnings.warn(
             f"graphlearn-torch is installed and cannot be imported ({error}); gigl_loader goes on "

@@ -45,6 +45,7 @@ __all__ = [
     "reverse_edge_type",
 ]
 
+# both as in GLT 0.2.4
 _MAX_CONCURRENCY = 32
 _MIB_PER_WORKER = 64
 
@@ -115,6 +116,7 @@ class DistContext:
     def _count(self, role: DistRole) -> int:
         if self.role is DistRole.WORKER:
             return 0
+        # two roles only: all that are not of this process's role are of the other
         return self.world_size if self.role is role else self.global_world_size - self.world_size
 
     @property
@@ -123,6 +125,7 @@ class DistContext:
         return f"{self.group_name}_{self.rank}"
 
 
+# of the process, as in GLT: a job's place does not change while it runs
 _context: DistContext | None = None
 
 
@@ -177,6 +180,7 @@ def _servers_of_client(context: DistContext | None) -> list[int]:
     servers, clients = context.num_servers(), context.num_clients()
     if servers < clients:
         return [context.rank % servers]
+    # as tensor_split cuts, which GLT's own rule amounts to
     share: list[int] = torch.arange(servers).tensor_split(clients)[context.rank].tolist()
     return share
 
@@ -205,12 +209,14 @@ class _WorkerOptions:
         rpc_timeout: float,
     ) -> None:
         self.num_workers = num_workers
+        # this and the ranks stay None until the loader knows its context
         self.worker_world_size: int | None = None
         self.worker_ranks: list[int] | None = None
         self.worker_devices = _per_worker(worker_devices, num_workers)
         self.worker_concurrency = min(max(worker_concurrency, 1), _MAX_CONCURRENCY)
         self.master_addr = str(self._given(master_addr, "master_addr"))
         port = int(self._given(master_port, "master_port"))
+        # MASTER_PORT itself is taken by the rendezvous of torch's process group
         self.master_port = port if master_port is not None else port + 1
         if num_rpc_threads is not None and num_rpc_threads <= 0:
             raise ConfigError(f"num_rpc_threads must be > 0 or None, got {num_rpc_threads}")
@@ -277,6 +283,7 @@ class MpDistSamplingWorkerOptions(_WorkerOptions):
             num_workers, worker_devices, worker_concurrency, master_addr, master_port,
             num_rpc_threads, rpc_timeout,
         )  # fmt: skip
+        # messages, not bytes: one for each batch that may be in the making
         self.channel_capacity = self.num_workers * self.worker_concurrency
         self.channel_size = _default_size(num_workers) if channel_size is None else channel_size
         self.pin_memory = pin_memory
@@ -382,6 +389,7 @@ class NodeSamplerInput:
         return cls(*value) if isinstance(value, (list, tuple)) else cls(value)
 
     def __getitem__(self, index: Any) -> "NodeSamplerInput":
+        # lists and numpy arrays index as tensors do
         index = torch.as_tensor(index, device=self.node.device)
         return NodeSamplerInput(self.node[index], self.input_type)
 
@@ -421,6 +429,8 @@ class DistLoader:
         UsageError: It is used by itself: its samplers are graphlearn-torch's.
     """
 
+    # misspelt, as in GLT: subclasses written for it read this name. True on the class: __del__ of
+    # an object whose __init__ raised has nothing to release.
     _shutdowned = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -434,6 +444,7 @@ class DistLoader:
         self._shutdowned = True
 
     def __del__(self) -> None:
+        # at the end of the interpreter, modules that shutdown() needs may be gone
         if not sys.is_finalizing():
             self.shutdown()
 
@@ -454,7 +465,7 @@ def parse_size(sz: int | float | str) -> int:
     text = str(sz).upper().removesuffix("B")
     try:
         return int(float(text[:-1]) * _UNITS[text[-1:]])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         raise ConfigError(f"{sz!r} is no size: write a number and KB, MB or GB") from None
 
 
@@ -465,6 +476,7 @@ def reverse_edge_type(etype: tuple[str, str, str]) -> tuple[str, str, str]:
     """
     source, relation, target = etype
     if source != target:
+        # Between nodes of one type the edges keep their name: GLT has one type for both directions.
         is_reversed = relation.startswith("rev_")
         relation = relation.removeprefix("rev_") if is_reversed else f"rev_{relation}"
     return target, relation, source

@@ -33,6 +33,7 @@ class Dataset:
         self.graph: Any = graph
         self.node_features: Any = node_features
         self.edge_features: Any = edge_features
+        # GLT squeezes: `[n, 1]`, as tables give it, becomes `[n]`
         self.node_labels: Any = each(as_tensors(node_labels), torch.squeeze)
         self.edge_dir = edge_dir
         self.train_idx: Any = None
@@ -52,6 +53,7 @@ class Dataset:
     ) -> None:
         """Make the graph of edges; see `Topology`. Each argument may be a dict by edge type."""
         self._directed = directed
+        # grouped by the end that is expanded, so that a node's neighbours lie side by side
         kept = "CSR" if self.edge_dir == "out" else "CSC"
 
         def made(index: Any, ids: Any, weights: Any, given: str) -> Graph:
@@ -116,6 +118,7 @@ class Dataset:
         if id2idx is None:
             self.node_labels = each(as_tensors(node_label_data), torch.squeeze)
         else:
+            # as GLT does; without id2idx labels keep their type, also float ones
             data = as_tensors(node_label_data, torch.int64)
             self.node_labels = _features(data, id2idx, False, None)
 
@@ -129,6 +132,7 @@ class Dataset:
         """Split the labelled nodes at random: counts as int, shares as float; the rest trains."""
         if isinstance(self.node_labels, dict):
             parts = {t: _split(self._node_pool(t), num_val, num_test) for t in self.node_labels}
+            # from {type: (train, val, test)} to (train by type, val by type, test by type)
             self.init_node_split([{t: part[i] for t, part in parts.items()} for i in range(3)])
         else:
             self.init_node_split(_split(self._node_pool(None), num_val, num_test))
@@ -146,6 +150,7 @@ class Dataset:
         if not isinstance(self.graph, dict):
             return None
         return list(
+            # in no order, like GLT's
             {node_type for source, _, target in self.graph for node_type in (source, target)}
         )
 
@@ -210,6 +215,7 @@ class DistDataset(Dataset):
     @property
     def node_feat_pb(self) -> Any:
         """The owner of each node's features; that of the node where nothing else is said."""
+        # asked for when it is used: node_pb may be set after the constructor, as GLT's load() does
         return self.node_pb if self._node_feat_pb is None else self._node_feat_pb
 
     @property
@@ -235,9 +241,11 @@ def _features(data: Any, id2idx: Any, with_gpu: bool, dtype: torch.dtype | None)
 
 def _split(ids: Tensor, num_val: float, num_test: float) -> Sequence[Tensor]:
     total = ids.numel()
+    # int is a count, float a share: 1 is one node, and 1.0 all of them
     val, test = (round(n * total) if isinstance(n, float) else n for n in (num_val, num_test))
     shuffled = ids[torch.randperm(total)]
     return (
+        # clones: a view would keep the ids of all three alive, and travel with them to workers
         shuffled[val + test :].clone(),
         shuffled[:val].clone(),
         shuffled[val : val + test].clone(),

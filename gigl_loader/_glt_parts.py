@@ -28,6 +28,7 @@ def as_tensors(data: Any, dtype: torch.dtype | None = None) -> Any:
     if isinstance(data, (list, tuple)):
         return type(data)(as_tensors(value, dtype) for value in data)
     if isinstance(data, (Tensor, np.ndarray)):
+        # no copy where the type is right: the caller's memory is shared
         return torch.as_tensor(data).to(dtype or torch.as_tensor(data).dtype)
     return data
 
@@ -57,8 +58,10 @@ def row_major_order(row: Tensor, col: Tensor, sizes: tuple[int, int]) -> Tensor:
         col: ``[num_entries]`` int64, below ``sizes[1]``.
         sizes: Number of rows and of columns.
     """
+    # sorting once by row * columns + column is half the work of two stable sorts
     if sizes[0] * sizes[1] < 2**63:  # one key fits
         return torch.argsort(row * sizes[1] + col, stable=True)
+    # the less significant key first: the second sort, being stable, keeps its order within a row
     order = torch.argsort(col, stable=True)
     return order[torch.argsort(row[order], stable=True)]
 
@@ -66,6 +69,7 @@ def row_major_order(row: Tensor, col: Tensor, sizes: tuple[int, int]) -> Tensor:
 def row_offsets(row: Tensor, num_rows: int) -> Tensor:
     """Return ``[num_rows + 1]`` int64: where each row starts once entries are sorted by row."""
     offsets = row.new_zeros(num_rows + 1)
+    # shifted by one: the first row starts at 0, and the last entry is the number of edges
     torch.cumsum(torch.bincount(row, minlength=num_rows), dim=0, out=offsets[1:])
     return offsets
 
@@ -98,6 +102,8 @@ class Topology:
         input_layout: str = "COO",
         layout: str = "CSR",
     ) -> None:
+        # The group of the expanded end is `row` here and below, the other end `col`, whichever of
+        # them is the source.
         self._layout = layout
         self._indptr: Tensor
         self._indices: Tensor
@@ -107,12 +113,14 @@ class Topology:
         given = str(input_layout).upper()
         if given not in ("COO", "CSR", "CSC") or layout not in ("CSR", "CSC"):
             raise ConfigError(f"edges cannot be read as {input_layout!r} and kept as {layout!r}")
+        # the end that does not hold offsets has an entry for each edge
         count = (target if given == "CSR" else source).numel()
         ids = torch.arange(count) if edge_ids is None else as_tensors(edge_ids, torch.int64)
         weights = as_tensors(edge_weights, torch.float32)
         for name, part in (("edge_ids", ids), ("edge_weights", weights)):
             if part is not None and part.numel() != count:
                 raise ConfigError(f"{name} has {part.numel()} entries for {count} edges")
+        # taken as it is, in the order that it has: nothing is sorted, nothing is copied
         if given == layout:
             self._indptr, self._indices = (source, target)[:: 1 if layout == "CSR" else -1]
             self._edge_ids, self._edge_weights = ids, weights
@@ -124,6 +132,8 @@ class Topology:
     def _group(self, row: Tensor, col: Tensor, ids: Tensor, weights: Tensor | None) -> None:
         if row.numel() != col.numel():
             raise ConfigError(f"edge_index has {row.numel()} sources or targets to {col.numel()}")
+        # nodes above the highest id that has an edge have no row: who reads a row looks at
+        # row_count
         num_rows, num_cols = (int(end.max()) + 1 if end.numel() else 0 for end in (row, col))
         order = row_major_order(row, col, (num_rows, num_cols))
         self._indptr, self._indices = row_offsets(row, num_rows), col[order]
@@ -246,6 +256,7 @@ class Graph:
     def col_count(self) -> int:
         """Distinct other ends."""
         self.lazy_init()
+        # those in use, as the native graph counts
         return int(torch.unique(self.topo.indices).numel())
 
     @property
@@ -285,8 +296,10 @@ class Feature:
         with_gpu: bool | None = True,
         dtype: torch.dtype | None = torch.float32,
     ) -> None:
+        # the default is GLT's, so that a caller who leaves it out is told, not served another way
         if with_gpu:
             refuse("a feature with a part on GPUs", "pass with_gpu=False")
+        # in shared memory from the start: workers that are spawned read these pages, they copy none
         self.feature_tensor: Tensor = as_tensors(feature_tensor, dtype).cpu().share_memory_()
         self.id2index = as_tensors(id2index, torch.int64)
         self.split_ratio = float(split_ratio)
@@ -352,6 +365,7 @@ class RangePartitionBook:
         self._id2index = OffsetId2Index(partition_ranges[partition_idx][0])
 
     def __getitem__(self, indices: Tensor) -> Tensor:
+        # right: a bound is the first id of the next partition
         return torch.searchsorted(self.partition_bounds, indices, right=True)
 
     @property
@@ -366,6 +380,7 @@ class RangePartitionBook:
 
     def id_filter(self, node_pb: Any, partition_idx: int) -> Tensor:
         """Return the ids that a partition owns, ascending."""
+        # `node_pb` is this book: GLT calls `id_filter(book, index)` of whatever kind of book it has
         start = int(self.partition_bounds[partition_idx - 1]) if partition_idx else 0
         return torch.arange(start, int(self.partition_bounds[partition_idx]))
 

@@ -28,6 +28,7 @@ def lazy_names(
         value = getattr(import_module(f"gigl_loader.{module}"), name)
         if isinstance(value, (type, FunctionType)):
             value.__module__ = package  # tracebacks, pickles and docs show the path users import
+        # __getattr__ is asked for what is not there: once for each name
         own[name] = value
         return value
 

@@ -40,12 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("verb", choices=list(known), help="what to do; see below")
+    # only the verb: all after it, --help too, is the verb's own
     args = parser.parse_args(given[:1])
     return _function_of(args.verb)(given[1:])
 
 
 def _is_here(where: str) -> bool:
     """Tell whether a verb's module is installed, without importing it."""
+    # find_spec() imports the packages above a module, and raises where one of them is missing
     package = where.partition(":")[0].rpartition(".")[0]
     found = importlib.util.find_spec(package) is not None
     return found and importlib.util.find_spec(where.partition(":")[0]) is not None
@@ -59,6 +61,7 @@ def _function_of(verb: str) -> Callable[[Sequence[str]], int]:
 
 def certs(argv: Sequence[str]) -> int:
     """Write a folder of certificates; return the exit code."""
+    # modules are imported inside: `gigl-loader --help` is to be quick
     from gigl_loader.errors import GiglLoaderError
     from gigl_loader.transport.certs import make_folder
 

@@ -27,9 +27,12 @@ _PACKAGES = (
     "gigl_loader", "torch", "torch_geometric", "graphlearn-torch", "numba", "numpy",
     "typing_extensions",
 )  # fmt: skip
+# not worth a "!!": no loader needs it
 _OPTIONAL = ("graphlearn-torch",)
 _FEW_FILES = 1024
 """Fewer open files than this are soon used up: a batch in a process of its own holds one."""
+# The kernel's default. A partition read in place, a segment and a pinned block are a mapping each,
+# and so are libraries and thread stacks.
 _FEW_MAPS = 65530
 _LITTLE_MEMORY = _GIB // 2
 
@@ -78,6 +81,7 @@ def glt_door() -> Iterator[Finding]:
         own = "not installed, and no loader needs it: gigl_loader's own classes take its place"
         yield Finding("Python layer", own)
         return
+    # all names: another version of GLT imports well and lacks some
     missing = [name for name in _glt.EXPORTS if not _has(_glt, name)]
     found = f"lacks {missing}" if missing else f"imported, {len(_glt.EXPORTS)} names found"
     yield Finding("Python layer", found, bad=bool(missing))
@@ -109,6 +113,8 @@ def memory() -> Iterator[Finding]:
     yield Finding("memory", f"{_size(available)} available", bad=available < _LITTLE_MEMORY)
     limit = number_in("/sys/fs/cgroup/memory.max")
     if limit is not None:
+        # in a container, pages of shared memory count for the group of the process that touched
+        # them first
         used = number_in("/sys/fs/cgroup/memory.current") or 0
         text = f"{_size(limit)}, {_size(used)} in use; shared memory counts"
         yield Finding("container's limit", text, bad=limit - used < _LITTLE_MEMORY)
@@ -116,6 +122,7 @@ def memory() -> Iterator[Finding]:
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{files} (ulimit -n), can be raised to {most}"
     yield Finding("open files", text, bad=files < _FEW_FILES)
+    # None: a kernel, or a sandbox, that does not show it
     maps = number_in("/proc/sys/vm/max_map_count")
     if maps is not None:
         yield Finding("memory maps", f"{maps} (vm.max_map_count)", bad=maps < _FEW_MAPS)
@@ -133,6 +140,7 @@ def memory() -> Iterator[Finding]:
 def _memfd() -> Finding:
     from gigl_loader.memory import segments
 
+    # reserved like a loader's segments: too small a limit shows here, and not when one is built
     nbytes = 64 * 2**20
     try:
         os.close(segments.create_memfd(nbytes))
@@ -157,9 +165,11 @@ def network() -> Iterator[Finding]:
         address = own_address()
     except ConfigError as error:
         yield Finding("own address", str(error), bad=True)
+        # the rest of the section is still worth to know
         address = "127.0.0.1"
     else:
         yield Finding("own address", f"{address} (as other ranks see it)")
+    # in this order, and once where they are the same
     for host in dict.fromkeys((address, "127.0.0.1")):
         yield _connects(host)
     yield _master()
@@ -207,11 +217,13 @@ def _master() -> Finding:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if host is None or port is None:
         return Finding("master", "MASTER_ADDR and MASTER_PORT are not set (torchrun sets them)")
+    # torchrun sets both; a script of one's own may set anything
     if not port.isdigit():
         return Finding("master", f"MASTER_PORT={port!r} is no number", bad=True)
     try:
         addresses.try_to_connect(host, int(port), timeout_s=5)
     except OSError as error:
+        # before the job runs that is as it should be: the machine answers, and nobody listens
         if error.errno == errno.ECONNREFUSED:
             return Finding("master", f"{host}:{port}: nothing listens there yet")
         return Finding("master", f"{host}:{port}: {error}", bad=True)
@@ -232,8 +244,10 @@ def self_test(seconds: float = 10.0, num_workers: int = 2) -> Iterator[Finding]:
 
     from gigl_loader.testing import Footprint
 
+    # before anything starts: what is there now is not the trial's
     held = Footprint()
     try:
+        # the trial draws numbers: who calls it from a script keeps the state of its own generator
         with _own_group(), torch.random.fork_rng(devices=[]):
             yield from _sample(seconds, num_workers, held)
         held.check_gone()
@@ -251,6 +265,7 @@ def _own_group() -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
+    # in memory: no port and no file that another process might have
     store, hook = dist.HashStore(), sys.excepthook  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -266,8 +281,10 @@ def _sample(seconds: float, num_workers: int, held: "Footprint") -> Iterator[Fin
 
     from gigl_loader import DistDataset, DistNeighborLoader
 
+    # an epoch is 40 batches: the trial has several, and ends soon after its time
     num_nodes, num_edges = 20_000, 400_000
     data = Data(
+        # a node's features are its id, so that a wrong row is seen
         x=torch.arange(num_nodes).view(-1, 1).expand(-1, 16).float(),
         edge_index=torch.randint(num_nodes, (2, num_edges)),
     )
@@ -277,8 +294,10 @@ def _sample(seconds: float, num_workers: int, held: "Footprint") -> Iterator[Fin
         timeout=60.0,
     ) as loader:  # fmt: skip
         yield Finding("workers", f"{num_workers} ready after {time.perf_counter() - began:.1f} s")
+        # with the workers running: afterwards there is nothing left to look at
         held.look(os.getpid(), itself=False)
         deadline, epochs = time.monotonic() + seconds, 0
+        # whole epochs: only then every seed has to have come once
         while epochs == 0 or time.monotonic() < deadline:
             seen = torch.zeros(num_nodes, dtype=torch.int64)
             for batch in loader:
@@ -304,6 +323,7 @@ def report(sections: dict[str, Callable[[], Iterator[Finding]]]) -> bool:
     well = True
     for title, find in sections.items():
         print(f"\n{title}", flush=True)
+        # as they come: a section that hangs shows after which line
         for finding in find():
             well &= not finding.bad
             print(finding, flush=True)

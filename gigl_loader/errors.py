@@ -66,12 +66,20 @@ class WorkerDiedError(PeerError):
         how, hint = f"exit code {self.exitcode}", "its traceback is in the worker's stderr"
         if self.exitcode is None:
             how, hint = "exit code unknown", "its supervising process ended with it"
+        # multiprocessing gives the signal that ended a process as a negative exit code
         elif self.exitcode < 0:
-            how = signal.Signals(-self.exitcode).name
+            how = _signal_name(-self.exitcode)
             hint = "if nobody sent it, the host ran out of memory: lower num_workers or batch_size"
         tail = f"; {self.note}" if self.note else ""
         who = f"{self.where}: " if self.where else ""
         return f"{who}sampling worker {self.worker} (pid {self.pid}) died: {how}; {hint}{tail}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
 
 
 class SamplingError(PeerError):
@@ -99,6 +107,7 @@ class PeerLostError(PeerError):
 
     def __init__(self, text: str, end: str = "gone") -> None:
         super().__init__(text, end)
+        # args are all fields, for pickling; the text alone is what str() shows
         self.end = end
 
     def __str__(self) -> str:
@@ -150,6 +159,7 @@ def explained_limits(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         cause: BaseException | None = error
+        # libraries wrap errors of the system: the number is in the one at the end of the chain
         while cause is not None and not isinstance(cause, ResourceError):
             number = cause.errno if isinstance(cause, OSError) else None
             if number in _LIMITS:

@@ -29,6 +29,7 @@ def named_failures(doing: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what all of torch.distributed's errors derive from
+        # gloo and NCCL raise the same class for both; only the text tells them apart
         stalled = "timed out" in str(error).lower()
         why = "a rank did not come within the process group's timeout" if stalled else (
             "a rank has ended, or raised an error"
@@ -49,6 +50,7 @@ class RankExchange:
     """
 
     def __init__(self, group: Any = None, doing: str = "rows were exchanged") -> None:
+        # a torch built without distributed has no is_initialized()
         joined = dist.is_available() and dist.is_initialized()
         self._group, self._doing = group, doing
         self.size: int = dist.get_world_size(group) if joined else 1
@@ -78,6 +80,7 @@ class RankExchange:
         """
         if self.size == 1:
             return rows
+        # autograd.Function costs a node of the graph for each layer: without a gradient, none
         if rows.requires_grad:
             swapped: Tensor = _Swap.apply(rows, self, send, receive)
             return swapped
@@ -101,9 +104,11 @@ class RankExchange:
         device = exchanged_on(rows.device, self._group)
         came = out
         if came is None or came.device.type != device.type:
+            # the group may not take tensors of this device, such as gloo those of a GPU
             came = torch.empty((sum(receive), *rows.shape[1:]), dtype=rows.dtype, device=device)
         with named_failures(self._doing):
             dist.all_to_all_single(
+                # counts are of rows, which all_to_all_single cuts along the first dimension
                 _bytes(came), _bytes(rows.detach().to(came.device).contiguous()),
                 list(receive), list(send), group=self._group,
             )  # fmt: skip
@@ -114,10 +119,12 @@ class RankExchange:
         if self.size == 1:
             return list(send)
         ones = [1] * self.size
+        # one number for each rank, each way
         return [int(n) for n in self.swap_values(torch.tensor(list(send)), ones, ones)]
 
     def add_up(self, values: Tensor) -> Tensor:
         """Do what `total` does, without a gradient."""
+        # all_reduce writes to what it is given
         out = values.detach().clone().to(exchanged_on(values.device, self._group))
         with named_failures(self._doing):
             dist.all_reduce(out, group=self._group)
@@ -127,6 +134,7 @@ class RankExchange:
 def _bytes(rows: Tensor) -> Tensor:
     """Return contiguous rows as ``[n, bytes]``: gloo does not know every dtype."""
     width = rows.element_size()
+    # not numel() // len(): there may be no rows, and width still has to be right
     for size in rows.shape[1:]:
         width *= size
     flat = rows.as_strided((rows.numel(),), (1,))  # of one element, any stride is contiguous
@@ -145,6 +153,7 @@ class _Swap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         exchange, send, receive = ctx.way
+        # a gradient goes back the way its row came
         return exchange.swap_values(grads[0], receive, send), None, None, None
 
 
@@ -156,4 +165,5 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # Every rank has the sum, so every rank's gradient counts towards each summand.
         return ctx.exchange.add_up(grads[0]), None

@@ -10,7 +10,9 @@ from contextvars import ContextVar
 LOG_FORMAT = "%(asctime)s %(levelname)s [%(where)s] %(name)s: %(message)s"
 """A format that shows what `WhereFilter` adds."""
 
+# one dict, few writes: each is atomic, and a line that is logged meanwhile may show either value
 _process: dict[str, object] = {}
+# by thread, and not in _process: a server answers several compute processes at a time
 _asking: ContextVar[dict[str, object]] = ContextVar("asking")
 
 
@@ -30,6 +32,7 @@ class WhereFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add ``where``; let every record through."""
+        # whoever is answered goes before what this process itself is: it is his line
         known = {**_process, **_asking.get({})}
         if not known and "RANK" in os.environ:  # a rank without a graph store
             known["rank"] = os.environ["RANK"]
@@ -42,12 +45,14 @@ class WhereFilter(logging.Filter):
 def showing_where() -> Iterator[None]:
     """Let all handlers show whose line it is inside the block; where there are none, on stderr."""
     root = logging.getLogger()
+    # handlers, not loggers, have the filter: a logger's filter does not see its children's records
     level, where, added = root.level, WhereFilter(), []
     if not root.handlers:
         added.append(logging.StreamHandler())
         added[0].setFormatter(logging.Formatter(LOG_FORMAT))
         root.addHandler(added[0])
         root.setLevel(logging.INFO)
+    # those of now: others may add some, and remove ours, before the block ends
     shown = list(root.handlers)
     for handler in shown:
         handler.addFilter(where)

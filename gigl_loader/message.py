@@ -144,6 +144,8 @@ class Field:
     dtype: str
     """A type by torch's name: ``"float32"``."""
     shape: tuple[int, ...]
+    # Called with memory of the receiver, e.g. a slot: the tensor is never made elsewhere and
+    # copied.
     write: Callable[[Any], Any]
     """Takes a numpy array of that shape and of the type's storage dtype (`memory.segments`)."""
 
@@ -156,5 +158,6 @@ class Field:
 
 def stays_on_host(key: str) -> bool:
     """Return whether collating reads this tensor, so that copying it would mean waiting for it."""
+    # ends: the key of a typed batch starts with the type
     per_hop = key.endswith((NODES_PER_HOP, EDGES_PER_HOP))
     return key == IS_HETERO or per_hop or key.startswith(LABEL_COUNTS)

@@ -41,6 +41,7 @@ def may_be_one_machine() -> bool:
     return os.environ.get(SAME_MACHINE_VARIABLE) != "0"
 
 
+# powers of 1024 by the names of powers of 1000, like GLT
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 
 
@@ -108,6 +109,7 @@ class FeatureStoreOptions:
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ConfigError(f"FeatureStoreOptions.cache_bytes must be bytes >= 0, got {size!r}")
         try:
+            # here, where the user's line is in the traceback, and not when workers start
             pickle.dumps(self.keywords)
         except Exception as error:
             raise ConfigError(
@@ -163,6 +165,7 @@ class PPRSamplerOptions:
     """Heterogeneous: deliver the edges among the nodes of the batch that were followed, too."""
 
     def __post_init__(self) -> None:
+        # 1 would stay at the seed for ever, 0 would never come back to it
         if not 0 < self.alpha < 1:
             raise ConfigError(f"PPRSamplerOptions.alpha must be in (0, 1), got {self.alpha!r}")
         if not 0 < self.eps < math.inf:
@@ -186,6 +189,7 @@ def edge_types_of(channel: Any) -> list[EdgeType]:
     Raises:
         ConfigError: It is no edge type, nor a tuple of them.
     """
+    # an edge type is a tuple as well: what it holds tells the two apart
     several = (channel,) if _is_edge_type(channel) else channel
     if not isinstance(several, tuple) or not several or not all(map(_is_edge_type, several)):
         raise ConfigError(
@@ -208,6 +212,7 @@ def _check_channels(ratios: dict[Channel, float] | None) -> None:
                 f"PPRSamplerOptions.typed_channel_ratios[{channel}] must be in (0, 1], got "
                 f"{ratio!r}"
             )
+    # 0.1 * 10 does not sum to 1 in binary
     if ratios and not math.isclose(sum(ratios.values()), 1.0, rel_tol=1e-9):
         raise ConfigError(
             "the ratios of PPRSamplerOptions.typed_channel_ratios must sum to 1, got "
@@ -216,6 +221,7 @@ def _check_channels(ratios: dict[Channel, float] | None) -> None:
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
+    # True is an int to isinstance()
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
         raise ConfigError(
             f"PPRSamplerOptions.{name} must be an integer in [{least}, 2**31), got {value!r}"
@@ -276,6 +282,8 @@ class ExpansionOptions:
             value = getattr(value, "value", value)  # PyG's SubgraphType is an enum
             if value not in known:
                 raise ConfigError(f"{name} must be one of {known}, got {value!r}")
+            # the one write to a frozen object: an enum of PyG's is kept as its text, which workers
+            # can read without PyG
             object.__setattr__(self, name, value)
         if not isinstance(self.disjoint, bool) and self.disjoint != BY_TIME:
             raise ConfigError(f"disjoint must be True, False or {BY_TIME!r}, got {self.disjoint!r}")
@@ -371,9 +379,11 @@ class EpochOptions:
         return {name: repr(getattr(self, name)) for name in names}
 
     def __post_init__(self) -> None:
+        # it has to fit an int64, which kernels and messages hold it in
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         if not (is_int and 0 <= self.seed < 2**63):
             raise ConfigError(f"seed must be an integer in [0, 2**63), got {self.seed!r}")
+        # also refuses nan, which compares false
         if not (isinstance(self.timeout_s, (int, float)) and 0 < self.timeout_s < math.inf):
             raise ConfigError(
                 f"timeout must be > 0 seconds, and there always is one; got {self.timeout_s!r}"
@@ -395,11 +405,12 @@ def parse_size(size: int | str) -> int:
     nbytes = size if isinstance(size, int) and not isinstance(size, bool) else 0
     if isinstance(size, str):
         text = size.strip().upper()
+        # no unit ends in a digit, so that what is left is the number
         digits = text.rstrip("BKMGT ")
         unit = _UNITS.get(text[len(digits) :].strip())
         try:
             nbytes = int(float(digits) * unit) if unit else 0
-        except ValueError:
+        except (ValueError, OverflowError):  # "inf" is a float, and no int
             nbytes = 0
     if nbytes <= 0:
         raise ConfigError(f"a size must be bytes > 0 or a text such as '512MB', got {size!r}")
@@ -434,6 +445,7 @@ class CacheOptions:
                     'remote_cache, for example "20%"'
                 )
             return None
+        # 0.2 could be a share or a number of bytes: the share is written "20%"
         if isinstance(remote_cache, bool | float):  # whatever the types say
             raise ConfigError(
                 'remote_cache is a size such as "2GB", or a share such as "20%", '
@@ -458,6 +470,7 @@ def _share(text: str) -> float:
 
 def usable_cpus() -> int:
     """Return how many CPUs this process may use."""
+    # not os.cpu_count(): a container or taskset may give a process fewer
     return len(os.sched_getaffinity(0))
 
 
@@ -489,6 +502,7 @@ def _limit_files() -> list[str]:
         else:
             continue
         groups = (Path(group), *Path(group).parents)
+        # files that are not there, as above a container's own root, are left out by number_in()
         files += [f"{root}{str(one).rstrip('/')}/{name}" for one in groups]
     return files
 

@@ -34,7 +34,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 SUSPECTED_S = 30.0
 """Longest wait for ranks of which one was not heard: they may still be in their own epoch."""
+# gloo's threads want microseconds; 50 ms is still nothing beside the end of a job
 _MOMENT_S = 0.05
+# appending and clearing are atomic, whichever threads do them
 _unheard: list[str] = []
 """Why a rank is suspected to be cut off; empty once all have come again."""
 
@@ -51,6 +53,7 @@ def end_group() -> None:
     threads, and one that still wants the lock, to drop the tensors of the last collective, never
     gets it: a collective and then `destroy_process_group` hangs. So they get a moment first.
     """
+    # waiting on an event gives the interpreter's lock away
     threading.Event().wait(_MOMENT_S)
     dist.destroy_process_group()
 
@@ -77,6 +80,7 @@ def gather_values(value: T, world_size: int, kind: Any, group: Any = None) -> li
     """Do what `gather_from_ranks` does, over any group; its errors are torch's own."""
     data = msgspec.msgpack.encode(value)
     device = _device(group)
+    # sizes first: a tensor that is gathered must be as long on all ranks
     own_size = torch.tensor([len(data)], device=device)
     sizes = [torch.zeros_like(own_size) for _ in range(world_size)]
     _all_gather(sizes, own_size, group)
@@ -124,6 +128,7 @@ def _gathered_on_0(data: bytes, world_size: int) -> list[bytes] | None:
     most = own_size.clone()
     options: Any = AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
+    # rank 0 alone gathers, so the others learn the longest by a maximum
     _finish(whole.allreduce, [most], options)
     # the size goes before the data: what is gathered is as long on all ranks
     own = torch.cat([own_size.view(torch.uint8).cpu(), _padded(data, int(most))]).to(_device())
@@ -131,6 +136,7 @@ def _gathered_on_0(data: bytes, world_size: int) -> list[bytes] | None:
     found = [torch.empty_like(own) for _ in range(world_size)] if is_first else []
     _finish(whole.gather, [found] if is_first else [], [own], GatherOptions())
     rows = [one.cpu().numpy().tobytes() for one in found]
+    # 8 bytes of int64, in this machine's order: ranks of one job are of one kind
     head = own_size.element_size()
     return [one[head:][: int.from_bytes(one[:head], sys.byteorder)] for one in rows] or None
 
@@ -155,6 +161,8 @@ def tell_ranks(value: T, world_size: int, kind: Any) -> T:
         size = torch.tensor([len(data)], device=device)
         _broadcast(size)
         most = int(size)
+        # the other ranks encoded their own value, which may be longer or shorter: it is written
+        # over
         told = _padded(data[:most], most).to(device)
         _broadcast(told)
     found: T = _decoded(told, most, kind)
@@ -180,14 +188,17 @@ def _finish(collective: Any, *args: Any) -> None:
     if not _unheard:
         collective(*args).wait()
         return
+    # by the call, not by the group: the user's timeout stays as it is for the rest
     args[-1].timeout = timedelta(seconds=SUSPECTED_S)
     try:
+        # a second more, so that gloo's own timeout comes first and its error says why
         collective(*args).wait(timedelta(seconds=SUSPECTED_S + 1.0))
     except RuntimeError as error:
         raise PeerTimeoutError(
             f"the ranks did not come together within {SUSPECTED_S:g} s ({error}), and before that "
             f"one was not heard: {_unheard[-1]}"
         ) from error
+    # all have come: whoever was not heard was only slow
     _unheard.clear()
 
 
@@ -198,6 +209,7 @@ def check_same_options(everyone: Sequence[dict[str, str]], why: str) -> None:
         everyone: Values by option, of each rank.
         why: What asks for it, for the error.
     """
+    # in the order of the first rank's options: the same text on all ranks
     for name in dict.fromkeys(name for told in everyone for name in told):
         by_value: dict[str | None, list[int]] = {}
         for rank, told in enumerate(everyone):
@@ -240,6 +252,7 @@ def exchanged_on(device: torch.device, group: Any = None) -> torch.device:
             f"{device}, nor for the CPU's: add one, as in init_process_group("
             '"cpu:gloo,cuda:nccl")'
         )
+    # of NCCL's group: it has one type of device
     kind = next(iter(known))
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
@@ -256,6 +269,7 @@ def _padded(data: bytes, size: int) -> Tensor:
     interpreter is ending, and memory of a Python object needs the interpreter to be given up.
     """
     padded = torch.zeros(max(size, 1), dtype=torch.uint8)
+    # copied, not torch.frombuffer(data): see above
     padded[: len(data)].numpy()[:] = np.frombuffer(data, np.uint8)
     return padded
 

@@ -47,8 +47,7 @@ def get_free_ports(num_ports: int) -> list[int]:
     Raises:
         ConfigError: ``num_ports`` is below 1.
     """
-    if num_ports < 1:
-        raise ConfigError(f"num_ports must be an integer > 0, got {num_ports!r}")
+    _check_num_ports(num_ports)
     return free_ports(num_ports)
 
 
@@ -70,6 +69,8 @@ def get_free_ports_from_node(num_ports: int, node_rank: int) -> list[int]:
         ConfigError: ``num_ports`` is below 1, or there is no such rank.
     """
     _check_rank(node_rank)
+    # on all ranks, not on the one that looks for ports: the others would wait for it
+    _check_num_ports(num_ports)
     ports = get_free_ports(num_ports) if dist.get_rank() == node_rank else []
     return gather_from_ranks(ports, dist.get_world_size(), list[int])[node_rank]
 
@@ -101,7 +102,13 @@ def get_internal_ip_from_all_ranks() -> list[str]:
         UsageError: No process group.
     """
     _check_rank(0)
+    # each rank finds its own: only its machine knows the interface that leads to the others
     return gather_from_ranks(own_address(), dist.get_world_size(), str)
+
+
+def _check_num_ports(num_ports: int) -> None:
+    if num_ports < 1:
+        raise ConfigError(f"num_ports must be an integer > 0, got {num_ports!r}")
 
 
 def _check_rank(rank: int) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader import _glt, _glt_classes
-from gigl_loader.errors import ConfigError, NativeLibraryError, UsageError
+from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.testing import run_python
 
 ADDRESS = {"master_addr": "10.0.0.1", "master_port": 4000}
@@ -369,28 +369,14 @@ def test_labels_of_some_nodes_are_looked_up(classes: Any) -> None:
 # --- without graphlearn-torch ---------------------------------------------------------------------
 
 
-def test_gpu_parts_are_refused_with_the_way_out() -> None:
-    topology = _glt_classes.Topology(torch.tensor([[0], [1]]))
-    with pytest.raises(NativeLibraryError, match='graph_mode="CPU"'):
-        _glt_classes.Graph(topology, "CUDA").lazy_init()
-    with pytest.raises(NativeLibraryError, match="with_gpu=False"):
-        _glt_classes.Feature(torch.ones(1, 1))
-    with pytest.raises(NativeLibraryError, match="sort_func"):
-        _glt_classes.Dataset().init_node_features(torch.ones(1, 1), sort_func=sorted)
-
-
-def test_malformed_parts_are_refused() -> None:
-    edges = torch.tensor([[0, 1], [1, 0]])
-    with pytest.raises(ConfigError, match="edge_ids has 1 entries for 2 edges"):
-        _glt_classes.Topology(edges, torch.tensor([0]))
-    with pytest.raises(ConfigError, match="cannot be read as 'CSX'"):
-        _glt_classes.Topology(edges, input_layout="CSX")
-    with pytest.raises(ConfigError, match="2 sources"):
-        _glt_classes.Topology((edges[0], edges[0, :1]))
+def test_malformed_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="name 2 devices, got 1"):
         _glt_classes.MpDistSamplingWorkerOptions(2, [torch.device("cpu")], **ADDRESS)
     with pytest.raises(UsageError, match="name the server ranks"):
         _glt_classes._servers_of_client(None)
+    for size in ("many", "infGB", "GB"):
+        with pytest.raises(ConfigError, match="is no size"):
+            _glt_classes.parse_size(size)
 
 
 def test_the_base_loader_is_a_base_class_only() -> None:

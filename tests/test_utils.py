@@ -58,6 +58,8 @@ def _ask(rank: int, size: int) -> None:
     assert [len(found[0]), len(found[1]), len(found[3])] == [2, 1, 2]
     with pytest.raises(ConfigError, match="node_rank"):
         utils.get_internal_ip_from_node(2)
+    with pytest.raises(ConfigError, match="num_ports"):  # on both, or one would wait
+        utils.get_free_ports_from_node(0, node_rank=1)
 
 
 @pytest.mark.multiprocess

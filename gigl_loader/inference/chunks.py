@@ -72,6 +72,7 @@ def _mapped(value: Any, change: Any) -> Any:
     if isinstance(value, dict):
         return {key: _mapped(one, change) for key, one in value.items()}
     if isinstance(value, ChunkEdges):
+        # vars() of a dataclass lists the fields in the order of __init__
         return ChunkEdges(*(_mapped(one, change) for one in vars(value).values()))
     return value
 
@@ -127,17 +128,25 @@ class ChunkReader:
 
         All ranks read together, whatever each has done.
         """
+        # A chunk that one rank has done may be open on another, which then needs rows of the first
+        # one: a step is left out only where nobody computes in it. Ranks may cut their nodes into
+        # chunks of different sizes; a step is just a number that all of them count up to.
         everyone = self._exchange.gather((self.num_chunks, done), tuple[int, set[int]])
         steps = [
             step
             for step in range(max(count for count, _ in everyone))
             if any(step < count and step not in them for count, them in everyone)
         ]
+        # One thread: from here on it alone makes collective calls, in the same order on all ranks.
+        # The thread that iterates computes, and makes none before the last step was read.
         with ThreadPoolExecutor(1, "gigl_loader reads chunks") as pool:
             ahead: Future[Chunk | None] | None = None
             due: Future[Chunk | None] | None
             for step in [*steps, None]:
+                # a future keeps its result, which would outlive the caller's chunk
                 due, ahead = ahead, None
+                # before the next read is started: a read that failed must not be followed by a
+                # collective call
                 chunk = None if due is None else due.result()
                 if step is not None:
                     ahead = pool.submit(self._read, step, reads, step in done)
@@ -154,7 +163,10 @@ class ChunkReader:
         degrees = reads.degrees or {}
         x: dict[NodeType, Tensor] = {}
         scales: dict[Norm, Tensor] = {}
+        # get() is collective: n_id is in the order of sorted types, which is the same on all ranks
         for name, nodes in found.n_id.items():
+            # norms are of edges between nodes of one type (check_conv), so only that type has
+            # degrees
             norms = [norm for norm in degrees if norm.edge_type[2] == self._node_type == name]
             sources = [reads.rows[name]] if name in reads.rows else []
             rows = self._fetcher.get(name, nodes, [*sources, *(degrees[norm] for norm in norms)])
@@ -168,15 +180,18 @@ class ChunkReader:
         targets = self.own[start:stop]
         names = [name for name in self._edge_types if name[0] in reads.rows]
         labels = {name: NodeLabels() for name in sorted({self._node_type, *(t[0] for t in names)})}
+        # first of all, so that the destinations have the numbers 0 to num_dst - 1
         labels[self._node_type].append(targets.numpy())
         edges = {}
         for name in names:
             found = self._graph.edges(name, targets, weight=reads.weight, attr=reads.attr)
             sources = torch.from_numpy(labels[name[0]].label(found.sources.numpy()))
             indptr = torch.zeros(targets.numel() + 1, dtype=torch.int64)
+            # targets ascend, so the running sum of their counts is where each one's edges start
             counts = torch.bincount(found.targets, minlength=targets.numel())
             torch.cumsum(counts, 0, out=indptr[1:])
             index_ = torch.stack([sources, found.targets])
             edges[name] = ChunkEdges(index_, indptr, found.weight, found.attr)
+        # a copy: `nodes` is a view of a table with room for many more
         n_id = {name: torch.from_numpy(one.nodes.copy()) for name, one in labels.items()}
         return Chunk(index, start, stop, self._node_type, {}, edges, n_id, {})

@@ -87,6 +87,7 @@ def full_graph(
             "knows of other nodes is the rows of x that propagate() gathers", unknown,
         )  # fmt: skip
     dataset = DistDataset.wrap(dataset)
+    # no parameters, no place: as torch makes tensors itself
     place = torch.device(device or next((p.device for p in model.parameters()), "cpu"))
     session = _Session(
         model,
@@ -119,12 +120,19 @@ class _Session:
     ) -> None:  # fmt: skip
         self._model = model
         self._units = units(model)
+        # A layer of several hops reads further than the one hop that narrow_plans() counts for
+        # each.
         self._narrow = nodes is not None and not any(
             type(module).__name__ in SEVERAL_HOPS for module in self._units
         )
+        # modules of a HeteroConv are one layer together
         num_layers = len(set(self._units.values())) if self._narrow else 0
         self.graph: LocalGraph = local_graph(dataset, exchange, device, nodes, num_layers)
+        # An edge_index is known by its identity: the tensor that the user hands from `data` to the
+        # model is the one that says which edges these are. So `data` is given the plan's own, not
+        # the copy that was made when it went to the device.
         self._plans = {id(plan.whole.edge_index): plan for plan in self.graph.plans.values()}
+        # in the order in which local_graph() made them, that of the plans
         stores = self.graph.data.edge_stores
         for store, plan in zip(stores, self.graph.plans.values(), strict=True):
             store.edge_index = plan.whole.edge_index
@@ -137,11 +145,13 @@ class _Session:
 
     def attach(self, stack: ExitStack) -> None:
         """Hook into the modules until ``stack`` ends."""
+        # at the beginning of every forward, also after one that raised half way through
         handles = [self._model.register_forward_pre_hook(self._begin)]
         module: Any  # PyG has no types
         for module in self._units:
             handles += [
                 module.register_forward_pre_hook(self._before, with_kwargs=True),
+                # always: a frame that stayed after an error would be the next layer's
                 module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
                 module.register_propagate_forward_pre_hook(self._propagate),
                 module.register_edge_update_forward_pre_hook(self._edge_update),
@@ -159,10 +169,12 @@ class _Session:
         self._statistics.begin()
 
     def _before(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        # by name: some layers take edge_weight third, others edge_attr, and users give either way
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
         given = bound.arguments
         plan = self._plan_of(module, given["edge_index"])
         level = plan.level(self._hops_to_come(module))
+        # from here on _after() takes it off again, also when what follows raises
         self._frames.append(_Frame(plan, level, given.get("edge_weight")))
         self._check_loops(module, plan)
         given["edge_index"] = level.edge_index
@@ -172,10 +184,12 @@ class _Session:
             elif name.startswith("edge_") and name != "edge_index" and isinstance(value, Tensor):
                 given[name] = value if level.edges is None else value[level.edges]
             elif name == "size":
+                # it was the shape of own rows; PyG takes it from x, to which the halo has come
                 given[name] = None
         return bound.args, bound.kwargs
 
     def _after(self, module: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        # _before() raised before it knew the plan
         if not self._frames:
             return None
         frame = self._frames.pop()
@@ -196,6 +210,7 @@ class _Session:
         if frame.calls > 1:  # own rows are new, those of the halo have to be fetched again
             values = {**values, "x": self._again(module, frame, values.get("x"))}
         if is_normalized(module):
+            # all own rows' edges, not `edge_index`: the module may have added self-loops already
             edge_index, weights = self._norms.of(
                 module, frame.plan.whole, frame.level, frame.weight, values["x"].dtype
             )
@@ -223,12 +238,15 @@ class _Session:
         """Return how many layers follow this one at most; None: not to be known."""
         if not self._narrow:
             return None
+        # a layer that runs twice is two hops, of which units() counted one
         if module in self._ran:
             raise ConfigError(
                 f"{type(module).__name__} runs twice in one forward, so the rows that `nodes` "
                 "depend on are not known: leave `nodes` out"
             )
         self._ran.add(module)
+        # Layers are counted as they run, not as they are listed: a model may hold them in any
+        # order.
         order = self._order.setdefault(self._units[module], len(self._order))
         return len(set(self._units.values())) - 1 - order
 
@@ -259,6 +277,7 @@ class _Session:
         return level.extend(x_src), x_dst
 
     def _check_rows(self, module: Any, x: Tensor, node_type: str) -> None:
+        # sending reads rows by place: with another number of rows, these would be other nodes'
         if x.size(0) != self._num_own[node_type]:
             raise ConfigError(
                 f"{type(module).__name__} got {x.size(0)} rows of {node_type!r}, of which this "

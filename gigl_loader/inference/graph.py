@@ -44,6 +44,7 @@ def message_types(view: PartitionView) -> dict[EdgeType, EdgeType]:
     Messages go from a neighbour to the node that is expanded, as in a sampled batch: along the
     edges where ``edge_dir="in"``, against them where it is ``"out"``.
     """
+    # sorted: each type is a round of collective calls, which all ranks make in one order
     names = sorted(name for name in view.adjacency if not is_label_edge_type(name))
     if view.edge_dir == "in":
         return {name: name for name in names}
@@ -68,6 +69,7 @@ def local_graph(
     for edge_type, name in message_types(view).items():
         graph.plans[edge_type] = plan_edges(edge_type, view.adjacency[name], shares, exchange)
     wanted = None if nodes is None else _wanted(view, shares, exchange, nodes)
+    # without num_layers all rows are computed, and `out_index` alone tells the caller of `nodes`
     if wanted is not None and num_layers:
         narrow_plans(graph.plans, wanted, num_layers)
     _fill_nodes(graph, dataset, device, wanted)
@@ -92,10 +94,12 @@ def _wanted(
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < view.num_nodes[name]:
             raise ConfigError(f"nodes of {name!r} must be in [0, {view.num_nodes[name]})")
         owner = shares.owner(name, ids)
+        # ids may be of any owner, and repeat; each goes to its owner, which marks it
         send = torch.bincount(owner, minlength=exchange.size).tolist()
         ids = ids[torch.argsort(owner, stable=True)]
         mine = exchange.swap(ids, send, exchange.swap_counts(send))
         found[name] = torch.zeros(own.numel(), dtype=torch.bool)
+        # never -1, which would mark the last row: only own nodes were sent here
         found[name][place_of(mine, own)] = True
     return found
 
@@ -115,6 +119,7 @@ def _fill_nodes(graph: LocalGraph, dataset: DistDataset, device: torch.device, w
         for split in _SPLITS:
             ids = _of_type(dataset.split_node_ids(split), name)
             if ids is not None:
+                # split ids are of the whole partition, of which this rank may compute a share
                 store[f"{split}_mask"] = torch.isin(own, ids).to(device)
         if wanted is not None:
             store.out_index = wanted[name].nonzero().view(-1).to(device)
@@ -135,9 +140,12 @@ def _fill_edges(graph: LocalGraph, view: PartitionView, device: torch.device) ->
         if adjacency.weights is not None:
             store.edge_weight = adjacency.weights[plan.positions].to(device)
         if adjacency.has_edge_ids:
+            # weights, ids and features follow `positions`, the order of the columns of edge_index
             ids = adjacency.edge_ids_at(plan.positions)
             store.e_id = ids.to(device)
         if name in view.edge_features and adjacency.has_edge_ids:
+            # collective: the features of an edge may lie with another partition than the edge
             store.edge_attr = lookup.rows("edge_features", name, ids).to(device)
+        # only now: plans are made of the structure, which is on the CPU
         plan.whole = plan.whole.to(device)
         plan.narrow = {hops: level.to(device) for hops, level in plan.narrow.items()}

@@ -30,12 +30,14 @@ class KeptTensors:
     def __init__(self, folder: Path | None) -> None:
         self._kept: dict[Hashable, list[Tensor | _Place | None]] = {}
         self._end = 0
+        # beside the results, and not in /tmp, which is often memory
         self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
 
     def get(self, key: Hashable, fetch: Callable[[], list[Tensor | None]]) -> list[Tensor | None]:
         """Return what ``fetch`` returned when ``key`` was asked for first."""
         if key in self._kept:
             return [self._read(one) if isinstance(one, tuple) else one for one in self._kept[key]]
+        # what fetch() raises is not kept: the next one to ask fetches again
         found = fetch()
         if self._file is None:
             self._kept[key] = list(found)
@@ -52,8 +54,11 @@ class KeptTensors:
     def _write_all(self, key: Hashable, tensors: list[Tensor | None]) -> None:
         start = self._end
         try:
+            # the key is set only when all of its tensors were written: a part of them is not read
+            # back
             self._kept[key] = [None if one is None else self._write(one) for one in tensors]
         except OSError as error:
+            # what was written of this key is written over by the next one
             self._end = start
             logger.warning("edges cannot be kept, and are fetched for each layer: %s", error)
 
@@ -62,6 +67,8 @@ class KeptTensors:
         tensor = tensor.contiguous()
         start, data = self._end, bytes_of(tensor)
         while data:
+            # The kernel writes at most 2 GiB at a time, and less where the disk fills up. At an
+            # offset, like the read: no position of the file is shared between threads.
             count = os.pwrite(self._file.fileno(), data, self._end)
             self._end, data = self._end + count, data[count:]
         return start, dtype_name(tensor.dtype), tensor.shape
@@ -73,6 +80,7 @@ class KeptTensors:
         data = bytes_of(found)
         while data:
             count = os.preadv(self._file.fileno(), [data], start)
+            # 0 is the end of the file: without an error the loop would not end
             if not count:
                 raise ProtocolError(f"kept edges end at byte {start}, {len(data)} bytes too early")
             start, data = start + count, data[count:]

@@ -70,6 +70,9 @@ class Layer:
         with ExitStack() as stack:
             for module, norm in self.norms.items():
                 if norm.edge_type in chunk.edges:
+                    # The layer makes weights of its own first, by the chunk's degrees. These
+                    # replace them at the last point before messages are made, and the hook goes
+                    # again: the model is the user's.
                     weigh = partial(_weigh, norm, chunk)
                     stack.callback(module.register_propagate_forward_pre_hook(weigh).remove)
             yield
@@ -77,6 +80,7 @@ class Layer:
 
 def _weigh(norm: Norm, chunk: Chunk, module: Any, inputs: Any) -> Any:
     _, size, values = inputs
+    # not the edge_index of `inputs`, to which the layer may have added self-loops already
     edges = chunk.edges[norm.edge_type]
     edge_index, weights = norm.weigh(
         edges.edge_index, edges.weight, chunk.degrees[norm], values["x"].dtype
@@ -109,6 +113,7 @@ class _Convolutions(Layer):
         extra = extra_of(conv, chunk.edges[edge_type])
         x, edges = convolution_input(conv, chunk, edge_type, sparse=not extra)
         out: Tensor = conv(x, edges, **extra)
+        # a layer that takes one tensor computes a row for every source
         return out[: chunk.num_dst]
 
 
@@ -128,6 +133,7 @@ class _BasicLayer(Layer):
     def _compute(self, chunk: Chunk) -> Any:
         extra = extra_of(self._conv, chunk.edges[self._edge_type])
         x, edges = convolution_input(self._conv, chunk, self._edge_type, sparse=not extra)
+        # for one call: the next chunk has other edges
         hook = self._conv.register_forward_pre_hook(  # `inference_per_layer` passes no more on
             lambda module, args, kwargs: (args, {**kwargs, **extra}), with_kwargs=True
         )
@@ -158,6 +164,7 @@ class _FunctionLayer(Layer):
                 for edge_type, conv in one.convs.items():
                     self._find_norms(conv, edge_type)
         if not graph.is_heterogeneous:
+            # on a typed graph only HeteroConv says which edges a layer inside of a module is given
             self._find_norms(module, graph.edge_types[0])
 
     def _compute(self, chunk: Chunk) -> Any:
@@ -197,6 +204,7 @@ def _no_local_norms(known: Any) -> Iterator[None]:
     Raises:
         ConfigError: In the ``with`` block, from a module that is not ``known``.
     """
+    # The hook is on all modules of the process, also those that other threads run meanwhile.
     thread = threading.get_ident()
 
     def check(module: torch.nn.Module, args: Any) -> None:
@@ -221,9 +229,11 @@ def convolution_input(
     src, _, dst = edge_type
     name, edges = type(conv).__name__, chunk.edges[edge_type]
     x: Any = chunk.x[src]
+    # the destinations are the first rows of their type, see `Chunk.x`
     if src != dst or name in _PAIRS:
         x_dst = chunk.x.get(dst)
         x = (x, None if x_dst is None else x_dst[: chunk.num_dst])
+    # The product adds up without a row in memory for each edge, which gathering makes.
     if sparse and getattr(conv, "aggr", None) in _SUMS.get(name, ()):
         return x, _sparse(edges, chunk.x[src], chunk.num_dst)
     return x, edges.edge_index
@@ -250,9 +260,14 @@ _warned = threading.Lock()
 
 def _sparse(edges: ChunkEdges, x: Tensor, num_dst: int) -> Tensor:
     """Return the chunk's edges as a matrix, destinations by sources."""
+    # edges that were given a weight do not come here: convolution_input() is asked with
+    # sparse=False
     ones = torch.ones(edges.edge_index.size(1), dtype=x.dtype, device=x.device)
+    # catch_warnings() changes filters of the whole process: two threads in it would leave the wrong
+    # ones
     with _warned, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # torch's, once
+        # checking would read all edges again: `indptr` and the numbers of nodes are ours
         return torch.sparse_csr_tensor(
             edges.indptr, edges.edge_index[0], ones, (num_dst, len(x)), check_invariants=False
         )
@@ -302,6 +317,7 @@ def layers_of(
 def _layer(function: Any, index: int, graph: GraphSource, options: tuple[bool, bool]) -> Layer:
     if isinstance(function, torch.nn.Module) and function.training:
         raise UsageError(f"layer {index} is in training mode, where it may drop rows: call eval()")
+    # not a class derived from it, whose forward may do more: that one is a function
     if type(function) is HeteroConv:
         check_model(function)
         combine = partial(group, aggr=function.aggr)
@@ -324,6 +340,7 @@ def _layers_of_model(model: Any, graph: GraphSource, options: tuple[bool, bool])
             f"{type(model).__name__} computes homogeneous graphs, and this one has types: give a "
             "list of HeteroConv layers or of callables, or use full_graph()"
         )
+    # only one layer's rows are kept at a time
     if model.jk_mode not in (None, "last"):
         raise ConfigError(
             f"jk={model.jk_mode!r} reads the outputs of all layers at the end: use full_graph()"
@@ -334,5 +351,6 @@ def _layers_of_model(model: Any, graph: GraphSource, options: tuple[bool, bool])
     for wanted, name in zip(options, ("edge_weight", "edge_attr"), strict=True):
         if wanted and not getattr(model, f"supports_{name}"):
             raise ConfigError(f"{type(model).__name__} takes no {name}")
+    # a homogeneous graph has one: label edges carry no messages
     (edge_type,) = graph.edge_types
     return [_BasicLayer(model, index, edge_type, options) for index in range(model.num_layers)]

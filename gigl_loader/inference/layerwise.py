@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 8 << 20
 """Rows that a chunk reads: the chunk before, the next one and what is exchanged take that, too."""
+# At least: a chunk's fixed costs (a round of exchanges, a call of the layer) would outweigh fewer
+# rows. At most: where features are narrow, a chunk's edges take more memory than the rows that
+# _CHUNK_BYTES counts.
 _CHUNK_ROWS = (256, 8192)
 
 
@@ -106,17 +109,22 @@ def full_graph_inference(
     """
     _check(out, batch_size, dtype, format)
     exchange = RankExchange(group, "layers were computed")
+    # arguments were checked before: from here on ranks wait for each other
     graph = _graph(dataset, exchange)
     _check_graph(graph, edge_weight, edge_attr)
+    # each rank by its own partition: sizes may differ, see ChunkReader.read
     batch_size = batch_size or _chunk_rows(graph)
     layers = layers_of(model_or_layers, graph, (bool(edge_weight), edge_attr))
     if edge_weight is None and exchange.rank == 0:
         _warn_of_weights(model_or_layers, graph)
+    # without parameters: as torch.empty makes it, float32 on the CPU
     first = next(iter(_parameters(model_or_layers)), torch.empty(0))
     run = LayerRun(
         graph, exchange, layers, batch_size, torch.device(device or first.device), first.dtype,
         dtype,
     )  # fmt: skip
+    # All that decides a row's bits and where it stands. Functions count by their number only: what
+    # they do cannot be told.
     identity = {
         "model": model_digest(model_or_layers), "data": graph.digest(), "batch_size": batch_size,
         "ranks": exchange.size, "layers": len(layers), "dtype": str(dtype),
@@ -126,6 +134,8 @@ def full_graph_inference(
     line = ProgressLine(len(layers) * run.num_rows, shown=shown)
     with ExitStack() as stack:
         results = _results(graph, exchange.rank, out, identity, stack)
+        # After digest() and bytes_per_node(), which asked for samples of nodes: from now on edges
+        # are kept by the first id of a range.
         if isinstance(graph, StoredGraph):
             _keep_edges(graph, layers, out, stack)
         files = _parquet_files(results, graph, batch_size, stack) if format == "parquet" else {}
@@ -194,6 +204,7 @@ def _results(
     for name, own in sorted(graph.owners.own.items()):
         folder = None if out is None else Path(out)
         if folder is not None and graph.is_heterogeneous:
+            # a type's name may have a slash in it
             folder = folder / quote(name, safe="")
         found[name] = Results(folder, rank, own, identity)
         stack.callback(found[name].close)
@@ -206,6 +217,7 @@ def _keep_edges(graph: StoredGraph, layers: list[Layer], out: Any, stack: ExitSt
         return
     kept = KeptTensors(None if out is None else Path(out))
     stack.callback(kept.close)
+    # what any layer reads is fetched with the first one, or the edges would be fetched twice
     weight = any(layer.weight for layer in layers) or any(norm.weighted for norm in norms)
     graph.keep_edges(kept, weight=weight, attr=any(layer.attr for layer in layers))
 

@@ -39,12 +39,15 @@ class Norm:
     ) -> Tensor:
         """Return ``[num_dst]`` float32: of the destinations, to which all edges are here."""
         edge_index, weight = self._with_loops(edge_index, weight, num_rows, torch.float32)
+        # of the other rows, which are sources only, a part of the edges is here
         return _degrees(edge_index, weight, num_rows)[:num_dst]
 
     def weigh(
         self, edge_index: Tensor, weight: Tensor | None, degrees: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """Return (edge index, weights), given the degrees of all rows."""
+        # `degrees` were added up in float32, whatever the layer computes in: float16 stops counting
+        # at 2048. A layer gets the weights in its own dtype.
         degrees = degrees.to(dtype)
         edge_index, weight = self._with_loops(edge_index, weight, degrees.numel(), dtype)
         return edge_index, _scaled(edge_index, weight, degrees)
@@ -69,6 +72,8 @@ class WholeGraphNorms:
     """
 
     def __init__(self, fixed: list[Tensor]) -> None:
+        # the graph's data holds these tensors as long as this is used, so none of them can be taken
+        # by a new tensor
         self._fixed = [id(weight) for weight in fixed]
         self._kept: dict[Any, tuple[Tensor, Tensor]] = {}
 
@@ -86,19 +91,24 @@ class WholeGraphNorms:
         """
         fill = 2.0 if getattr(module, "improved", False) else 1.0
         loops = adds_self_loops(module)
-        version = None if weight is None else weight._version
-        key = (id(level), id(weight), version, fill, loops, dtype)
+        # a weight that was changed in place is the same object with a higher version, and one that
+        # needs a gradient from now on has the same version
+        state = None if weight is None else (weight._version, weight.requires_grad)
+        key = (id(level), id(weight), state, fill, loops, dtype)
         if key in self._kept:
             return self._kept[key]
         num_rows = whole.num_rows
         edges = with_loops(whole.edge_index, weight, num_rows, fill, loops, dtype)
         degrees = _degrees(*edges, num_rows)
+        # the halo's in-edges are with its owners, so their degrees are fetched like rows of x
         degrees = level.extend(degrees[: whole.num_sources])
         picked = weight if weight is None or level.edges is None else weight[level.edges]
         edge_index, weights = with_loops(
             level.edge_index, picked, level.num_rows, fill, loops, dtype
         )
         found = edge_index, _scaled(edge_index, weights, degrees)
+        # Weights that need a gradient are part of the forward's graph, which backward() frees. Of
+        # others than the graph's own, the id may belong to another tensor by the next forward.
         if weight is None or (id(weight) in self._fixed and not weight.requires_grad):
             self._kept[key] = found
         return found
@@ -111,6 +121,7 @@ def _degrees(edge_index: Tensor, weights: Tensor, num_rows: int) -> Tensor:
 
 def _scaled(edge_index: Tensor, weights: Tensor, degrees: Tensor) -> Tensor:
     scale = degrees.pow(-0.5)
+    # a node without edges: 0 ** -0.5
     scale = scale.masked_fill(scale == float("inf"), 0.0)
     return scale[edge_index[0]] * weights * scale[edge_index[1]]
 

@@ -33,6 +33,7 @@ class ParquetRows:
 
     def __init__(self, path: Path, ids: Tensor, batch_size: int) -> None:
         self._path, self._ids, self._batch_size = path, ids, batch_size
+        # a reader that looks for *.parquet never finds half a file, after a kill either
         self._half = path.with_suffix(".parquet.half")
         self._writer: Any = None
         self._schema: Any = None
@@ -45,14 +46,19 @@ class ParquetRows:
         self._open(rows)
         for start in range(self._written, stop, self._batch_size):
             part = slice(start, min(start + self._batch_size, stop))
+            # one flat array and a fixed length: a list of lists would make a Python object of each
+            # number
             flat = pa.array(rows[part].reshape(-1).numpy())
             lists = pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])
             columns = [pa.array(self._ids[part].numpy()), lists]
+            # each call is a row group of its own, so that no more than a chunk is held back in
+            # memory
             self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
             self._written = part.stop
 
     def finish(self, rows: Tensor) -> None:
         """Write what is left and give the file its name."""
+        # also where no chunk was left to compute: then all of the file is written here
         self.advance(rows, len(self._ids))
         self._writer.close()
         os.replace(self._half, self._path)
@@ -66,6 +72,7 @@ class ParquetRows:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        # the width and the type are known with the first rows only
         if self._writer is None:
             values: Any = pa.from_numpy_dtype(rows.numpy().dtype)
             columns = {"id": pa.int64(), "embedding": pa.list_(values, rows.shape[1])}

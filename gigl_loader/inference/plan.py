@@ -57,6 +57,7 @@ class Level:
     def extend(self, rows: Tensor) -> Tensor:
         """Return ``[num_rows, ...]``: sources and halo, given all own source rows. Collective."""
         own = rows if self.sources is None else rows[self.sources]
+        # one rank owns every node: there is no halo, and no copy is made for it
         return torch.cat([own, self.fetch(rows)]) if self.exchange.size > 1 else own
 
     def cut(self, rows: Tensor) -> Tensor:
@@ -69,6 +70,7 @@ class Level:
         if self.targets is None:
             return out
         whole = out.new_zeros((num_own, *out.shape[1:]))
+        # not in place: the gradient flows to `out` alone
         return whole.index_copy(0, self.targets, out)
 
     def to(self, device: torch.device) -> "Level":
@@ -88,6 +90,7 @@ def place_of(ids: Tensor, among: Tensor) -> Tensor:
     """Return the place of each of ``ids`` in ``among`` (ascending), -1 where it is not there."""
     if among.numel() == 0:
         return torch.full_like(ids, -1)
+    # an id above all others gets the place after the last one
     at = torch.searchsorted(among, ids).clamp_(max=among.numel() - 1)
     return torch.where(among[at] == ids, at, -1)
 
@@ -124,12 +127,16 @@ def plan_edges(
     own = shares.own[src]
     edges = all_edges(adjacency, shares.own[dst])
     rows = place_of(edges.sources, own)
+    # Rows of the halo stand in the order in which they arrive: by owner, as all_to_all puts them.
+    # Ids ascend in each owner's part, as unique() and the stable sort leave them.
     outside = rows < 0
     halo = torch.unique(edges.sources[outside])
     owner = shares.owner(src, halo)
     halo = halo[torch.argsort(owner, stable=True)]
     receive = torch.bincount(owner, minlength=exchange.size).tolist()
     rows[outside] = own.numel() + _places(edges.sources[outside], halo)
+    # a rank knows what it needs, and its owners learn it here, once; every layer then sends these
+    # rows without being asked
     send = exchange.swap_counts(receive)
     wanted = exchange.swap(halo, receive, send)
     level = Level(
@@ -141,6 +148,7 @@ def plan_edges(
 
 def _places(ids: Tensor, among: Tensor) -> Tensor:
     """Return the place of each of ``ids`` in ``among``, in any order."""
+    # place_of() searches what ascends, and the halo ascends within each owner's part only
     order = torch.argsort(among)
     return order[place_of(ids, among[order])]
 
@@ -156,7 +164,11 @@ def narrow_plans(
         num_layers: Layers of the model.
     """
     for hops in range(num_layers):
+        # what is computed is read as well: a node's own row goes into its new one
         needed = {name: mask.clone() for name, mask in wanted.items()}
+        # Two passes: a type's rows are needed by the edges of several types, and all of these have
+        # to have marked theirs before the rows are numbered. Each swap is collective: all ranks go
+        # through the edge types in the order of `plans`.
         picks = {}
         for edge_type, plan in plans.items():
             edges = wanted[edge_type[2]][plan.whole.edge_index[1]].nonzero().view(-1)
@@ -169,6 +181,7 @@ def narrow_plans(
 
 def _mark_sources(whole: Level, edges: Tensor, needed: Tensor) -> Tensor:
     """Mark the sources of ``edges`` as needed at their owners; return the halo's part, a mask."""
+    # a mask, not ids: all have agreed on the halo, so that a byte for each of its rows tells it all
     mask = torch.zeros(whole.num_rows, dtype=torch.bool)
     mask[whole.edge_index[0, edges]] = True
     needed |= mask[: whole.num_sources]
@@ -185,6 +198,7 @@ def _narrow(
     sources = needed[src].nonzero().view(-1)
     if src == dst:  # the rows that are computed come first
         sources = torch.cat([targets, (needed[src] & ~wanted[src]).nonzero().view(-1)])
+    # -1 stays where a row is left out: no edge that was picked starts or ends there
     number = torch.full((whole.num_rows,), -1)
     number[sources] = torch.arange(sources.numel())
     outside = halo.nonzero().view(-1)
@@ -192,6 +206,7 @@ def _narrow(
     place = torch.full((wanted[dst].numel(),), -1)
     place[targets] = torch.arange(targets.numel())
     old = whole.edge_index[:, edges]
+    # the others drop rows of their halos, too: of those sent to them, these are left
     asked = whole.exchange.swap(halo, whole.receive, whole.send)
     return Level(
         whole.edge_type, torch.stack([number[old[0]], place[old[1]]]), whole.exchange, sources,

@@ -3,6 +3,8 @@
 import sys
 import time
 
+# Twice a second is smooth to look at; more often, writing to a slow terminal costs time that the
+# layers need.
 _EVERY_S = 0.5
 
 
@@ -23,6 +25,8 @@ class ProgressLine:
     @property
     def rows_per_s(self) -> float:
         """Rows that were computed, per second."""
+        # without the rows of an earlier run: they took this one no time, and would make it look
+        # fast
         return self._rows / max(time.perf_counter() - self._started, 1e-9)
 
     def skip(self, rows: int) -> None:
@@ -45,6 +49,7 @@ class ProgressLine:
         text = (
             f"{layer}  {share:3.0f}%  {self.rows_per_s:,.0f} rows/s  {minutes}:{seconds:02d} left"
         )
+        # padded, so that what is left of a longer line before it is written over
         print(f"\r{text:<70}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:

@@ -48,11 +48,14 @@ class Results:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
+        # the same number of ranks may hold other nodes: rows are kept by place, not by id
         digest = hashlib.blake2b(ids.numpy().data, digest_size=16).hexdigest()
+        # before anything is written: the folder may be another run's
         self._check_identity({**identity, "ids": digest})
         np.save(self._path(".ids.npy"), ids.numpy())
         self._read_log()
         self._log = open(self._path(".log"), "a")  # noqa: SIM115 - closed by close()
+        # or the next line would be joined to the half one, and be lost with it
         if self._cut_off:
             self._log.write("\n")
 
@@ -82,6 +85,8 @@ class Results:
             words = line.split()
             if len(words) != 4 or words[3] != "ok":  # the last line may be cut off
                 continue
+            # the format is in the module's docstring; a line that does not end in "ok" was not
+            # finished
             if words[1] == "-":
                 self._nothing.add(int(words[0]))
             else:
@@ -93,10 +98,13 @@ class Results:
             return None
         path = self._layer_path(layer, last=last)
         try:
+            # r+: a layer that was not finished goes on in the same file. One that was cut off is
+            # made as long again, with zeros: the digests of its last chunks do not fit them.
             rows = torch.from_numpy(np.load(path, mmap_mode="r+"))
-        except (OSError, ValueError):  # it was removed, or cut off
+        except (OSError, ValueError):  # it was removed, or its header cut off
             rows = None
         if rows is None or len(rows) != self._num_rows:
+            # what the log says of it is of rows that are gone
             self._done.pop(layer)
             return None
         return rows
@@ -122,6 +130,8 @@ class Results:
         kept = set()
         for chunk, digest in self._done.get(layer, {}).items():
             start, stop = bounds(chunk)
+            # The log may be on disk and the rows not: after a loss of power, nothing orders the
+            # two.
             if tensor_digest(rows[start:stop]) == digest:
                 kept.add(chunk)
             else:
@@ -131,6 +141,9 @@ class Results:
     def note(self, layer: int, chunk: int, rows: Tensor) -> None:
         """A chunk's rows have been written."""
         if self._folder is not None:
+            # After the rows: they are in a shared mapping, which a killed process leaves to the
+            # kernel whole. flush() hands the line to the kernel as well; neither is synced, see
+            # finished().
             self._log.write(f"{layer} {chunk} {tensor_digest(rows)} ok\n")
             self._log.flush()
 
@@ -162,6 +175,7 @@ class Results:
 
 def tensor_digest(rows: Tensor) -> str:
     """Return a digest of the bytes of a tensor on the CPU."""
+    # as bytes: numpy has no bfloat16
     data = rows.contiguous().view(-1).view(torch.uint8).numpy()
     return hashlib.blake2b(data.data, digest_size=16).hexdigest()
 
@@ -171,6 +185,8 @@ def model_digest(model: Any) -> str:
     found = hashlib.blake2b(digest_size=16)
     module: Any
     for module in [model] if isinstance(model, torch.nn.Module) else model:
+        # repr() has what is no value of the state, such as the aggregation; but a function's has
+        # its address in memory, which is another one in the next run
         found.update(repr(module).encode() if isinstance(module, torch.nn.Module) else b"")
         state = module.state_dict() if isinstance(module, torch.nn.Module) else {}
         for name, value in state.items():

@@ -93,6 +93,7 @@ class RowFetcher:
 
     def __init__(self, owners: Owners, exchange: RankExchange) -> None:
         self._owners, self._exchange = owners, exchange
+        # both are for one thread: a ChunkReader has a RowFetcher, and reads in one thread at a time
         self._scratch, self._memory = Scratch(), OwnMessages()
         self._first = {}
         for name, own in owners.own.items():  # a range of ids needs no search
@@ -104,6 +105,7 @@ class RowFetcher:
         owned = [source for source in sources if isinstance(source, OwnedRows)]
         exchanged = iter(self._exchanged(node_type, nodes, owned) if owned else [])
         return [
+            # in the order of `sources`: next() takes the exchanged ones as they come up
             source.widen(next(exchanged)) if isinstance(source, OwnedRows) else source.get(nodes)
             for source in sources
         ]
@@ -115,19 +117,25 @@ class RowFetcher:
             here = self._places(node_type, nodes)
             return [self._gathered(source, [source.part(here, None)], nodes) for source in sources]
         rank, size = self._exchange.rank, self._exchange.size
+        # `order` lists places in `nodes` by owner, so that the part of each owner is contiguous
         order, counts = np.empty(nodes.numel(), np.int64), np.empty(size, np.int64)
         kernels.group_by_owner(self._owners.owner(node_type, nodes).numpy(), order, counts)
         start, stop = int(counts[:rank].sum()), int(counts[: rank + 1].sum())
         mine, others = order[start:stop], np.concatenate([order[:start], order[stop:]])
         counts[rank] = 0  # what is here needs no exchange
         send: list[int] = counts.tolist()
+        # one exchange of ids serves all sources; each of them then sends its own rows
         receive = self._exchange.swap_counts(send)
         ids = torch.from_numpy(nodes.numpy()[others])
         theirs = self._places(node_type, self._exchange.swap_values(ids, send, receive))
         here = self._places(node_type, torch.from_numpy(nodes.numpy()[mine]))
         found = []
         for source in sources:
+            # rows go the opposite way of the ids that asked for them, so the two counts change
+            # places
             came = self._swapped(source, theirs, receive, send)
+            # Both parts are written straight to their places among `nodes`. `came` is memory that
+            # the next source's exchange writes to: it is read before the loop goes on.
             parts: list[_Part] = [
                 source.part(here, mine), (came, np.arange(others.size), others),
             ]  # fmt: skip
@@ -144,6 +152,7 @@ class RowFetcher:
             )
             for name, counts in (("sent", send), ("came", receive))
         )
+        # as they are stored, e.g. as int8: what travels is not widened yet
         gather_rows([source.part(theirs, None)], sent)
         out = torch.from_numpy(came)
         self._exchange.swap_values(torch.from_numpy(sent), send, receive, out)
@@ -156,6 +165,7 @@ class RowFetcher:
 
     def _places(self, node_type: NodeType, ids: Tensor) -> Array:
         first = self._first[node_type]
+        # no -1 here: only own nodes are looked up
         found = place_of(ids, self._owners.own[node_type]) if first is None else ids - first
         places: Array = found.numpy()
         return places

@@ -61,6 +61,7 @@ def check_model(model: torch.nn.Module) -> list[str]:
     """
     unknown = set()
     inside: set[torch.nn.Module] = set()
+    # named_modules() gives a module before its parts: `inside` knows them when they come up
     for name, module in model.named_modules():
         why = _why_not(module, inside)
         if why:
@@ -69,7 +70,10 @@ def check_model(model: torch.nn.Module) -> list[str]:
                 f"graph: {why}"
             )
         if isinstance(module, MessagePassing):
+            # an aggregation inside of a layer is over the in-edges of a node, which are all on its
+            # rank
             inside.update(m for m in module.modules() if m is not module)
+            # a user's class may have the name of one of PyG's
             if not (_of_pyg(module) and type(module).__name__ in CHECKED):
                 unknown.add(type(module).__name__)
     return sorted(unknown)
@@ -95,8 +99,10 @@ def _why_not_layer(module: MessagePassing, inside: set[torch.nn.Module]) -> str 
         return _REFUSED[type(module).__name__]
     if module in inside:
         return "it is part of another message-passing module"
+    # the normalised edges of a former call, in the numbers of another graph
     if getattr(module, "cached", False):
         return "cached=True keeps what belongs to another graph: build it without"
+    # plans bring the rows of a node's in-neighbours: the other flow reads its out-neighbours
     if module.flow != "source_to_target":
         return "its messages go from target to source"
     taken = inspect.signature(module.forward).parameters
@@ -127,6 +133,8 @@ def units(model: torch.nn.Module) -> dict[torch.nn.Module, int]:
     """
     found: dict[torch.nn.Module, int] = {}
     count = 0
+    # modules() gives a ModuleDict before what it holds, so its layers are in `found` when they come
+    # up
     for module in model.modules():
         if module in found:
             continue

@@ -52,6 +52,7 @@ class LayerRun:
     ) -> None:  # fmt: skip
         self._graph, self._exchange, self._layers = graph, exchange, layers
         self._device, self._compute_dtype, self._kept_dtype = device, compute_dtype, kept_dtype
+        # sorted, like all that is done by type here: reading is collective
         self._readers = {
             name: ChunkReader(graph, name, exchange, batch_size)
             for name in sorted(graph.owners.own)
@@ -76,9 +77,11 @@ class LayerRun:
             line: Shows how far it is.
         """
         give_back_freed()  # of all that was worked out before
+        # a layer is gone on with after all ranks have all of the one before, of all types
         first, found = self._resume(results)
         line.skip(first * self.num_rows)
         sources: Mapping[NodeType, RowSource] = self._graph.features()
+        # the layer before is in the files of an earlier run
         if first:
             sources = {name: OwnedRows(rows) for name, rows in found.items()}
         for index in range(first, len(self._layers)):
@@ -89,6 +92,7 @@ class LayerRun:
                     found[name] = rows
             for result in results.values():  # all ranks have ended the layer, and read it no more
                 result.forget(index - 1)
+            # only now: all types of a layer read the layer before
             sources = {name: OwnedRows(rows) for name, rows in found.items()}
         for name, rows in found.items():
             if name in files:
@@ -101,6 +105,8 @@ class LayerRun:
     def _resume(self, results: Mapping[NodeType, Results]) -> tuple[int, dict[NodeType, Tensor]]:
         """Return (the first layer to compute, the rows of the one before). Collective."""
         last = len(self._layers) - 1
+        # The last one first: files of earlier layers were removed. Every rank decides by what all
+        # of them sent, so that they begin with the same layer.
         for layer in range(last, -1, -1):
             rows = {n: r.existing(layer, last=layer == last) for n, r in results.items()}
             state = {name: self._state(layer, name, results[name], rows[name]) for name in results}
@@ -108,6 +114,7 @@ class LayerRun:
             if all(whole for one in everyone for whole, _, _ in one.values()):
                 found = {name: self._shape_of(name, everyone) for name in results}
                 kept = {
+                    # this rank has no node of a type that the others have rows of
                     name: _no_rows(shape) if (one := rows[name]) is None else one
                     for name, shape in found.items()
                     if shape is not None
@@ -145,14 +152,18 @@ class LayerRun:
         line.skip(sum(stop - start for start, stop in map(reader.bounds, done)))
         nothing = results.has_nothing(index)
         for chunk in self._on_device(layer, reader, self._reads(layer, name, sources), done):
+            # no collective calls here: the reader's thread makes its own at the same time
             found = self._checked(layer(chunk), chunk, layer)
             nothing = found is None
             if found is not None:
                 if rows is None:
+                    # the width is known with the first chunk only
                     rows = results.create(index, found.shape[1], found.dtype, last=index == last)
                 rows[chunk.start : chunk.stop] = found
+                # the digest is of what the file holds, in the dtype in which it is kept
                 results.note(index, chunk.index, rows[chunk.start : chunk.stop])
                 if file is not None and index == last:
+                    # with the chunks before it that an earlier run computed: steps go up
                     file.advance(rows, chunk.stop)
             line.add(chunk.num_dst, f"layer {index + 1} of {last + 1}")
             del chunk, found  # what they hold is free before the next but one is read
@@ -173,12 +184,16 @@ class LayerRun:
             give_back_freed()
 
     def _reads(self, layer: Layer, name: NodeType, sources: Mapping[NodeType, RowSource]) -> Reads:
+        # sorted by text: a set's order is another one on each rank, and rows are exchanged norm by
+        # norm
         norms = {norm for norm in layer.norms.values() if norm.edge_type[2] == name}
         degrees = {norm: self._degrees_of(norm, name) for norm in sorted(norms, key=str)}
         return Reads(sources, layer.weight, layer.attr, degrees)
 
     def _degrees_of(self, norm: Norm, name: NodeType) -> OwnedRows:
         if norm not in self._degrees:
+            # structure() without edge features asks no other rank, so each may have another number
+            # of chunks; the empty part is for a rank that has none
             reader, parts = self._readers[name], [torch.empty(0)]
             reads = Reads({name: OwnedRows(torch.empty(0))}, weight=norm.weighted)
             for index in range(reader.num_chunks):
@@ -197,12 +212,15 @@ class LayerRun:
         def parts() -> Iterator[list[Tensor]]:
             for chunk in reader.read(reads, done):
                 tensors: list[Tensor] = []
+                # The prefetcher knows lists of tensors; a chunk waits here until its own come back,
+                # in order.
                 waiting.append(self._prepared(chunk, ids=layer.ids))
                 waiting[-1].map(tensors.append)
                 del chunk
                 yield tensors
                 del tensors
 
+        # around the yield too: layers compute while this generator is suspended in it
         with torch.no_grad():
             for tensors in DevicePrefetcher(parts(), self._device):
                 yield _filled(waiting.pop(0), tensors)
@@ -210,6 +228,7 @@ class LayerRun:
 
     def _prepared(self, chunk: Chunk, *, ids: bool) -> Chunk:
         """Return a chunk in the dtype of the layers, ready to be copied."""
+        # rows may be kept in another dtype than that of the model's parameters
         x = {name: rows.to(self._compute_dtype) for name, rows in chunk.x.items()}
         chunk = replace(chunk, x=x, n_id=chunk.n_id if ids else {})
         return chunk.map(lambda t: t.pin_memory()) if self._device.type == "cuda" else chunk
@@ -225,6 +244,7 @@ class LayerRun:
             )
         if (self._kept_dtype or found.dtype) not in KEPT_DTYPES:
             raise ConfigError(f"{layer.name} returned {found.dtype}: choose dtype=torch.float32")
+        # waits for the device, so that what the chunk holds there is free for the next one
         return found.detach().to("cpu", self._kept_dtype or found.dtype)
 
 

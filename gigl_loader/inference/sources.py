@@ -28,6 +28,7 @@ from gigl_loader.remote.dataset import RemoteDistDataset
 
 _SAMPLE_ROWS = 4096
 """Rows that tell one graph from another."""
+# 512 KiB in int64
 _PIECE = 1 << 16
 
 
@@ -90,6 +91,7 @@ class PartitionGraph:
         known = self._view.adjacency
         self.weighted = {t for t, n in self._names.items() if known[n].weights is not None}
         self.with_attr = {t for t, n in self._names.items() if n in self._view.edge_features}
+        # collective, and refuses ranks that do not hold all partitions
         shares = NodeShares(self._view, exchange)
         self.owners: Owners = shares
         self._lookup = RowLookup(self._view, exchange) if self.with_attr else None
@@ -103,6 +105,7 @@ class PartitionGraph:
             else None  # fmt: skip
         rows = None
         if attr and self._lookup is not None and edge_type in self.with_attr:
+            # also for no edges at all: the lookup is collective, and other ranks may have some
             edge_ids = adjacency.edge_ids_at(found.positions)
             rows = self._lookup.rows("edge_features", name, edge_ids)
         return Edges(found.sources, found.targets, weights, rows)
@@ -125,6 +128,7 @@ class PartitionGraph:
         for name, source in sorted(self.features().items()):
             assert isinstance(source, OwnedRows)
             own = self.owners.own[name]
+            # spread over all rows: a change is rarely at the beginning alone
             step = max(own.numel() // _SAMPLE_ROWS, 1)
             parts.append(tensor_digest(source.take(torch.arange(0, own.numel(), step))))
         for edge_type in self.edge_types:
@@ -132,6 +136,8 @@ class PartitionGraph:
             edges, weights = adjacency.indices, adjacency.weights
             # in pieces: torch makes int64 of all that it adds up
             total = sum(int(piece.sum()) for piece in edges.split(_PIECE))
+            # A sum does not see the order; every 997th does, a prime, so that no regular structure
+            # of the graph keeps step with it.
             parts += [edges.numel(), total, int(edges[::997].sum())]
             parts += [] if weights is None else [float(weights[::97].sum())]
         return " ".join(str(part) for part in parts)
@@ -160,12 +166,14 @@ class RangeShares:
         self.own: dict[NodeType, Tensor] = {}
         self._ends: dict[NodeType, Tensor] = {}
         for name, count in sorted(num_nodes.items()):
+            # integers: the last end is the count, whatever the division leaves
             ends = [(rank + 1) * count // exchange.size for rank in range(exchange.size)]
             self._ends[name] = torch.tensor(ends)
             self.own[name] = torch.arange([0, *ends][exchange.rank], ends[exchange.rank])
 
     def owner(self, node_type: NodeType, ids: Tensor) -> Tensor:
         """Return the rank that computes each of ``ids``: ``[n]`` int64."""
+        # right: an end is the first id of the next rank
         return torch.searchsorted(self._ends[node_type], ids, right=True)
 
 
@@ -186,6 +194,7 @@ class StoredGraph:
         infos = schema.edge_feature_info
         featured = infos if isinstance(infos, dict) else {DEFAULT_HOMOGENEOUS_EDGE_TYPE: infos}
         self.with_attr = {t for t, n in self._names.items() if featured.get(n) is not None}
+        # the schema does not say it: a server that is asked for the weights of no edges does
         nothing = torch.empty(0, dtype=torch.int64)
         self.weighted = {
             edge_type
@@ -217,14 +226,17 @@ class StoredGraph:
 
     def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> Edges:
         """See `GraphSource`; not collective."""
+        # no ids come from a rank that has no chunk left: there is nothing to keep
         if self._kept is None or not ids.numel():
             parts = self._fetch(edge_type, ids, weight, attr)
         else:  # a chunk is a range of ids
+            # Sampled ids, which digest() asks for, are none: it comes before keep_edges().
             key = edge_type, int(ids[0]), ids.numel()
             parts = self._kept.get(key, lambda: self._fetch(edge_type, ids, *self._kept_parts))
         sources, counts, weights, rows = parts
         assert sources is not None
         assert counts is not None
+        # made again each time: counts are shorter than targets, in memory and on the way
         targets = torch.repeat_interleave(torch.arange(ids.numel()), counts.long())
         return Edges(
             sources.long(), targets, weights if weight else None, rows if attr else None
@@ -241,6 +253,7 @@ class StoredGraph:
         if attr:
             if found.edge_ids is None:
                 raise ConfigError(f"the edges {name} have no ids to look their features up by")
+            # by ids: features may be on other servers than the edges
             rows = self._dataset.lookup.rows("edge_features", name, found.edge_ids)
         few = self._num_nodes[edge_type[0]] <= torch.iinfo(torch.int32).max
         sources = found.sources.int() if few else found.sources
@@ -267,6 +280,7 @@ class StoredGraph:
         """See `GraphSource`."""
         degree = 0.0
         for edge_type in self.edge_types:
+            # of a sample: the edges are not here to be counted
             ids = self._sample(edge_type[2])
             counts = self.edges(edge_type, ids, weight=False, attr=False).sources.numel()
             degree = max(degree, counts / max(ids.numel(), 1))

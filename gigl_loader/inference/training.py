@@ -30,6 +30,8 @@ class WholeGraphStatistics(TorchFunctionMode):
     def __init__(self, graph: LocalGraph, seed: int, *, rows_missing: bool) -> None:
         super().__init__()
         self._graph, self._seed, self._rows_missing = graph, seed, rows_missing
+        # With types, one id stands for a node of each: which type a tensor is of cannot be told
+        # from its number of rows, so dropout is torch's own there.
         own = list(graph.shares.own.values())
         self._own = own[0] if len(own) == 1 and len(graph.plans) == 1 else None
         self._forward = self._call = 0
@@ -53,6 +55,7 @@ class WholeGraphStatistics(TorchFunctionMode):
         """Replace the two functions."""
         kwargs = kwargs or {}
         if func is F.dropout and self._own is not None:
+            # torch takes the mode off while it handles a call: F.dropout inside is torch's
             return self._dropout(*args, **kwargs)
         if func is F.batch_norm:
             return self._batch_norm(*args, **kwargs)
@@ -67,15 +70,19 @@ class WholeGraphStatistics(TorchFunctionMode):
             return x
         keys = self._keys(x.size(0))
         self._call += 1
+        # p=1 would divide by 0; torch's draws nothing for it, and so needs no keys
         if keys is None or p == 1.0:
             return F.dropout(x, p, training, inplace)
+        # below 2**62: it fits an int64, with keys of either sign
         salt = ((self._seed * 1_000_003 + self._forward) * 1_000_003 + self._call) % 2**62
+        # a new tensor where `inplace` too: callers use what is returned
         kept = _draw(_mix(keys ^ salt), x[0].numel() if len(x) else 1, 1.0 - p)
         return x * kept.view_as(x).to(x.dtype) / (1.0 - p)
 
     def _keys(self, count: int) -> Tensor | None:
         """Return ``[count]`` int64, what names each row of a tensor; None: it is of neither."""
         assert self._own is not None
+        # inside of a layer: what has a row for each of its edges is messages
         if self._edges is not None and self._edges[2].size(1) == count:
             return self._edge_keys(*self._edges)
         if count == self._own.numel():
@@ -87,9 +94,12 @@ class WholeGraphStatistics(TorchFunctionMode):
         ids = torch.cat(
             [own if level.sources is None else own[level.sources], self._halo(plan, level)]
         )
+        # not symmetric: the edge back has another key
         keys = _mix(_mix(ids[edge_index[0]]) + ids[edge_index[1]])
         order = torch.argsort(keys, stable=True)
         ordered = keys[order]
+        # Edges that have both ends in common have one key. They are counted from 0 in canonical
+        # order, which does not depend on ranks: all edges into a node are on its rank.
         first = torch.searchsorted(ordered, ordered)
         which = torch.empty_like(order)
         which[order] = torch.arange(order.numel(), device=order.device) - first
@@ -114,17 +124,23 @@ class WholeGraphStatistics(TorchFunctionMode):
                 "BatchNorm in training needs all rows, of which nodes= leaves some out: call "
                 "model.eval(), or leave nodes= out"
             )
-        total = self._graph.exchange.total
+        total, given = self._graph.exchange.total, x
+        # As torch does: in float16 a count of nodes ends at 65,504, and sums lose their digits
+        # long before.
+        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        # Three sums over ranks: squares around the mean lose no digits, as sums of squares less the
+        # square of the sum would. All are part of the graph of gradients.
         count = total(torch.tensor(float(x.size(0)), dtype=x.dtype, device=x.device))
         centre = total(x.sum(0)) / count
         spread = total((x - centre).square().sum(0)) / count
         with torch.no_grad():
             if mean is not None and var is not None:
                 mean.lerp_(centre.to(mean.dtype), momentum)
+                # torch keeps the unbiased variance for evaluation, and normalises by the biased one
                 var.lerp_((spread * count / (count - 1)).to(var.dtype), momentum)
         out = (x - centre) * torch.rsqrt(spread + eps)
         out = out if weight is None else out * weight
-        return out if bias is None else out + bias
+        return (out if bias is None else out + bias).to(given.dtype)
 
 
 def _mix(keys: Tensor) -> Tensor:
@@ -142,7 +158,9 @@ def _mix(keys: Tensor) -> Tensor:
 
 def _draw(keys: Tensor, width: int, keep: float) -> Tensor:
     """Return ``[n, width]`` bool, true with probability ``keep``."""
+    # an odd factor: no two columns get the same number
     columns = torch.arange(width, device=keys.device) * 0x632BE59BD9B4E019
+    # 24 bits of the hash: a probability is exact to 6e-8, like a float32
     limit = int(keep * (1 << 24))
     parts = [
         (_mix(part[:, None] + columns) & 0xFFFFFF) < limit

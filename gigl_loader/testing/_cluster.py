@@ -16,6 +16,7 @@ from gigl_loader.testing._forked import ForkedProcess
 from gigl_loader.testing._ports import free_port
 
 _HOST = "127.0.0.1"
+# below the 200 s after which processes are killed: the one that waits says what it waits for
 _JOIN_TIMEOUT_S = 150.0
 
 MakePartition = Callable[[int, int], DistDataset]
@@ -29,6 +30,7 @@ def store_info(servers: int, clients: int, **changes: Any) -> GraphStoreInfo:
         clients: Compute processes.
         changes: Fields of `GraphStoreInfo` that differ.
     """
+    # fields that GiGL has and nothing here reads
     unused = ("cluster_master_port", "storage_cluster_master_port", "rpc_wait_port")
     hosts = ("cluster_master_ip", "storage_cluster_master_ip", "compute_cluster_master_ip")
     used = ("compute_cluster_master_port", "rpc_master_port")
@@ -52,6 +54,7 @@ class Processes:
 
     def start(self, function: Callable[..., None], *args: Any) -> ForkedProcess:
         """Call ``function(*args)`` in a process of its own."""
+        # a file: a process that is killed afterwards has told already, and no pipe has to be read
         note = self._folder / f"{len(self.all)}.txt"
         process = ForkedProcess(target=_entry, args=(function, args, note))
         process.start()
@@ -64,6 +67,7 @@ class Processes:
         Raises:
             AssertionError: One failed; with the tracebacks. Or nothing ended for ``timeout_s``.
         """
+        # a deadline since the last end, not for all of it: many processes of a slow machine go on
         left: dict[Any, ForkedProcess] = {process.sentinel: process for process in processes}
         while left:
             done = wait(list(left), timeout_s)
@@ -92,6 +96,7 @@ def running_processes(folder: Path) -> Iterator[Processes]:
         yield started
     finally:
         for process in started.all:
+            # SIGKILL: one that hangs in C code sees no other; what it started watches for its end
             process.kill()
             process.join()
 
@@ -124,6 +129,7 @@ def run_cluster(
     info = store_info(servers, clients)
     with running_processes(tmp_path) as started:
         roles = [
+            # servers first: clients wait for them, and would only try again and again
             started.start(_serve_one_job, info, rank, dataset, tuple(allow_samplers))
             for rank in range(servers)
         ]

@@ -24,6 +24,7 @@ def batch_digest(batch: Data | HeteroData) -> str:
     Raises:
         ConfigError: An attribute is of another type, or a sparse tensor.
     """
+    # a Data and a HeteroData without stores have the same attributes
     found = hashlib.sha256(b"HeteroData" if isinstance(batch, HeteroData) else b"Data")
     for name, value in sorted(batch_tensors(batch).items()):
         _add(found, name, name)
@@ -37,9 +38,11 @@ def _add(found: Any, value: object, where: str) -> None:
         if value.layout != strided:
             raise ConfigError(f"batch_digest takes dense tensors: {where} is {value.layout}")
         found.update(f"tensor {value.dtype} {tuple(value.shape)};".encode())
+        # a conjugated or negated view has other bytes than its values
         found.update(bytes_of(value.detach().cpu().resolve_conj().resolve_neg().contiguous()))
     elif isinstance(value, dict):
         found.update(f"dict {len(value)};".encode())
+        # by repr: keys of a dict may be of several types, which do not compare
         for name, one in sorted(value.items(), key=lambda item: repr(item[0])):
             _add(found, name, where)
             _add(found, one, where)
@@ -47,6 +50,7 @@ def _add(found: Any, value: object, where: str) -> None:
         found.update(f"list {len(value)};".encode())
         for one in value:
             _add(found, one, where)
+    # repr of a float tells all its bits
     elif value is None or isinstance(value, bool | int | float | str):
         text = repr(value).encode()
         found.update(f"{type(value).__name__} {len(text)};".encode() + text)

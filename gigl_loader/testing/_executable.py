@@ -69,12 +69,16 @@ def forked_executable(*modules: str) -> Iterator[str]:
         place, path = f"{name}/socket", Path(name, "python")
         stand_in = Path(name, "stand_in.py")
         stand_in.write_text(_STAND_IN)
+        # isolated and without site: the stand-in needs a few modules of the standard library, and
+        # to be quick
         words = [sys.executable, "-IS", str(stand_in), place, str(path)]
         path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         path.chmod(0o700)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
             door.bind(place)
             door.listen()  # who comes while modules are imported waits
+            # the socket is handed over, and closed here: when the server ends, connecting is
+            # refused
             process = ForkedProcess(target=_serve, args=(door, modules))
             process.start()
         try:
@@ -91,6 +95,7 @@ def _serve(door: socket.socket, modules: tuple[str, ...]) -> None:
     gc.freeze()  # what is forked need not look for garbage in all that was imported
     poller = select.poll()
     poller.register(door, select.POLLIN)
+    # one thread and poll(): a fork from a process with threads may inherit a lock that is held
     ready: dict[int, Callable[[], bool]] = {}
     while True:
         for fd, _ in poller.poll():
@@ -115,6 +120,8 @@ def _accept(door: socket.socket) -> dict[int, Callable[[], bool]]:
         connection.close()
         return {}
     one = _Forked(connection.detach(), *request)
+    # a pidfd is readable when its process ends: no SIGCHLD, which the children would inherit a
+    # handler of
     return {one.connection: one.listen, one.pidfd: one.reap}
 
 
@@ -130,6 +137,7 @@ class _Forked:
     def __init__(self, connection: int, told: tuple[Any, ...], fds: list[int]) -> None:
         executable, words, environment, folder, numbers = told
         self.connection, self._ended, me = connection, False, os.getpid()
+        # not by an orphan, as a zygote does: this server is the parent, to wait for the exit code
         self._pid = os.fork()
         if self._pid == 0:
             _zygote._never_return(
@@ -148,6 +156,7 @@ class _Forked:
         except ConnectionError:
             told = b""
         if not self._ended:
+            # an empty message: the stand-in has ended, by SIGKILL perhaps, which it cannot hand on
             os.kill(self._pid, int(told or signal.SIGKILL))
         return bool(told)
 
@@ -156,6 +165,7 @@ class _Forked:
         self._ended = True
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         with contextlib.suppress(OSError):  # it may be gone
+            # negative: the signal by which it ended, and by which the stand-in ends itself then
             os.write(self.connection, b"%d" % code)
         return False
 

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 def as_worker_gets(obj: T) -> Any:
     """Return ``obj`` as a worker receives it: its tensors are arrays over shared memory."""
+    # the way of a real worker, descriptors and all: samplers get arrays, never tensors
     data, fds = tensors.dumps(obj)
     try:
         return segments.loads(data, fds)
@@ -55,6 +56,7 @@ class InProcessPeers:
     def rows(self, partition: int, request: RowsRequest, out: Array) -> _Answered[RowsAnswer]:
         """Answer a question for rows, in ``out``."""
         self.asked.append((partition, request))
+        # casting="no": a wrong dtype is an error here, as it would be wrong bytes between machines
         np.copyto(out, self._stores[partition].answer_rows(request).values, casting="no")
         return _Answered(RowsAnswer(out))
 
@@ -66,6 +68,7 @@ def sample_message(sampler: Sampler, request: SampleRequest) -> SampleMessage:
     """
     message = {}
     for field in sampler.sample(as_worker_gets(request)):
+        # zeroed memory of exactly the field's size: a write beyond it is an error of numpy's
         buffer = (ctypes.c_char * segments.nbytes_of(field.dtype, field.shape))()
         field.write(segments.array_in(buffer, field.dtype, field.shape, 0))
         message[field.key] = tensors.tensor_in(buffer, field.dtype, field.shape, 0)

@@ -46,10 +46,12 @@ class Footprint:
     def look(self, pid: int, *, itself: bool = False) -> None:
         """Add what the processes below ``pid`` hold right now."""
         pids = _descendants(pid, self.others) + ([pid] if itself else [])
+        # the start time now: later the pid may be another process's
         for one in pids:
             started = _start_time(one)
             if started is not None:
                 self.pids[one] = started
+        # sockets that only listen count: others end with their process, and are many
         self.sockets |= _listening() & {i for one in pids for i in _socket_inodes(one)}
 
     def alive(self) -> list[int]:
@@ -60,6 +62,7 @@ class Footprint:
         """Return in words what is still there."""
         found = [f"process {pid} ({_command(pid)})" for pid in self.alive()]
         found += [f"listening socket (inode {inode})" for inode in self.sockets & _listening()]
+        # by name: a segment in /dev/shm outlives whoever made it
         found += [f"{_SHM / name}" for name in _shared_memory_of(self.pids)]
         found += [f"System V segment of process {pid}" for pid in _sysv_creators() & set(self.pids)]
         return found
@@ -78,6 +81,7 @@ class Footprint:
 
 def _start_time(pid: int) -> str | None:
     stat = read_stat(pid)
+    # fields after the name in brackets: state, and the start in clock ticks since boot
     return None if stat is None or stat[0] in "ZX" else stat[19]
 
 
@@ -85,6 +89,7 @@ def _descendants(root: int, others: Collection[int] = ()) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (stat := read_stat(int(entry.name))) is not None:
+            # one pass over /proc, then a walk down: /proc knows parents, not children
             children.setdefault(int(stat[1]), []).append(int(entry.name))
     found: list[int] = []
     frontier = [root]
@@ -132,6 +137,7 @@ def _listening() -> set[str]:
             lines = Path("/proc/net", name).read_text().splitlines()[1:]
         except OSError:
             continue
+        # fields: 3 is the state, 9 the inode, which /proc/PID/fd shows as socket:[inode]
         found |= {fields[9] for fields in map(str.split, lines) if fields[3] == _LISTEN}
     return found
 
@@ -163,4 +169,5 @@ def _sysv_creators() -> set[int]:
         lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
     except OSError:
         return set()
+    # cpid, who created it
     return {int(line.split()[4]) for line in lines}

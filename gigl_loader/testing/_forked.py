@@ -30,6 +30,8 @@ class ForkedProcess(ForkServerProcess):
     def __reduce__(self) -> tuple[Any, ...]:
         # the environment comes first: modules that the function needs may read it
         how = type(self), dict(os.environ), _zygote.uses_zygote()
+        # unpickled by the fork server's child: this function runs before the state is set, which
+        # names the test's function
         return _with_environment, how, self.__dict__
 
 
@@ -61,6 +63,7 @@ def fast_supervisors() -> Iterator[None]:
     theirs.close()
     with ours, _zygote.use_zygote(_zygote.Zygote(ours)):
         yield
+    # the zygote ends when its socket is closed, above
     process.join()
 
 

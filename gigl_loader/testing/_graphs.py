@@ -63,6 +63,7 @@ class TinyGraph:
         generator = torch.Generator().manual_seed(seed)
 
         def pairs() -> list[tuple[int, int]]:
+            # to a power above 1: low ids have many edges, high ones few or none
             ends = torch.rand((num_edges, 2), generator=generator) ** 1.5 * num_nodes
             return [(int(a), int(b)) for a, b in ends.long().tolist()]
 
@@ -77,6 +78,7 @@ class TinyGraph:
 
     def node_rows(self, node_type: NodeType, ids: list[int]) -> tuple[list[list[int]], ...]:
         """Return (features, labels) of nodes."""
+        # the type is in the row too: rows of another type are found out, though ids are the same
         number = sorted(self.num_nodes).index(node_type)
         return [[i, number] for i in ids], [[i, 100 + i, number] for i in ids]
 
@@ -109,6 +111,7 @@ class TinyGraph:
             store.x = torch.tensor(features, dtype=torch.float32).reshape(count, 2)
             store.node_time, store.train_mask = self.node_attributes(torch.arange(count))
             if labels:
+                # of no nodes, torch.tensor([]) has lost the width
                 store.y = torch.tensor(targets, dtype=torch.int64).reshape(count, 3)
         for edge_type, pairs in self.edges.items():
             store = data[edge_type] if self.is_heterogeneous else data
@@ -131,6 +134,7 @@ class TinyGraph:
     ) -> list[DistDataset]:
         """Return it as ``count`` partitions, nodes assigned at random."""
         generator = torch.Generator().manual_seed(seed)
+        # at random: neighbours are with other partitions, which is what is to be tested
         books: dict[NodeType, Tensor] = {
             name: torch.randint(count, (size,), generator=generator)
             for name, size in self.num_nodes.items()

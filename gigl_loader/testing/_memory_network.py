@@ -42,11 +42,13 @@ class Clock:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._soon: deque[tuple[int, Callable[[], None]]] = deque()
         """What is to be called without delay, and before time passes: most of a simulation."""
+        # one count for both queues: who asked first is called first, also among equal times
         self._order = itertools.count()
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> None:
         """Have ``function`` called when ``delay_s`` seconds have passed."""
         if delay_s > 0.0:
+            # the number decides between equal times: functions do not compare
             heapq.heappush(self._events, (self.now + delay_s, next(self._order), function))
         else:
             self._soon.append((next(self._order), function))
@@ -55,6 +57,7 @@ class Clock:
         """Let time pass until ``done()``, or until the clock shows ``until``."""
         events, soon = self._events, self._soon
         while not done():
+            # an event that is due now and was asked for before the first of `soon` goes before it
             if soon and not (events and events[0][0] <= self.now and events[0][1] < soon[0][0]):
                 soon.popleft()[1]()
             elif events and events[0][0] <= until:
@@ -62,6 +65,7 @@ class Clock:
                 function()
             else:
                 break
+        # nothing is left to happen: time passes all the same, as for who waits with a timeout
         if not done() and until < math.inf:
             self.now = max(self.now, until)
 
@@ -73,6 +77,7 @@ class _Path:
     latency_s: float
     bytes_per_s: float
     cuts: list[tuple[float, float]]
+    # When what was sent last is through: the next has to wait behind it.
     free_at: float = 0.0
 
 
@@ -100,6 +105,7 @@ class MemoryNetwork:
 
     def path(self, address: tuple[str, int]) -> _Path:
         """Return the path to ``address``."""
+        # a path is there before its listener: cuts and limits are set before a test begins
         return self._paths.setdefault(address, _Path(*self._default, cuts=[]))
 
     def limit(self, address: tuple[str, int], latency_s: float, bytes_per_s: float) -> None:
@@ -121,6 +127,7 @@ class MemoryNetwork:
         **options: Any,
     ) -> "MemoryListener":
         """Return what `Listener` with the same arguments would be."""
+        # never given twice: a port that was closed leads nowhere, and not to somebody else
         where = (address, port or next(self._ports))
         return MemoryListener(self, where, security, table, name, **options)
 
@@ -174,6 +181,7 @@ class MemoryListener:
     def admit(self, caller: "MemoryCaller", security: Security) -> Peer:
         """Return the caller as a peer; raises JoinRefusedError."""
         end = None
+        # the mode first: without a common one, tokens would not be compared
         if security.mode is not self.security.mode:
             end = End.REFUSED_MODE
         elif security.token != self.security.token:
@@ -191,6 +199,7 @@ class MemoryListener:
         """The connection of ``caller`` is over."""
         if caller in self.callers and caller.peer is not None:
             self.callers.remove(caller)
+            # before the callbacks: one that asks again is a new peer
             peer, caller.peer = caller.peer, None
             peer.gone.set()
             if self._on_end is not None:
@@ -203,6 +212,7 @@ class MemoryListener:
             raise ProtocolError(f"{self.name} has no method {method_name[:100]!r}")
         if sum(array.nbytes for array in arrays) > self.max_ask_bytes:
             raise ProtocolError(f"{self.name} takes questions of {self.max_ask_bytes} bytes")
+        # decoded here too, so that a handler never sees the caller's own objects
         return method.handler(decode(read_header(header)[1], arrays, method.request), peer)
 
 
@@ -213,6 +223,7 @@ class MemoryReply(Generic[T]):
         self, caller: "MemoryCaller", method: str, request: object, expected: Any, into: Any
     ) -> None:
         self.method, self.done = method, False
+        # now: what cannot travel is an error of ask(), as with the real caller
         self.header, self.arrays = encode(request, method)
         self.size = len(self.header) + sum(array.nbytes for array in self.arrays)
         self._caller, self._expected, self._into = caller, expected, into
@@ -222,6 +233,7 @@ class MemoryReply(Generic[T]):
     def wait(self, timeout_s: float | None = None) -> T:
         """Return the answer; lets time pass."""
         clock = self._caller.network.clock
+        # there is one thread: while it waits, it runs what the others do
         clock.run(clock.now + (math.inf if timeout_s is None else timeout_s), lambda: self.done)
         if not self.done:
             raise PeerTimeoutError(f"{self._caller.what} did not answer {self.method!r} in time")
@@ -240,6 +252,8 @@ class MemoryReply(Generic[T]):
                 self.done = True
                 return
             if self._into is not None and specs:
+                # `into` gives the memory before the answer is read, as where bytes come off a
+                # socket
                 targets = self._into(specs)
                 for target, array in zip(targets, arrays, strict=True):
                     target[...] = array
@@ -296,6 +310,7 @@ class MemoryCaller:
             raise PeerLostError(f"{self.what}: closed on this side", End.CLOSED)
         reply: MemoryReply[T] = self._reply(self, method, request, answer_type, into)
         self._unanswered.append(reply)
+        # one at a time: the next one begins when this one's answer is filed
         if len(self._unanswered) == 1:
             self._ask_first()
         return reply
@@ -315,6 +330,7 @@ class MemoryCaller:
                 if clock.now >= deadline:
                     raise PeerTimeoutError(f"{self.what} did not come up") from error
                 on_wait(str(error))
+                # as often as the real caller tries
                 clock.run(min(deadline, clock.now + 0.5))
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
@@ -323,6 +339,7 @@ class MemoryCaller:
         self.lose(PeerLostError(f"{self.what}: closed on this side", End.CLOSED))
         listener = self.network.listeners.get(self._address)
         if listener is not None:
+            # the other side hears of a goodbye; after lose(), which fails what is unanswered here
             listener.forget(self, end)
 
     def __enter__(self) -> "MemoryCaller":
@@ -334,8 +351,10 @@ class MemoryCaller:
     def lose(self, error: GiglLoaderError) -> None:
         """Fail all that is unanswered."""
         self._round += 1
+        # taken away first: fail() may ask again
         failed, self._unanswered = self._unanswered, deque()
         for reply in failed:
+            # an instance for each: raising one sets its traceback
             reply.fail(type(error)(*error.args))
 
     # --- one question at a time; the next one starts when the listener is done with it ---------
@@ -355,19 +374,24 @@ class MemoryCaller:
     def _carry(self, size: int, then: Callable[[], None]) -> None:
         """Call ``then`` when ``size`` bytes have crossed the path, or ask again after a cut."""
         clock, path, this_round = self.network.clock, self.network.path(self._address), self._round
+        # store and forward, in order: latency comes on top, but does not keep the path from the
+        # next one
         start = max(clock.now, path.free_at)
         path.free_at = start + size / path.bytes_per_s
         arrival = path.free_at + path.latency_s
+        # a cut matters if any of it lies between now and the arrival
         cut = next(((a, b) for a, b in path.cuts if a < arrival and clock.now < b), None)
         if cut is None:
             fresh = lambda: self._round == this_round  # noqa: E731
             clock.call_later(arrival - clock.now, lambda: then() if fresh() else None)
             return
+        # what is on its way is lost: the round makes its callbacks nothing
         self._round += 1
         begin, end = max(cut[0], clock.now), cut[1]
         if end - begin > self._patience_s:
             clock.call_later(begin + self._patience_s - clock.now, self._give_up)
         else:
+            # the question is asked again, as after a reconnect; handlers may see it twice
             clock.call_later(end + _AGAIN_S - clock.now, self._ask_first)
 
     def _give_up(self) -> None:
@@ -395,14 +419,18 @@ class MemoryCaller:
             self._answer(this_round, answer)
 
     def _answer(self, this_round: int, answer: Any) -> None:
+        # memory that is lent is given back once its bytes are copied, or nobody wants them
         release = answer.release if isinstance(answer, Lent) else None
         answer = answer.answer if isinstance(answer, Lent) else answer
         if this_round == self._round:
             failed = isinstance(answer, BaseException)
             try:
                 header, arrays = encode(describe(answer) if failed else answer)
+            # an answer that cannot travel is the error of a handler, not of this network
             except ProtocolError as error:
                 failed, (header, arrays) = True, encode(describe(error))
+            # the handler's memory is its own again when release() is called, before the answer
+            # arrives
             arrays = [array.copy() for array in arrays]
             size = len(header) + sum(array.nbytes for array in arrays)
             size += self._beside(answer)

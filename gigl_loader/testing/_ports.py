@@ -32,6 +32,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     below = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
     first = _FIRST if below > _FIRST + 1000 else 1024
     draw = random.SystemRandom()  # tests in other processes draw too, and may share a seed
+    # so many taken ports in a row mean that something else is wrong, such as the address
     for _ in range(99):
         port = draw.randrange(first, below)
         if _reserve(port) and addresses.is_free(host, port):
@@ -47,11 +48,15 @@ def _reserve(port: int) -> bool:
     global _locks
     if _locks[0] != os.getpid():  # a fork has none of its parent's locks
         path = Path(tempfile.gettempdir(), f"gigl_loader-ports-{os.getuid()}")
+        # never closed: closing any descriptor of a file gives up all locks that the process has on
+        # it
         _locks = os.getpid(), os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
+        # a byte for each port, at its number: the file stays empty, locks reach beyond its end
         fcntl.lockf(_locks[1], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except OSError:  # the kernel releases it when that process ends
         return False
+    # a process gets its own lock again: what it was given before has to be remembered
     is_new = port not in _given
     _given.add(port)
     return is_new

@@ -45,6 +45,7 @@ class _Rules:
         """Return ``{node: {edge id: neighbour}}``."""
         found: dict[int, dict[int, int]] = {}
         for edge_id, (src, dst) in enumerate(self.graph.edges[edge_type]):
+            # an edge that weighs nothing is never drawn, so for counting neighbours it is not there
             if self.with_weight and self.graph.weight(edge_id) == 0:
                 continue
             node, neighbor = (dst, src) if self.edge_dir == "in" else (src, dst)
@@ -55,6 +56,7 @@ class _Rules:
         """Return how many neighbours must be drawn."""
         if fanout < 0:
             return degree
+        # with replacement a single neighbour is drawn as often as the fanout says
         return fanout * (degree > 0) if self.replace else min(degree, fanout)
 
 
@@ -118,13 +120,16 @@ def _check_hops(
     found = {name: [int(store.num_sampled_nodes[0])] for name, store in nodes.items()}
     cursors = dict.fromkeys(edges, 0)
     for hop in range(rules.hops):
+        # Nodes that had appeared before this hop; edges of it then add theirs, one after the other.
         seen = {name: sum(counts) for name, counts in found.items()}
         for edge_type, store in edges.items():
+            # edges of a hop follow those of the hop before, in one list for each type
             start = cursors[edge_type]
             stop = cursors[edge_type] = start + store.num_sampled_edges[hop]
             fanout = num_neighbors[edge_type][hop]
             _check_hop(rules, edge_type, nodes, store, (start, stop), hop, fanout, seen)
         for name, counts in found.items():
+            # what is new in a hop is the next hop's frontier
             counts.append(seen[name] - sum(counts))
     for name, store in nodes.items():
         _must(list(store.num_sampled_nodes) == found[name], "nodes per hop", name, found[name])
@@ -154,6 +159,7 @@ def _check_nodes(rules: _Rules, name: NodeType, store: Any, seeds: Tensor) -> No
     _must(len(store.num_sampled_nodes) == rules.hops + 1, "hops of nodes", name)
     _must(store.num_sampled_nodes[0] == first, "nodes of hop 0", name, store.num_sampled_nodes)
     _must(ids[:first] == seeds.tolist(), "seeds do not come first", ids[:first], seeds)
+    # seeds may repeat, and are then there as often; all others are there once
     repeated = [
         i for i, count in Counter(ids[first:] + list(set(ids[:first]))).items() if count > 1
     ]
@@ -184,9 +190,11 @@ def _check_hop(
         _must(
             target in chosen, "sampled for a node that was not in the frontier", name, hop, target
         )
+        # a label that is new is the next free one: labels ascend in order of first appearance
         _must(neighbor <= seen[reached], "labels are not in order of appearance", name, neighbor)
         seen[reached] += neighbor == seen[reached]
         chosen[target].append(neighbor)
+    # in plain Python and by dicts: slow, and nothing of the samplers is used to check them
     possible = rules.possible(name)
     ids, of = nodes[expanded].n_id.tolist(), nodes[reached].n_id.tolist()
     for place, drawn in chosen.items():
@@ -195,6 +203,7 @@ def _check_hop(
         where = f"{name}, hop {hop}, node {ids[place]}"
         _must(set(found) <= set(edges.values()), "no such edge", where, found, edges)
         _must(len(drawn) == rules.expected(len(edges), fanout), "neighbours", where, found, edges)
+        # parallel edges are different edges with the same ends: each may come once
         if not rules.replace or fanout < 0:
             _must(found <= Counter(edges.values()), "an edge comes twice", where, found, edges)
     if "e_id" in store:
@@ -228,6 +237,7 @@ def batch_tensors(batch: Data | HeteroData) -> dict[str, Any]:
     """Return all that a batch holds, by a name that says where: for comparing batches."""
     found: dict[str, Any] = {}
     for store in batch.stores:
+        # of a HeteroData's stores; a Data's has none
         name = getattr(store, "_key", None)
         for attribute, value in store.items():
             found[attribute if name is None else f"{name}.{attribute}"] = value

@@ -56,6 +56,7 @@ def run_python(
     with tempfile.TemporaryDirectory() as place:
         started = [
             _Running(list(words), Path(place) / str(rank), text, variables, folder)
+            # all are started before any is waited for: ranks wait for each other
             for rank, variables in enumerate(_environments(ranks, environment))
         ]
         try:
@@ -88,12 +89,15 @@ def _fork_this_one_or_execute(popen: "subprocess.Popen[Any]", *how: Any) -> None
 
 
 def _start(popen: "subprocess.Popen[Any]", how: tuple[Any, ...], to_children: bool) -> None:
+    # a private method of the standard library, by the names of its parameters: their order has
+    # changed
     given = inspect.signature(_execute_child).bind(popen, *how).arguments
     words, zygote = _words_of(given), _zygote.current_zygote()
     if words is None or zygote is None:
         _execute_child(popen, *how)
         return
     streams = [
+        # -1: the stream is not redirected, and is this process's own
         number if (fd := given[name]) == -1 else fd
         for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
     ]
@@ -114,11 +118,14 @@ def _start(popen: "subprocess.Popen[Any]", how: tuple[Any, ...], to_children: bo
 def _words_of(given: dict[str, Any]) -> list[str] | None:
     """Return what the interpreter is told; None: it is another program, or starts another way."""
     args = given["args"]
+    # a shell line; a function that would have to run in the zygote; numbers that a fork cannot
+    # promise
     if isinstance(args, str | bytes | os.PathLike) or given["preexec_fn"] or given["pass_fds"]:
         return None
     program, *words = map(os.fspath, args)
     while words and words[0] in _FLAGS:
         del words[0]
+    # without words it is an interactive interpreter
     if program not in (sys.executable, _EXECUTABLE) or not words:
         return None
     return words if words[0] in ("-c", "-m", "-") or words[0][:1] != "-" else None
@@ -190,6 +197,8 @@ class _Running:
         """Kill it with all that it has started."""
         if self.process.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
+                # The group, which _run() has made: also what the script started. Before it has,
+                # there is none of that number.
                 os.killpg(self._pid, signal.SIGKILL)
             self.process.kill()
         self.process.join()
@@ -199,6 +208,7 @@ def _environments(ranks: int | None, environment: Mapping[str, str] | None) -> l
     variables = dict(os.environ if environment is None else environment)
     if ranks is None:
         return [variables]
+    # one port for all of them, or they would not meet
     size, port = str(ranks), str(free_port())
     group = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
     group["MASTER_PORT"] = port
@@ -212,6 +222,7 @@ def _await_all(
 ) -> None:
     """Return when all have ended, or one has failed."""
     while alive := [one for one in started if one.process.exitcode is None]:
+        # the others may wait for the one that failed: whoever called kills them
         if any(one.process.exitcode for one in started):
             return
         left = max(0.0, deadline - time.monotonic())
@@ -221,9 +232,11 @@ def _await_all(
 
 
 def _run(words: list[str], place: Path, variables: dict[str, str], folder: Path) -> None:
+    # a group of its own, to be killed with all that is in it
     os.setsid()
     for number, name in enumerate(("in", "out", "err")):
         flags = os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY
+        # files, not pipes: nobody has to read them while the script runs
         fd = os.open(place / name, flags, 0o600)
         os.dup2(fd, number)
         os.close(fd)
@@ -237,11 +250,14 @@ def _interpret_to_the_end(words: list[str], to_children: bool = True) -> int:
     """Do what the interpreter does between its start and its end; return the exit code."""
     _prepare_to_interpret(to_children)
     code = _call(words)
+    # as the interpreter does at its end, in this order: threads are waited for, atexit functions
+    # run, streams are flushed
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     if code == _INTERRUPTED:
+        # whoever started it sees that Ctrl-C ended it, and not an exit code
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
     return code
@@ -249,6 +265,7 @@ def _interpret_to_the_end(words: list[str], to_children: bool = True) -> int:
 
 def _prepare_to_interpret(to_children: bool) -> None:
     sys.stdin, sys.stdout, sys.stderr = (
+        # new objects: those of the process that was forked may hold what it had not yet written
         open(number, mode, buffering=1, closefd=False)  # noqa: SIM115 - until the end of the process
         for number, mode in enumerate(("r", "w", "w"))
     )
@@ -298,6 +315,8 @@ def _interpret(words: list[str]) -> None:
         sys.path.insert(0, "")
         sys.argv = [first, *rest[first == "-c" :]]
         code, name = (rest[0], "<string>") if first == "-c" else (sys.stdin.read(), "<stdin>")
+        # Fresh, so that the script does not see the names of this process's main module; in
+        # sys.modules, so that pickle and inspect find its functions.
         main = type(sys)("__main__")
         if first == "-":
             main.__file__ = name

@@ -21,6 +21,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 12
     deadline = time.monotonic() + timeout_s
     pause, pause_s = threading.Event(), _FIRST_PAUSE_S
     while not condition():
+        # after the condition was asked: once at least, also where there is no time
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout_s:g} s: {what}")
         pause.wait(pause_s)

@@ -14,6 +14,7 @@ from gigl_loader.workers import supervisor
 
 _IMPORTED_FOR_WHAT_THEY_IMPORT = link, server, source, supervisor
 for _name in testing.__all__:
+    # names are imported when they are first used: now, before the fork
     getattr(testing, _name)
 for _kernels_of in _kernels, _packing_kernels, _cache_kernels, _tree_kernels, _ppr_kernels:
     _kernels_of.load()  # as each supervisor does, in a tenth of a second where they are not there

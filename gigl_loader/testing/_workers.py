@@ -21,11 +21,13 @@ def worker_pid(loader: BaseDistLoader, number: int = 0, *, former: int | None = 
     """
     producer: Any = getattr(loader, "_mp_producer", None)
     found: list[int] = []
+    # num_workers=0, or samplers on a graph store
     if not hasattr(producer, "pids"):
         raise UsageError("this loader has no sampling workers of its own")
 
     def started() -> bool:
         pid = producer.pids[number]
+        # None while it is being replaced
         if pid is not None and pid != former:
             found.append(pid)
         return bool(found)

@@ -30,7 +30,9 @@ from typing import Any
 from gigl_loader.errors import ProtocolError
 from gigl_loader.workers import pipe, pool
 
+# of linux/prctl.h, which Python has no names for
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+# a fork takes milliseconds: what takes a minute is gone, or the machine swaps
 _TIMEOUT_S = 60.0
 _IMPORT_TIMEOUT_S = 300.0  # where all others of this machine import, too
 _STREAMS = 3
@@ -47,6 +49,8 @@ class _Adopted(subprocess.Popen[bytes]):
         self.pid, self.args = pid, [NAME]
         self.returncode: Any = None
         self.stdin = self.stdout = self.stderr = None
+        # what Popen.__init__ would set, which starts a process; wait(), poll() and kill() read
+        # these
         self._child_created = True
         self._waitpid_lock = threading.Lock()
 
@@ -55,6 +59,7 @@ class Zygote:
     """The trainer's end: asks for processes, one at a time."""
 
     def __init__(self, sock: pipe.Socket) -> None:
+        # the lock keeps question and answer together: threads of the trainer start pools too
         self._socket, self._lock = sock, threading.Lock()
         sock.settimeout(_TIMEOUT_S)
 
@@ -90,6 +95,8 @@ class Zygote:
             ProtocolError: The zygote, or the child, is gone.
         """
         with self._lock:
+            # Only while it forks: as a subreaper for good, a trainer would adopt every orphan that
+            # its own children leave, and never wait for them.
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
                 pipe.send(self._socket, (script, environment, folder, new_session), list(fds))
@@ -110,6 +117,8 @@ def use_zygote(zygote: Zygote | None) -> Iterator[None]:
     So do processes of multiprocessing with the start method spawn, and its fork server.
     """
     before = pool.start_supervisor, util.spawnv_passfds
+    # names of modules, replaced for the process: workers are started deep below a loader that a
+    # test makes as a user does
     pool.start_supervisor = pool.in_new_interpreter if zygote is None else zygote.start
     util.spawnv_passfds = _spawn if zygote is None else _fork_or_spawn
     try:
@@ -125,6 +134,7 @@ def new_zygote(*modules: str) -> Iterator[Zygote]:
     Nothing of it is imported here, and what it forks has nothing of this process in its memory.
     """
     ours, theirs = pipe.pair()
+    # pytest has put folders of the tests there, from which the functions are that a test sends
     script = f"import socket, sys; sys.path[:] = {sys.path!r}\n"
     script += f"import {', '.join([*modules, __name__])}\n"
     script += f"{__name__}.serve(socket.socket(fileno=int(sys.argv[1]))); {__name__}.os._exit(0)"
@@ -156,6 +166,7 @@ def _fork_or_spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> 
     zygote = current_zygote()
     if zygote is None:
         return _spawn(path, args, passfds)
+    # what spawn passes: interpreter, options, -c, script, arguments
     at = args.index("-c")
     script = f"from {__name__} import _renumber, fork_zygote\n"
     script += f"_renumber({list(passfds)}, {args[at + 2 :]!r})\n"
@@ -167,8 +178,11 @@ def _fork_or_spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> 
 
 def _renumber(numbers: list[int], arguments: list[str]) -> None:
     """Give the descriptors of ``sys.argv`` the numbers that they have where they come from."""
+    # Out of the way first: a number that is wanted may be taken by a descriptor that is still to be
+    # moved.
     above = max(numbers) + 1
     given = [int(word) for word in sys.argv[1:]]
+    # unlike dup2, F_DUPFD takes the first free number, so that nothing is written over
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in given]
     for fd in given:
         os.close(fd)
@@ -182,6 +196,8 @@ def fork_zygote() -> None:
     """Fork a zygote off this process, which has no thread yet, and use it until the end."""
     ours, theirs = pipe.pair()
     gc.freeze()  # a supervisor collects garbage first: all that was imported is none
+    # before there is a thread: a lock that another thread holds at that moment stays locked in the
+    # child
     if os.fork() == 0:
         _never_return(lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs))
     theirs.close()
@@ -191,10 +207,12 @@ def fork_zygote() -> None:
 def serve(sock: pipe.Socket) -> None:
     """Be a zygote until the other end of ``sock`` is closed, or who started this one has ended."""
     _libc.prctl(_PR_SET_NAME, NAME.encode())
+    # fork() clears it: each zygote asks for itself
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer's
     sock.settimeout(None)
     gc.freeze()
+    # None: the trainer has ended, or closed its end
     while (request := pipe.receive(sock)) is not None:
         message, fds = request
         pipe.send(sock, _fork_orphan(message, fds))
@@ -205,6 +223,8 @@ def serve(sock: pipe.Socket) -> None:
 def _fork_orphan(message: tuple[str, dict[str, str], str, bool], fds: list[int]) -> int:
     """Return the pid of a process whose parent has ended: the trainer becomes its parent."""
     read, write = os.pipe()
+    # Twice: the one in between ends, and the kernel gives its child to the nearest subreaper above,
+    # which is the trainer.
     between = os.fork()
     if between == 0:
         me = os.getpid()
@@ -215,9 +235,11 @@ def _fork_orphan(message: tuple[str, dict[str, str], str, bool], fds: list[int])
                 lambda: _run(message, fds),
             )
         os._exit(0)
+    # here, or read() would not see the end of the pipe if the child ends before it tells its pid
     os.close(write)
     with open(read, "rb") as answer:
         pid = int.from_bytes(answer.read(8), "little")
+    # or it would be a zombie until the zygote ends
     os.waitpid(between, 0)
     return pid
 
@@ -234,19 +256,24 @@ def _introduce(write: int, new_session: bool) -> None:
 
 
 def _await_adoption(between: int) -> None:
+    # Code that asks for its parent, such as a watch for the trainer's end, is to see the trainer.
     while os.getppid() == between:
         time.sleep(0.0005)
 
 
 def _run(message: tuple[str, dict[str, str], str, bool], fds: list[int]) -> None:
     script, environment, folder, _ = message
+    # dup2 closes what was there: the zygote's own streams
     for number, fd in enumerate(fds[:_STREAMS]):
         os.dup2(fd, number)
+    # also the zygote's socket: as long as a child holds it, the trainer's end is not noticed
     _close_all_but(*fds[_STREAMS:])
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has put another there
+    # by os.environ, not as a new dict: C code reads the variables with getenv()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    # the zygote ignores it, and an ignored signal is inherited
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["-c", *map(str, fds[_STREAMS:])]
     exec(script, {"__name__": "__main__"})
@@ -263,6 +290,8 @@ def _never_return(*steps: Callable[[], None]) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
+        # Past all cleanup of the process that was forked: its atexit functions, and the frames
+        # above this one, are the zygote's.
         os._exit(code)
 
 

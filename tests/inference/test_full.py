@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn.pool import TopKPooling
 
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.inference.full import full_graph
@@ -51,55 +50,6 @@ def test_ranks(job: str, world: int, tmp_path: Path) -> None:
 @ranks
 def test_a_killed_rank_is_an_error_on_the_others(tmp_path: Path) -> None:
     run_ranks(full_jobs.a_rank_dies, world_size=2, tmp_path=tmp_path, may_die=[1])
-
-
-class _Pools(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.readout = pyg.MeanAggregation()
-
-
-class _Nested(pyg.MessagePassing):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = pyg.SAGEConv(4, 4)
-
-    def forward(self, x: Any, edge_index: Any) -> Any:
-        return self.inner(x, edge_index)
-
-
-class _Own(pyg.MessagePassing):
-    def forward(self, x: Any, edge_index: Any) -> Any:
-        return self.propagate(edge_index, x=x)
-
-
-@pytest.mark.parametrize(
-    ("module", "text"),
-    [
-        (pyg.ChebConv(4, 4, K=2), "ChebConv at 'the top' .* Laplacian"),
-        (pyg.SGConv(4, 4, cached=True), "SGConv .* cached=True"),
-        (pyg.GCNConv(4, 4, cached=True), "GCNConv .* cached=True"),
-        (pyg.HGTConv(4, 4, (["a"], [("a", "b", "a")])), "HGTConv .* all types at once"),
-        (pyg.GraphNorm(4), "GraphNorm .* statistics over all nodes"),
-        (pyg.GraphSAGE(4, 4, 2, norm="LayerNorm"), "LayerNorm at 'norms.0' .* mode='node'"),
-        (_Pools(), "MeanAggregation at 'readout' .* pools"),
-        (TopKPooling(4), "TopKPooling .* pools"),
-        (_Nested(), "SAGEConv at 'inner' .* is part of another"),
-        (pyg.GCNConv(4, 4, flow="target_to_source"), "target to source"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(module: torch.nn.Module, text: str) -> None:
-    dataset = full_jobs.partition(full_jobs.graph(), 0, 1)
-    with pytest.raises(ConfigError, match=text), full_graph(module, dataset):
-        pass
-
-
-def test_a_layer_that_no_test_knows_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    data = full_jobs.graph()
-    with full_graph(_Own(), full_jobs.partition(data, 0, 1)) as mine:
-        pass
-    assert "_Own" in caplog.text
-    assert mine.num_nodes == 60
 
 
 def _use(model: torch.nn.Module, data: Any, how: str) -> None:
@@ -165,18 +115,6 @@ def test_rows_that_nothing_depends_on_are_not_computed() -> None:
     with full_graph(model, full_jobs.partition(data, 0, 1), nodes=torch.tensor([3])) as mine:
         model(mine.x, mine.edge_index)
     assert seen == [2, 1]
-
-
-def test_dropout_keeps_its_share() -> None:
-    data = full_jobs.graph(num_nodes=3000)
-    data.x = torch.ones(3000, 50)
-    model = torch.nn.Dropout(0.3).train()
-    with full_graph(model, full_jobs.partition(data, 0, 1)) as mine:
-        first, second = model(mine.x), model(mine.x)
-    assert (first == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
-    assert not torch.equal(first, second)
-    for axis in (0, 1):
-        assert ((first == 0).float().mean(axis) < 0.9).all()
 
 
 def test_a_graph_store_is_another_deployment() -> None:

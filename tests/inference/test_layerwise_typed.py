@@ -190,18 +190,6 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path) -> None:
         assert not list((tmp_path / name).glob("*.half"))
 
 
-def test_rows_of_parquet_are_written_as_they_are_computed(tmp_path: Path) -> None:
-    sizes = []
-
-    def layer(x: Any, edge_index: Any, num_dst: int) -> torch.Tensor:
-        sizes.append((tmp_path / "part-00000.parquet.half").exists())
-        return x[:num_dst].repeat(1, 50)
-
-    dataset = full_jobs.partition(GRAPH, 0, 1)
-    full_graph_inference([layer], dataset, out=tmp_path, batch_size=20, format="parquet")
-    assert sizes == [False, True, True]
-
-
 def _refused(text: str, model: Any, dataset: Any, error: Any = ConfigError, **how: Any) -> None:
     with pytest.raises(error, match=text):
         full_graph_inference(model, dataset, batch_size=20, **how)

@@ -77,8 +77,11 @@ _MODULES = (
     sampled_input, service, shared, slots, source, supplier, tables,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
+# of simulated time: longer than the longest outage that faults draw, so that joining is never what
+# fails
 _JOIN_S = 600.0
 _PORT = 5000
+# a job that fails again and again ends, and its error is seen
 _MOST_RESTARTS = 10
 _AGENT_S = 30.0
 """How long the others of a job may go on after a rank has ended, before they are ended, too. Those
@@ -102,6 +105,7 @@ class _Partition(DistDataset):
     """One part of a graph that is not there: its structure is a few nodes, shared by all."""
 
     def __init__(self, view: PartitionView) -> None:
+        # not DistDataset's own constructor: a thousand servers share one view
         self._one, self.num_partitions = view, view.num_partitions
 
     def view(self) -> PartitionView:
@@ -117,6 +121,7 @@ class _Loader:
     """What an `EpochIterator` needs of its loader."""
 
     _engine: CopyEngine | None = None
+    # no device: batches are handed out as they come
     _device_prefetch = 0
     _num_recv = 0
 
@@ -185,13 +190,16 @@ class SimulatedJob:
         self._clusters: dict[Process, Cluster] = {}
         self._security = Security.resolve(insecure=True)
         total = size.ranks * size.batches
+        # a seed is its number, and a batch has one: what came is told by it
         seeds = torch.arange(total, dtype=torch.int64)
         self._inputs = [
             NodeSamplerInput(one, None) for one in seeds.tensor_split(size.servers)
         ]  # fmt: skip
         self._whole = NodeSamplerInput(seeds, None)
         self._whole.extra = {}
+        # worked out once: each rank would do it for the same seeds
         self._whole_digest = hashlib.blake2b(seeds.numpy().data).hexdigest()
+        # only its schema is read: workers do not sample
         graph = TinyGraph.homogeneous(4, [(0, 1), (1, 2), (2, 3), (3, 0)]).dataset()
         self._view, self._config = graph.view(), _config(graph, size)
         self.memory_before, self.memory_at_start = _resident_bytes(), 0
@@ -225,6 +233,7 @@ class SimulatedJob:
             Deadlock: Somebody waits for ever.
             RuntimeError: A thread raised.
         """
+        # modules of the package are changed for the time of the run: one at a time in a process
         with self._installed():
             for server in range(self.size.servers):
                 self.start_server(server)
@@ -237,6 +246,8 @@ class SimulatedJob:
                     self._resume()
                     self.world.run(lambda: self._num_running == 0, limit_s)
             finally:
+                # also after an error: greenlets that were left would hold all that their frames
+                # hold
                 self.world.close()
         return self
 
@@ -252,6 +263,7 @@ class SimulatedJob:
             resumed_by: How many ranks go on with the job; 0: those that are left.
         """
         rank = self._of_attempt[number % len(self._of_attempt)]
+        # of a single rank nobody would be left to resume the job
         if rank.process.alive and rank.ended is None and len(self._of_attempt) > 1:
             self._resumed_by, rank.lost = resumed_by, True
             self.world.kill(rank.process)
@@ -260,6 +272,7 @@ class SimulatedJob:
 
     def _ended_early(self, why: str) -> None:
         self.group.lose(why)
+        # held by the callback: by then another attempt may run, whose ranks are not to be ended
         attempt = self._of_attempt
         self.world.clock.call_later(_AGENT_S, lambda: self._end(attempt))
 
@@ -307,12 +320,15 @@ class SimulatedJob:
             self._soon(partial(self._train, rank, count), rank.process)
 
     def _soon(self, main: Callable[[], None], process: Process) -> None:
+        # processes of a real job do not start at one moment, nor in order
         delay_s = self.world.random.random() * self.size.start_spread_s
         self.world.clock.call_later(delay_s, lambda: self.world.spawn(main, process, "main"))
 
     @contextmanager
     def _installed(self) -> Iterator[None]:
         simulated = {"world": self.world, "costs": self.size.costs}
+        # classes of this job: the package makes instances by its own calls, which cannot pass a
+        # world
         pool = type("SimulatedPool", (SimulatedPool,), simulated)
         law = {"law": self.size.rows if self.size.cache else None}
         memory = type("SimulatedMemory", (SimulatedMemory,), law)
@@ -344,6 +360,7 @@ class SimulatedJob:
         process = Process(f"storage server {number}", host)
         former = self.servers.get(number)
         if former is not None:
+            # it is the machine that is slow, not the process
             process.slowness = former[0].slowness
         self._soon(partial(self._serve, number, process), process)
 
@@ -356,8 +373,10 @@ class SimulatedJob:
         master = ("10.1.0.0", _PORT)
         chief = None
         if number > 0:
+            # server 0 leads the others; it has none above it
             chief = Leader(*master, self._security, process.name, 10.0)
         one = Endpoint(
+            # the port that all know is server 0's; the others tell theirs
             server, process.host, _PORT if number == 0 else 0, self._security, None, chief,
             rejoin_s=self.size.timeout_s,
         )  # fmt: skip
@@ -365,6 +384,7 @@ class SimulatedJob:
         if chief is not None:
             chief.caller.connect(self.world.clock.now + _JOIN_S, lambda why: None)
         one.start()
+        # until the job has ended, or this thread's process is killed
         one.over.wait()
         one.close()
 
@@ -424,6 +444,7 @@ class SimulatedJob:
         rank.started = self.world.clock.now
         self._loaded[rank.number] = loaded
         rank.messages_at_start, rank.bytes_at_start = rank.process.messages, rank.process.bytes
+        # measured when the last one has its loader: before, tables still grow
         self._num_started += 1
         if self._num_started == self.size.ranks:
             self.memory_at_start = _resident_bytes()
@@ -431,6 +452,8 @@ class SimulatedJob:
 
     def _held(self) -> "Held":
         last = self.size.ranks - 1
+        # another rank than the one that is measured: what both have is shared by the simulation,
+        # and in a real job is there in each
         ranks = [self._held_by_rank(number) for number in (1 % (last + 1), last, 0)]
         last = self.size.servers - 1
         servers = [held_by(self.servers[number][1]) for number in (min(1, last), last, 0)]
@@ -461,6 +484,8 @@ class SimulatedJob:
             if self.size.in_step and step < common:
                 self.group.step()
             if self.size.save_every and (step + 1) % self.size.save_every == 0:
+                # after the step, as a training loop saves: the batch that was trained on counts as
+                # yielded
                 rank.state = progress.to_dict(_identity(self.size))
 
     def _note_batch(self, rank: Rank, place: tuple[int, int], seeds: list[int]) -> None:
@@ -510,6 +535,7 @@ def _resident_bytes() -> int:
 
 def digest(job: SimulatedJob) -> str:
     """Return the sha256 of all batches of a job: (epoch, place, seeds), in that order."""
+    # by place, not by rank or time: the same for any number of ranks
     found = sorted(
         (place, seeds)
         for rank in job.ranks

@@ -19,6 +19,7 @@ from gigl_loader.workers import agreement, rendezvous
 from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.rendezvous import StoreRendezvous
 
+# between machines of a rack; a question to torch's TCPStore; 25 Gbit/s
 _LATENCY_S, _SERVED_S, _BYTES_PER_S = 100e-6, 20e-6, 25e9 / 8
 """One way; of the store, for a question; of a machine's link."""
 _WORKERS_START_S, _SPREAD_S, _TIMEOUT_S = 1.5, 2.0, 120.0
@@ -52,6 +53,7 @@ class SimulatedStore:
     def add(self, key: str, amount: int) -> int:
         """Count."""
         self._serve(len(key))
+        # as texts: the real store counts so, and get() shows it
         number = int(self._values.get(key, b"0")) + amount
         self._values[key] = b"%d" % number
         return number
@@ -66,6 +68,7 @@ class SimulatedStore:
         process, now = self._world.process, self._world.clock.now
         process.messages += 2
         process.bytes += nbytes
+        # one after the other: rank 0's store has one thread, which is what limits many ranks
         begun = max(now + _LATENCY_S, self._free_at)
         self._free_at = begun + _SERVED_S + nbytes / _BYTES_PER_S
         self._world.sleep(self._free_at + _LATENCY_S - now)
@@ -101,6 +104,7 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
         meeting = StoreRendezvous(store, rank, ranks, _TIMEOUT_S)  # type: ignore[arg-type]
         one = Agreement(own, meeting, Security.resolve(insecure=True), processes[0].host)
         one.access()
+        # between the two meetings, as in a loader's start
         world.sleep(_WORKERS_START_S)
         listening = [(world.process.host, 30_000 + number) for number in range(workers)]
         plans[rank] = one.exchange(list(listening))
@@ -109,9 +113,11 @@ def meet_colocated(ranks: int, *, ranks_per_machine: int = 8, workers: int = 4) 
     names = {"address_towards": lambda _: world.process.host, "reads_same_memory": lambda: False}
     with world.installed((agreement, rendezvous), **names):
         for rank, process in enumerate(processes):
+            # drawn delays: ranks that all come at the same moment would hide who waits for whom
             begin = partial(world.spawn, partial(start, rank), process, "main")
             world.clock.call_later(world.random.random() * _SPREAD_S, begin)
         try:
+            # an hour of simulated time is no limit for a start, and ends one that hangs
             world.run(lambda: len(plans) == ranks, 3600.0)
         finally:
             world.close()

@@ -88,9 +88,11 @@ def draw_faults(seed: int, size: Size) -> Faults:
         elif kind == "slow rank":
             found.append(SlowRank(at_s, drawn.randrange(size.ranks)))
         elif kind == "rank":
+            # fewer, half, as many and more: shares of the seeds are cut anew each time
             resumed_by = drawn.choice((0, size.ranks // 2, size.ranks, size.ranks + 3))
             found.append(LostRank(at_s, drawn.randrange(size.ranks), resumed_by))
         elif kind == "rack" and size.partitions:
+            # one rack at most is gone for good: the second one could take both of two twins
             is_first = not any(isinstance(one, LostServers) for one in found)
             found.append(_lost_rack(drawn, at_s, server, size, may_stay=is_first))
         else:
@@ -140,6 +142,8 @@ def _wrong(job: SimulatedJob) -> str:
     """Return which batches were lost, or came twice; and errors of ranks that nobody killed."""
     places = sorted(place for rank in job.ranks for place in rank.places)
     total = job.size.ranks * job.size.batches
+    # each place once, whichever rank has it: what was trained on after the last state is not
+    # counted, see SimulatedJob._resume
     wanted = [(epoch, place) for epoch in range(job.size.epochs) for place in range(total)]
     if places != wanted:
         lost, more = sorted(set(wanted) - set(places)), len(places) - len(set(places))

@@ -35,6 +35,8 @@ class SimulatedGroup:
     def __init__(self, world: World, network: SimulatedNetwork, size: int) -> None:
         self._world, self._network, self._size = world, network, size
         self.ranks: dict[Process, int] = {}
+        # Ranks count their collectives; those with one number are one round. A rank may be a round
+        # ahead of one that has not been woken yet.
         self._rounds: dict[int, _Round] = {}
         self._at: dict[Process, int] = {}
         self._lost: str | None = None
@@ -55,6 +57,7 @@ class SimulatedGroup:
             return [value]
         data = msgspec.msgpack.encode(value)
         found = self._meet(data, self._all_of)
+        # all are as long as the longest, see ranks.gather_values
         most = max(len(one) for one in found)
         self._spend(world_size - 1, most, world_size - 1)
         return [msgspec.msgpack.decode(one, type=kind) for one in found]
@@ -91,16 +94,19 @@ class SimulatedGroup:
         one.came += 1
         if one.came == self._size:
             one.answer = settle([value for value in one.values if value is not None])
+            # who waits has it in hand: the table holds what is not complete only
             del self._rounds[number]
             one.done.set()
         elif self._lost is None:
             one.done.wait()
+        # Woken by lose(), or come after it. A round that was complete before counts, as with gloo.
         if one.came < self._size:
             raise PeerError(f"the process group broke: {self._lost}")
         return one.answer
 
     def _spend(self, messages: int, size: int, steps: int) -> None:
         process = self._world.process
+        # each rank counts what it sends itself
         process.messages += messages
         process.bytes += messages * size
         through_s = size / self._network.link(process.host).bytes_per_s

@@ -32,6 +32,7 @@ class Link:
 
     def take(self, now: float, size: int) -> float:
         """Return when ``size`` bytes are through, behind what is on the way."""
+        # both directions share it: a question waits behind an answer on its way
         self.free_at = max(now, self.free_at) + size / self.bytes_per_s
         return self.free_at
 
@@ -49,6 +50,7 @@ class SimulatedNetwork(MemoryNetwork):
     def __init__(
         self, world: World, *, latency_s: float, bytes_per_s: float, batch_bytes: int
     ) -> None:
+        # bandwidth is that of machines' links here, not of the path to one listener
         super().__init__(world.clock, latency_s=latency_s, bytes_per_s=math.inf)
         self.world, self.batch_bytes, self.latency_s = world, batch_bytes, latency_s
         self._bytes_per_s = bytes_per_s
@@ -65,6 +67,7 @@ class SimulatedNetwork(MemoryNetwork):
         **options: Any,
     ) -> MemoryListener:  # fmt: skip
         """Return a listener of the running process."""
+        # a socket that a supervisor passes on: there is none here
         options.pop("inherits", None)
         where = (address, port or next(self._ports))
         return SimulatedListener(self, where, security, table, name, **options)
@@ -82,9 +85,11 @@ class SimulatedListener(MemoryListener):
     def __init__(self, network: SimulatedNetwork, *args: Any, **options: Any) -> None:
         super().__init__(network, *args, **options)
         self.process = network.world.process
+        # a dict for its order: connections are cut in the order in which they were made
         self.process.at_end[self._killed] = None
 
     def _killed(self) -> None:
+        # one that was started again may listen there already
         if self._network.listeners.get(self.address) is self:
             del self._network.listeners[self.address]
         for caller in list(self.callers):
@@ -107,6 +112,7 @@ class SimulatedReply(MemoryReply[Any]):
         if not self.done:
             self._event = Event(self._caller.network.world)  # type: ignore[attr-defined]
             self._event.wait(timeout_s)
+        # asked again: the event may have been set in the moment in which the time was over
         if not self.done:
             raise PeerTimeoutError(f"{self._caller.what} did not answer {self.method!r} in time")
         return self.result()
@@ -136,6 +142,7 @@ class SimulatedCaller(MemoryCaller):
         while True:
             try:
                 self._listener()
+                # the handshake of a connection counts: many ranks connect with many servers
                 self._count(2 * _HELLO_BYTES, 2)
                 world.sleep(2 * self.network.latency_s)
                 return
@@ -147,6 +154,7 @@ class SimulatedCaller(MemoryCaller):
                 if world.clock.now >= deadline:
                     raise PeerTimeoutError(f"{self.what} did not come up") from error
                 on_wait(str(error))
+                # a little beyond the deadline, so that the next look at the clock is past it
                 world.sleep(min(_AGAIN_S, max(0.0, deadline - world.clock.now) + 1e-6))
 
     def ask(self, method: str, *args: Any, **how: Any) -> Any:
@@ -163,6 +171,7 @@ class SimulatedCaller(MemoryCaller):
         """The process was killed: the other side sees the end of the connection."""
         self._closed = True
         self._round += 1
+        # none of them fails: a process that was killed has nobody to tell
         self._unanswered.clear()
         listener = self.network.listeners.get(self._address)
         if listener is not None:
@@ -176,6 +185,8 @@ class SimulatedCaller(MemoryCaller):
         clock, this_round = self.network.clock, self._round
         self._count(size)
         arrival = clock.now + self.network.latency_s
+        # both machines' links, or one where both ends are on one machine; in a fixed order, unlike
+        # a set
         for host in {self.process.host: None, self._address[0]: None}:
             arrival = max(
                 arrival, self.network.link(host).take(clock.now, size) + self.network.latency_s
@@ -190,6 +201,7 @@ class SimulatedCaller(MemoryCaller):
             arrive()
             return
         assert isinstance(listener, SimulatedListener)
+        # a handler may wait, and then others go on; a plain callback of the clock cannot wait
         self._world.spawn(
             lambda: arrive() if self._round == this_round else None,
             listener.process, self._unanswered[0].method,

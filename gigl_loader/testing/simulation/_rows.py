@@ -102,6 +102,7 @@ class RowLaw:
 
     def ids(self, seeds: Array) -> Array:
         """Return ``[n]`` int64, ascending, the rows of a batch of ``seeds``: always the same."""
+        # by the seed alone: whoever draws the batch again gets the same rows
         drawn = np.random.default_rng(int(seeds[0])).random(self.per_batch)
         return np.unique((self.rows * drawn**self.exponent).astype(np.int64))
 
@@ -113,6 +114,7 @@ def packed(seeds: Array, law: RowLaw) -> tuple[Layout, memoryview]:
     at = 0
     for key, values in ((BATCH, seeds), (NODE, law.ids(seeds)), (ROWS, _TOLD)):
         layout.append((key, values.dtype.name, values.shape, at))
+        # tensors of a message start at aligned places, as in a slot
         parts.append(values.tobytes().ljust(align(values.nbytes), b"\0"))
         at += align(values.nbytes)
     return layout, memoryview(b"".join(parts))
@@ -127,6 +129,7 @@ class SimulatedRows(RowQuestions):
         """Know who has which rows: ranges of them."""
         size = self.job.size
         law, num = size.rows, size.partitions or size.servers
+        # ranges of as equal lengths as can be, in integers
         ends = np.arange(1, num + 1) * law.rows // num
         self._server_of = list(range(num))
         self._books = {("node", _TYPE): RowBook("node", _TYPE, law.rows, bounds=ends)}
@@ -137,8 +140,10 @@ class SimulatedRows(RowQuestions):
         rows = array_in(self._take(nbytes_of(spec.dtype, shape)), spec.dtype, shape, 0)
         if shape[0] == 0:
             return Fetched(rows, [], self._timeout_s)
+        # filled at once; the future below says when they would be there
         rows[:, 0] = np.concatenate([ids for _, ids in asked])
         world, answer = self.job.world, SimFuture(self.job.world)
+        # one future for all servers: rows are used when the last of them are there
         arrival = max(self._arrival(server, ids.size) for server, ids in asked)
         world.clock.call_later(arrival - world.clock.now, lambda: answer.set_result(None))
         return Fetched(rows, [answer], self._timeout_s)
@@ -159,6 +164,7 @@ class SimulatedRows(RowQuestions):
         hosts = (process.host, job.world.process.host)
         through = max(job.network.link(host).take(now, size) for host in hosts)
         job.world.process.bytes += size
+        # the question's way and the answer's; the question itself is small beside the rows
         return through + 2 * job.size.latency_s
 
 

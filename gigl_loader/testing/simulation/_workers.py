@@ -53,6 +53,7 @@ class SimulatedPool:
         """Take the time that workers take to start."""
         self._setup = setup
         self.world.sleep(self.costs.start_s * self._process.slowness)
+        # by worker and thread, when it is through with what it was given
         self._free_at = [[0.0] * setup.concurrency for _ in range(self.num_workers)]
 
     @property
@@ -75,8 +76,10 @@ class SimulatedPool:
         elif kind == messages.TASK:
             ticket, position, _, _ = rest
             lanes = self._free_at[number]
+            # the thread that is free first, of equals the first: the same in each run
             lane = min(range(len(lanes)), key=lanes.__getitem__)
             now, world = self.world.clock.now, self.world
+            # evenly within 1 - spread to 1 + spread, so that the mean stays
             drawn = 1.0 + self.costs.spread * (2.0 * world.random.random() - 1.0)
             lanes[lane] = (
                 max(now, lanes[lane]) + self.costs.batch_s * drawn * self._process.slowness
@@ -84,8 +87,10 @@ class SimulatedPool:
             world.clock.call_later(lanes[lane] - now, lambda: self._done(number, ticket, position))
 
     def _done(self, number: int, ticket: Any, position: int) -> None:
+        # events of the clock outlive the process that asked for them
         if self._stopped or not self._process.alive:
             return
+        # a worker looks at the generation when it is done, too
         message: tuple[Any, ...] = (messages.STALE, ticket)
         if self._generations.get(ticket.stream) == ticket.generation:
             seeds = self._seeds(ticket)
@@ -106,6 +111,7 @@ class SimulatedPool:
         """Return what came, waiting for the first."""
         if not self._events and timeout_s > 0:
             self._news.wait(timeout_s)
+        # after the wait, before the events are taken: one thread, so nothing comes in between
         self._news.clear()
         events = list(self._events)
         self._events.clear()

@@ -20,6 +20,7 @@ import greenlet
 from gigl_loader.errors import GiglLoaderError
 from gigl_loader.testing._memory_network import Clock
 
+# a day of 2023: code that compares with the wall clock gets a plausible one, always the same
 _BORN_NS = 1_700_000_000_000_000_000
 """What the wall clock shows at the start, in nanoseconds."""
 
@@ -68,6 +69,7 @@ class _Task:
         except greenlet.GreenletExit:
             pass
         except BaseException as error:
+            # raised by World.run(): in a greenlet nobody would see it
             self._world.failures.append((self, error, traceback.format_exc()))
         self.over = True
         if self.on_end is not None:
@@ -75,6 +77,7 @@ class _Task:
 
     def resume(self) -> None:
         """Go on, until it waits again. For the hub."""
+        # Of a killed process no thread ever goes on: its greenlets stay as they are until close().
         if self.process.alive and not self.over:
             world = self._world
             world.current = self
@@ -134,6 +137,7 @@ class World:
         """Start a thread of a process (None: of the running one)."""
         task = _Task(self, run, process or self.process, name)
         self._tasks[task] = None
+        # not at once: the running thread goes on until it waits, whoever it starts
         self.clock.call_later(0.0, task.resume)
         return task
 
@@ -147,6 +151,7 @@ class World:
             assert task is not None, "it resumes"
             task.run()
             self._tasks.pop(task, None)
+            # used again by the next task: its stack is there already
             self._idle.append(greenlet.getcurrent())
             self.hub.switch()
 
@@ -167,6 +172,8 @@ class World:
         Raises:
             Deadlock: It did not come to that.
         """
+        # the hub's loop: greenlets switch to the hub, never to each other, so that the order is the
+        # clock's
         self.clock.run(limit_s, lambda: bool(self.failures) or until())
         if self.failures:
             task, error, text = self.failures[0]
@@ -179,6 +186,7 @@ class World:
         self.closed = True
         for _ in range(3):  # what ends may start something
             for task in list(self._tasks):
+                # a GreenletExit runs `finally` blocks, which may ask whose code runs
                 self.current = task
                 task.throw()
                 self._tasks.pop(task, None)
@@ -196,11 +204,13 @@ class World:
 
     def wait(self, waiter: _Waiter, timeout_s: float | None = None) -> bool:
         """Wait until ``waiter`` is woken; return False if it was not within ``timeout_s``."""
+        # what ends and would wait, in a `finally` say, ends at once
         if self.closed:
             raise greenlet.GreenletExit
         if waiter.woken:
             return True
         if timeout_s is not None:
+            # never taken back: a resume that comes too late finds no task in the waiter
             self.clock.call_later(timeout_s, waiter.resume)
         self.hub.switch()
         return waiter.woken
@@ -208,6 +218,8 @@ class World:
     def wake(self, waiter: _Waiter) -> None:
         """Let whoever waits go on, once the running thread waits itself."""
         if not waiter.woken and waiter.task is not None:
+            # woken and resumed are two things: a second wake, or the timeout meanwhile, does
+            # nothing more
             waiter.woken = True
             self.clock.call_later(0.0, waiter.resume)
 
@@ -232,6 +244,7 @@ class World:
         times = SimpleNamespace(
             monotonic=now, perf_counter=now, sleep=self.sleep,
             time=lambda: _BORN_NS / 1e9 + self.clock.now,
+            # a count is added, so that two that ask at one moment get different names out of it
             time_ns=lambda: _BORN_NS + int(self.clock.now * 1e9) + next(self._numbers),
         )  # fmt: skip
         tokens = SimpleNamespace(
@@ -256,6 +269,7 @@ class World:
             (module, name, getattr(module, name))
             for module in modules
             for name in stands_in
+            # only where the module has the name itself: it was imported there
             if hasattr(module, name)
         ]
         for module, name, _ in former:
@@ -279,6 +293,7 @@ class World:
             timed_out = until is not None and self.clock.now >= until
             if not left or timed_out or (done and return_when == futures.FIRST_COMPLETED):
                 return done, left
+            # a new one each round: callbacks of futures that are not done stay with the former
             event = Event(self)
             for one in left:
                 one.add_done_callback(lambda _, event=event: event.set())
@@ -329,6 +344,7 @@ class Lock:
         if self._depth and self._again and self._owner is me:
             self._depth += 1
             return True
+        # again after each wake: another thread may have taken it before this one ran
         while self._depth:
             self._waiting, waiter = _joined_by(self._world, self._waiting)
             self._world.wait(waiter)
@@ -399,6 +415,7 @@ class Condition:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until somebody notifies."""
         self._waiting, waiter = _joined_by(self._world, self._waiting)
+        # joined before the lock is given back: no notify_all() is missed in between
         depth = self._lock.give_up()
         woken = self._world.wait(waiter, timeout)
         if not woken:
@@ -439,11 +456,13 @@ class Event:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set."""
-        if not self._set:
-            self._waiting, waiter = _joined_by(self._world, self._waiting)
-            if not self._world.wait(waiter, timeout):
-                self._waiting = _without(self._waiting, waiter)
-        return self._set
+        if self._set:
+            return True
+        self._waiting, waiter = _joined_by(self._world, self._waiting)
+        woken = self._world.wait(waiter, timeout)
+        if not woken:
+            self._waiting = _without(self._waiting, waiter)
+        return woken  # and not whether it is set still: as with the real one
 
 
 class SimpleQueue:

@@ -1,0 +1,80 @@
+"""Rows of nodes, whoever computes them."""
+
+import full_jobs
+import pytest
+import torch
+from exchange_in_threads import ThreadExchange, run_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.inference.rows import OwnedRows, RowFetcher
+from gigl_loader.inference.shares import NodeShares
+from gigl_loader.inference.sources import RangeShares
+
+NUM_NODES = 60
+WIDE = torch.randn(NUM_NODES, 3, generator=torch.Generator().manual_seed(1))
+FLAT = torch.arange(NUM_NODES, dtype=torch.float64) / 7
+"""Rows of nodes by global id."""
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 3), st.booleans(), st.data())
+def test_rows_of_any_nodes_on_any_ranks(world: int, ranges: bool, data: st.DataObject) -> None:
+    """Repeats and no nodes too; two calls, so that memory is used again while rows are held."""
+    asked = [
+        data.draw(st.lists(st.integers(0, NUM_NODES - 1), max_size=80)) for _ in range(world)
+    ]  # fmt: skip
+
+    def job(exchange: ThreadExchange) -> None:
+        if ranges:
+            owners = RangeShares({NODE: NUM_NODES}, exchange)  # type: ignore[arg-type]
+        else:
+            view = full_jobs.partition(full_jobs.graph(), exchange.rank, world).view()
+            owners = NodeShares(view, exchange)  # type: ignore[arg-type,assignment]
+        own = owners.own[NODE]
+        fetcher = RowFetcher(owners, exchange)  # type: ignore[arg-type]
+        turned = torch.arange(len(own)).flip(0)
+        sources = [OwnedRows(WIDE[own]), OwnedRows(FLAT[own].flip(0), turned)]
+        nodes = torch.tensor(asked[exchange.rank], dtype=torch.int64)
+        first = fetcher.get(NODE, nodes, sources)
+        second = fetcher.get(NODE, nodes.flip(0), sources)
+        for found, ids in ((first, nodes), (second, nodes.flip(0))):
+            assert torch.equal(found[0], WIDE[ids])
+            assert torch.equal(found[1], FLAT[ids])
+        assert fetcher.get(NODE, nodes, []) == []
+
+    run_threads(world, job)
+
+
+class _Servers:
+    """Stands in for `StoredRows`."""
+
+    def get(self, ids: Tensor) -> Tensor:
+        return WIDE[ids]
+
+
+@pytest.mark.parametrize("stored_first", [False, True])
+def test_rows_of_servers_stand_where_they_were_asked_for(stored_first: bool) -> None:
+    nodes = torch.tensor([7, 0, 7, 59])
+
+    def job(exchange: ThreadExchange) -> list[Tensor]:
+        owners = RangeShares({NODE: NUM_NODES}, exchange)  # type: ignore[arg-type]
+        both = [OwnedRows(FLAT), _Servers()]
+        fetcher = RowFetcher(owners, exchange)  # type: ignore[arg-type]
+        return fetcher.get(NODE, nodes, both[::-1] if stored_first else both)  # type: ignore[arg-type]
+
+    (found,) = run_threads(1, job)
+    wanted = [FLAT[nodes], WIDE[nodes]]
+    for one, other in zip(found, wanted[::-1] if stored_first else wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_quantised_rows_are_widened() -> None:
+    scales = torch.tensor([[0.5, 2.0, 1.0], [0.0, 1.0, -1.0]])  # times, plus
+    stored = torch.tensor([[1, 2, 3], [-4, 5, 6]], dtype=torch.int8)
+    rows = OwnedRows(stored, torch.tensor([1, 0]), scales)
+    taken = rows.take(torch.tensor([0]))
+    assert torch.equal(taken, stored[1:])
+    assert rows.widen(taken).tolist() == [[-2.0, 11.0, 5.0]]

@@ -1,0 +1,102 @@
+"""Errors cross processes, tell what to do next, and give the system's limits by name."""
+
+import errno
+import pickle
+import signal
+
+import pytest
+
+from gigl_loader import errors
+from gigl_loader.errors import (
+    ConfigError,
+    JoinRefusedError,
+    PeerLostError,
+    RemoteError,
+    ResourceError,
+    SamplingError,
+    WorkerDiedError,
+    WrongTypeError,
+    explained_limits,
+)
+
+EXAMPLES: list[errors.GiglLoaderError] = [
+    ConfigError("a"), WorkerDiedError(3, 99, -9, "no more", "server 1"),
+    WorkerDiedError(0, 1, None),
+    SamplingError("worker 1", "KeyError: 3", "Traceback"), RemoteError("server 0", "OSError"),
+    PeerLostError("gone", "silent"), JoinRefusedError("no", "refused: mode"),
+    ResourceError(errno.ENOSPC, "full"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_survives_pickling(error: errors.GiglLoaderError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_each_error_is_also_the_builtin_that_callers_know() -> None:
+    for kind, builtin in {
+        ConfigError: ValueError, WrongTypeError: TypeError, errors.UsageError: RuntimeError,
+        errors.PeerError: RuntimeError, errors.PeerTimeoutError: TimeoutError,
+        ResourceError: OSError, errors.NativeLibraryError: RuntimeError,
+        errors.ProtocolError: RuntimeError,
+    }.items():  # fmt: skip
+        assert issubclass(kind, builtin)
+        assert issubclass(kind, errors.GiglLoaderError)
+    assert issubclass(WrongTypeError, ConfigError)
+    assert issubclass(JoinRefusedError, PeerLostError)
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "text"),
+    [
+        (1, "exit code 1; its traceback is in the worker's stderr"),
+        (-signal.SIGKILL, "SIGKILL; if nobody sent it, the host ran out of memory"),
+        (-(signal.SIGRTMIN + 1), f"signal {signal.SIGRTMIN + 1}; if nobody sent it"),
+        (None, "exit code unknown; its supervising process ended with it"),
+    ],
+)
+def test_a_workers_end_is_named(exitcode: int | None, text: str) -> None:
+    found = str(WorkerDiedError(2, 77, exitcode, "3 were replaced", "storage server 1"))
+    assert found.startswith("storage server 1: sampling worker 2 (pid 77) died: ")
+    assert text in found
+    assert found.endswith("; 3 were replaced")
+
+
+@pytest.mark.parametrize("kind", [SamplingError, RemoteError])
+def test_a_remote_traceback_comes_last(kind: type[SamplingError]) -> None:
+    assert str(kind("server 0", "KeyError: 3")) == "server 0 failed: KeyError: 3"
+    text = str(kind("server 0", "KeyError: 3", "Traceback of there"))
+    assert text == "server 0 failed: KeyError: 3\n--- traceback of server 0 ---\nTraceback of there"
+
+
+@pytest.mark.parametrize("number", errors._LIMITS)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_limit_is_named_however_deep_it_is(number: int, depth: int) -> None:
+    """As cause and as context: libraries wrap errors of the system in their own."""
+
+    def work(left: int) -> None:
+        if left == 0:
+            raise OSError(number, "as the system says it")
+        try:
+            work(left - 1)
+        except Exception as error:
+            if left % 2:
+                raise ValueError("library") from error
+            raise ValueError("library")  # noqa: B904
+
+    doing = explained_limits("writing rows")
+    with pytest.raises(ResourceError, match=r"writing rows: .*: ") as caught, doing:
+        work(depth)
+    assert caught.value.errno == number
+    assert isinstance(caught.value.__cause__, OSError if depth == 0 else ValueError)
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    told = ResourceError(errno.ENOSPC, "told already")
+    for error in (OSError(errno.ENOENT, "no file"), ValueError("x"), told):
+        with pytest.raises(type(error)) as caught, explained_limits("writing"):
+            raise error
+        assert caught.value is error

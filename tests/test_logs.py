@@ -1,0 +1,79 @@
+"""Whose log line it is."""
+
+import logging
+import threading
+
+import pytest
+
+from gigl_loader import logs
+from gigl_loader.logs import WhereFilter, answering, know, showing_where
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_process", {})
+    monkeypatch.setattr(logs.platform, "node", lambda: "gpu7")
+    monkeypatch.delenv("RANK", raising=False)
+
+
+def _where() -> str:
+    record = logging.LogRecord("gigl_loader", logging.INFO, "", 0, "text", (), None)
+    assert WhereFilter().filter(record) is True
+    return str(record.where)  # type: ignore[attr-defined]
+
+
+def test_a_line_says_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _where() == "host=gpu7"
+    monkeypatch.setenv("RANK", "5")
+    assert _where() == "rank=5 host=gpu7"
+    know(job=2, rank=3)
+    assert _where() == "job=2 rank=3 host=gpu7", "the environment is for those that know nothing"
+    know(job=None, rank=None, nothing=None)
+    assert _where() == "rank=5 host=gpu7"
+
+
+def test_a_server_speaks_for_whom_it_answers_in_that_thread_alone() -> None:
+    know(server=0)
+    inside, go_on, other = threading.Event(), threading.Event(), []
+
+    def answer() -> None:
+        with answering(job=1, rank=9):
+            inside.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert inside.wait(60)
+    other.append(_where())
+    go_on.set()
+    thread.join()
+    assert other == ["server=0 host=gpu7"]
+    with answering(job=1, rank=4):
+        with answering(job=2, rank=6):
+            assert _where() == "server=0 job=2 rank=6 host=gpu7"
+        assert _where() == "server=0 job=1 rank=4 host=gpu7"
+    assert _where() == "server=0 host=gpu7"
+
+
+def test_handlers_show_it_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, handler = logging.getLogger(), logging.NullHandler()
+    level = root.level
+    monkeypatch.setattr(root, "handlers", [handler])
+    with showing_where():
+        assert any(isinstance(one, WhereFilter) for one in handler.filters)
+        assert root.handlers == [handler]
+    assert handler.filters == []
+    assert root.level == level
+
+
+def test_where_there_is_no_handler_lines_go_to_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    level = root.level
+    monkeypatch.setattr(root, "handlers", [])
+    with showing_where():
+        logging.getLogger("gigl_loader.test").info("hello")
+    assert "INFO [host=gpu7] gigl_loader.test: hello" in capsys.readouterr().err
+    assert root.handlers == []
+    assert root.level == level

@@ -1,0 +1,246 @@
+"""Options are checked where they are made; and what this machine has."""
+
+import dataclasses
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gigl_loader import options
+from gigl_loader.errors import ConfigError
+from gigl_loader.options import (
+    CacheOptions,
+    CustomSamplerOptions,
+    EpochOptions,
+    ExpansionOptions,
+    FeatureStoreOptions,
+    KHopNeighborSamplerOptions,
+    PPRSamplerOptions,
+)
+
+BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "nbytes"),
+    [
+        (7, 7), ("7", 7), ("7B", 7), ("2KB", 2048), ("1.5 mb", 3 * 2**19), (" 4GB ", 2**32),
+        ("1TB", 2**40), ("1e3KB", 1_024_000),
+    ],
+)  # fmt: skip
+def test_a_size_is_bytes(given: Any, nbytes: int) -> None:
+    assert options.parse_size(given) == nbytes
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        0,
+        -1,
+        True,
+        None,
+        2.5,
+        "",
+        "GB",
+        "-1GB",
+        "0.1B",
+        "4PB",
+        "four",
+        "nan",
+        "inf",
+        "infGB",
+        "1e999",
+    ],
+)
+def test_what_is_no_size_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="a size must be bytes > 0"):
+        options.parse_size(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "size"), [("20%", 0.2), (" 100 % ", 1.0), ("2GB", 2**31), (5, 5)]
+)
+def test_a_cache_is_a_size_or_a_share(given: Any, size: float) -> None:
+    found = CacheOptions.of(given, 3)
+    assert found is not None
+    assert (found.size, found.lookahead) == (size, 3)
+    assert isinstance(found.size, float) is isinstance(size, float), "by it the two are told apart"
+
+
+def test_no_cache_has_no_look_ahead() -> None:
+    assert CacheOptions.of(None, None) is None
+    with pytest.raises(ConfigError, match="lookahead=2 decides which rows to keep"):
+        CacheOptions.of(None, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "lookahead", "text"),
+    [
+        (0.2, None, "a share such as"), (True, None, "a share such as"), ("0%", None, "above 0%"),
+        ("101%", None, "above 0%"), ("nan%", None, "above 0%"), ("x%", None, "above 0%"),
+        ("1GB", -1, "lookahead must be"), ("1GB", True, "lookahead must be"),
+        ("1GB", 0.5, "lookahead must be"),
+    ],
+)  # fmt: skip
+def test_what_is_no_cache_is_refused(given: Any, lookahead: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        CacheOptions.of(given, lookahead)
+
+
+# --- samplers, growth, epochs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "text"),
+    [
+        (CustomSamplerOptions, {"class_path": "Mine"}, "package.module.ClassName"),
+        (FeatureStoreOptions, {"class_path": "Mine"}, "package.module.ClassName"),
+        (FeatureStoreOptions, {"class_path": "a.B", "cache_bytes": -1}, "cache_bytes must be"),
+        (FeatureStoreOptions, {"class_path": "a.B", "cache_bytes": True}, "cache_bytes must be"),
+        (FeatureStoreOptions, {"class_path": "a.B", "keywords": {"f": lambda: 0}},
+         "keywords cannot be sent"),
+        (PPRSamplerOptions, {"alpha": 0}, "alpha must be in"),
+        (PPRSamplerOptions, {"alpha": 1}, "alpha must be in"),
+        (PPRSamplerOptions, {"eps": 0}, "eps must be > 0"),
+        (PPRSamplerOptions, {"eps": math.nan}, "eps must be > 0"),
+        (PPRSamplerOptions, {"max_ppr_nodes": 0}, "max_ppr_nodes must be"),
+        (PPRSamplerOptions, {"max_ppr_nodes": True}, "max_ppr_nodes must be"),
+        (PPRSamplerOptions, {"num_neighbors_per_hop": 2**31}, "num_neighbors_per_hop must be"),
+        (PPRSamplerOptions, {"max_fetch_iterations": 0}, "max_fetch_iterations must be"),
+        (PPRSamplerOptions, {"typed_channel_ratios": {"buys": 1.0}}, "must name an edge type"),
+        (PPRSamplerOptions, {"typed_channel_ratios": {(): 1.0}}, "must name an edge type"),
+        (PPRSamplerOptions, {"typed_channel_ratios": {BUYS: 0.0, KNOWS: 1.0}}, r"in \(0, 1\]"),
+        (PPRSamplerOptions, {"typed_channel_ratios": {BUYS: True}}, r"in \(0, 1\]"),
+        (PPRSamplerOptions, {"typed_channel_ratios": {BUYS: 0.5, KNOWS: 0.4}}, "sum to 1"),
+        (ExpansionOptions, {"subgraph_type": "both"}, "subgraph_type must be one of"),
+        (ExpansionOptions, {"sampler": "ladies"}, "sampler must be one of"),
+        (ExpansionOptions, {"disjoint": "by_user"}, "disjoint must be"),
+        (ExpansionOptions, {"disjoint": "by_time"}, "need time_attr"),
+        (ExpansionOptions, {"time_window": 3.0}, "need time_attr"),
+        (ExpansionOptions, {"temporal_strategy": "last"}, "need time_attr"),
+        (ExpansionOptions, {"time_attr": 3}, "must name an attribute"),
+        (ExpansionOptions, {"time_attr": "t", "time_window": -1}, "time_window must be"),
+        (ExpansionOptions, {"time_attr": "t", "time_window": math.nan}, "time_window must be"),
+        (ExpansionOptions, {"disjoint": True, "subgraph_type": "induced"}, "one graph of all"),
+        (ExpansionOptions, {"time_attr": "t", "sampler": "labor"}, "trees do not"),
+        (EpochOptions, {"seed": -1}, "seed must be"), (EpochOptions, {"seed": 2**63}, "seed must"),
+        (EpochOptions, {"seed": True}, "seed must"),
+        (EpochOptions, {"seed": 0, "timeout_s": 0}, "timeout must"),
+        (EpochOptions, {"seed": 0, "timeout_s": math.inf}, "timeout must"),
+        (EpochOptions, {"seed": 0, "timeout_s": None}, "timeout must"),
+        (EpochOptions, {"seed": 0, "max_restarts": -1}, "max_restarts must"),
+        (EpochOptions, {"seed": 0, "reconnect_timeout_s": math.inf}, "reconnect_timeout must"),
+        (EpochOptions, {"seed": 0, "replace": True, "expansion": ExpansionOptions(sampler="labor")},
+         "without replacement"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_work_is_refused_by_name(kind: Any, how: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        kind(**how)
+
+
+def test_options_reach_workers_as_they_are() -> None:
+    for one in (
+        EpochOptions(seed=2**63 - 1, expansion=ExpansionOptions(time_attr="t", disjoint="by_time")),
+        PPRSamplerOptions(typed_channel_ratios={BUYS: 0.1, (KNOWS, BUYS): 0.9}),
+        FeatureStoreOptions("a.B", {"path": "x"}),
+    ):
+        assert pickle.loads(pickle.dumps(one)) == one
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            one.seed = 1  # type: ignore[misc,union-attr]
+
+
+def test_a_channel_is_an_edge_type_or_several() -> None:
+    ratios = {BUYS: 0.25, (KNOWS, BUYS): 0.75}
+    found = PPRSamplerOptions(typed_channel_ratios=ratios).channels
+    assert found == [([BUYS], 0.25), ([KNOWS, BUYS], 0.75)]
+    tenths = {("a", str(n), "a"): 0.1 for n in range(10)}
+    assert len(PPRSamplerOptions(typed_channel_ratios=tenths).channels) == 10, "0.1 * 10 is not 1"
+
+
+@pytest.mark.parametrize(
+    ("how", "in_trees", "by_time"),
+    [
+        ({}, False, False), ({"disjoint": True}, True, False), ({"time_attr": "t"}, True, False),
+        ({"time_attr": "t", "disjoint": "by_time"}, True, True),
+    ],
+)  # fmt: skip
+def test_trees(how: Any, in_trees: bool, by_time: bool) -> None:
+    found = ExpansionOptions(**how)
+    assert (found.in_trees, found.by_time) == (in_trees, by_time)
+
+
+def test_what_batches_depend_on_leaves_out_how_they_come() -> None:
+    one = EpochOptions(seed=3)
+    other = EpochOptions(
+        seed=3, in_order=False, timeout_s=1.0, max_restarts=0, reconnect_timeout_s=0.0,
+        cache=CacheOptions(size=1), asks_for_rows=True,
+    )  # fmt: skip
+    assert one.of_batches() == other.of_batches()
+    for changed in ({"seed": 4}, {"replace": True}, {"expansion": ExpansionOptions(disjoint=True)}):
+        assert dataclasses.replace(one, **changed).of_batches() != one.of_batches()
+
+
+def test_samplers_are_told_apart_by_a_text() -> None:
+    mine = CustomSamplerOptions("a.B", {"token": "secret"})
+    assert options.sampler_text(mine) == "a.B", "and not by keywords, which may be secrets"
+    fanouts = [options.sampler_text(KHopNeighborSamplerOptions([n])) for n in (1, 2)]
+    assert fanouts[0] != fanouts[1]
+    assert options.sampler_text(None) == "None"
+
+
+@pytest.mark.parametrize(
+    ("machine", "memory", "one_machine", "same_memory"),
+    [(None, None, True, True), (None, "0", True, False), ("0", None, False, False)],
+)
+def test_what_is_one_machine(
+    machine: Any, memory: Any, one_machine: bool, same_memory: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, value in (
+        (options.SAME_MACHINE_VARIABLE, machine), (options.SAME_MEMORY_VARIABLE, memory)
+    ):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert options.may_be_one_machine() is one_machine
+    assert options.reads_same_memory() is same_memory
+
+
+# --- this machine ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "wanted"),
+    [
+        ("0::/\n", {"/sys/fs/cgroup/memory.max": 7}, 7),  # in a container
+        ("0::/jobs.slice/1\n", {"/sys/fs/cgroup/jobs.slice/1/memory.max": 5}, 5),
+        ("0::/jobs.slice/1\n", {"/sys/fs/cgroup/jobs.slice/memory.max": 6}, 6),
+        ("9:cpu,cpuacct:/\n4:memory:/jobs/1\n0::/\n",
+         {"/sys/fs/cgroup/memory/jobs/1/memory.limit_in_bytes": 4,
+          "/sys/fs/cgroup/memory/memory.limit_in_bytes": 2**63 - 4096}, 4),
+        ("4:memory:/jobs/1\n", {"/sys/fs/cgroup/memory/jobs/2/memory.limit_in_bytes": 3}, 10240),
+        ("", {}, 10240),
+    ],
+)  # fmt: skip
+def test_limits_of_control_groups_count(
+    groups: str, limits: dict[str, int], wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"/proc/self/cgroup": groups, "/proc/meminfo": "MemAvailable:   10 kB\n"}
+    monkeypatch.setattr(Path, "read_text", lambda self: files[str(self)])
+    monkeypatch.setattr(options, "number_in", limits.get)
+    assert options.available_memory() == wanted
+
+
+def test_a_number_of_the_kernels(tmp_path: Path) -> None:
+    for text, number in (("12\n", 12), ("max\n", None)):
+        (tmp_path / "limit").write_text(text)
+        assert options.number_in(str(tmp_path / "limit")) == number
+    assert options.number_in(str(tmp_path / "missing")) is None
+    assert options.meminfo("NoSuchField") == 0
+    assert options.meminfo("MemTotal") >= options.meminfo("MemAvailable") > 0

@@ -1,0 +1,37 @@
+"""Waiting until something holds, on a clock of its own."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from gigl_loader.testing import _waiting, wait_until
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    event = SimpleNamespace(wait=found.append)
+    monkeypatch.setattr(_waiting, "threading", SimpleNamespace(Event=lambda: event))
+    monkeypatch.setattr(_waiting, "time", SimpleNamespace(monotonic=lambda: sum(found)))
+    return found
+
+
+def test_it_is_asked_more_and_more_rarely(pauses: list[float]) -> None:
+    wait_until(lambda: sum(pauses) >= 10.0, "ten seconds are over")
+    assert pauses[0] == 0.005
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 0.1
+    assert sum(pauses) < 10.2
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 3.0])
+def test_what_did_not_come_is_named(timeout_s: float, pauses: list[float]) -> None:
+    asked: list[int] = []
+    with pytest.raises(AssertionError, match=rf"not within {timeout_s:g} s: the cows come home"):
+        wait_until(lambda: asked.append(1), "the cows come home", timeout_s)
+    assert len(asked) == len(pauses) + 1, "once more after the last pause"
+
+
+def test_what_holds_needs_no_time(pauses: list[float]) -> None:
+    wait_until(lambda: "yes", "it holds", 0.0)
+    assert pauses == []
