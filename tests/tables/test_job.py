@@ -88,15 +88,20 @@ def test_what_a_killed_step_left_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "scratch/map/edges").iterdir()] == ["1"]
 
 
+def _fail(job: Job, error: Exception) -> None:
+    with job.engine() as engine:
+        assert engine.execute("SELECT 1").fetchone() == (1,)
+        raise error
+
+
 def test_an_engine_leaves_no_spill_and_says_what_to_do(tmp_path: Path) -> None:
     job = _job(tmp_path)
     for error, text in (
         (duckdb.OutOfMemoryException("failed to pin\nmore"), r"too few.*failed to pin; call again"),
         (duckdb.IOException("disk full"), "disk full; call again to go on"),
     ):
-        with pytest.raises(UsageError, match=text), job.engine() as engine:
-            assert engine.execute("SELECT 1").fetchone() == (1,)
-            raise error
+        with pytest.raises(UsageError, match=text):
+            _fail(job, error)
         assert list((tmp_path / "scratch/spill").iterdir()) == []
 
 

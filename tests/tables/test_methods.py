@@ -88,7 +88,7 @@ def test_a_column_says_who_owns_a_node(tmp_path: Path) -> None:
         place("negative", pa.array([-1]))
     with pytest.raises(ConfigError, match="'p' holds double, not integers"):
         place("fraction", pa.array([0.0]))
-    with pytest.raises(ConfigError, match='give partition="..."'):
+    with pytest.raises(ConfigError, match=r'give partition="..."'):
         place("none", pa.array([0]), None)
 
 

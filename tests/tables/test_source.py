@@ -54,7 +54,7 @@ def test_files_are_in_order_and_rows_follow_each_other(tmp_path: Path) -> None:
     assert Table(job, "glob", f"{tmp_path}/t/*.parquet", "nodes").num_rows == 4
     with pytest.raises(ConfigError, match="no Parquet or CSV file at"):
         Table(job, "none", tmp_path / "scratch", "nodes")
-    with pytest.raises(ConfigError, match="a path, a list of paths or a pyarrow.Table, got int"):
+    with pytest.raises(ConfigError, match=r"a path, a list of paths or a pyarrow\.Table, got int"):
         Table(job, "int", [3], "nodes")
 
 
@@ -184,7 +184,7 @@ def test_ids_are_int64_or_text(tmp_path: Path) -> None:
     found = ids_in(table, file_of(0), "s", 0, pa.array(["b", "a"]).dictionary_encode())
     assert (found.type, found.to_pylist()) == (pa.string(), ["b", "a"])
     assert ids_in(table, file_of(0), "u", 0, pa.array([7], pa.uint64())).type == pa.int64()
-    with pytest.raises(ConfigError, match="'u' of p: .*9223372036854775808"):
+    with pytest.raises(ConfigError, match=r"'u' of p: .*9223372036854775808"):
         ids_in(table, file_of(0), "u", 0, pa.array([2**63], pa.uint64()))
     with pytest.raises(ConfigError, match="has nulls: row 6"):
         ids_in(table, file_of(0), "s", 5, pa.array(["a", None]))

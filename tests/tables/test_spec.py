@@ -51,7 +51,7 @@ def test_several_types_keep_their_order_and_labels_have_types_of_their_own() -> 
      ({"..": NODES}, {}, ConfigError, "cannot be the name of a file"),
      ({3: NODES}, {}, ConfigError, "cannot be the name of a file"),
      ({"a": NODES}, {"buys": EDGES}, WrongTypeError, "an edge type is .*got 'buys'"),
-     ({"a": NODES}, {("a", "to", "b"): EDGES}, ConfigError, r"'b', of which .* \(there are \['a'\]"),
+     ({"a": NODES}, {("a", "to", "b"): EDGES}, ConfigError, r"'b', of .* \(there are \['a'\]"),
      (NodeTable("n", features="x", feature_dtype="int8"), EDGES, ConfigError, "got 'int8'"),
      (NODES, EdgeTable("e", feature_dtype="float16"), ConfigError, "given, and no features")],
 )  # fmt: skip
