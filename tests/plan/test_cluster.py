@@ -33,7 +33,14 @@ def test_time_of_this_process_is_counted_in_ticks() -> None:
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a tree of processes that is made up: by pid, (parent, user ticks, system ticks)."""
-    tree = {7: (1, 100, 20), 9: (7, 30, 0), 8: (9, 5, 5), 10: (1, 999, 999), 11: (8, 1, 0)}
+    tree = {
+        7: (1, 100, 20),
+        9: (7, 30, 0),
+        8: (9, 5, 5),
+        10: (1, 999, 999),
+        11: (8, 1, 0),
+        13: (7, 4, 0),
+    }
 
     def read_stat(pid: int) -> list[str] | None:
         if pid not in tree:
@@ -48,7 +55,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_descendants_count_after_their_parents(processes: Any) -> None:
-    assert cluster._below(7) == [(7, 1.2), (9, 0.3), (8, 0.1), (11, 0.01)]
+    assert cluster._below(7) == [(7, 1.2), (9, 0.3), (13, 0.04), (8, 0.1), (11, 0.01)]
     assert cpu_s_below(9) == pytest.approx(0.41)
 
 
