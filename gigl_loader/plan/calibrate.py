@@ -42,8 +42,11 @@ _CASES: tuple[tuple[list[int], int, bool], ...] = (
 )  # fmt: skip
 """Of sampling alone: fanouts, batch size, and whether there are features."""
 _TAKEN = 14
-"""Batches of each."""
+"""Batches of each; two of them warm up, and the median of the others counts."""
 _ALONE_S = 300.0
+"""How long a step in the pool may take: seconds, and many of them on a busy machine. Without a
+limit, a process of the pool that is killed would be waited for in vain: the pool starts another
+one, and its task is lost."""
 
 
 def calibrate(
@@ -62,6 +65,7 @@ def calibrate(
         PeerError: The second host does not answer.
         JoinRefusedError: It does not let this process in, or is another service.
     """
+    # Before a minute of work, which would be in vain.
     if other is not None:
         wire.meet(other)
     start_fork_server()
@@ -71,6 +75,7 @@ def calibrate(
             roots, idle = _write_graphs(pool, Path(folder))
             say(f"sampling alone, {rounds} rounds in {cluster.RANKS} processes at once")
             alone = _alone(pool, rounds)
+            # In a process of the pool, which has imported all of it, and whose memory goes with it.
             load_s_per_gb = pool.apply_async(_load_s_per_gb, (roots[_WIDTHS[-1]],)).get(_ALONE_S)
         sampling = [statistics.median(column) for column in zip(*alone, strict=True)]
         say("asking other partitions, with and without a cache")
@@ -102,6 +107,8 @@ _SAMPLING = ("batch_s", "edge_s", "node_s", "row_byte_s")
 
 def _spread(alone: list[list[float]]) -> float:
     """Return half the range of what a usual batch costs, over its median."""
+    # Single costs are much further apart from round to round: least squares trades an edge for a
+    # node, and what a batch costs stays the same.
     usual = [c[0] + c[1] * 80_000 + c[2] * 60_000 + c[3] * 60_000 * 400 for c in alone]
     return (max(usual) - min(usual)) / 2 / statistics.median(usual)
 
@@ -127,6 +134,7 @@ def _write_graph(width: int, root: Path) -> str:
 
     from gigl_loader.dataset.partition import partition_graph
 
+    # The seed of `_whole`: the same graph, so that what asking costs is what is left over.
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(0, _NODES, (2, _NODES * _DEGREE), generator=generator)
     data = Data(edge_index=edge_index, num_nodes=_NODES)
@@ -141,6 +149,7 @@ def _load_s_per_gb(root: str) -> float:
     from gigl_loader.dataset._disk import bytes_to_read
     from gigl_loader.dataset.local import DistDataset
 
+    # Wall time, and from the page cache: disks are an argument of the plan.
     times = []
     for _ in range(3):
         began = time.perf_counter()
@@ -161,6 +170,7 @@ def _alone(pool: Pool, rounds: int) -> list[list[float]]:
 
 def _loading_costs(rounds: int) -> list[list[float]]:
     """Return of each round the CPU seconds of a batch, an edge, a node and a byte of a row."""
+    # All kinds in each round, so that a machine that slows down meanwhile shows in the spread.
     plain, featured = _whole(0), _whole(_WIDTHS[-1])
     found = []
     for _ in range(rounds):
@@ -191,6 +201,8 @@ def _time_batches(dataset: Any, fanouts: list[int], batch_size: int) -> tuple[fl
     """Return median seconds, mean nodes and mean edges of a batch."""
     from gigl_loader.loader.neighbor import DistNeighborLoader
 
+    # Seeds are spread over all nodes, and no batch has one twice. Time of this thread: with
+    # `num_workers=0` it does all the work, and others of the process do not count.
     times, nodes, edges = [], 0, 0
     seeds = torch.arange(0, _NODES, _NODES // (_TAKEN * batch_size) or 1)[: _TAKEN * batch_size]
     with DistNeighborLoader(
@@ -223,10 +235,13 @@ def non_negative(rows: Array, seconds: Array, per: Array | None = None) -> Array
     per = seconds if per is None else per
     scaled, wanted = rows / per[:, None], seconds / per
     best, found = float(np.square(wanted).sum()), np.zeros(kinds)
+    # Relative errors: batches of 64 seeds would not count beside those of 1,024. Bits of ``chosen``
+    # are the kinds whose costs are not 0.
     for chosen in range(1, 2**kinds):
         columns = [k for k in range(kinds) if chosen >> k & 1]
         part, *_ = np.linalg.lstsq(scaled[:, columns], wanted, rcond=None)
         error = float(np.square(scaled[:, columns] @ part - wanted).sum())
+        # A set comes after all of its subsets: the margin keeps the smaller where it does as well.
         if (part >= 0).all() and error < best - 1e-12:
             best, found = error, np.zeros(kinds)
             found[columns] = part
@@ -256,6 +271,8 @@ def asking_costs(sampling: list[float], found: list[Took]) -> dict[str, float]:
     """
     remote, num = 1 - 1 / cluster.RANKS, len(_BATCH_SIZES)
     plain, asked, cached = found[:num], found[num : num * len(_WIDTHS)], found[num * len(_WIDTHS) :]
+    # Three steps, each explains what the one before it left over: batches without rows tell what
+    # edges cost, those with rows what these do beyond that, those with a cache what keeping does.
     left = [took.cpu_s - _alone_s(sampling, took, 0) for took in plain]
     batch_s, edge_s = _explain([[1.0, remote * took.edges] for took in plain], left, plain)
 
@@ -286,6 +303,8 @@ def _measure_delivering(roots: dict[int, str]) -> list[Took]:
     kinds = [
         _kinds(roots, width, cache, from_store=True) for width in _WIDTHS for cache in caches[width]
     ]
+    # All of a graph stand together, since servers serve one graph after the other; then they are
+    # put into the order that `delivering_costs` takes, those with a cache last.
     every = [kind for some in kinds for kind in some]
     found = dict(zip(every, cluster.measure(every), strict=True))
     return [found[kind] for kind in sorted(every, key=lambda kind: kind.cache > 0)]

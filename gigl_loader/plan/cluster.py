@@ -34,6 +34,7 @@ _CACHE_WARM_UP, _CACHE_AFTER = 10, 48
 _SMALL, _MORE = 256, 4
 """Batches of fewer seeds take less, so that as many more times of them are counted."""
 _WAIT_S = 120.0
+"""For a word of another process: it may have to read a graph first, and all share these cores."""
 _HZ = os.sysconf("SC_CLK_TCK")
 
 
@@ -110,6 +111,8 @@ def measure(kinds: Sequence[Kind]) -> list[Took]:
 
 
 def _measure_one(ranks: "list[_Process]", pids: list[int], num_servers: int, counted: int) -> Took:
+    # Processor time is counted while all ranks stand still at a word of theirs: workers that are
+    # ahead then are as far ahead as at the end, so what is under way cancels.
     _hear(ranks)  # each has had its warm-up
     before = [cpu_s_below(pid) for pid in pids]
     for rank in ranks:
@@ -138,6 +141,7 @@ def _processes(kinds: Sequence[Kind], num_servers: int, folder: str) -> "Iterato
     """Start servers and ranks; end them, whatever happens."""
     from gigl_loader.transport.addresses import free_port
 
+    # A port of each kind for each graph, chosen here: ranks and servers must know the same ones.
     ports = {kind.root: (free_port(), free_port()) for kind in kinds if kind.from_store}
     started: list[_Process] = []
     try:
@@ -146,6 +150,8 @@ def _processes(kinds: Sequence[Kind], num_servers: int, folder: str) -> "Iterato
         for rank in range(RANKS):
             args = (rank, list(kinds), ports, folder)
             started.append(_start(ForkedProcess, _train, args))
+        # After an error nobody is waited for: `_end` kills, and a rank may wait for one that is
+        # gone.
         yield started
         for one in started:
             one.process.join(_WAIT_S)
@@ -158,7 +164,7 @@ def _start(kind: Any, function: Callable[..., None], args: tuple[Any, ...]) -> _
     ours, theirs = multiprocessing.Pipe()
     process = kind(target=_enter, args=(function, theirs, *args))
     process.start()
-    theirs.close()
+    theirs.close()  # so that `_hear` sees the end of a process that ends
     return _Process(process, ours)
 
 
@@ -169,6 +175,7 @@ def _end(one: _Process) -> None:
 
 
 def _enter(function: Callable[..., None], pipe: Connection, *args: Any) -> None:
+    # Over sockets, as between machines; and open ones, since encryption is counted apart.
     os.environ.update(GIGL_LOADER_SAME_MACHINE="0", GIGL_LOADER_INSECURE="1")
     function(pipe, *args)
 
@@ -228,6 +235,8 @@ def idle() -> tuple[float, ...]:
     one = _start(multiprocessing.get_context("spawn").Process, _idle, ())
     try:
         _hear([one])
+        # While it stands still at its first batch, with all of its processes there. Parents come
+        # first, so: training, supervisor, workers.
         pids, seconds = zip(*_below(one.process.pid), strict=True)
         own = [_own_bytes(pid) for pid in pids]
         files = max(_kilobytes(pid, "status", "RssFile") for pid in pids)
@@ -244,6 +253,8 @@ def idle() -> tuple[float, ...]:
 
 
 def _own_bytes(pid: int) -> float:
+    # Proportional: what processes share is split among them, so their sum is what the machine has.
+    # Files, which are libraries mostly, are counted once, apart.
     found = [_kilobytes(pid, "smaps_rollup", name) for name in ("Pss_Anon", "Pss_Shmem")]
     return 1024 * sum(found)
 
@@ -332,6 +343,7 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> No
     from gigl_loader.loader.neighbor import DistNeighborLoader
 
     # of one machine, as these are, each rank takes its share of what it is given
+    # Drawn with replacement: epochs are as long as is measured, whatever the graph has.
     wanted = RANKS * kind.taken * kind.batch_size
     generator = torch.Generator().manual_seed(rank)
 
@@ -347,6 +359,7 @@ def _take(pipe: Connection, dataset: Any, ids: Any, kind: Kind, rank: int) -> No
         batches = iter(loader)
         for _ in range(kind.warm_up):
             next(batches)
+        # Hits are of the batches that count; while the cache fills there are fewer.
         _wait(pipe, "at work")
         loader.stats(reset=True)
         nodes = edges = 0

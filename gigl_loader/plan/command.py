@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         costs = Costs.read(Path(args.costs) if args.costs else SHIPPED)
         job, degrees = _job(args, costs)
         plan = estimate(job, costs, degrees)
+        # Before the text: it may fail, and then there should be an error alone.
         if args.picture:
             from gigl_loader.plan.picture import draw
 
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _joined(argv: Sequence[str]) -> list[str]:
     """Return the arguments with ``--fanouts -1,10`` as one: argparse takes -1,10 for an option."""
+    # Arguments have no NUL, so it joins them without ambiguity.
     text = "\0".join(argv)
     return text.replace("--fanouts\0-", "--fanouts=-").split("\0") if text else []
 
@@ -149,6 +151,7 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, Degrees | None]:
     given = {
         "nodes": args.nodes, "edges": args.edges, "dim": args.dim, "dtype": args.dtype,
     }  # fmt: skip
+    # What is given comes before what the directory has: a plan for the same graph with wider rows.
     known |= {name: value for name, value in given.items() if value is not None}
     missing = [name for name in ("nodes", "edges", "dim") if name not in known]
     if missing:
@@ -169,6 +172,7 @@ def _job(args: argparse.Namespace, costs: Costs) -> tuple[Job, Degrees | None]:
         job = there.with_machines(machines, servers)
     if args.remote is not None:
         job = replace(job, remote=args.remote)
+    # Bytes are a share of a job's own rows, so the job comes first.
     if isinstance(args.cache, int):
         job = replace(job, cache=share_kept(job, args.cache))
     return job, degrees
@@ -187,6 +191,7 @@ def read_root(root: Path) -> tuple[dict[str, Any], Degrees, int]:
     seeds: list[Any] = []
     rows: list[Any] = []
     parts = count_partitions(root)
+    # Mapped where that can be: of a graph larger than this machine's memory, only edges are read.
     memory: Any = "mapped" if is_mapped_format(root) else "resident"
     for k in range(parts):
         dataset = DistDataset.load(root, k, memory=memory)
@@ -201,6 +206,7 @@ def read_root(root: Path) -> tuple[dict[str, Any], Degrees, int]:
             degrees, pulls = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
         found = adjacency.indptr.diff().numpy()  # of all nodes, of those here, or up to the last
         degrees[adjacency.first_row : adjacency.first_row + len(found)] += found
+        # How often each node is a neighbour, here and in all; of those here, which other parts own.
         pulled = np.bincount(adjacency.indices.numpy(), minlength=nodes)
         pulls += pulled
         for book in view.node_books.values():
@@ -237,6 +243,8 @@ def resident_bytes(root: Path) -> tuple[tuple[str, float], ...]:
     }
     if not any(sizes.values()):
         return ()
+    # The machine with most decides. Sizes of files: a loaded partition has the same bytes in
+    # memory.
     largest = max(sizes, key=lambda part: sum(sizes[part].values()))
     files = {file.relative_to(largest): nbytes for file, nbytes in sizes[largest].items()}
     files |= {file.relative_to(root): file.stat().st_size for file in root.glob("books/**/*.bin")}
@@ -280,7 +288,7 @@ def _answer(args: argparse.Namespace) -> int:
 
     ends = {signal.SIGINT, signal.SIGTERM}
     security, (host, port) = security_of(args), args.answer
-    # before there are threads, which take it over; and back, as children of this process would too
+    # Before there are threads, which take it over; and back, as children of this process would too.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
         with Answerer(host, port, security) as answerer:
@@ -305,6 +313,7 @@ def _as_json(plan: Plan, costs: Costs) -> dict[str, Any]:
 def table(plan: Plan, costs: Costs) -> str:
     """Return a plan as text."""
     job, batch, rate = plan.job, plan.batch, plan.seeds_per_second
+    # The spread is a share, of times as of rates: as many times less as more.
     low, high = rate / (1 + plan.spread), rate * (1 + plan.spread)
     epoch = job.nodes / rate
     lines = [
@@ -362,6 +371,7 @@ def _gigabytes(nbytes: float) -> str:
 
 
 def _duration(seconds: float) -> str:
+    # From two of a unit on: "1.2 hours" says less than "72 minutes".
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"

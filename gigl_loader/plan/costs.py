@@ -110,6 +110,8 @@ class Costs:
             raise ConfigError(f"costs {path} cannot be read: {error.strerror}") from error
         except ValueError as error:
             raise ConfigError(f"costs {path} are no JSON: {error}") from error
+        # All and no others: a file of another version has other kinds of work, and a plan with some
+        # of them at 0 would promise too much.
         names = {field.name for field in fields(cls)}
         if not isinstance(content, dict) or set(content) != names:
             raise ConfigError(
@@ -117,6 +119,7 @@ class Costs:
                 "gigl-loader plan --calibrate FILE"
             )
         for name, value in content.items():
+            # JSON has true, which is an int, and Python's reads NaN and Infinity.
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if name not in _TEXTS and not (is_number and 0 <= value < math.inf):
                 raise ConfigError(f"costs {path}: {name} must be a number >= 0, got {value!r}")

@@ -45,9 +45,12 @@ class Degrees:
     @classmethod
     def uniform(cls, nodes: float, edges: float) -> "Degrees":
         """Return a graph whose edges fall anywhere: degrees follow Poisson's law."""
+        # Poisson's variance is its mean: what is past six of its standard deviations is next to
+        # nothing.
         mean = edges / nodes
         spread = 6 * np.sqrt(mean) + 6
         degree = np.unique(np.linspace(max(0.0, mean - spread), mean + spread, _CLASSES).round())
+        # As logarithms: factorials past that of 170 are infinite in float64.
         log_factorials = np.array([math.lgamma(1 + one) for one in degree])
         log_share = degree * np.log(mean) - mean - log_factorials
         share = np.exp(log_share - log_share.max())
@@ -90,6 +93,7 @@ class Degrees:
             found: Array = np.add.reduceat(values[order], starts) / sizes
             return found
 
+        # A graph without edges pulls nowhere: 0, not NaN.
         pull = mean(others) / max(others.mean(), 1e-12)
         seed_pull = mean(seeds) / max(seeds.mean(), 1e-12)
         return cls(float(own.size), sizes / own.size, mean(own), pull, seed_pull)
@@ -101,6 +105,8 @@ def _classes_of(degrees: Array, pulls: Array) -> tuple[Array, Array]:
     Classes are of like pulls, the finer the higher they are, since few nodes are in most batches;
     within them, of like degrees.
     """
+    # Cuts count from the end: of 1 node, of a few, ... of all, in geometric steps. Beside them even
+    # steps, since most nodes are rarely drawn, and are most of all nodes.
     num = degrees.size
     by_pull = np.argsort(pulls, kind="stable")
     top = num - np.geomspace(1, num, _CLASSES)
@@ -152,6 +158,9 @@ def expect(
         raise ConfigError(
             f"batch_size must be 1 to the number of nodes ({degrees.nodes:,.0f}), got {batch_size}"
         )
+    # Of each class: the logarithm of the chance that one of its nodes is not in the batch so far.
+    # Draws multiply chances, so hops add up here, and tiny chances keep their digits. Never 0: a
+    # node that is in each batch would have minus infinity.
     chosen = batch_size / degrees.nodes * degrees.seed_pull
     log_missed = np.log1p(-np.minimum(chosen, 1 - 1e-12))
     expanded = -np.expm1(log_missed)  # share of each class that is in the batch and new
@@ -191,7 +200,8 @@ def kept_for(share: Array, log_missed: Array, cache: float) -> float:
     chance = -np.expm1(log_missed)
     if cache <= 0 or not share @ chance > 0:
         return 0.0
-    low, high = -60.0, 60.0  # of the logarithm of T
+    # What is taken grows with T, so halving finds it; of a logarithm, since T has no scale.
+    low, high = -60.0, 60.0  # of the logarithm of T, to the base of 2
     for _ in range(100):
         middle = (low + high) / 2
         missed = np.exp(2.0**middle * log_missed)

@@ -7,7 +7,10 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.options import parse_size
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+# At most two digits of an exponent: 1e999 would be infinite. Commas and underscores, as people
+# paste.
 _NUMBER = r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)\s*"
+# In 10**9: without a letter a number is in those, as --help has it, but for nodes and edges.
 _GIGABITS = {"k": 1e-6, "m": 1e-3, "": 1.0, "g": 1.0, "t": 1e3}
 _GIGABYTES = {"": 1.0, "m": 1e-3, "g": 1.0, "t": 1e3}
 
@@ -29,6 +32,8 @@ def gigabits(text: str) -> float:
     found = re.fullmatch(rf"{_NUMBER}([kmgtKMGT]?)(bit|bps|b)?(/s)?\s*", text)
     if found is not None and _number(found[1]) > 0:
         return _number(found[1]) * _GIGABITS[found[2].lower()]
+    # "GB" is what machines' memory is sold in and links are not: eight times off in silence. "Gb"
+    # is right, so case counts here and nowhere else.
     if re.fullmatch(rf"{_NUMBER}[kmgtKMGT]?B(/s|ps)?\s*", text):
         raise ArgumentTypeError(
             f"a link is given in bits, not bytes: 8 times as many, as in 25Gbit, got {text!r}"
@@ -57,6 +62,7 @@ def share(text: str) -> float:
 
 def cache_size(text: str) -> int | float:
     """Return bytes of a cache, as in ``2GB``, which are those of ``remote_cache``; or a share."""
+    # "2" is no share and "0.2" no bytes: only a unit tells which one is meant.
     if not re.search(r"[bB]\s*$", text):
         return share(text)
     try:

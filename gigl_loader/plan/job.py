@@ -62,6 +62,7 @@ class Job:
         for name in ("nodes", "edges", "batch_size", "machines", "ranks_per_machine", "workers",
                      "cores", "link_gbit", "memory_gb", "disk_gb_per_s"):  # fmt: skip
             value = getattr(self, name)
+            # "not (>)", so that NaN, of which every comparison is false, is refused as well.
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name} must be above 0, got {value}")
         if not (self.dim >= 0 and 0 <= self.step_ms < math.inf):
@@ -81,6 +82,7 @@ class Job:
             raise ConfigError(
                 f'deployment must be "colocated" or "graph-store", got {self.deployment!r}'
             )
+        # Said twice, so that neither is guessed: a count of servers alone may be a slip.
         if (self.deployment == "graph-store") != (self.servers > 0) or self.servers < 0:
             raise ConfigError(
                 'servers must be above 0 with deployment "graph-store", and 0 with "colocated": '
@@ -113,12 +115,14 @@ class Job:
 
     def with_machines(self, machines: int, servers: int) -> "Job":
         """Return the job on others: a partitioning is as much better than drawn parts as before."""
+        # Parts become smaller as they become more; the book of owners is of all nodes in each.
         found = replace(self, machines=machines, servers=servers, remote=None)
         times = self.parts / found.parts
         resident = [(name, n if name == BOOKS else n * times) for name, n in self.resident]
         found = replace(found, resident=tuple(resident))
         if self.remote is None or self.parts == 1:
             return found
+        # Relative to parts that are drawn: half as many remote neighbours stay half as many.
         drawn = 1 - 1 / self.parts
         return replace(found, remote=min(1.0, self.remote * found.remote_share / drawn))
 

@@ -45,6 +45,8 @@ def graph_bytes(job: Job) -> dict[str, float]:
     """Return what a partition takes: rows, edges, and who owns what."""
     if job.resident:
         return dict(job.resident)
+    # What `dataset/` writes: row pointers of int64 for the nodes of a part, neighbours of int32
+    # where ids fit; and 8 bytes of each node for a label.
     index = 4 if job.nodes < 2**31 else 8
     return {
         "rows and labels": job.nodes * (job.row_bytes + 8) / job.parts,
@@ -55,10 +57,13 @@ def graph_bytes(job: Job) -> dict[str, float]:
 def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     ranks, workers = job.ranks_per_machine, job.ranks_per_machine * job.workers
     is_alone = job.parts == 1
+    # Threads that wait for other partitions cost no processor, so all of them sample; where nothing
+    # is waited for, a worker starts as many as it has cores.
     threads = workers * (_cores_of_a_worker(job) if is_alone else CONCURRENCY)
     remote = batch.nodes * job.remote_share * job.row_bytes
     answered = 0 if is_alone else workers * min(LANES, CONCURRENCY)
-    # finished ones wait for the trainer only where the model is what takes time
+    # Finished ones wait for the trainer only where the model is what takes time; else as many slots
+    # are in use as are being written.
     written = workers * CONCURRENCY if job.step_ms else threads
     found = {
         **graph_bytes(job),
@@ -70,6 +75,8 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
         "workers": workers * costs.worker_bytes + ranks * costs.supervisor_bytes,
         "libraries": costs.library_bytes,
     }
+    # Rows of the cache are copied out before a batch is put together: another batch may replace
+    # them.
     if job.cache and not is_alone:
         found["rows copied from the cache"] = threads * remote * batch.hit_rate
         found["cache"] = cache_bytes(job, job.remote_share * job.nodes)
@@ -78,6 +85,7 @@ def _colocated(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
 
 
 def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
+    # Each rank of each machine has workers of its own on every server.
     clients = job.machines * job.ranks_per_machine
     workers = clients * job.workers
     answered = 0 if job.parts == 1 else workers * min(LANES, CONCURRENCY)
@@ -98,6 +106,8 @@ def _storage(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
 
 def _training(job: Job, batch: BatchSize, costs: Costs) -> dict[str, float]:
     ranks, rows = job.ranks_per_machine, batch.nodes * job.row_bytes
+    # A fetch of each server is answered as its batch is ready, so all of them may be here at once:
+    # packed as they came, and unpacked.
     fetches = CONCURRENCY * job.servers
     ready = fetches if job.step_ms else 1  # batches wait where the model is what takes time
     found = {
@@ -134,6 +144,7 @@ def _slot(job: Job, batch: BatchSize) -> float:
 def _thread(batch: BatchSize) -> float:
     """Return the work memory of a sampling thread."""
     most = batch.seeds + batch.edges  # ids that get labels: of hops before, and the last draws
+    # A hash table, at most half full, of a power of two; 8 bytes an entry.
     table = 1 << max(12, int(2 * most - 1).bit_length())
     labels = 8 * table + 8 * _GROWN * most
     # of each edge: neighbours here, from elsewhere and merged; targets, labels, and both collected;
@@ -163,11 +174,14 @@ def share_kept(job: Job, nbytes: int) -> float:
     remote_rows = job.nodes * (1.0 if job.is_store else job.remote_share)
     if not job.row_bytes or remote_rows < 1:
         return 0.0
+    # The cache's own arithmetic, asked the other way around, so that a plan for 2 GB and a loader
+    # that is given 2 GB have room for the same rows.
     (table,) = _tables(job, remote_rows, nbytes).values()
     return min(1.0, table.capacity / int(remote_rows))
 
 
 def _tables(job: Job, remote_rows: float, size: int | float) -> dict[Owner, Table]:
+    # Only bytes matter here: one type, one matrix, as wide as all columns together.
     owner: Owner = ("node", "")
     rows: dict[Matrix, tuple[str, tuple[int, ...]]]
     rows = {("node_features", ""): ("uint8", (job.row_bytes,))}
@@ -180,9 +194,12 @@ def _ahead(job: Job, batch: BatchSize) -> float:
     wanted, slots = batch.nodes * share, job.cache * job.nodes * share
     if not wanted or not slots:
         return 0.0
+    # The sizes are those of `workers/ahead.py`: a window of so many batches as the cache turns over
+    # in, bounded by the memory that drawn batches may take. Twice that of the rows, or 64 MiB.
     users = job.ranks_per_machine  # of one cache
     most = max(2 * slots * job.row_bytes / users, 64 * 2**20) / _drawn(job, batch)
     window = WINDOW * slots / users / wanted
+    # It grows while rows are kept whose next use it does not see: as far as they are apart.
     growth = min(_MOST_GROWTH, max(1.0, batch.horizon / window))
     return max(1.0, min(window * growth, most)) + CONCURRENCY * job.workers
 

@@ -79,8 +79,10 @@ def estimate(job: Job, costs: Costs, degrees: Degrees | None = None) -> Plan:
     found = {}
     for name, change in _CHANGES.items():
         changed = change(job)
-        if changed is None or changed == job or changed.parts > changed.nodes:
+        if changed is None or changed == job:
             continue
+        # A gain below 1% is within what any two runs are apart. What does not fit is proposed only
+        # where the job does not fit either, or memory is not known.
         changed_plan = _estimate(changed, costs, degrees)
         gain = changed_plan.seeds_per_second / plan.seeds_per_second
         if gain > 1.01 and not (plan.fits and not changed_plan.fits):
@@ -92,6 +94,7 @@ def estimate(job: Job, costs: Costs, degrees: Degrees | None = None) -> Plan:
 
 
 _MOST_MACHINES = 1 << 20
+"""More than anyone has; a search that has not found any by then would go on in vain."""
 
 
 def _enough(job: Job, batch: BatchSize, costs: Costs) -> int | None:
@@ -102,6 +105,8 @@ def _enough(job: Job, batch: BatchSize, costs: Costs) -> int | None:
         memory, _ = memory_of(changed, batch, costs)
         return sum(memory.values()) <= (job.memory_gb or 0.0) * 1e9
 
+    # Twice as many until it fits, then halve the gap: ``low`` does not fit, ``high`` does. Batches
+    # are the same whatever the machines are, so they are passed in.
     most = int(min(_MOST_MACHINES, job.nodes))
     low, high = job.parts, job.parts
     while not fits(high):
@@ -130,14 +135,19 @@ def _smaller_dtype(job: Job) -> Job | None:
     return replace(job, dtype="float16") if DTYPE_BYTES[job.dtype] > 2 else None
 
 
+def _on_machines(job: Job, machines: int, servers: int) -> Job | None:
+    """Return the job on others; None: there are fewer nodes than these."""
+    return job.with_machines(machines, servers) if (servers or machines) <= job.nodes else None
+
+
 _CHANGES: dict[str, Callable[[Job], Job | None]] = {
     "one more worker per rank": lambda job: replace(job, workers=job.workers + 1),
     "a cache of 20% of the remote rows": lambda job: replace(job, cache=max(job.cache, 0.2)),
     "features as float16": _smaller_dtype,
     "links 2.5 times as fast": lambda job: replace(job, link_gbit=2.5 * job.link_gbit),
-    "twice the training machines": lambda job: job.with_machines(2 * job.machines, job.servers),
+    "twice the training machines": lambda job: _on_machines(job, 2 * job.machines, job.servers),
     "twice the storage machines": lambda job: (
-        job.with_machines(job.machines, 2 * job.servers) if job.servers else None
+        _on_machines(job, job.machines, 2 * job.servers) if job.servers else None
     ),
 }
 """Changes by name, the cheapest first."""

@@ -19,9 +19,11 @@ def draw(path: Path, job: Job, costs: Costs, degrees: Degrees | None = None) -> 
     except ImportError as error:
         raise ConfigError("--picture needs matplotlib: run pip install matplotlib") from error
     figure = Figure(figsize=(7, 4.5))
+    # Before any work: a wrong suffix would be found when all is drawn.
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix.lstrip(".") not in kinds:
         raise ConfigError(f"--picture {path} must end in one of: .{', .'.join(sorted(kinds))}")
+    # An eighth to eight times as many as are planned for, in steps of two as the axis has.
     counts = sorted({max(1, round(job.machines * 2**k)) for k in range(-3, 4)})
     jobs = [
         job.with_machines(count, job.servers)
@@ -31,9 +33,10 @@ def draw(path: Path, job: Job, costs: Costs, degrees: Degrees | None = None) -> 
     counts = [one.machines for one in jobs]
     plans = [estimate(one, costs, degrees) for one in jobs]
     axes = figure.subplots()
+    # The first may be one machine alone, which has no links; a limit that is not there is no point.
     for number, name in enumerate(plans[0].bounds | plans[-1].bounds):
         values = [plan.bounds.get(name, float("inf")) for plan in plans]
-        # where lines lie on each other, as the limit and what it leaves do, dashes take turns
+        # Where lines lie on each other, as the limit and what it leaves do, dashes take turns
         axes.plot(counts, values, linestyle=(3 * number, (3, 6)), linewidth=2, zorder=3, label=name)
     most = [plan.seeds_per_second for plan in plans]
     axes.plot(counts, most, "-o", color="0.7", linewidth=4, zorder=2, label="what is left")

@@ -34,6 +34,7 @@ def connections_of(job: Job) -> dict[str, int]:
 def descriptors_of(job: Job) -> dict[str, int]:
     """Return by process how many descriptors it has open: what ``ulimit -n`` has to allow."""
     found = {name: number + _FILES[name] for name, number in connections_of(job).items()}
+    # Who reads batches has the memory of each slot open: the rank itself, or the server for it.
     slots = job.workers * CONCURRENCY * _FILES_OF_A_SLOT
     if job.is_store:
         ranks = job.machines * job.ranks_per_machine
@@ -49,6 +50,7 @@ def start_of(job: Job, costs: Costs) -> dict[str, float]:
     A part is read at the speed of the disk, or of the memory that it is copied in where that is
     less; ranks of a machine start their workers one after another.
     """
+    # CPU seconds are wall seconds until there are more processes than cores.
     part_gb = sum(graph_bytes(job).values()) / 1e9
     alone = job.ranks_per_machine
     workers_s = costs.supervisor_start_s + costs.worker_start_s * job.workers

@@ -26,6 +26,8 @@ from gigl_loader.transport import Caller, Listener, Method, Mode, Security
 from gigl_loader.transport.certs import token
 
 _REPLY_BYTES, _AHEAD = 8_000_000, 4
+"""About the rows of a batch; and how many are asked for at a time, so that the connection never
+waits for a question."""
 _CONNECTIONS = 4
 """To a second host, at once: as many as a worker has with each other partition."""
 _MEET_S, _WAIT_S = 10.0, 60.0
@@ -78,12 +80,13 @@ class Answerer:
         }
         self._listeners: list[Listener] = []
         try:
+            # A second port, since a listener has one mode. Whoever knows the token is told which.
             plain = 0
             if security.mode is Mode.TOKEN:
                 _, plain = self._listen(host, 0, _unencrypted(security), table)
             table["plain"] = Method(int, int, lambda request, peer: plain)
             self.address = self._listen(host, port, security, table)
-        except BaseException:
+        except BaseException:  # the first listener runs already, and nobody would close it
             self.close()
             raise
 
@@ -111,6 +114,7 @@ def _unencrypted(security: Security) -> Security:
 
 def machine_s() -> float:
     """Return for how many seconds processors of this machine have worked, packets included."""
+    # The machine's, not a process's: packets are received in interrupts, which are nobody's time.
     with open("/proc/stat") as file:
         user, nice, system, _, _, irq, softirq = map(int, file.readline().split()[1:8])
     return (user + nice + system + irq + softirq) / _TICKS
@@ -151,7 +155,7 @@ def _first_word_of(function: Callable[..., None], *args: Any) -> Iterator[Any]:
     ours, theirs = multiprocessing.Pipe()
     process = ForkedProcess(target=function, args=(*args, theirs), daemon=True)
     process.start()
-    theirs.close()
+    theirs.close()  # else a process that ends would not be heard: this end of its pipe were open
     try:
         if not ours.poll(_WAIT_S):
             raise PeerError(f"a process of the measurement did not start within {_WAIT_S:.0f} s")
@@ -161,6 +165,7 @@ def _first_word_of(function: Callable[..., None], *args: Any) -> Iterator[Any]:
             raise PeerError("a process of the measurement ended early: see above") from error
         yield word
     finally:
+        # Closing tells it to end. It has 5 s to do so by itself, and to end what it started.
         ours.close()
         process.join(5)
         process.kill()
@@ -168,6 +173,7 @@ def _first_word_of(function: Callable[..., None], *args: Any) -> Iterator[Any]:
 
 
 def _time_one(caller: Caller, seconds: float) -> Timed:
+    # Of the two processes alone: both are on this machine, and others may work meanwhile.
     there, here = _ask(caller, "process"), time.process_time()
     began = time.monotonic()
     received = _receive(caller, seconds)
@@ -227,6 +233,7 @@ def between(other: Other, rounds: int, seconds: float = 1.0) -> dict[bool, Timed
 
 
 def _time_at_once(callers: list[Caller], seconds: float) -> Timed:
+    # What both machines do without us, first, so that it can be taken off.
     before = _both(callers[0])
     time.sleep(seconds)
     idle = (_both(callers[0]) - before) / seconds
@@ -297,7 +304,10 @@ def costs_of(here: dict[bool, Timed], there: dict[bool, Timed]) -> dict[str, Any
         here: From `within`.
         there: From `between`; empty without a second host.
     """
+    # What a link costs beyond memory, in the modes that were measured both ways.
     link_s = [timed.s_per_gb - here[encrypted].s_per_gb for encrypted, timed in there.items()]
+    # Halves: both ends were measured together, and costs are of one. Rates are of the link if there
+    # is one: that is what people ask.
     found = here | there
     return {
         "plain_s_per_gb": here[False].s_per_gb / 2, "tls_s_per_gb": here[True].s_per_gb / 2,

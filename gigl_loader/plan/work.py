@@ -21,6 +21,7 @@ def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
     Rows cross once. Colocated, half of them or more are read where they lie; to a training machine
     of a graph store all of them come, from the servers that own them.
     """
+    # Questions go out as ids and come back as neighbours; with the rows of a node its id travels.
     remote, missed = job.remote_share, 1 - batch.hit_rate
     found = {
         "questions": batch.asked * remote * _ID_BYTES,
@@ -41,11 +42,14 @@ def cpu_per_seed(
     """Return by kind CPU seconds per seed, of all processes that have a part in it."""
     remote, rows = job.remote_share, batch.nodes if job.row_bytes else 0.0
     width = job.row_bytes
+    # What plain bytes cost is in the costs of rows and edges, which were measured over plain
+    # connections: encryption is what it costs beyond that.
     per_byte = (costs.tls_s_per_gb - costs.plain_s_per_gb) / 1e9 if job.encrypted else 0.0
     sampled = costs.batch_s + costs.edge_s * batch.edges + costs.node_s * batch.nodes
     asked = costs.asked_edge_s * batch.edges * remote
     asked += costs.asked_batch_s if remote else 0.0
     found = {"sampling": sampled, "asking for neighbours": asked}
+    # A rank of a graph store has no rows of its own, so all of them come from elsewhere.
     wanted = rows * (1.0 if job.is_store else remote)
     missed = wanted * (1 - batch.hit_rate)
     if job.is_store:
@@ -70,6 +74,7 @@ def cpu_per_seed(
         )
         found["keeping rows"] = batch_s + row_s * wanted + byte_s * (wanted - missed) * width
     found = {name: seconds / batch.seeds for name, seconds in found.items()}
+    # From here on, of bytes, which are of a seed already.
     between, delivered = _between_and_delivered(wire)
     if job.encrypted and job.is_store:
         found["encryption between servers"] = 2 * per_byte * between
@@ -77,6 +82,8 @@ def cpu_per_seed(
         found["encryption at training machines"] = per_byte * delivered
     elif job.encrypted:
         found["encryption"] = 2 * per_byte * between
+    # This was measured of both ends together, encryption of one end: bytes between servers have
+    # both ends there, those that are delivered one on each side.
     per_byte = costs.link_s_per_gb / 1e9
     if job.is_store:
         found["packets of servers"] = per_byte * (between + delivered / 2)
@@ -88,6 +95,7 @@ def cpu_per_seed(
 
 def _between_and_delivered(wire: dict[str, float]) -> tuple[float, float]:
     """Return bytes per seed between partitions, and to training machines of a graph store."""
+    # By their names in `bytes_per_seed`: "... of batches" goes to training machines.
     delivered = sum(nbytes for name, nbytes in wire.items() if "batches" in name)
     return sum(wire.values()) - delivered, delivered
 
@@ -105,6 +113,8 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
     """Return seeds/s of all ranks by what limits them."""
     ranks = job.machines * job.ranks_per_machine
     between, delivered = _between_and_delivered(wire)
+    # Of one direction. What a machine receives, others send: with all alike, each direction has the
+    # same, so bytes over the links of all machines are what limits.
     link = job.link_gbit * 1e9 / 8 * _LINK_SHARE
     if job.is_store:
         training = sum(cpu.get(name, 0.0) for name in _OF_TRAINING_MACHINES)
@@ -113,6 +123,7 @@ def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[s
         found = {
             "workers": job.servers * ranks * job.workers * _cores_of_a_worker(job) / sampled,
             "cores of servers": job.servers * job.cores / storage,
+            # Servers send both to each other and to ranks; ranks receive only.
             "links of servers": job.servers * link / (between + delivered),
             "links of training machines": job.machines * link / delivered,
         }
@@ -155,6 +166,8 @@ def throughput(demands: Sequence[float], under_way: int) -> float:
         demands: By station.
         under_way: How many are in all of them together, at all times.
     """
+    # Exact for such a network, one more at a time: who arrives finds as many waiting as there are
+    # on average with one fewer in it, and waits for all of them.
     waiting, found = [0.0] * len(demands), math.inf
     for number in range(1, under_way + 1):
         times = [own * (1 + queue) for own, queue in zip(demands, waiting, strict=True)]
@@ -164,7 +177,7 @@ def throughput(demands: Sequence[float], under_way: int) -> float:
 
 
 _MOST_UNDER_WAY = 100
-"""More of them make no difference."""
+"""More of them make no difference: of two stations that are alike, 100 leave 100/101."""
 
 
 def _under_way(job: Job) -> int:

@@ -36,16 +36,20 @@ from gigl_loader.tables._source import (
     named,
     number_type,
     quoted,
+    stored_type,
     time_type,
+    to_read,
     width_of,
 )
 from gigl_loader.tables.spec import EdgeTable, columns_of
 
 _INT32_IDS = 2**31 - 1
 _DANGLING = -1
+"""The partition of edges without one; in a list of counts by partition, the last."""
 _SORT_BYTES = 64 * 1024 * 1024
 """Of a batch that leaves a sort."""
 _MANY_ROWS = 1_000_000
+"""Of edges in a batch, and of nodes whose ends are written at a time: arrays of 8 MB."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +76,20 @@ class Extras:
     @property
     def nbytes(self) -> int:
         """Bytes that they take of each edge in memory."""
+        # 20: pos 8, weight 4, time 8. Too much where one is missing; batches are smaller then.
         return 20 * bool(self.names) + (self.width * self.dtype.itemsize if self.features else 0)
 
     def select(self, first_row: int) -> str:
         """Return SQL for them, where edges come from the user's table."""
         found = [f"e.{named(column)} AS c{i}" for i, column in enumerate(self.features)]
         if self.weight:
+            # Samplers draw with float32; `check_values` has seen that all fit.
             found.append(f"CAST(e.{named(self.weight)} AS FLOAT) AS weight")
         if self.time:
             found.append(f"CAST({self.time_sql} AS BIGINT) AS time")
         if found:
+            # Nothing tells two edges apart that have the same ends: without their row in the table,
+            # their weights would come in an order that depends on threads.
             found.append(f"CAST(e.file_row_number + {first_row} AS BIGINT) AS pos")
         return "".join(f", {one}" for one in found)
 
@@ -96,7 +104,7 @@ def read_extras(table: Table, spec: EdgeTable) -> Extras:
     time_sql = "" if spec.time is None else _time_sql(table, spec.time)
     if not columns:
         return Extras(spec.weight, [], spec.time, time_sql)
-    dtype = number_type(table, columns, "features")
+    dtype = stored_type(number_type(table, columns, "features"))
     if spec.feature_dtype is not None:
         dtype = np.dtype(spec.feature_dtype)
     return Extras(spec.weight, columns, spec.time, time_sql, dtype, width_of(table, columns))
@@ -107,8 +115,9 @@ def _time_sql(table: Table, column: str) -> str:
     kind, name = table.type_of(column), f"e.{named(column)}"
     if pa.types.is_integer(kind):
         return name
-    unit = kind.unit if pa.types.is_timestamp(kind) else "ms"  # date64 counts milliseconds
-    return f"epoch_ms({name}) // 1000" if unit == "s" else f"epoch_{unit}({name})"
+    # The engine has no function for seconds as an integer; Parquet knows no seconds either, so
+    # what is in milliseconds there divides without a rest.
+    return f"epoch_ms({name}) // 1000" if kind.unit == "s" else f"epoch_{kind.unit}({name})"
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,7 @@ class Ends:
 
     def indexes(self, job: Job) -> tuple[Index, Index] | None:
         """Return the indexes of both, where they fit into memory together."""
+        # Each fits by itself when it is built; both at a time may not.
         row, neighbor = self.row_ids.index, self.neighbor_ids.index
         if row is None or neighbor is None or not fits(job, {row, neighbor}):
             return None
@@ -154,6 +164,7 @@ class Mapped:
 
     def of_partition(self, k: int) -> list[str]:
         """Return the files with the edges of a partition."""
+        # By name, which follows the files of the table, not the order in which they were done.
         return sorted(
             str(path) for file in self.files for path in (file / f"part={k}").glob("*.parquet")
         )
@@ -173,9 +184,12 @@ def check_values(job: Job, table: Table, spec: EdgeTable, extras: Extras, key: s
                 found = matrix_in(table, file, extras.features, row, batch, extras.width)
                 in_type(table, file, extras.features, row, found, extras.dtype)
             if spec.time:
-                matrix_in(table, file, [spec.time], row, batch, 1)
+                times = matrix_in(table, file, [spec.time], row, batch, 1)
+                in_type(table, file, [spec.time], row, times, np.dtype(np.int64))
             if spec.weight:
-                weights = matrix_in(table, file, [spec.weight], row, batch, 1).reshape(-1)
+                found = matrix_in(table, file, [spec.weight], row, batch, 1)
+                in_type(table, file, [spec.weight], row, found, np.dtype(np.float32))
+                weights = found.reshape(-1)
                 bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
                 if bad.size:
                     table.refuse(
@@ -183,6 +197,8 @@ def check_values(job: Job, table: Table, spec: EdgeTable, extras: Extras, key: s
                         weights[bad].tolist(),
                     )  # fmt: skip
 
+    # A pass of its own, before anything is written: the engine, which reads these columns next,
+    # would make infinities, or stop with an error that names no row.
     if extras.names:
         for i, file in enumerate(table.files):
             job.step(f"check/{key}/{i}", partial(check, file))
@@ -203,13 +219,15 @@ def map_edges(
     joins, files = {}, {}
     for i, file in enumerate(table.files):
         target, name = folder / str(i), f"{stage}/{key}/{i}"
-        source = f"read_parquet({quoted(file.path)}, file_row_number=true)"
+        source = f"read_parquet({to_read(file.path)}, file_row_number=true)"
         select = extras.select(file.first_row)
         joins[name] = partial(_map, job, table, ends, extras, target, source, select)
         files[name] = file
         mapped.files.append(target)
     with job.stage(f"{stage} {key}", table.num_rows) as progress:
         for name, counts in job.steps(joins):
+            # Also of a step that was done in the run before: that one was killed before it could
+            # say so. Nulls are refused even where dangling edges are dropped.
             if counts[_DANGLING]:
                 _refuse_dangling(job, table, files[name], ends, counts[_DANGLING], drop_dangling)
             mapped.add(counts)
@@ -238,10 +256,11 @@ def map_again(job: Job, before: Mapped, ends: Ends, extras: Extras, edge_type: E
 def _map_again(
     job: Job, ends: Ends, extras: Extras, folder: Path, target: Path, select: str
 ) -> list[int]:
+    # Rows of tables are numbers of one partition, so what was mapped to them is in the first.
     files = sorted(str(path) for path in folder.glob("part=0/*.parquet"))
     if not files:
         return [0] * (len(ends.bounds) + 1)
-    source = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning=false)"
+    source = f"read_parquet([{', '.join(map(to_read, files))}], hive_partitioning=false)"
     return _map(job, None, ends, extras, target, source, select)
 
 
@@ -250,7 +269,9 @@ def _map(
     select: str,
 ) -> list[int]:  # fmt: skip
     """Return edges by partition, and the dangling ones last."""
-    draft = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")  # a lost task may live on
+    # A name of its own for each try: where Ray has lost a node and runs the task again, the lost
+    # one may live on and write, and must not write into what the other one renames.
+    draft = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
     shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     row, neighbor = _key(table, "e", ends.row), _key(table, "e", ends.neighbor)
@@ -270,6 +291,7 @@ def _join(
     job: Job, table: Table | None, ends: Ends, draft: Path, source: str, row: str, neighbor: str,
     select: str,
 ) -> list[int]:  # fmt: skip
+    # Branches are taken in order, so the first end that a number is below is its owner's.
     owner = " ".join(f"WHEN r.node < {end} THEN {k}" for k, end in enumerate(ends.bounds.tolist()))
     sql = f"""
         COPY (
@@ -285,6 +307,7 @@ def _join(
             table.register(engine)
         engine.execute(sql)
     draft.mkdir(exist_ok=True)  # of no edges, nothing is written
+    # Counted in the footers: COPY says how many rows it wrote, not where.
     counts = [
         sum(pq.read_metadata(path).num_rows for path in (draft / f"part={k}").glob("*.parquet"))
         for k in [*range(len(ends.bounds)), _DANGLING]
@@ -294,13 +317,16 @@ def _join(
 
 
 def _pairs(folder: Path) -> str:
-    return f"read_parquet({quoted(folder / '*.parquet')})"
+    return f"read_parquet({to_read(folder, '/*.parquet')})"
 
 
 def _key(table: Table | None, alias: str, column: str) -> str:
-    """Return SQL for a column of ids, of the type that the pairs have."""
+    """Return SQL for a column of ids, of the type that the pairs have.
+
+    It is null for an unsigned number that the type has not: that is the id of no node.
+    """
     kind = "BIGINT" if table is None or id_kind(table, column) == "int" else "VARCHAR"
-    return f"CAST({alias}.{named(column)} AS {kind})"
+    return f"TRY_CAST({alias}.{named(column)} AS {kind})"
 
 
 def check_ends(table: Table, nodes: Table, column: str, id_column: str) -> None:
@@ -317,11 +343,12 @@ def check_ends(table: Table, nodes: Table, column: str, id_column: str) -> None:
 def _refuse_dangling(
     job: Job, table: Table, file: TableFile, ends: Ends, count: int, drop: bool
 ) -> None:
-    source = f"read_parquet({quoted(file.path)}, file_row_number=true)"
+    source = f"read_parquet({to_read(file.path)}, file_row_number=true)"
     sides = ((ends.row, ends.row_ids.pairs), (ends.neighbor, ends.neighbor_ids.pairs))
     for column, pairs in sides:
         key = _key(table, "e", column)
-        missing = f"{key} NOT IN (SELECT id FROM {_pairs(pairs)})"
+        # Null is neither in a set nor out of it, so it needs a test of its own.
+        missing = f"{key} IS NULL OR {key} NOT IN (SELECT id FROM {_pairs(pairs)})"
         tests = [(f"e.{named(column)} IS NULL", "has nulls")]
         if not drop:
             what = (
@@ -333,7 +360,7 @@ def _refuse_dangling(
             with job.engine() as engine:
                 table.register(engine)
                 found = engine.execute(
-                    f"SELECT file_row_number, {key} FROM {source} e WHERE {test} "
+                    f"SELECT file_row_number, e.{named(column)} FROM {source} e WHERE {test} "
                     "ORDER BY file_row_number LIMIT 5"
                 ).fetchall()
             if found:
@@ -362,6 +389,8 @@ def sort_edges(
         num_neighbors: Numbers that a neighbour may have.
         first_edge: The id of its first edge; None: edges have no ids.
     """
+    # What is written is known before it is sorted: the manifest is made here, in this process, also
+    # where the sort was done in the run before, or is done by a task elsewhere.
     key, folder = edge_type_str(edge_type), out / f"part{k}"
     where, num_edges = f"edges/{key}", int(mapped.counts[k])
     indices = np.dtype(np.int32 if num_neighbors <= _INT32_IDS else np.int64)
@@ -390,6 +419,7 @@ def _sort(
     rows: tuple[int, int], targets: dict[str, ArraySpec],
 ) -> None:  # fmt: skip
     paths = {name: array_path(folder, name) for name in targets}
+    # Truncated: a sort that was killed begins again, and one file is one sort's alone.
     for path in paths.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     files = {name: path.open("wb") for name, path in paths.items()}
@@ -411,13 +441,15 @@ def _in_order(job: Job, files: list[str], extras: Extras) -> Iterator[Any]:
     if not files:
         return
     columns = ["row", "neighbor", *extras.names]
+    # Edges that are alike in all that is stored may come in any order: the bytes are the same.
     order = "row, neighbor" + (", pos" if extras.names else "")
     count = min(_MANY_ROWS, max(1024, _SORT_BYTES // (16 + extras.nbytes)))
     with job.engine() as engine:
         found = engine.sql(
-            f"SELECT {', '.join(columns)} FROM read_parquet([{', '.join(map(quoted, files))}], "
+            f"SELECT {', '.join(columns)} FROM read_parquet([{', '.join(map(to_read, files))}], "
             f"hive_partitioning=false) ORDER BY {order}"
         )
+        # A reader, not a table: the engine merges what it spilled while batches are written.
         yield from found.to_arrow_reader(count)
 
 
@@ -453,6 +485,8 @@ class _IndexPointer:
         """Write the ends of all nodes before ``last``: that one may go on in the next batch."""
         while self._next < last:
             stop = min(last, self._next + _MANY_ROWS)
+            # Rows ascend, so the end of a node is how many edges are at or before it. A million
+            # nodes at a time: after the last edge there may be billions without any.
             ends = np.searchsorted(rows, np.arange(self._next, stop), "right") + self._edges
             self._file.write(ends.astype(np.int64).data)
             self._next = stop

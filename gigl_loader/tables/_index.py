@@ -28,9 +28,11 @@ NO_NODE = 2**32 - 1
 _WORDS = 3
 """Of 32 bits in a slot."""
 _FULL = 0.75
+"""Fuller, runs of slots get long: at 0.9 an id that is no node meets 50 of them, here 8.5."""
 _PIECE = 2**15
 """Ids that a thread looks up at a time: their hashes stay in its cache."""
 
+# Of numpy's types: in numba, Python's integers would make float64 of a uint64 they meet.
 _EMPTY = np.uint32(NO_NODE)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _A, _B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -44,7 +46,7 @@ def index_bytes(num_nodes: int) -> int:
 
 
 def _slots(num_nodes: int) -> int:
-    return int(num_nodes / _FULL) + 1
+    return int(num_nodes / _FULL) + 1  # one is empty at least, or a search would not end
 
 
 class Index:
@@ -70,6 +72,7 @@ class Index:
         Returns:
             Ids that are there twice, or are not told from another id. With any, it is of no use.
         """
+        # Empty slots have no check that tells them: their number does, which no node has.
         slots, alike = np.full(self.nbytes // 4, NO_NODE, np.uint32), 0
         for path in sorted(pairs.glob("*.parquet")):
             for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS, use_threads=False):
@@ -81,6 +84,7 @@ class Index:
         return alike
 
     def _loaded(self) -> Array:
+        # Read into memory, not mapped: it is probed at random, and it was counted as memory.
         if self._slots is None:
             self._slots = np.fromfile(self._path, np.uint32)
         return self._slots
@@ -97,7 +101,10 @@ class Index:
             end = min(start + _PIECE, len(ids))
             _find(*self._keys(ids.slice(start, end - start)), slots, found[start:end])
 
+        # Compiled code holds no lock of the interpreter, so threads do. `list`: it raises what a
+        # thread raised.
         list(pool.map(piece, range(0, len(ids), _PIECE)))
+        # A null has been looked up as 0, or as an empty text, which may be a node.
         if ids.null_count:
             found[ids.is_null().to_numpy(zero_copy_only=False)] = NO_NODE
         return found
@@ -107,6 +114,7 @@ class Index:
         checks, homes = np.empty(len(ids), np.uint64), np.empty(len(ids), np.uint64)
         if self._text:
             _, offsets, data = ids.buffers()
+            # Arrow's own buffers: no str is made. A slice has the buffers of the whole array.
             ends = np.frombuffer(offsets, np.int32)[ids.offset : ids.offset + len(ids) + 1]
             _text_keys(ends, np.frombuffer(data or b"", np.uint8), checks, homes)
         else:
@@ -135,7 +143,7 @@ def _mixed(z):  # type: ignore[no-untyped-def]
 def _integer_keys(ids, checks, homes):  # type: ignore[no-untyped-def]
     for i in range(ids.shape[0]):
         checks[i] = ids[i]
-        homes[i] = _mixed(ids[i] + _C)
+        homes[i] = _mixed(ids[i] + _C)  # ids in a row would else be neighbours, in long runs
 
 
 @_compiled
@@ -158,6 +166,8 @@ def _text_keys(ends, data, checks, homes):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _home(bits, count):  # type: ignore[no-untyped-def]
+    # Lemire's multiplication in place of a division. Past 2**32 slots (3.2 billion nodes) the
+    # product wraps: homes are still slots, but crowd in the first 2**32.
     return np.int64(((bits >> _HALF) * np.uint64(count)) >> _HALF)
 
 
@@ -186,6 +196,7 @@ def _insert(checks, homes, numbers, slots):  # type: ignore[no-untyped-def]
     alike = 0
     for i in range(checks.shape[0]):
         low, high = np.uint32(checks[i] & _LOW), np.uint32(checks[i] >> _HALF)
+        # The second of two alike is left out: a table with any is not used.
         at = _home(homes[i], count)
         while slots[_WORDS * at + 2] != _EMPTY:
             if slots[_WORDS * at] == low and slots[_WORDS * at + 1] == high:

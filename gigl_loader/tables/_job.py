@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import resource
 import shutil
 import sys
 import time
@@ -19,6 +20,9 @@ from gigl_loader.errors import ConfigError, UsageError
 _ENGINE_SHARE = 0.6
 """Of the memory, for the engine: it goes over its limit, and Python and Arrow need some, too."""
 _BASE_BYTES = 100_000_000
+"""Of the memory, for the interpreter and the libraries, before a row is read."""
+_SPARE_FILES = 64
+"""Open files beside those of partitions: those of the engine, of tables and of libraries."""
 
 
 class Job:
@@ -44,6 +48,9 @@ class Job:
         self._run_steps = run_steps or _one_by_one
         self.folder, self.threads, self._shown = folder, threads, progress
         self.usable_bytes = memory - _BASE_BYTES
+        # A digest, since the settings name every file of every table. `default=str`: paths and
+        # numpy's numbers are no JSON, and are compared only. Memory and threads are no settings:
+        # a run that had too little memory is to go on with more.
         mark = hashlib.blake2b(json.dumps(settings, default=str).encode()).hexdigest()
         state = folder / "job.json"
         if state.exists():
@@ -55,10 +62,11 @@ class Job:
         elif folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"scratch {folder} holds other files: give an empty directory")
         folder.mkdir(parents=True, exist_ok=True)
+        # The first file in the directory, so that one without it is known to be another's.
         _write_whole(state, json.dumps(mark))
-        for path in (folder / "spill", *folder.glob("**/*.tmp")):  # of a step that was not done
+        # Of steps that were not done: their names are new each time, so nothing else replaces them.
+        for path in (folder / "spill", *folder.glob("**/*.tmp")):
             shutil.rmtree(path, ignore_errors=True)
-        self._stage = _Stage("", 0, False)
 
     def step(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what ``make`` returns, or returned in the run that was killed.
@@ -75,6 +83,8 @@ class Job:
 
         They come as they end. They may run elsewhere, so what they are made of is pickled.
         """
+        # What is left to do is listed before the first result goes out: who takes results may be
+        # slow, and the notes of this run must not be taken for those of the one before.
         to_do = [name for name in makes if not self._note(name).exists()]
         for name in makes:
             if name not in to_do:
@@ -88,6 +98,9 @@ class Job:
     def _done(self, name: str, found: Any) -> Any:
         note = self._note(name)
         note.parent.mkdir(parents=True, exist_ok=True)
+        # The note comes last: a run that is killed before it repeats the step, one that is killed
+        # after it does not. The result is read back, so that a run that goes on gets the same
+        # types (tuples are lists) as one that was never killed.
         _write_whole(note, json.dumps(found))
         return json.loads(note.read_text())
 
@@ -114,13 +127,17 @@ class Job:
             config={
                 "memory_limit": f"{limit}B",
                 "threads": self.threads,
+                # The engine's default is a directory below the current one, which may be full.
                 "temp_directory": str(spill),
                 "preserve_insertion_order": ordered,
+                # A query that needs an extension fails, instead of downloading code.
                 "autoinstall_known_extensions": False,
             },
         )
         try:
             yield connection
+        # Both leave the notes of done steps where they are. A full disk may be either: the engine
+        # spills into nine tenths of what is free, and calls the rest of it out of memory.
         except duckdb.OutOfMemoryException as error:
             raise UsageError(
                 f"{limit / 1e6:.0f} MB for the engine are too few, or {spill} is full: "
@@ -140,13 +157,6 @@ class Job:
         yield stage.add
         stage.end()
 
-    def fresh(self, *parts: str) -> Path:
-        """Return an empty directory below the scratch directory."""
-        path = self.folder.joinpath(*parts)
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
-        return path
-
 
 RunSteps = Callable[[list[Callable[[], Any]]], Iterable[tuple[int, Any]]]
 
@@ -156,7 +166,30 @@ def _one_by_one(makes: list[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
         yield place, make()
 
 
+def allow_files(count: int) -> None:
+    """Let this process open ``count`` more files: the soft limit is often 1,024.
+
+    Raises:
+        UsageError: It may not have as many.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = len(os.listdir("/proc/self/fd")) + count + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or need <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and need > hard:
+        raise UsageError(
+            f"{need} files have to be open at a time, and this process may have {hard}: raise "
+            "ulimit -n and call again to go on, or make fewer partitions"
+        )
+    # To what is needed and no more: programs that still use select() break on descriptors past
+    # 1,023, and it is the caller's process.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+
+
 def _write_whole(path: Path, text: str) -> None:
+    # Renaming is atomic: a note that is there is whole, whenever the run is killed. Nothing is
+    # synced, neither notes nor what they vouch for: a run goes on after a kill, and not after a
+    # crash of the machine.
     draft = path.with_name(path.name + ".tmp")
     draft.write_text(text)
     os.replace(draft, path)
@@ -173,6 +206,7 @@ class _Stage:
     def add(self, rows: int) -> None:
         self._done += rows
         now = time.monotonic()
+        # Often enough for an eye; in a log file, a day's run is some thousand lines at most.
         if self._shown and now - self._last > (0.2 if sys.stderr.isatty() else 10.0):
             self._last = now
             self._print(now, "\r" if sys.stderr.isatty() else "\n")
@@ -182,6 +216,8 @@ class _Stage:
             self._print(time.monotonic(), "\n")
 
     def _print(self, now: float, end: str) -> None:
+        # A run that goes on counts what was done before in its first moment: the rate is too high
+        # at first. The bounds keep a stage without rows or time from dividing by zero.
         rate = self._done / max(now - self._start, 1e-3)
         left = (self._total - self._done) / max(rate, 1e-3)
         print(

@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables._index import NO_NODE, Index
-from gigl_loader.tables._job import Job
+from gigl_loader.tables._job import Job, allow_files
 
 _BATCH_BYTES = 16 * 1024 * 1024
+"""Of edges that are looked up at a time, with what travels with them; several are in memory."""
 _BATCH_ROWS = 2**18
+"""The most, where nothing travels: pieces of it for each thread, and batches of 4 MB."""
 _BUFFER_BYTES = 32 * 1024 * 1024
 """Edges that wait until they are written, of all partitions together."""
 
@@ -41,9 +43,13 @@ def look_up_edges(
     Returns:
         Edges by partition, and the dangling ones last.
     """
+    # 16: the ids of both ends; of texts it is more, and the limit is not sharp.
     rows = min(_BATCH_ROWS, max(1024, _BATCH_BYTES // (extra_bytes + 16)))
+    # A set: both ends of an edge may be of one type.
     held = sum(index.nbytes for index in set(indexes))
     with (
+        # The pool ends before the engine does, and the writer before both: what it still holds is
+        # written when all batches have come.
         job.engine(beside=held) as engine,
         ThreadPoolExecutor(job.threads) as pool,
         _PartWriter(draft, len(bounds)) as writer,
@@ -60,6 +66,7 @@ def _mapped(
 ) -> tuple[Any, Array]:
     """Return a batch with numbers, and the partition of each row; one past the last: none."""
     row, neighbor = (index.find(batch.column(i), pool) for i, index in enumerate(indexes))
+    # `NO_NODE` is past all bounds. uint16: partitions are 1,024 at most.
     parts = np.searchsorted(bounds, row, "right").astype(np.uint16)
     parts[(row == NO_NODE) | (neighbor == NO_NODE)] = len(bounds)
     columns = [pa.array(row), pa.array(neighbor), *batch.columns[2:]]
@@ -82,6 +89,7 @@ class _PartWriter:
         self.counts = np.zeros(count + 1, np.int64)
 
     def __enter__(self) -> "_PartWriter":
+        allow_files(len(self._waiting))
         self._folder.mkdir(parents=True, exist_ok=True)
         return self
 
@@ -95,6 +103,9 @@ class _PartWriter:
 
     def add(self, batch: Any, parts: Sequence[int] | Array) -> None:
         """Take rows in; those of the partition after the last are counted only."""
+        # One `take` for all partitions, and slices of it: a filter for each partition would read
+        # the batch as often as there are partitions. Stable: not needed, the sort puts edges in
+        # order, but then files are the same in each run.
         counts = np.bincount(parts, minlength=len(self.counts))
         ordered = batch.take(pa.array(np.argsort(parts, kind="stable")))
         starts = np.cumsum(counts) - counts
@@ -102,6 +113,8 @@ class _PartWriter:
             if counts[k]:
                 waiting.append(ordered.slice(starts[k], counts[k]))
         self.counts += counts
+        # All partitions are written at once when there is enough, so that row groups do not become
+        # as small as a batch's share of a partition.
         self._nbytes += ordered.nbytes
         if self._nbytes > _BUFFER_BYTES:
             self._write()
@@ -117,6 +130,7 @@ class _PartWriter:
         if k not in self._files:
             folder = self._folder / f"part={k}"
             folder.mkdir()
+            # Read once, whole: neither a dictionary nor statistics would be of use.
             self._files[k] = pq.ParquetWriter(
                 folder / "0.parquet", schema, use_dictionary=False, write_statistics=False
             )

@@ -7,13 +7,14 @@ from typing import Any
 
 import numba
 import numpy as np
+import pyarrow as pa
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables._edges import Mapped
 from gigl_loader.tables._job import Job
-from gigl_loader.tables._source import Table, quoted
+from gigl_loader.tables._source import Table, to_read
 from gigl_loader.tables.spec import NodeTable
 
 NEED_EDGES = ("ldg", "metis")
@@ -22,8 +23,10 @@ NEED_EDGES = ("ldg", "metis")
 METIS_BYTES_AN_EDGE = 400
 """Measured: 3.8 GB for 10 million edges."""
 LDG_PASSES = 3
+"""Each sorts and reads all edges, in both directions, once more."""
 LDG_SLACK = 0.05
-"""How much larger than the mean a partition may become."""
+"""How much larger than the mean a partition may become. With none, the last nodes go where there
+is room, whatever their neighbours are."""
 _CHUNK = 2**20
 _MIX = 0x9E3779B97F4A7C15
 
@@ -58,6 +61,7 @@ def place_alone(
 
 def contiguous_owner(rows: Array, num_rows: int, num_partitions: int) -> Array:
     """Return the owners of rows that are cut into equal runs, the first ones longer by one."""
+    # `rows * num_partitions // num_rows` would be shorter, and not the runs of `partition_graph`.
     size, longer = divmod(num_rows, num_partitions)
     ends = np.cumsum([size + (k < longer) for k in range(num_partitions)])
     found: Array = np.searchsorted(ends, rows, "right")
@@ -77,6 +81,7 @@ def random_owner(rows: Array, num_partitions: int, seed: int) -> Array:
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
         z ^= z >> np.uint64(31)
+    # The remainder favours low partitions by less than 1 in 10^16.
     owners: Array = (z % np.uint64(num_partitions)).astype(np.int64)
     return owners
 
@@ -89,12 +94,15 @@ def _column_owners(table: Table, spec: NodeTable, num_partitions: int) -> Iterat
         raise ConfigError(f"{table.where}: column {spec.partition!r} holds {kind}, not integers")
     for file in table.files:
         for row, batch in table.batches(file, [spec.partition]):
-            owners = batch.column(0).fill_null(-1).to_numpy(zero_copy_only=False)
-            bad = np.flatnonzero((owners < 0) | (owners >= num_partitions))
+            given = batch.column(0)
+            none = given.is_null().to_numpy(zero_copy_only=False)
+            owners = given.fill_null(0).to_numpy(zero_copy_only=False)
+            bad = np.flatnonzero(none | (owners < 0) | (owners >= num_partitions))
             if bad.size:
                 table.refuse(
                     file, spec.partition, row + bad,
-                    f"must hold partitions, 0 to {num_partitions - 1}", owners[bad].tolist(),
+                    f"must hold partitions, 0 to {num_partitions - 1}",
+                    given.take(pa.array(bad)).to_pylist(),
                 )  # fmt: skip
             yield owners
 
@@ -155,11 +163,12 @@ class Union:
         for files, row, neighbor in self._parts:
             if not files:
                 continue
-            source = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning=false)"
+            source = f"read_parquet([{', '.join(map(to_read, files))}], hive_partitioning=false)"
             ends = f"CAST(row AS BIGINT) + {row} AS u, CAST(neighbor AS BIGINT) + {neighbor} AS v"
             selects.append(f"SELECT {ends} FROM {source}")
         if not selects:
             return
+        # Loops say nothing about where a node belongs. Parallel edges stay: they count as weights.
         both = " UNION ALL ".join(selects)
         with self._job.engine() as engine:
             found = engine.sql(
@@ -172,6 +181,7 @@ class Union:
 
 def place_by_metis(union: Union, num_partitions: int, seed: int, metis: Any) -> Array:
     """Return ``[nodes]`` int64, owners by METIS."""
+    # CSR, filled batch by batch: edges come ascending by node, so neighbours are appended.
     pointer = np.zeros(union.num_nodes + 1, np.int64)
     found = []
     for nodes, neighbors in union.read():
@@ -180,7 +190,7 @@ def place_by_metis(union: Union, num_partitions: int, seed: int, metis: Any) -> 
     if not found:
         return contiguous_owner(np.arange(union.num_nodes), union.num_nodes, num_partitions)
     whole = np.cumsum(pointer), np.concatenate(found)
-    options = metis.Options(seed=seed % 2**31)
+    options = metis.Options(seed=seed % 2**31)  # METIS counts in 32 bits here
     adjacency = metis.CSRAdjacency(*whole)
     _, owners = metis.part_graph(num_partitions, adjacency, options=options)
     return np.asarray(owners, np.int64)
@@ -205,6 +215,7 @@ def place_by_ldg(
         (reLDG: from the second pass on, neighbours not yet placed count where the last pass had
         placed them).
     """
+    # int16: -1 is not placed yet, and partitions are 1,024 at most. Two of them are in memory.
     found = np.full(union.num_nodes, -1, np.int16)
     for number in range(LDG_PASSES):
 
@@ -218,6 +229,7 @@ def place_by_ldg(
 def _ldg_pass(union: Union, before: Array, num_partitions: int) -> Array:
     owners = np.full(union.num_nodes, -1, np.int16)
     loads, scores = np.zeros(num_partitions, np.int64), np.zeros(num_partitions, np.int64)
+    # All partitions together have more room than there are nodes, so one is always found.
     capacity = (1 + LDG_SLACK) * max(1, -(-union.num_nodes // num_partitions))
     node = 0
     for nodes, neighbors in union.read():
@@ -232,10 +244,11 @@ def _ldg_place(node, owners, loads, scores, capacity):  # type: ignore[no-untype
     for k in range(loads.shape[0]):
         if loads[k] >= capacity:
             continue
+        # Of equal scores (of nodes without placed neighbours, all are 0) the emptiest partition:
+        # else the first ones would fill up before the others get a node.
         score = scores[k] * (1.0 - loads[k] / capacity)
         if best < 0 or score > best_score or (score == best_score and loads[k] < loads[best]):
             best, best_score = k, score
-        scores[k] = 0
     scores[:] = 0
     owners[node] = best
     loads[best] += 1
@@ -245,6 +258,8 @@ def _ldg_place(node, owners, loads, scores, capacity):  # type: ignore[no-untype
 def _ldg(nodes, neighbors, owners, before, loads, scores, capacity, node):  # type: ignore[no-untyped-def]
     """Take edges in; return the node whose edges are not all seen."""
     for i in range(nodes.shape[0]):
+        # Nodes without edges do not come up, and are placed on the way. `nodes[i]` itself waits:
+        # its edges may go on in the next batch.
         while node < nodes[i]:
             _ldg_place(node, owners, loads, scores, capacity)
             node += 1

@@ -23,14 +23,14 @@ from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables._index import NO_NODE, Index
-from gigl_loader.tables._job import Job
+from gigl_loader.tables._job import Job, allow_files
 from gigl_loader.tables._source import (
     BATCH_ROWS,
     Table,
     TableFile,
     id_kind,
     ids_in,
-    quoted,
+    to_read,
 )
 from gigl_loader.tables.spec import NodeTable
 
@@ -57,6 +57,7 @@ class Numbering:
             before.append(counts.copy())
             for start in range(file.first_row, file.first_row + file.num_rows, 2**22):
                 end = min(start + 2**22, file.first_row + file.num_rows)
+                # In pieces: owners may be mapped from a file, and bincount makes int64 of them.
                 counts += np.bincount(owners[start:end], minlength=num_partitions)
         return cls(owners, np.cumsum(counts), before)
 
@@ -77,6 +78,8 @@ class Placer:
 
     def __init__(self, numbering: Numbering, table: Table, file: TableFile) -> None:
         self._numbering, self._first = numbering, file.first_row
+        # Where this file's rows begin in each partition is known before any file is read, so files
+        # are done in any order, and again. A copy: walking through a file moves it.
         self.taken = numbering.before[table.files.index(file)].copy()
 
     def next(self, row: int, count: int) -> tuple[Array, list[tuple[int, int, Array]]]:
@@ -91,11 +94,12 @@ class Placer:
         """
         start = self._first + row
         owners = np.asarray(self._numbering.owners[start : start + count])
+        # Stable: within a partition, numbers follow the order of the table.
         order = np.argsort(owners, kind="stable")
         counts = np.bincount(owners, minlength=len(self.taken))
         starts = np.cumsum(counts) - counts
         numbers = np.empty(count, np.int64)
-        within = np.arange(count) - np.repeat(starts, counts)
+        within = np.arange(count) - np.repeat(starts, counts)  # among the batch's of its partition
         numbers[order] = within
         numbers += (self._numbering.starts + self.taken)[owners]
         pieces = [
@@ -115,13 +119,17 @@ class PartFiles:
 
     def __init__(self, paths: list[Path]) -> None:
         self._fds: list[int] = []
+        allow_files(len(paths))
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # Never truncated: files of the table are steps of their own, and each writes its rows
+            # between those of the others, which may have been written in an earlier run.
             self._fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def write(self, partition: int, offset: int, array: Array) -> None:
         """Write an array's bytes at ``offset`` bytes."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        # Linux writes 2 GiB at most in one call, and less where a signal comes between.
         while data:
             written = os.pwrite(self._fds[partition], data, offset)
             data, offset = data[written:], offset + written
@@ -164,6 +172,8 @@ def write_dictionary(
     """
     folder = job.folder / name / node_type
     folder.mkdir(parents=True, exist_ok=True)
+    # Where the texts of each partition end so far. Their lengths are not known before they are
+    # read, so files go one after the other here, and each step notes where the next one begins.
     text = [0] * len(numbering.ends)
     with job.stage(f"{name} {node_type}", table.num_rows) as progress:
         for i, file in enumerate(table.files):
@@ -184,6 +194,7 @@ def write_dictionary(
 
 def number_arrow(num_nodes: int) -> Any:
     """Return the Arrow type for numbers of nodes."""
+    # uint32 halves these files. Fewer than 2**32 numbers leave its last value to `NO_NODE`.
     return pa.uint32() if num_nodes < _UINT32_LIMIT else pa.int64()
 
 
@@ -194,6 +205,7 @@ def _write_pairs(
     kind = pa.int64() if id_kind(table, column) == "int" else pa.string()
     numbers_kind = number_arrow(numbering.num_nodes)
     schema = pa.schema([("id", kind), ("node", numbers_kind)])
+    # Each id is there once, so a dictionary of values would only take time and memory.
     with pq.ParquetWriter(path, schema, use_dictionary=False) as parquet:
         for row, batch in table.batches(file, [column]):
             ids = ids_in(table, file, column, row, batch.column(0))
@@ -214,7 +226,7 @@ class _Ids:
         self.text_ends = list(text)
 
     def _write(self, what: str, partition: int, offset: int, array: Array) -> None:
-        if what not in self._files:
+        if what not in self._files:  # of integer ids, there are no texts
             assert self._out is not None
             self._files[what] = PartFiles(
                 [
@@ -232,6 +244,8 @@ class _Ids:
             if pa.types.is_integer(ids.type):
                 self._write("values", partition, 8 * first, mine.to_numpy())
                 continue
+            # Arrow's own layout: offsets into one buffer of bytes, copied without a str each. Ends
+            # on disk are of the whole partition, so int64.
             _, offsets, data = mine.buffers()
             ends = np.frombuffer(offsets, np.int32)[mine.offset : mine.offset + len(mine) + 1]
             content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
@@ -275,13 +289,18 @@ def make_index(
     """Build the index of some ids; None: it has no room, or ids are not told from each other."""
     name = f"index/{pairs.parent.name}/{node_type}"
     index = Index(job.folder / f"{name}.bin", num_nodes, text=text)
+    # Looked at in each call, not noted: a run that goes on may have another memory.
     if num_nodes >= NO_NODE or not fits(job, {index}):
         return None
+    # Not told apart: twice the same id, which `check_unique` names, or two whose checks collide,
+    # which only a join tells apart.
     return None if job.step(name, lambda: index.build(pairs)) else index
 
 
 def fits(job: Job, indexes: set[Index]) -> bool:
     """Return whether indexes leave as much memory as they take."""
+    # The engine needs the other half, to sort what is looked up meanwhile. A set: both ends of an
+    # edge may be of one type, whose index is there once.
     return 2 * sum(index.nbytes for index in indexes) <= job.usable_bytes
 
 
@@ -293,7 +312,9 @@ def check_unique(job: Job, table: Table, column: str, node_type: NodeType, folde
     """
 
     def check() -> None:
-        files = f"read_parquet({quoted(folder / '*.parquet')})"
+        files = f"read_parquet({to_read(folder, '/*.parquet')})"
+        # Counted first, named only if there are any: grouping by ids takes far more memory than
+        # counting them.
         with job.engine() as engine:
             twice = engine.execute(f"SELECT count(*) - count(DISTINCT id) FROM {files}").fetchone()
             if not twice or not twice[0]:
@@ -308,6 +329,7 @@ def check_unique(job: Job, table: Table, column: str, node_type: NodeType, folde
 
 def _refuse_twice(table: Table, column: str, ids: list[Any], count: int) -> None:
     places = []
+    # The user's table is read again: the pairs know no files and rows, and would be larger if so.
     for file in table.files:
         for row, batch in table.batches(file, [column]):
             values = ids_in(table, file, column, row, batch.column(0))
@@ -331,6 +353,7 @@ def finish_ids(
             note_array(shared, out, f"{name}.values", "int64", (count,))
             continue
         note_array(shared, out, f"{name}.ends", "int64", (count,))
+        # Of the file, not of what this run wrote: it may have been written in the run before.
         path = array_path(out, f"{name}.text")
         size = path.stat().st_size if path.exists() else 0
         note_array(shared, out, f"{name}.text", "uint8", (size,))
@@ -365,6 +388,7 @@ def _ids_in_order(
                 values = np.fromfile(numbers, np.int64, min(BATCH_ROWS, int(end) - first))
                 ids = pa.array(values)
                 if content is not None:
+                    # Ends count from the partition's first byte, offsets from the batch's.
                     data = pa.py_buffer(content.read(int(values[-1]) - done))
                     offsets = np.concatenate([[0], values - done]).astype(np.int32)
                     ids = pa.Array.from_buffers(
@@ -378,6 +402,7 @@ def _ids_in_order(
 def note_array(part: Part, folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> None:
     """Note an array in a manifest; make its file where it has no bytes."""
     path = array_path(folder, name)
+    # Nobody opens a file that gets no bytes, and the manifest names all of them.
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

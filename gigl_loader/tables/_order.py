@@ -26,7 +26,7 @@ import pyarrow as pa
 from gigl_loader.dataset._mapped import LOOKUPS, Part, array_path
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.memory.segments import Array
-from gigl_loader.tables._job import Job
+from gigl_loader.tables._job import Job, allow_files
 from gigl_loader.tables._nodes import Numbering, PartFiles, note_array
 
 _CHUNK = 2**20
@@ -68,6 +68,7 @@ class Degrees:
 
     def chunks(self, first: int, end: int) -> Iterator[Array]:
         """Yield the degrees of a range of nodes, in order."""
+        # A chunk ends where its file does, so a range may begin and end in any of them.
         while first < end:
             file, at = divmod(first, self.span)
             count = min(_CHUNK, self.span - at, end - first)
@@ -85,6 +86,7 @@ def count_degrees(job: Job, node_type: NodeType, num_nodes: int, edges: list[Edg
         edges: All edges that are walked and lead to nodes of the type.
     """
     total = sum(file.count for file in edges)
+    # No degree is above the number of edges.
     dtype = np.dtype(np.uint32 if total < _UINT32_LIMIT else np.uint64)
     span = max(_CHUNK, job.usable_bytes // _COUNT_SHARE // dtype.itemsize)
     firsts, groups = range(0, num_nodes, span), _groups(edges, _EDGES_A_NODE * num_nodes)
@@ -99,6 +101,7 @@ def count_degrees(job: Job, node_type: NodeType, num_nodes: int, edges: list[Edg
                 step, before = f"{name}/{first}.{number}", path
                 path = job.folder / f"{step}.bin"
                 job.step(step, partial(_count, before, path, first, count, dtype, group))
+                # Once the step is noted, which will not read it again; gone if this run went on.
                 if before is not None:
                     before.unlink(missing_ok=True)
                 progress(sum(file.count for file in group))
@@ -125,6 +128,7 @@ def _count(
         with edge_file.path.open("rb") as file:
             while (neighbors := np.fromfile(file, edge_file.dtype, _CHUNK)).size:
                 _add(neighbors, first, degrees)
+    # Whole or not there: `before` is removed as soon as this step is noted.
     draft = path.with_name(f"{path.name}.tmp")
     degrees.tofile(draft)
     os.replace(draft, path)
@@ -132,6 +136,7 @@ def _count(
 
 @_compiled
 def _add(neighbors, first, degrees):  # type: ignore[no-untyped-def]
+    # One loop, not `np.add.at` or `bincount`, which make arrays as long as edges or degrees.
     for i in range(neighbors.shape[0]):
         at = neighbors[i] - first
         if 0 <= at < degrees.shape[0]:
@@ -182,6 +187,8 @@ class Places:
 
 def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> None:
     """Write the places of a range of nodes; of equal degrees, the lower id comes first."""
+    # First pass: how many nodes have each degree. Both arrays are as long as there are different
+    # ones.
     known, counts = np.empty(0, degrees.dtype), np.empty(0, np.int64)
     for chunk in degrees.chunks(first, end):
         values, found = np.unique(chunk, return_counts=True)
@@ -190,8 +197,10 @@ def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> Non
         total[np.searchsorted(both, known)] += counts
         total[np.searchsorted(both, values)] += found
         known, counts = both, total
+    # By degree, its first place: as many as there are nodes of higher degrees, which end the array.
     free = counts[::-1].cumsum()[::-1] - counts
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Second pass, in the order of ids.
     with path.open("wb") as file:
         for chunk in degrees.chunks(first, end):
             places = np.empty(chunk.size, dtype)
@@ -228,7 +237,7 @@ class Buckets:
         self.deal_bytes = min(memory // _DEAL_SHARE, _MOST_BYTES)
         record = 4 + sum(widths.values())
         self.rows = max(1, min(memory // _BUCKET_SHARE, _MOST_BYTES) // record)
-        several = -(-places.counts // self.rows)
+        several = -(-places.counts // self.rows)  # buckets of each partition, rounded up
         self.ends = np.cumsum(several)
         self.starts = self.ends - several
         self.count = int(self.ends[-1])
@@ -244,6 +253,8 @@ class Buckets:
 
     def place(self, num_files: int) -> None:
         """Write all rows to their places, bucket by bucket, once all files were dealt."""
+        # A bucket is a step: it writes a range of places that no other one does, so buckets are
+        # done in any order, and elsewhere.
         makes, places = {}, self._places
         files = [self.file(i) for i in range(num_files)]
         for bucket in range(self.count):
@@ -275,11 +286,14 @@ class _Dealer:
 
     def __enter__(self) -> "_Dealer":
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        allow_files(len(self._places.counts))  # a look-up for each partition
         self._file = self._path.open("wb")
         return self
 
     def __exit__(self, *exception: object) -> None:
         try:
+            # Sorted by bucket, so that who reads one finds its slices without reading the others;
+            # stable, so that it reads them as they lie in the file.
             if exception == (None, None, None):
                 self._write()
                 slices = np.concatenate(self._slices)
@@ -295,11 +309,15 @@ class _Dealer:
         if not count:
             return
         buckets, at = np.empty(count, np.int64), np.empty((count, 1), np.uint32)
+        # `first` and following are rows by ids, which is the order of the look-up's file; `places`
+        # are those of the batch.
         for partition, first, places in pieces:
             found = self._look_up(partition, first, len(places))
             bucket, at[places, 0] = np.divmod(found, self._buckets.rows)
             buckets[places] = bucket + self._buckets.starts[partition]
         fields = [at, *rows.values()]
+        # Bytes, whatever the types: rows of several matrices move in one piece, and are split by
+        # the widths when they are placed.
         records = np.concatenate([np.ascontiguousarray(one).view(np.uint8) for one in fields], 1)
         self._waiting.append((buckets, records))
         self._nbytes += records.nbytes
@@ -307,6 +325,8 @@ class _Dealer:
             self._write()
 
     def _look_up(self, partition: int, first: int, count: int) -> Array:
+        # Read, not mapped: a batch's rows of a partition are neighbours in ids, so it is one read,
+        # and pages of a mapping would count as memory of this process.
         if partition not in self._lookups:
             self._lookups[partition] = self._places.path(partition).open("rb", buffering=0)
         file, dtype = self._lookups[partition], self._places.dtype(partition)
@@ -326,6 +346,7 @@ class _Dealer:
         slices = []
         for bucket in np.flatnonzero(counts).tolist():
             mine = order[ends[bucket] - counts[bucket] : ends[bucket]]
+            # One bucket's rows are copied at a time, not all of them in order.
             data = pa.compress(records[mine].data, _CODEC, asbytes=True)
             slices.append((bucket, len(mine), self._file.tell(), len(data)))
             self._file.write(data)
@@ -336,6 +357,7 @@ def _place(
     files: list[Path], bucket: int, first: int, count: int, widths: Mapping[str, int], folder: Path
 ) -> None:
     """Write the rows of a bucket to their places, ``first`` and following ones of a partition."""
+    # Every row is written: the places of a bucket are those of as many rows, each dealt once.
     rows = np.empty((count, sum(widths.values())), np.uint8)
     for path in files:
         slices = np.load(path.with_suffix(".npy"))
@@ -349,6 +371,7 @@ def _place(
                 rows[np.ascontiguousarray(records[:, :4]).view(np.uint32)[:, 0]] = records[:, 4:]
     column = 0
     for where, width in widths.items():
+        # Only this bucket's range: others write the same file at the same time.
         with closing(PartFiles([array_path(folder, f"{where}/values")])) as target:
             target.write(0, first * width, rows[:, column : column + width])
         column += width

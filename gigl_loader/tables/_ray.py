@@ -34,10 +34,12 @@ def tasks(memory: int, threads: int | None) -> Iterator[tuple[RunSteps, int]]:
         ConfigError: Ray is not installed, or no node has that much.
     """
     ray = _import_ray()
+    # What the caller has joined stays joined: it may run other things there.
     ours = not ray.is_initialized()
     if ours:
         ray.init(log_to_driver=False, include_dashboard=False)
     try:
+        # The smallest node's, so that all nodes get tasks; on a larger one run several at a time.
         smallest = min((_size(node)[0] for node in _nodes(ray)), default=1)
         count = threads or max(1, int(smallest))
         if not _fits(ray, memory, count):
@@ -62,6 +64,7 @@ def _import_ray() -> Any:
 def _run(
     ray: Any, makes: list[Callable[[], Any]], memory: int, threads: int
 ) -> Iterator[tuple[int, Any]]:
+    # Both are what Ray counts when it places a task; that it keeps to the memory is ours to see to.
     task = ray.remote(num_cpus=threads, memory=memory)(_call)
     places = {task.remote(make): place for place, make in enumerate(makes)}
     try:
@@ -69,9 +72,10 @@ def _run(
             done, _ = ray.wait(list(places), timeout=_LOOK_SECONDS)
             for one in done:
                 yield places.pop(one), _result(ray, one)
+            # Nodes may have left since tasks began. Ray would wait for new ones without a word.
             if not done and not _fits(ray, memory, threads):
                 raise UsageError(f"{_too_small(ray, memory, threads)}; call again to go on")
-    finally:
+    finally:  # of an error of one, or where who takes results stops: nothing is left otherwise
         _end(ray, list(places))
 
 
@@ -96,6 +100,7 @@ def _result(ray: Any, task: Any) -> Any:
     try:
         return ray.get(task)
     except ray.exceptions.RayTaskError as error:
+        # The task's own error, of our classes: callers tell by it what may go on, and what to undo.
         raise error.cause from error
     except ray.exceptions.RayError as error:
         raise UsageError(f"a task of Ray was lost: {error}; call again to go on") from error

@@ -13,6 +13,7 @@ from gigl_loader.memory.segments import Array, storage_dtype
 
 REPORT, PICTURE = "report.json", "report.svg"
 _CHUNK_EDGES = 2**22
+"""Edges that are counted at a time: some arrays of 32 MB."""
 _COLORS = ("#4c78a8", "#f58518", "#54a24b")
 
 
@@ -97,6 +98,7 @@ def describe_part(
 ) -> PartReport:  # fmt: skip
     """Return the figures of a partition, read from its files, a part at a time."""
     folder, row_end = out / f"part{k}", 2 if edge_dir == "in" else 0
+    # All node types, and only edges that are walked: labels are looked up, not sampled.
     nodes = sum(int(e[k] - (e[k - 1] if k else 0)) for e in ends.values())
     totals = np.zeros(4, np.int64)
     for edge_type in walked:
@@ -113,20 +115,24 @@ def _count(
     """Return edges, cut edges, edges of training nodes, and cut ones of those."""
     where = f"edges/{edge_type_str(edge_type)}"
     spec = part.arrays[f"{where}/indices"]
+    # 8 bytes for each node of this partition; its edges, which may not fit, are read in chunks.
     pointer = np.fromfile(array_path(folder, f"{where}/indptr"), np.int64)
     training = np.zeros(len(pointer) - 1, bool)
     name = f"splits/train/{row_type}"
     if name in part.arrays:
+        # A partition's splits are of its own nodes, and so are the rows of its edges.
         ids = np.fromfile(array_path(folder, name), np.int64)
         training[ids - part.ranges[where]["first_row"]] = True
     first, last = (ends[k - 1] if k else 0), ends[k]
     totals, row = np.zeros(4, np.int64), 0
     with array_path(folder, f"{where}/indices").open("rb") as file:
         while row < len(training):
+            # Whole rows, as many as have so many edges; one at least, however many it has.
             stop = int(np.searchsorted(pointer, pointer[row] + _CHUNK_EDGES, "right")) - 1
             stop = min(max(stop, row + 1), len(training))
             count = int(pointer[stop] - pointer[row])
             found = np.fromfile(file, storage_dtype(spec.dtype), count)
+            # A partition owns a range of ids: who owns a neighbour is two comparisons.
             remote = (found < first) | (found >= last)
             mine = np.repeat(training[row:stop], np.diff(pointer[row : stop + 1]))
             totals += [count, remote.sum(), mine.sum(), (remote & mine).sum()]
@@ -150,6 +156,8 @@ def _picture(report: Report) -> str:
         lines.append(f'<text x="10" y="{y + 12}">part {k}</text>')
         for (name, label), color in zip(rows, _COLORS, strict=True):
             value = getattr(part, name)
+            # Bars of a kind are as long as their share of the longest: 640 wide, 380 for those, the
+            # rest for names before them and figures behind.
             most = max(1, *(getattr(one, name) for one in report.parts))
             bar = 380 * value / most
             lines.append(f'<rect x="70" y="{y}" width="{bar:.1f}" height="14" fill="{color}"/>')

@@ -25,6 +25,7 @@ from gigl_loader.tables._source import (
     is_list,
     matrix_in,
     number_type,
+    stored_type,
     time_type,
     width_of,
 )
@@ -70,6 +71,8 @@ class _InPlace:
     def add(self, rows: Mapping[str, Array], pieces: list[tuple[int, int, Array]]) -> None:
         """Write a batch: by name, ``[n, width]``; and where `Placer` says that it goes."""
         for name, found in rows.items():
+            # `first` counts rows from the partition's first: a batch's rows of one partition are
+            # neighbours there, so a piece is one write.
             for partition, first, places in pieces:
                 offset = first * found.shape[1] * found.itemsize
                 self._files[name].write(partition, offset, found[places])
@@ -109,7 +112,7 @@ class NodeRows:
             if len(columns) == 1 and not is_list(table.type_of(columns[0])):
                 self._flat |= set() if where.startswith("node_features") else {where}
         if spec.split is not None:
-            table.type_of(spec.split)
+            table.type_of(spec.split)  # raises where there is no such column
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -140,13 +143,12 @@ class NodeRows:
                 f"{self._table.where}: features {path} have shape {found.shape}, the table has "
                 f"{self._table.num_rows} rows: give one row of features for each"
             )
+        # Mapped, and read in batches: it may be larger than memory, and its rows go to partitions.
         self._beside = found.reshape(len(found), -1)
         self._types[f"node_features/{self._node_type}"] = found.dtype, self._beside.shape[1]
 
     def _add(self, kind: str, columns: list[str], what: str) -> None:
-        dtype = number_type(self._table, columns, what)
-        if dtype.name.startswith(("uint", "bool")) and dtype.itemsize > 1:
-            dtype = np.dtype(np.int64)  # torch computes with few unsigned types
+        dtype = stored_type(number_type(self._table, columns, what))
         self._types[kind] = dtype, width_of(self._table, columns)
         self._columns[kind] = columns
 
@@ -171,10 +173,13 @@ class NodeRows:
         """
         widths = {name: width * dtype.itemsize for name, (dtype, width) in self._types.items()}
         buckets = None if places is None else Buckets(places, widths)
+        # By degree, the steps have the size of a bucket in their names: a run that goes on with
+        # another memory deals rows again, to buckets of another size.
         step, highest = f"rows/{self._node_type if buckets is None else buckets.name}", -1
         with self._job.stage(f"rows {self._node_type}", self._table.num_rows) as progress:
             for i, file in enumerate(self._table.files):
                 make = partial(self._write_file, out, numbering, file, i, buckets)
+                # Noted with the step: labels of files that were done before are not read again.
                 highest = max(highest, self._job.step(f"{step}/{i}", make))
                 progress(file.num_rows)
         if buckets is not None:
@@ -200,6 +205,7 @@ class NodeRows:
     def _num_classes(self, highest: int) -> int | None:
         if self._labels not in self._types:
             return None
+        # Several labels a node are one for each class; a single fraction is no class.
         dtype, width = self._types[self._labels]
         if width > 1:
             return width
@@ -212,7 +218,7 @@ class NodeRows:
         table, spec, count = self._table, self._spec, len(numbering.ends)
         placer = Placer(numbering, table, file)
         columns = [*columns_of(spec.split), *(c for found in self._columns.values() for c in found)]
-        columns = list(dict.fromkeys(columns))
+        columns = list(dict.fromkeys(columns))  # one may be label and attribute
         highest = -1
         splits: dict[str, list[Array]] = {}
         with _InPlace(out, self._types, count) if buckets is None else buckets.sink(i) as sink:
@@ -234,12 +240,14 @@ class NodeRows:
             return
         for row in range(0, file.num_rows, BATCH_ROWS):
             empty = pa.nulls(min(BATCH_ROWS, file.num_rows - row))
+            # Features beside the table alone: only how many rows there are is needed of it.
             yield row, pa.record_batch([empty], ["none"])
 
     def _rows(self, kind: str, file: TableFile, row: int, batch: Any) -> Array:
         dtype, width = self._types[kind]
         if kind not in self._columns and self._beside is not None:
             start = file.first_row + row
+            # A copy: what is read of a mapping while it is written out is read page by page.
             found = np.array(self._beside[start : start + batch.num_rows])
             columns = [str(self._spec.features)]
         else:
@@ -254,7 +262,7 @@ class NodeRows:
         self, splits: dict[str, list[Array]], file: TableFile, row: int, values: Any,
         numbers: Array, numbering: Numbering,
     ) -> None:  # fmt: skip
-        texts = values.cast(pa.string())
+        texts = values.cast(pa.string())  # it may be a dictionary, or all nulls
         for text in pc.unique(texts).to_pylist():
             if not text:
                 continue
@@ -271,6 +279,8 @@ class NodeRows:
                 splits.setdefault(f"{split}.{k}", []).append(owned)
 
     def _keep_splits(self, i: int, splits: dict[str, list[Array]]) -> None:
+        # In a file for each file of the table, since its step may not be run again; and below
+        # scratch, since a split of a partition is complete when all files are done.
         folder = self._job.folder / "splits" / self._node_type
         folder.mkdir(parents=True, exist_ok=True)
         joined: dict[str, Any] = {name: np.concatenate(found) for name, found in splits.items()}
@@ -284,5 +294,6 @@ class NodeRows:
                     if f"{split}.{k}" in kept:
                         ids.append(kept[f"{split}.{k}"])
         for split, pieces in found.items():
+            # Sorted, and there even if empty: a table with a split column has all three.
             owned: Array = np.sort(np.concatenate([np.empty(0, np.int64), *pieces]))
             write_array(folder, part, f"splits/{split}/{self._node_type}", owned)

@@ -49,9 +49,9 @@ from gigl_loader.tables._nodes import (
 from gigl_loader.tables._order import EdgeFile, Places, count_degrees
 from gigl_loader.tables._report import Report, describe_part
 from gigl_loader.tables._rows import NodeRows
-from gigl_loader.tables._source import BATCH_ROWS, Table, id_kind
+from gigl_loader.tables._source import BATCH_ROWS, Table, id_kind, stamp
 from gigl_loader.tables._times import check_time_attr, write_neighbor_times
-from gigl_loader.tables.spec import Graph
+from gigl_loader.tables.spec import Graph, is_npy
 
 
 class Run:
@@ -76,6 +76,9 @@ class Run:
             for t, one in graph.edges.items()
         }
         inputs = [t.inputs() for t in (*self._nodes.values(), *self._edges.values())]
+        beside = (one.features for one in graph.nodes.values() if is_npy(one.features))
+        inputs += [[[str(path), *stamp(str(path))]] for path in beside]
+        # Half of a result from the old tables and half from the new ones would look well-formed.
         if job.step("inputs", lambda: inputs) != inputs:
             raise ConfigError(
                 "the tables have changed since the run that was killed began: what it had done "
@@ -87,6 +90,8 @@ class Run:
 
     def make(self, began: float) -> Report:
         """Run all stages."""
+        # Each stage reads what the one before it wrote, from disk, and returns only what notes
+        # hold: a run that goes on comes through all of them, and works where steps are not noted.
         job, out = self._job, self._out
         rows, extras = self._check_tables()
         out.mkdir(parents=True, exist_ok=True)
@@ -97,15 +102,18 @@ class Run:
         self._write_ids()
         mapped = self._map(before, extras)
         counts = self._sort(mapped, extras)
+        # Rows come after edges: by degree, their places follow from the edges that were written.
         for node_type, writer in rows.items():
             places = self._places(node_type) if self._by_degree and writer.has_rows else None
             classes = writer.write(out, self._numbering[node_type], self._parts, places)
             self._classes |= {} if classes is None else {node_type: classes}
+        # After rows, which hold the times of nodes.
         if self._time_attr is not None:
             ends = {t: numbering.ends for t, numbering in self._numbering.items()}
             write_neighbor_times(
                 job, out, self._parts, self._graph, ends, self._edge_dir, self._time_attr
             )
+        # Of edges that were mapped twice, the first time: the second one saw no dangling ones.
         dangling = {edge_type_str(t): m.dangling for t, m in {**mapped, **before}.items()}
         run = job.step("seal", lambda: seal(out, self._header(counts), self._shared, self._parts))
         report = Report(run, self._describe(), dangling, time.monotonic() - began)
@@ -114,6 +122,8 @@ class Run:
 
     def _check_tables(self) -> tuple[dict[NodeType, NodeRows], dict[EdgeType, Extras]]:
         """Check all columns of all tables, before anything is written."""
+        # Types first, from the files' footers alone; then what can be said of sizes; values of
+        # edges, which take a pass over the tables, last.
         graph, rows, extras = self._graph, {}, {}
         for node_type, table in self._nodes.items():
             id_kind(table, graph.nodes[node_type].id)
@@ -141,6 +151,7 @@ class Run:
 
     def _place(self, before: dict[EdgeType, Mapped]) -> None:
         """Decide which partition owns each node."""
+        # With edges, all types are placed together, since edges lead from one to another.
         job = self._job
         if before:
             job.step("owners", lambda: self._place_with_edges(before))
@@ -151,6 +162,8 @@ class Run:
                 place = partial(place_alone, method, table, spec, self._count, self._seed, path)
                 job.step(f"owners/{node_type}", place)
             size = table.num_rows
+            # Mapped: two bytes a node that are read once for each stage. The system maps no empty
+            # file.
             owners = np.memmap(path, np.uint16, "r", 0, (size,)) if size else np.empty(0, np.uint16)
             self._numbering[node_type] = Numbering.of(table, owners, self._count)
 
@@ -158,6 +171,7 @@ class Run:
         counts = {t: table.num_rows for t, table in self._nodes.items()}
         union = Union(self._job, counts, before, 1 if self._edge_dir == "in" else 0)
         if self._method == "metis":
+            # Half of them: the union has each edge in both directions.
             metis = check_metis(union.num_edges // 2, self._memory)
             owners = place_by_metis(union, self._count, self._seed, metis)
         else:
@@ -168,6 +182,7 @@ class Run:
             owners[start : start + counts[node_type]].astype(np.uint16).tofile(path)
 
     def _ldg_pass(self, number: int, one_pass: Any) -> Array:
+        # Notes are JSON, too large for an owner of each node.
         path = self._job.folder / f"ldg{number}.npy"
         self._job.step(f"ldg/{number}", lambda: np.save(path, one_pass()))
         found: Array = np.load(path)
@@ -191,7 +206,7 @@ class Run:
         self, edge_type: EdgeType, ids: dict[NodeType, Dictionary], columns: tuple[str, str],
         bounds: dict[NodeType, Array],
     ) -> Ends:  # fmt: skip
-        row = self._row_end(edge_type)
+        row = self._row_end(edge_type)  # 0 or 1, of the pairs that follow
         types = (edge_type[0], edge_type[2])
         return Ends(
             columns[row], columns[1 - row], ids[types[row]], ids[types[1 - row]],
@@ -199,6 +214,7 @@ class Run:
         )  # fmt: skip
 
     def _row_end(self, edge_type: EdgeType) -> int:
+        # Label edges lie with their anchor, the source: that is the seed that asks for them.
         return 1 if self._edge_dir == "in" and not is_label_edge_type(edge_type) else 0
 
     def _columns(self, edge_type: EdgeType) -> tuple[str, str]:
@@ -207,6 +223,7 @@ class Run:
 
     def _map_rows(self, extras: dict[EdgeType, Extras]) -> dict[EdgeType, Mapped]:
         """Map the edges that are walked to rows of the tables."""
+        # As if one partition owned all: the number of a node is its row then.
         ids, bounds = {}, {}
         for node_type, table in self._nodes.items():
             owners = np.zeros(table.num_rows, np.uint16)
@@ -229,6 +246,8 @@ class Run:
     def _map(
         self, before: dict[EdgeType, Mapped], extras: dict[EdgeType, Extras]
     ) -> dict[EdgeType, Mapped]:
+        # Edges that were mapped to rows are mapped on from there: a row is found faster than a
+        # text, and is there for sure. Label edges were not, and go from the ids.
         bounds = {t: numbering.ends for t, numbering in self._numbering.items()}
         rows = {t: self._row_numbers(t) for t in self._nodes} if before else {}
         found = {}
@@ -257,6 +276,8 @@ class Run:
         folder = self._job.folder / "row-numbers" / node_type
         numbering, table = self._numbering[node_type], self._nodes[node_type]
 
+        # The same kind of file as of ids, so one look-up and one join serve both. An array indexed
+        # by rows would be faster, and would be in memory where the index is not allowed to be.
         def write() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             kind = number_arrow(numbering.num_nodes)
@@ -284,7 +305,7 @@ class Run:
             label, row = is_label_edge_type(edge_type), self._row_end(edge_type)
             types = (edge_type[0], edge_type[2])
             nodes, others = self._numbering[types[row]], self._numbering[types[1 - row]]
-            ends = np.cumsum(one.counts)
+            ends = np.cumsum(one.counts)  # edge ids count partition by partition, as nodes do
             sorts = {
                 f"sort/{edge_type_str(edge_type)}/{k}": sort_edges(
                     self._job, one, extras[edge_type], edge_type, k, self._out, part,
@@ -304,6 +325,7 @@ class Run:
 
     def _places(self, node_type: NodeType) -> Places:
         """Find where the rows of a type's nodes are to lie, by the edges that were written."""
+        # Of label edges nothing is read in an epoch but seeds, so they do not count.
         edges = []
         for edge_type in self._graph.walked:
             if edge_type[0 if self._edge_dir == "in" else 2] == node_type:

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,7 @@ class TableFile:
 
     def place(self, row: int) -> str:
         """Return where a row of this file is, in words."""
+        # Row groups are what Parquet tools show and cut by. "right" passes over empty ones.
         ends = np.cumsum(self.group_rows)
         group = int(np.searchsorted(ends, row, "right")) if len(ends) else None
         return f"row {row}" if group is None else f"row {row} (row group {group})"
@@ -72,6 +74,7 @@ class Table:
 
     def _check_alike(self, file: TableFile) -> None:
         other = self._open(file.path, file.name).schema_arrow
+        # Metadata is what a writer adds (pandas: its index), and may differ from file to file.
         if other.remove_metadata() != self.schema.remove_metadata():
             different = [f.name for f in self.schema if f not in list(other)]
             raise ConfigError(
@@ -81,6 +84,8 @@ class Table:
 
     def _list(self, job: Job, key: str, source: Any) -> list[tuple[str, str, bool]]:
         if isinstance(source, pa.Table):
+            # Everything behind this reads Parquet files, also tasks in other processes, which
+            # would need the table sent to each. The caller's copy is of no use after this.
             path = job.folder / "import" / key / "0.parquet"
             job.step(f"import/{key}/0", lambda: _write_arrow(source, path))
             return [(str(path), f"the Arrow table of {self.where}", True)]
@@ -98,6 +103,8 @@ class Table:
                 found.append((name, name, False))
                 continue
             target = job.folder / "import" / key / f"{number}.parquet"
+            # CSV has no types and no place to begin in the middle: it is read once, and its types
+            # are seen by the engine.
             job.step(f"import/{key}/{number}", partial(_convert_csv, job, self, name, target))
             found.append((str(target), name, True))
         return found
@@ -129,6 +136,8 @@ class Table:
         return self._sorted([files.unstrip_protocol(p) for p in found], path)
 
     def _sorted(self, found: list[str], path: str) -> list[str]:
+        # Numbers of nodes follow the order of files, and neither a directory nor a store promises
+        # one. A list of paths keeps its own order, each of them sorted by itself.
         if not found:
             raise ConfigError(f"{self.where}: there is no Parquet or CSV file at {path}")
         return sorted(found)
@@ -145,8 +154,8 @@ class Table:
         """Return what tells these files from changed ones: name, rows; on disk, size and time."""
         found = []
         for file in self.files:
-            at = os.stat(file.name) if os.path.exists(file.name) else None
-            found.append([file.name, file.num_rows, *([at.st_size, at.st_mtime_ns] if at else [])])
+            # By the user's file: what it was converted to is ours, and of the run before.
+            found.append([file.name, file.num_rows, *stamp(file.name)])
         return found
 
     def register(self, connection: Any) -> None:
@@ -199,7 +208,17 @@ class Table:
         )
 
 
+def stamp(path: str) -> list[int]:
+    """Return what tells a file from a changed one: size and time. Empty: it is on no disk."""
+    try:
+        at = os.stat(path)
+    except OSError:
+        return []
+    return [at.st_size, at.st_mtime_ns]
+
+
 def _is_data(name: str) -> bool:
+    # Others lie beside them: "_SUCCESS" and "_metadata" of Spark, checksums, hidden files.
     return name.endswith((".parquet", *_CSV))
 
 
@@ -210,15 +229,25 @@ def _write_arrow(table: Any, path: Path) -> None:
 
 def _convert_csv(job: Job, table: Table, source: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the order of the file: it decides the numbers of nodes, and errors name rows. Strict, else
+    # the engine would guess its way through broken lines.
     with job.engine(ordered=True) as connection:
         table.register(connection)
-        connection.execute(f"COPY (SELECT * FROM read_csv({quoted(source)}, strict_mode=true)) "
+        connection.execute(f"COPY (SELECT * FROM read_csv({to_read(source)}, strict_mode=true)) "
                            f"TO {quoted(path)} (FORMAT parquet)")  # fmt: skip
 
 
 def quoted(text: Any) -> str:
     """Return a text in SQL."""
     return "'" + str(text).replace("'", "''") + "'"
+
+
+def to_read(path: Any, pattern: str = "") -> str:
+    """Return SQL for a path that the engine reads, and a pattern below it."""
+    # The engine takes any path for a pattern: "graph[1]" would be "graph1". A character in
+    # brackets stands for itself. File systems of fsspec have patterns of their own.
+    text = str(path)
+    return quoted((text if "://" in text else re.sub(r"([*?[])", r"[\1]", text)) + pattern)
 
 
 def named(column: str) -> str:
@@ -250,7 +279,7 @@ def ids_in(table: Table, file: TableFile, column: str, first: int, values: Any) 
         rows = first + np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
         table.refuse(file, column, rows, "has nulls")
     kind = pa.int64() if id_kind(table, column) == "int" else pa.string()
-    try:
+    try:  # a uint64 may be too large, and a batch may have more text than 32-bit offsets reach
         return values.cast(kind)
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{table.where}: column {column!r} of {file.name}: {error}") from error
@@ -273,7 +302,7 @@ def matrix_in(
         if values.null_count:
             rows = first + np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
             table.refuse(file, column, rows, f"has nulls{hint}")
-        if pa.types.is_temporal(values.type):
+        if pa.types.is_temporal(values.type):  # its integer, in its own unit
             values = values.cast(pa.int64())
         if is_list(values.type):
             values = _flat(table, file, column, first, values, width)
@@ -289,16 +318,22 @@ def in_type(
     """Return ``values`` (``[rows, width]``, of some columns) in another type.
 
     Raises:
-        ConfigError: The type has no such number: it would be infinite.
+        ConfigError: The type has no such number: it would be infinite, or another one.
     """
     with np.errstate(over="ignore"):
         found = values.astype(dtype, copy=False)
+    lost = None
     if dtype.kind == "f" and dtype.itemsize < values.dtype.itemsize:
-        rows, places = np.nonzero(np.isinf(found) & np.isfinite(values))
-        if rows.size:
-            column = columns[places[0]] if len(columns) > 1 else columns[0]
-            wrong = values[rows, places].tolist()
-            table.refuse(file, column, first + rows, f"has numbers too large for {dtype}", wrong)
+        # What was infinite before is the user's own. Fewer digits, and 0 for what is tiny, are
+        # what a smaller type is asked for.
+        lost = np.isinf(found) & np.isfinite(values)
+    elif dtype.kind == "i" and values.dtype.kind == "u" and dtype.itemsize <= values.dtype.itemsize:
+        lost = found < 0  # numpy takes the bits as they are
+    if lost is not None and lost.any():
+        rows, places = np.nonzero(lost)
+        column = columns[places[0]] if len(columns) > 1 else columns[0]
+        wrong = values[rows, places].tolist()
+        table.refuse(file, column, first + rows, f"has numbers too large for {dtype}", wrong)
     return found
 
 
@@ -312,6 +347,7 @@ def is_list(kind: Any) -> bool:
 def _flat(
     table: Table, file: TableFile, column: str, first: int, values: Any, width: int | None
 ) -> Any:
+    # `offsets` and `flatten` mind that a batch is a slice, which `values` does not.
     if not pa.types.is_fixed_size_list(values.type):
         lengths = np.diff(values.offsets.to_numpy())
         wrong = np.flatnonzero(lengths != (lengths[0] if width is None else width))
@@ -323,13 +359,14 @@ def _flat(
             )  # fmt: skip
     flat = values.flatten()
     if flat.null_count:
-        size = max(1, len(flat) // max(1, len(values)))
+        size = max(1, len(flat) // max(1, len(values)))  # of a list: they are all as long here
         inside = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False)) // size
         table.refuse(file, column, first + np.unique(inside), "has nulls in its lists")
     return flat
 
 
 def _numbers(values: Any, num_rows: int) -> Array:
+    # Booleans are bits in Arrow, so a copy must be allowed. No rows have no width to infer.
     found: Array = values.to_numpy(zero_copy_only=False)
     return found.reshape(num_rows, -1) if num_rows else found.reshape(0, 0)
 
@@ -341,12 +378,18 @@ def time_type(table: Table, column: str) -> "np.dtype[Any]":
         ConfigError: The column holds no integers or timestamps.
     """
     kind = table.type_of(column)
-    wide = pa.types.is_timestamp(kind) or pa.types.is_date64(kind)
-    if not (wide or pa.types.is_integer(kind)):
+    if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
         raise ConfigError(
             f"{table.where}: column {column!r} holds {kind}; times must be integers or timestamps"
         )
     return np.dtype(np.int64)
+
+
+def stored_type(dtype: "np.dtype[Any]") -> "np.dtype[Any]":
+    """Return the type in which numbers of a column are stored, and batches have them."""
+    if dtype.kind == "u" and dtype.itemsize > 1:
+        return np.dtype(np.int64)  # torch cannot compute with unsigned types wider than a byte
+    return dtype
 
 
 def number_type(table: Table, columns: list[str], what: str) -> "np.dtype[Any]":
@@ -371,6 +414,7 @@ def number_type(table: Table, columns: list[str], what: str) -> "np.dtype[Any]":
                 f"{table.where}: column {column!r} holds {kind}; {what} must be numbers"
             )
         found.append(np.dtype(kind.to_pandas_dtype()))
+    # Several columns become one matrix: by numpy's rules, as in `np.concatenate`.
     return np.result_type(*found)
 
 
@@ -381,6 +425,7 @@ def width_of(table: Table, columns: list[str]) -> int:
         return len(columns)
     if pa.types.is_fixed_size_list(kind):
         return int(kind.list_size)
+    # The first value that is no null: a column without one is refused when its rows are read.
     for file in table.files:
         for _, batch in table.batches(file, columns):
             for value in batch.column(0):

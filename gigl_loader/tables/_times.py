@@ -17,7 +17,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
-from gigl_loader.tables._job import Job
+from gigl_loader.tables._job import Job, allow_files
 from gigl_loader.tables._rows import NodeRows
 from gigl_loader.tables._source import BATCH_ROWS
 from gigl_loader.tables.spec import Graph
@@ -63,7 +63,7 @@ def write_neighbor_times(
     for edge_type in graph.walked:
         neighbor = edge_type[0] if edge_dir == "in" else edge_type[2]
         kept = f"node_attributes/{neighbor}/{time_attr}/values"
-        if kept not in parts[0].arrays:
+        if kept not in parts[0].arrays:  # a type without the attribute: all parts have it or none
             continue
         key = edge_type_str(edge_type)
         where = f"edge_attributes/{key}/{NEIGHBOR_TIME}{time_attr}"
@@ -85,10 +85,14 @@ def _write(
     out: Path, parts: list[Part], k: int, kept: str, where: str, edge_type: EdgeType, ends: Array
 ) -> None:
     """Write the times of one partition's neighbours; of all nodes, only what is asked is read."""
+    # One number a node, so rows are places in the file. Mapped: neighbours of a partition lie in
+    # all others, in no order, and together those are the whole graph's times.
+    allow_files(2 * len(parts))  # a mapping keeps a descriptor of its file
     times = [_open(out, other, p, kept) for p, other in enumerate(parts)]
     places = f"{LOOKUPS}/{kept.split('/')[1]}"  # where rows do not follow their ids
     ordered = [_open(out, other, p, places) for p, other in enumerate(parts)
                if places in other.arrays]  # fmt: skip
+    # By degree, all partitions have look-ups, else none has: an owner's is found by its number.
     starts = np.concatenate([[0], ends[:-1]])
     neighbors = _open(out, parts[k], k, f"edges/{edge_type_str(edge_type)}/indices")
     path = array_path(out / f"part{k}", f"{where}/values")
@@ -98,7 +102,7 @@ def _write(
             asked = neighbors[first : first + BATCH_ROWS].astype(np.int64)
             owners = np.searchsorted(ends, asked, "right")
             found = np.empty(len(asked), times[0].dtype)
-            for owner in np.unique(owners):
+            for owner in np.unique(owners):  # a mapping is asked once for all that it has
                 mine = owners == owner
                 rows = asked[mine] - starts[owner]
                 found[mine] = times[owner][ordered[owner][rows] if ordered else rows]
@@ -108,6 +112,6 @@ def _write(
 def _open(out: Path, part: Part, k: int, name: str) -> Any:
     spec = part.arrays[name]
     count = int(np.prod(spec.shape))
-    if count == 0:
+    if count == 0:  # the system maps no empty file
         return np.empty(0, spec.dtype)
     return np.memmap(array_path(out / f"part{k}", name), spec.dtype, "r", 0, (count,))

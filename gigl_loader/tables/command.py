@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         nodes, edges, options = _tables(args)
+        # A flag that was not given is None, and leaves what the file says.
         options |= {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
         report = partition_tables(
             nodes, edges, args.partitions, args.out, method=args.method, edge_dir=args.edge_dir,
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             drop_dangling=args.drop_dangling, overwrite=args.overwrite, progress=not args.quiet,
             format=args.format, engine=args.engine, **options,
         )  # fmt: skip
+    # One line for what the user can mend. Others keep their traceback: they are ours to mend.
     except GiglLoaderError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
@@ -81,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     one = parser.add_argument_group("a graph of one type, without a YAML file")
     one.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")
     one.add_argument("--edges", help="files of edges")
+    # Not "--partition", which would differ from "--partitions" by a letter.
     for name in ("id", "split", "time", "partition-column"):
         one.add_argument(f"--{name}", help=f"column of nodes: {name.replace('-column', '')}")
     one.add_argument("--features", nargs="+", help="columns of nodes, or a .npy file")
@@ -123,7 +126,7 @@ def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
         ConfigError: The file is missing or describes something else; the message says what.
     """
     try:
-        import yaml
+        import yaml  # flags need none, and it is an optional package
 
         content = yaml.safe_load(path.read_text())
     except ImportError as error:
@@ -137,6 +140,8 @@ def read_yaml(path: Path) -> tuple[Any, Any, dict[str, Any]]:
             f"{path} must have the keys nodes and edges, may have {' and '.join(_OPTIONS)}, and no "
             "others"
         )
+    # One kind of nodes or several, as the arguments have it: columns, or a dict of them by type. So
+    # no node type may be called "source".
     nodes, edges = content["nodes"], content["edges"]
     options = {name: content[name] for name in _OPTIONS if content.get(name) is not None}
     if not isinstance(nodes, dict):
@@ -164,6 +169,7 @@ def _edges_by_type(path: Path, edges: Any) -> dict[Any, list[EdgeTable]]:
                 f"{path}, edges: each table needs type: [source type, relation, destination type]"
             )
         columns = {name: value for name, value in table.items() if name != "type"}
+        # YAML keys cannot be lists, so the type is in the table, and a type may come several times.
         found.setdefault(tuple(map(str, edge_type)), []).append(
             _make(EdgeTable, columns, f"{path}, edges of {edge_type}")
         )
@@ -177,6 +183,7 @@ def _make(kind: Any, given: Any, where: str) -> Any:
     unknown = sorted(set(given) - names)
     if unknown:
         raise ConfigError(f"{where}: unknown {', '.join(unknown)}; there are {sorted(names)}")
+    # Without what is empty, so that the classes' own defaults hold: `id: ` in YAML is None.
     return kind(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -10,6 +10,7 @@ With a method that looks at edges, ``map`` runs twice: once to rows of the table
 method reads, and from there to numbers.
 """
 
+import hashlib
 import importlib
 import json
 import os
@@ -27,6 +28,7 @@ from gigl_loader.tables._report import Report
 from gigl_loader.tables.spec import METHODS, Edges, Graph, Nodes, read_graph
 
 _MOST_PARTITIONS = 1024
+"""Each has open files while edges and rows are written; owners are int16 and uint16 in places."""
 _MIN_BYTES = 300_000_000
 """Less memory than this holds the libraries and nothing else."""
 ENGINES = ("duckdb", "ray")
@@ -101,6 +103,7 @@ def partition_tables(
         UsageError: Memory or disk are too small; what is done is kept.
     """
     began = time.monotonic()
+    # All that can be refused without reading a table, before anything is made on disk.
     _check_installed()
     graph = read_graph(nodes, edges)
     limit = parse_bytes(memory)
@@ -111,6 +114,7 @@ def partition_tables(
         raise WrongTypeError(f"time_attr must name an attribute, got {time_attr!r}")
     if engine not in ENGINES:
         raise ConfigError(f'engine must be "duckdb" or "ray", got {engine!r}')
+    # Beside `root`, so on the same file system: the last step is a rename.
     target = Path(root).absolute()
     building = target.with_name(f".{target.name}.building")
     settings = {
@@ -119,12 +123,15 @@ def partition_tables(
         "format": format, "time_attr": time_attr, "order": order,
     }  # fmt: skip
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
+    # Not where a run goes on: it was allowed then, and may have been killed between its renames.
     if not (folder / "job.json").exists():
         check_target(target, overwrite=overwrite)
     if _is_published(folder, building, target):
         shutil.rmtree(_old(target), ignore_errors=True)
         shutil.rmtree(folder)
         return Report.read(target)
+    # Without its notes, what a run had built is of no use: scratch was removed by hand, or is
+    # another directory than before.
     if not (folder / "job.json").exists():
         shutil.rmtree(building, ignore_errors=True)
     from gigl_loader.tables._job import Job  # these need what may not be installed
@@ -160,7 +167,7 @@ def partition_tables(
         shutil.rmtree(_old(target))
     else:
         _publish(building, target)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder)  # last: until then, a run that is killed is known to have been ours
     return report
 
 
@@ -193,6 +200,7 @@ def _as_glt(mapped: Path, num_partitions: int, **made: Any) -> Path:
     plain = mapped.with_suffix(".glt")
     shutil.rmtree(plain, ignore_errors=True)
     plain.mkdir()
+    # One at a time: a generator, and each is let go before the next is read.
     shares = (read_partition(mapped, k, None) for k in range(num_partitions))
     write_glt(plain, shares, **made)
     for path in mapped.glob("ids/*.parquet"):
@@ -242,20 +250,45 @@ def parse_bytes(given: int | str) -> int:
 
 def _fingerprint(graph: Graph) -> list[Any]:
     """Return what tells these tables from others."""
+    # Names and columns; what is in files is compared by size and time once they are found.
     found: list[Any] = []
     tables: list[tuple[Any, Any]] = [*graph.nodes.items(), *graph.edges.items()]
     for key, table in tables:
         source = table.source
         columns = {name: value for name, value in vars(table).items() if name != "source"}
         if hasattr(source, "nbytes"):  # an Arrow table
-            source = (source.schema.to_string(), source.num_rows, source.nbytes)
+            source = _digest(source)
         several = isinstance(source, list | tuple)
         found.append((key, columns, [str(one) for one in source] if several else str(source)))
     return found
 
 
+def _digest(table: Any) -> str:
+    """Return a digest of an Arrow table, which has no name and no date to be known by."""
+    import pyarrow as pa
+
+    class Hashed:
+        """A file that keeps the digest of what is written to it."""
+
+        closed, found = False, hashlib.blake2b()
+
+        def write(self, data: Any) -> int:
+            self.found.update(data)
+            return len(data)
+
+        def flush(self) -> None:
+            pass
+
+    # As a stream, which is written batch by batch: no second copy of the table is in memory.
+    sink = Hashed()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.found.hexdigest()
+
+
 def _is_published(scratch: Path, building: Path, target: Path) -> bool:
     """Return whether a run was killed when nothing was left to do but to remove its scratch."""
+    # By the run id: partitions at `root` may be those that are to be replaced.
     note = scratch / "done" / "seal.json"
     if building.exists() or not note.exists() or not (target / "report.json").exists():
         return False
@@ -268,6 +301,9 @@ def _old(target: Path) -> Path:
 
 
 def _publish(building: Path, target: Path) -> None:
+    # What is at `target` is whole at any moment, or not there: a rename cannot replace a directory
+    # that has files, so for a moment between the two there is none. `_is_published` and a run that
+    # goes on find both states.
     shutil.rmtree(_old(target), ignore_errors=True)
     if target.exists():
         os.rename(target, _old(target))

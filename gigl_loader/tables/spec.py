@@ -104,6 +104,7 @@ def read_graph(nodes: Nodes, edges: Edges) -> Graph:
     Raises:
         ConfigError: A type is missing, named twice or not fit for a file's name.
     """
+    # A dict of one type is heterogeneous, too: batches are `HeteroData` then, as the user asked.
     heterogeneous = isinstance(nodes, Mapping)
     by_node = dict(nodes) if isinstance(nodes, Mapping) else {DEFAULT_HOMOGENEOUS_NODE_TYPE: nodes}
     if heterogeneous and not isinstance(edges, Mapping):
@@ -136,6 +137,7 @@ def _add_edges(found: Graph, edge_type: EdgeType, table: EdgeTable) -> None:
                 f"edges of {edge_type} end at node type {node_type!r}, of which there is no table "
                 f"(there are {sorted(found.nodes)})"
             )
+    # Label edges are looked up, never walked: samplers have no place for what travels with them.
     if table.supervision is not None:
         if (table.weight, table.features, table.time) != (None, None, None):
             raise ConfigError(
@@ -174,6 +176,7 @@ def _check_dtype(table: NodeTable | EdgeTable, where: str) -> None:
 
 
 def _check_name(name: Any) -> None:
+    # Types are parts of paths, and in quotes in SQL.
     if not isinstance(name, str) or not name or name in (".", "..") or set("/\0'") & set(name):
         raise ConfigError(f"type {name!r} cannot be the name of a file: rename it")
 

@@ -120,18 +120,6 @@ def test_a_directory_is_planned_as_its_rows_are_stored(
     assert (store["job"]["machines"], store["job"]["servers"]) == (1, 2)
 
 
-def test_a_picture_leaves_the_backend_as_it_is(capsys, tmp_path: Path) -> None:
-    import matplotlib
-
-    before = matplotlib.get_backend()
-    matplotlib.use("svg")
-    try:
-        assert main([*FIGURES, "--picture", str(tmp_path / "plan.png")]) == 0
-        assert matplotlib.get_backend() == "svg"
-    finally:
-        matplotlib.use(before)
-
-
 def test_fanouts_may_begin_with_all(capsys) -> None:
     for first in ("-1", "all"):
         assert _found(capsys, *FIGURES, "--fanouts", f"{first},10")["job"]["fanouts"] == [-1, 10]

@@ -1,0 +1,130 @@
+"""Steps are noted when they are done, and run again where they are not."""
+
+import pickle
+import resource
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.tables._job import Job, allow_files
+
+
+def _job(folder: Path, **more: Any) -> Job:
+    given = {"settings": {"seed": 1}, "memory": 10**9, "threads": 1, "progress": False} | more
+    return Job(folder / "scratch", **given)
+
+
+def test_a_step_that_is_done_is_not_run_again(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def step(found: Any) -> Any:
+        ran.append("once")
+        return found
+
+    assert _job(tmp_path).step("rows/a", lambda: step((1, "x"))) == [1, "x"]
+    assert _job(tmp_path).step("rows/a", lambda: step("not run")) == [1, "x"], "the same types"
+    assert ran == ["once"]
+
+
+def test_a_step_that_fails_is_run_again(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        _job(tmp_path).step("rows", lambda: 1 // 0)
+    assert _job(tmp_path).step("rows", lambda: 7) == 7
+
+
+def test_steps_that_are_left_are_handed_out_together(tmp_path: Path) -> None:
+    _job(tmp_path).step("b", lambda: "old")
+    given: list[int] = []
+
+    def backwards(makes: list[Any]) -> Iterator[tuple[int, Any]]:
+        given.append(len(makes))
+        yield from ((place, makes[place]()) for place in reversed(range(len(makes))))
+
+    job = _job(tmp_path, run_steps=backwards)
+    makes = {name: partial(str.upper, name) for name in "abc"}
+    assert list(job.steps(makes)) == [("b", "old"), ("c", "C"), ("a", "A")]
+    assert given == [2]
+    assert dict(_job(tmp_path).steps(makes)) == {"a": "A", "b": "old", "c": "C"}
+
+
+def test_steps_that_were_not_taken_are_not_noted(tmp_path: Path) -> None:
+    steps = _job(tmp_path).steps({"a": lambda: 1, "b": lambda: 2})
+    assert next(steps) == ("a", 1)
+    steps.close()  # type: ignore[attr-defined]
+    assert dict(_job(tmp_path).steps({"a": lambda: 3, "b": lambda: 4})) == {"a": 1, "b": 4}
+
+
+def test_a_copy_elsewhere_runs_its_steps_there(tmp_path: Path) -> None:
+    def nowhere(makes: list[Any]) -> Iterator[tuple[int, Any]]:
+        raise AssertionError("a task hands out no tasks")
+        yield
+
+    copy = pickle.loads(pickle.dumps(_job(tmp_path, run_steps=nowhere)))
+    assert list(copy.steps({"a": lambda: 1})) == [("a", 1)]
+
+
+def test_only_the_same_run_goes_on(tmp_path: Path) -> None:
+    _job(tmp_path)
+    _job(tmp_path, memory=2 * 10**9, threads=3)  # with more memory, it may end
+    with pytest.raises(ConfigError, match="unfinished run of other tables or settings"):
+        _job(tmp_path, settings={"seed": 2})
+    (tmp_path / "scratch" / "job.json").unlink()
+    (tmp_path / "scratch" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="holds other files"):
+        _job(tmp_path)
+
+
+def test_what_a_killed_step_left_is_removed(tmp_path: Path) -> None:
+    _job(tmp_path)
+    for name in ("spill/a", "map/edges/0.123.tmp/part=0", "map/edges/1/part=0"):
+        (tmp_path / "scratch" / name).mkdir(parents=True)
+    _job(tmp_path)
+    assert not (tmp_path / "scratch/spill").exists()
+    assert [path.name for path in (tmp_path / "scratch/map/edges").iterdir()] == ["1"]
+
+
+def _fail(job: Job, error: Exception) -> None:
+    with job.engine() as engine:
+        assert engine.execute("SELECT 1").fetchone() == (1,)
+        raise error
+
+
+def test_an_engine_leaves_no_spill_and_says_what_to_do(tmp_path: Path) -> None:
+    job = _job(tmp_path)
+    for error, text in (
+        (duckdb.OutOfMemoryException("failed to pin\nmore"), r"too few.*failed to pin; call again"),
+        (duckdb.IOException("disk full"), "disk full; call again to go on"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            _fail(job, error)
+        assert list((tmp_path / "scratch/spill").iterdir()) == []
+
+
+def test_progress_is_shown_of_what_is_done(tmp_path: Path, capsys: Any) -> None:
+    for shown in (True, False):
+        with _job(tmp_path, progress=shown).stage("map edges", 1500, "edges") as progress:
+            progress(1000)
+            progress(500)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("map edges: 1,500 of 1,500 edges, ")
+    assert line.endswith(" 0 s left")
+
+
+def test_files_of_all_partitions_may_be_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        allow_files(10)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 200, "they fit"
+        allow_files(300)
+        assert 300 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] < min(700, hard)
+        if hard != resource.RLIM_INFINITY:
+            with pytest.raises(UsageError, match=rf"may have {hard}: raise ulimit -n"):
+                allow_files(hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,91 @@
+"""A run that goes on does so with the tables that it began with."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gigl_loader import EdgeTable, NodeTable, partition_tables
+from gigl_loader.errors import ConfigError, UsageError
+from gigl_loader.tables import _run
+
+EDGES = {"src": [0, 1, 2], "dst": [1, 2, 3]}
+
+
+def _stopped(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run all but the end."""
+
+    def full(*args: Any) -> str:
+        raise UsageError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_run, "seal", full)
+        with pytest.raises(UsageError, match="full"):
+            partition_tables(**given)
+
+
+def _given(folder: Path, table: pa.Table) -> dict[str, Any]:
+    pq.write_table(table, folder / "nodes.parquet")
+    np.save(folder / "x.npy", np.arange(4.0))
+    return {
+        "nodes": NodeTable(folder / "nodes.parquet", features=f"{folder}/x.npy"),
+        "edges": EdgeTable(pa.table(EDGES)), "num_partitions": 2, "root": folder / "parts",
+        "progress": False, "threads": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", ["nodes.parquet", "x.npy"])
+def test_files_that_have_changed_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    given = _given(tmp_path, pa.table({"id": [0, 1, 2, 3]}))
+    _stopped(given, monkeypatch)
+    at = os.stat(tmp_path / changed)
+    os.utime(tmp_path / changed, ns=(at.st_atime_ns, at.st_mtime_ns + 10**9))
+    with pytest.raises(ConfigError, match="tables have changed since the run that was killed"):
+        partition_tables(**given)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nodes.parquet", "x.npy"]
+    assert sum(part.edges for part in partition_tables(**given).parts) == 3
+
+
+def test_an_arrow_table_with_other_values_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = _given(tmp_path, pa.table({"id": [0, 1, 2, 3]}))
+    _stopped(given, monkeypatch)
+    other = EdgeTable(pa.table(EDGES | {"dst": [1, 2, 1]}))  # as many bytes
+    with pytest.raises(ConfigError, match="unfinished run of other tables or settings"):
+        partition_tables(**given | {"edges": other})
+    same = EdgeTable(pa.table(EDGES))
+    assert sum(part.edges for part in partition_tables(**given | {"edges": same}).parts) == 3
+
+
+def test_a_run_that_goes_on_repeats_no_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = _given(tmp_path, pa.table({"id": [3, 1, 0, 2]})) | {"method": "ldg"}
+    _stopped(given, monkeypatch)
+    whole = partition_tables(**given | {"root": tmp_path / "whole"})
+    for name in ("map_edges", "sort_edges"):
+        made = getattr(_run, name)
+        monkeypatch.setattr(_run, name, _noted_only(made))
+    assert partition_tables(**given).run == whole.run
+
+
+def _noted_only(made: Any) -> Any:
+    """Let what a stage does fail, unless it is noted as done."""
+
+    def call(job: Any, *args: Any, **more: Any) -> Any:
+        job._run_steps = _refuse
+        return made(job, *args, **more)
+
+    return call
+
+
+def _refuse(makes: list[Any]) -> Any:
+    assert not makes, "nothing is left to do"
+    return iter(())
