@@ -32,7 +32,9 @@ def check_tensor(value: Any, where: str) -> Tensor:
 
 
 def _of_array(value: Array, where: str) -> Tensor:
-    if not value.flags.writeable:  # of which torch warns: it is a file, or somebody else's
+    # torch warns of arrays that may not be written to (a mapped file, or somebody else's), and
+    # takes none that runs backwards
+    if not value.flags.writeable or min(value.strides, default=0) < 0:
         value = value.copy()
     try:
         return torch.from_numpy(value)

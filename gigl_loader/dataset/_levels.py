@@ -3,9 +3,10 @@
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from gigl_loader.dataset._checks import check_tensor
+from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.memory.segments import storage_dtype
 
 _NODES_READ, _EDGES_READ = ("x", "y", "num_nodes"), ("edge_index", "edge_attr")
@@ -50,48 +51,46 @@ def levels_of(
         value = store[name]
         if name in read or value is None:
             continue
-        reason = _reason_against(name, value)
-        if reason is None:
+        rows = _read(name, value)
+        if isinstance(rows, Tensor):
             dim = data.__cat_dim__(name, value, store)
-            level = _level(name, value, dim, num_nodes, num_edges)
+            level = _level(name, rows, dim, num_nodes, num_edges)
             if level is not None:
-                rows = torch.as_tensor(value).detach().cpu()
                 found[level][name] = rows.movedim(dim, 0)
                 continue
-            reason = f"shape {tuple(value.shape)} has no row per node or edge"
-        not_carried[f"{where}.{name}"] = reason
+            rows = f"shape {tuple(rows.shape)} has no row per node or edge"
+        not_carried[f"{where}.{name}"] = rows
     return found["node"], found["edge"]
 
 
 def _level(
-    name: str, value: Any, dim: Any, num_nodes: int | None, num_edges: int | None
+    name: str, rows: Tensor, dim: Any, num_nodes: int | None, num_edges: int | None
 ) -> str | None:
-    """Return whether ``value`` has a row per ``"node"`` or ``"edge"``; None: neither."""
-    rows = value.shape[dim] if isinstance(dim, int) else None
-    if rows is None or rows not in (num_nodes, num_edges):
+    """Return whether there is a row per ``"node"`` or ``"edge"``; None: neither."""
+    count = rows.shape[dim] if isinstance(dim, int) else None
+    if count is None or count not in (num_nodes, num_edges):
         return None
     if num_nodes == num_edges:
         return "edge" if "edge" in name else "node"
-    return "node" if rows == num_nodes else "edge"
+    return "node" if count == num_nodes else "edge"
 
 
-def _reason_against(name: str, value: Any) -> str | None:
-    """Return why no batch can have this attribute; None: its shape decides."""
+def _read(name: str, value: Any) -> Tensor | str:
+    """Return an attribute as a CPU tensor, whose shape decides, or why no batch can have it."""
     if name in _OF_LOADERS:
         return "loaders give batches one of that name: rename it"
     if not name.isidentifier() or name.startswith("_"):
         return "its name is no public Python name: rename it"
-    if isinstance(value, np.ndarray):
-        try:
-            value = torch.as_tensor(value)
-        except TypeError:
-            return f"an array of {value.dtype}"
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor | np.ndarray):
         return f"a {type(value).__name__}: only tensors and arrays have rows that can be taken"
-    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+    try:
+        rows = check_tensor(value, name)
+    except WrongTypeError:
+        return f"an array of {value.dtype}"
+    except ConfigError:
         return "a sparse, quantised or meta tensor: make it a plain one"
     try:
-        storage_dtype(str(value.dtype).removeprefix("torch."))
+        storage_dtype(str(rows.dtype).removeprefix("torch."))
     except TypeError:
-        return f"samplers cannot read {value.dtype}"
-    return "it is of the whole graph" if value.dim() == 0 else None
+        return f"samplers cannot read {rows.dtype}"
+    return "it is of the whole graph" if rows.dim() == 0 else rows

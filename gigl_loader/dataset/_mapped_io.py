@@ -316,6 +316,7 @@ def ids_of(rows: Rows) -> Tensor | None:
 
 def row_order(view: PartitionView) -> dict[NodeType, Tensor]:
     """Return `Pieces.row_order` of a partition."""
-    of_nodes = {**view.node_labels, **view.node_features}
+    attributes = {node_type: rows for (node_type, _), rows in view.node_attributes.items()}
+    of_nodes = {**attributes, **view.node_labels, **view.node_features}
     found = {node_type: ids_of(rows) for node_type, rows in of_nodes.items()}
     return {t: ids for t, ids in found.items() if ids is not None and bool((ids.diff() < 0).any())}

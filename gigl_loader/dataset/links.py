@@ -16,7 +16,7 @@ import copy
 import math
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -344,9 +344,14 @@ def split_partitions(
 
 
 def _share(root: Path, folder: Path, partition_idx: int) -> Pieces:
-    """Return a partition that was split, its rows to be stored in the order that they had."""
+    """Return a partition that was split, its rows to be stored as they were."""
     pieces = read_partition(folder, partition_idx, None)
-    pieces.row_order = row_order(MappedPart(root, partition_idx, "mapped").view())
+    view = MappedPart(root, partition_idx, "mapped").view()
+    # what GLT's format, in which the split partition lies meanwhile, has no place for
+    pieces.row_order = row_order(view)
+    for node_type, rows in view.node_features.items():
+        part = pieces.node_features[node_type]
+        pieces.node_features[node_type] = replace(part, scales=rows.scales)
     return pieces
 
 

@@ -82,6 +82,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         self._mapped: MappedPart | None = None
         self._original: dict[NodeType, OriginalIds] = {}
         self._max_labels: int | None = None
+        self._weight_attr: str | None = None
 
     # --- ways in ----------------------------------------------------------------------------------
 
@@ -243,14 +244,14 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     @classmethod
     def _reopen(
         cls, root: Path, partition_idx: int, run: str, splits: dict[str, dict[NodeType, Tensor]],
-        max_labels: int | None,
+        max_labels: int | None, weight_attr: str | None,
     ) -> "DistDataset":  # fmt: skip
         part = MappedPart(root, partition_idx, "mapped")
         if part.run != run:
             raise ConfigError(f"{root} was written anew while it was in use: load it again")
         dataset = cls._restore(part.view(), splits, max_labels)
         dataset._keep(part)
-        return dataset
+        return dataset.weighted_by(weight_attr)
 
     @classmethod
     def wrap(cls, dataset: _glt.Dataset) -> "DistDataset":
@@ -289,6 +290,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         found = object.__new__(type(self))
         found.__dict__.update(self.__dict__)
         found._view = weighted_view(self.view(), name)
+        found._by_time, found._weight_attr = {}, name  # views by time have weights, too
         return found
 
     @classmethod
@@ -329,7 +331,14 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         if part is not None and part.memory == "mapped":
             return (
                 type(self)._reopen,
-                (part.root.absolute(), self.partition_idx, part.run, splits, self._max_labels),
+                (
+                    part.root.absolute(),
+                    self.partition_idx,
+                    part.run,
+                    splits,
+                    self._max_labels,
+                    self._weight_attr,
+                ),
             )
         empty = (self.partition_idx, self.num_partitions, self.edge_dir)
         state = (self._view, splits, self._max_labels)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.dataset.view import PartitionView
+from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
 
@@ -65,10 +65,9 @@ class RowLookup:
             raise ConfigError(f"the dataset has no {kind.replace('_', ' ')} of {name!r}")
         books: Any = self._view.edge_books if kind == "edge_features" else self._view.node_books
         book = books.get(name)
-        counts: Any = self._view.num_nodes
-        check_ids(ids, name, counts.get(name) if book is None else book.num_ids)
+        check_ids(ids, name, self._num_ids(name, rows) if book is None else book.num_ids)
         if book is None or f"{kind} {name}" in self._whole or self._exchange.size == 1:
-            return _take(rows, ids)
+            return _take(rows, ids, name)
         owner = self._rank_of[book.owner(ids)]
         order = torch.argsort(owner, stable=True)
         ask = torch.bincount(owner, minlength=self._exchange.size).tolist()
@@ -78,6 +77,15 @@ class RowLookup:
         out = torch.empty_like(found)
         out[order] = found
         return out
+
+    def _num_ids(self, name: NodeType | EdgeType, rows: Rows) -> int:
+        """Return one past the highest id of a type that has no book: there is one partition."""
+        counts: Any = self._view.num_nodes
+        if name in counts:
+            return int(counts[name])
+        if rows.ids is not None:
+            return int(rows.ids[-1]) + 1 if len(rows.ids) else 0
+        return rows.first + len(rows.values if rows.index is None else rows.index)
 
 
 def check_ids(ids: Tensor, name: NodeType | EdgeType, count: int | None) -> None:
@@ -98,8 +106,13 @@ def check_ids(ids: Tensor, name: NodeType | EdgeType, count: int | None) -> None
         raise ConfigError(f"ids of {name!r} must be in [0, {end}), got {least} to {most}")
 
 
-def _take(rows: Any, ids: Tensor) -> Tensor:
-    taken: Tensor = rows.values[rows.locate(ids)]
+def _take(rows: Any, ids: Tensor, name: NodeType | EdgeType | None = None) -> Tensor:
+    """Return the rows of ``ids``; ``name``: their type, where ids without a row are refused."""
+    places: Tensor = rows.locate(ids)
+    if name is not None and bool((places < 0).any()):
+        lost = ids[places < 0]
+        raise ConfigError(f"{lost.numel()} of the ids of {name!r} have no row: {int(lost[0])}...")
+    taken: Tensor = rows.values[places]
     return taken
 
 

@@ -317,8 +317,14 @@ def complete_or_nothing(target: Path) -> Iterator[Path]:
         folder.mkdir()
         with explained_limits(f"writing {target}"):
             yield folder
-        if target.exists():
+        replaced = target.exists()
+        if replaced:
             os.rename(target, work / "old")
-        os.rename(folder, target)
+        try:
+            os.rename(folder, target)
+        except BaseException:  # a Ctrl-C, too: the old directory would go with the folder below
+            if replaced and not target.exists():
+                os.rename(work / "old", target)
+            raise
     finally:
         shutil.rmtree(work, ignore_errors=True)

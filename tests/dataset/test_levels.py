@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -157,3 +158,16 @@ def test_tensors_without_plain_values_are_refused() -> None:
     data.x = torch.empty(8, 2, device="meta")
     with pytest.raises(ConfigError, match=r"data.x is on the meta device"):
         DistDataset.from_pyg(data)
+
+
+def test_arrays_become_attributes_also_those_that_torch_does_not_take_as_they_are(tmp_path) -> None:
+    np.save(tmp_path / "ages.npy", np.arange(8))
+    data = _ring()
+    data.age = np.load(tmp_path / "ages.npy", mmap_mode="r")  # of which torch warns
+    data.back = np.arange(8)[::-1]
+    data.swapped = np.arange(8).astype(">i8")
+    with pytest.warns(UserWarning, match=r"not carry: data\.swapped \(an array of >i8\)$"):
+        attributes = DistDataset.from_pyg(data).view().node_attributes
+    assert attributes[N, "age"].values.tolist() == list(range(8))
+    assert attributes[N, "back"].values.tolist() == list(range(7, -1, -1))
+    assert (N, "swapped") not in attributes

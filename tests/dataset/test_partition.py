@@ -1,3 +1,4 @@
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -299,6 +300,24 @@ def test_a_run_that_fails_leaves_the_old_directory(tmp_path: Path, monkeypatch) 
     for name in ("graph", "new"):
         with pytest.raises(OSError, match="disk full"):
             _partition(SHOP, 2, tmp_path / name)
+    assert _files(tmp_path / "graph") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["graph"]
+
+
+def test_a_directory_that_cannot_take_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch
+) -> None:
+    _partition(RING, 2, tmp_path / "graph")
+    before, rename = _files(tmp_path / "graph"), os.rename
+
+    def interrupted(source: Path, target: Path) -> None:
+        if Path(source).name == "new":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(partition.os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _partition(RING, 3, tmp_path / "graph")
     assert _files(tmp_path / "graph") == before
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
 
