@@ -49,13 +49,17 @@ def levels_of(
     )
     for name in store:
         value = store[name]
+        # PyG has attributes that were set to None; its own batches leave them out as well
         if name in read or value is None:
             continue
         rows = _read(name, value)
         if isinstance(rows, Tensor):
+            # PyG's own rule, which users override: of an attribute like `edge_index` the last
+            # dimension counts. The value as it was given, since the rule may look at its class.
             dim = data.__cat_dim__(name, value, store)
             level = _level(name, rows, dim, num_nodes, num_edges)
             if level is not None:
+                # samplers take rows, which have to be the first dimension
                 found[level][name] = rows.movedim(dim, 0)
                 continue
             rows = f"shape {tuple(rows.shape)} has no row per node or edge"
@@ -70,6 +74,7 @@ def _level(
     count = rows.shape[dim] if isinstance(dim, int) else None
     if count is None or count not in (num_nodes, num_edges):
         return None
+    # the one case that a shape cannot tell; a store of nodes or of edges has None for the other
     if num_nodes == num_edges:
         return "edge" if "edge" in name else "node"
     return "node" if count == num_nodes else "edge"
@@ -77,8 +82,10 @@ def _level(
 
 def _read(name: str, value: Any) -> Tensor | str:
     """Return an attribute as a CPU tensor, whose shape decides, or why no batch can have it."""
+    # a batch would have either ours or the user's under that name, and nothing would tell which
     if name in _OF_LOADERS:
         return "loaders give batches one of that name: rename it"
+    # names become file names and attributes of batches, where "_" marks PyG's own and ours
     if not name.isidentifier() or name.startswith("_"):
         return "its name is no public Python name: rename it"
     if not isinstance(value, Tensor | np.ndarray):
@@ -90,6 +97,7 @@ def _read(name: str, value: Any) -> Tensor | str:
     except ConfigError:
         return "a sparse, quantised or meta tensor: make it a plain one"
     try:
+        # workers do without torch: bits of every type have to fit a type of numpy's
         storage_dtype(str(rows.dtype).removeprefix("torch."))
     except TypeError:
         return f"samplers cannot read {rows.dtype}"

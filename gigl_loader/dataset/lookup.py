@@ -34,6 +34,7 @@ class RowLookup:
             for name, rows in getattr(view, kind).items()
             if rows.whole
         ]
+        # once, when all ranks are here anyway: who has what does not change
         everyone = exchange.gather((view.partition_idx, whole), tuple[int, list[str]])
         held = [part for part, _ in everyone]
         # all ranks answer, or none: one that has all rows of a small type must not stay away
@@ -69,12 +70,15 @@ class RowLookup:
         if book is None or f"{kind} {name}" in self._whole or self._exchange.size == 1:
             return _take(rows, ids, name)
         owner = self._rank_of[book.owner(ids)]
+        # all_to_all wants the ids of rank 0 first, then those of rank 1...
         order = torch.argsort(owner, stable=True)
         ask = torch.bincount(owner, minlength=self._exchange.size).tolist()
+        # sizes go first: a receiver has to allocate before values come
         asked = self._exchange.swap_counts(ask)
         theirs = self._exchange.swap_values(ids[order], ask, asked)
         found = self._exchange.swap_values(_take(rows, theirs), asked, ask)
         out = torch.empty_like(found)
+        # answers come in the order of the questions, by owner: back to the caller's
         out[order] = found
         return out
 
@@ -100,6 +104,7 @@ def check_ids(ids: Tensor, name: NodeType | EdgeType, count: int | None) -> None
         raise ConfigError(f"ids must be 1-D int64, got {tuple(ids.shape)} {ids.dtype}")
     if not ids.numel():
         return
+    # here, before anything is sent: at the owner, the error would be another rank's
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or (count is not None and most >= count):
         end = "the number of ids" if count is None else count
@@ -159,6 +164,7 @@ class DistFeature:
         rows: Tensor = self._source.rows(self._kind, name, ids)
         if self._is_stored:
             return rows
+        # after the exchange, which then sends a byte or two for each number, not four
         return widened(rows, getattr(self._view, self._kind)[name].scales)
 
     def _type_of(self, given: NodeType | EdgeType | None) -> Any:
