@@ -105,7 +105,7 @@ class Rows(Generic[A]):
             return np.searchsorted(known, ids)
         import torch
 
-        return torch.searchsorted(known, ids)
+        return torch.searchsorted(known, ids.contiguous())
 
     def looked_up(self, ids: Any) -> Any:
         """Return the places of ``ids`` in ``index``."""
@@ -134,10 +134,10 @@ class Book(Generic[A]):
         else:
             import torch
 
-            found = (
-                table[found] if bounds is None else torch.searchsorted(bounds, found, right=True)
-            )
-            found = found.long()
+            if bounds is None:
+                found = table[found].long()
+            else:  # contiguous: of the rows of an edge index that is turned, torch warns
+                found = torch.searchsorted(bounds, found.contiguous(), right=True)
         owners: A = found
         return owners
 
