@@ -194,7 +194,7 @@ def split_links(
         edge_index = source.edges[kept_type].edge_index
         codes = plan.codes(edge_index, turned=kept_type != plan.edge_type)
         # only edges of training: those that supervise alone (disjoint) are not walked, either
-        _keep_edges(_edge_store(result, kept_type), codes == _TRAIN)
+        _keep_edges(result, _edge_store(result, kept_type), codes == _TRAIN)
         if kept_type == plan.edge_type:
             found = {split: links for links, split in plan.links(edge_index, codes)}
     _mark_anchors(result, source.num_nodes[plan.edge_type[0]], plan.edge_type[0], found)
@@ -274,13 +274,23 @@ def _edge_store(data: Data | HeteroData, edge_type: EdgeType) -> Any:
     return data[edge_type] if isinstance(data, HeteroData) else data.stores[0]
 
 
-def _keep_edges(store: Any, keep: Tensor) -> None:
+def _keep_edges(data: Any, store: Any, keep: Tensor) -> None:
     # listed before any is cut: PyG tells attributes of edges by the number of edges
     names = [name for name in store if name != "edge_index" and store.is_edge_attr(name)]
     for name in names:
-        if isinstance(store[name], Tensor):
-            store[name] = store[name][keep.to(store[name].device)]
-    store["edge_index"] = store["edge_index"][:, keep.to(store["edge_index"].device)]
+        store[name] = _kept(store[name], data.__cat_dim__(name, store[name], store), keep)
+    store["edge_index"] = _kept(store["edge_index"], 1, keep)
+
+
+def _kept(values: Any, dim: Any, keep: Tensor) -> Any:
+    """Return what an attribute has of the edges to keep; ``dim``: where it has one for each."""
+    if isinstance(values, Tensor):
+        return values.index_select(dim, keep.nonzero().view(-1).to(values.device))
+    if isinstance(values, np.ndarray):
+        return np.compress(keep.numpy(), values, axis=dim)
+    if isinstance(values, list | tuple):
+        return [value for value, kept in zip(values, keep.tolist(), strict=True) if kept]
+    return values
 
 
 def _mark_anchors(data: Any, num_nodes: int, node_type: str, found: dict[str, LinkSplit]) -> None:
