@@ -137,7 +137,7 @@ def _read_edges(
     if edge_ids is None and pieces.num_partitions > 1:
         raise ConfigError(f"{where} needs edge_ids: ids must agree over several partitions")
     if edge_ids is not None:
-        # without a book nobody asks for edges by id, so that ids may be as high as they like
+        # without a book, there are as many ids as the highest in sight says
         limit = pieces.edge_books[edge_type].num_ids if edge_type in pieces.edge_books else None
         edge_ids = check_ids(edge_ids, limit, f"{where}, edge_ids")
         if edge_ids.numel() != num_edges:

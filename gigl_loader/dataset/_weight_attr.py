@@ -33,7 +33,7 @@ def weighted_view(view: PartitionView, name: str) -> PartitionView:
         )
     adjacency = dict(view.adjacency)
     for edge_type in walked:
-        # None for a type without it: to mix two measures in one draw is worse than to draw evenly
+        # a type without it is drawn from evenly: its own weights may be of another measure
         weights = _read(view, edge_type, name) if edge_type in named else None
         if weights is None and name in WEIGHT_NAMES:
             weights = view.adjacency[edge_type].weights

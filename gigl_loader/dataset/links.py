@@ -57,7 +57,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
 
-# Links in a step: a dozen arrays of 8 bytes each live at a time, some hundred MB.
+# Links in a step, which takes some arrays of 32 MB, however many links there are.
 _CHUNK = 4 * 1024 * 1024
 _TRAIN, _VAL, _TEST, _DISJOINT = range(4)
 

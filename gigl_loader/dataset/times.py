@@ -67,8 +67,7 @@ def _times_by_type(view: PartitionView, time_attr: str) -> dict[EdgeType, Any]:
         if is_label_edge_type(edge_type):
             continue
         neighbor = edge_type[0] if view.edge_dir == "in" else edge_type[2]
-        # types whose neighbours have no time are not restricted: a batch has all of their edges to
-        # draw
+        # of types whose neighbours have no time, any edge may be drawn
         if of_nodes and (neighbor, time_attr) in view.node_attributes:
             found[edge_type] = _of_neighbors(view, edge_type, neighbor, time_attr)
         elif (edge_type, time_attr) in view.edge_attributes:

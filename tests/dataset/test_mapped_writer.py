@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from dataset_reference import BUYS, RING, SHOP, E, Graph, N, by_type, write
 
 from gigl_loader import partition_graph
+from gigl_loader.dataset._mapped import read_header, read_part, seal, write_array
 from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
 
@@ -82,3 +84,18 @@ def test_manifests_are_the_same_for_the_same_graph(tmp_path: Path) -> None:
         for name in ("a", "b")
     ]
     assert manifests[0] == manifests[1]
+
+
+def test_dictionaries_of_ids_are_copied_and_sealed_anew(tmp_path: Path) -> None:
+    source, numbers = write(RING, tmp_path / "a"), np.arange(8) * 10
+    header, shared = read_header(source)
+    for index, part in enumerate((numbers[:4], numbers[4:])):
+        write_array(source, shared, f"ids/{N}/part{index}.values", part)
+    parts = [read_part(source, header, index) for index in range(2)]
+    del header["run"], header["parts"]
+    seal(source, {**header, "original_ids": [N]}, shared, parts)
+    dataset = DistDataset.load(source, 0, verify="now")
+    assert dataset.to_original(torch.tensor([0, 7])).tolist() == [0, 70]
+    split_partitions(source, tmp_path / "b", num_val=0.2)
+    again = DistDataset.load(tmp_path / "b", 1, verify="now")
+    assert again.to_original(torch.tensor([5, 0])).tolist() == [50, 0]
