@@ -54,6 +54,8 @@ class MadeWhenAsked:
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
+        # a class with __set__ is asked before the instance's own dictionary, so that a value may
+        # lie there under the attribute's name, and a `Later` in it is never handed out
         value = vars(instance).get(self._name)
         if isinstance(value, Later):
             value = vars(instance)[self._name] = value.make()
@@ -76,6 +78,8 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
 
     dataset.graph = Later(lambda: plain(_graphs(view)))
     nodes, edges = view.node_features, view.edge_features
+    # None where there is nothing, and no `Later` that would make it: code written for GLT asks
+    # `is None` to learn what a dataset has
     dataset.node_features = Later(lambda: plain(_features(view, nodes))) if nodes else None
     dataset.edge_features = Later(lambda: plain(_features(view, edges))) if edges else None
     labels = view.node_labels
@@ -92,6 +96,7 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
     for split in SPLITS:
         by_type = {t: share_tensor(ids) for t, ids in splits.get(split, {}).items()}
         setattr(dataset, f"{split}_idx", plain(by_type))
+    # GLT's default takes tables alone; a dataset of ours may have range books, or both by type
     dataset.id_filter = filter_ids
     dataset._directed = True
 
@@ -120,8 +125,10 @@ def _graphs(view: PartitionView) -> dict[EdgeType, Any]:
 def _all_rows(adjacency: Adjacency, num_rows: int) -> Tensor:
     """Return an index pointer with a row for every node."""
     indptr, first = adjacency.indptr, adjacency.first_row
-    if indptr.numel() == num_rows + 1 or not (first or indptr.numel() < num_rows + 1):
+    # no row before the first, none missing after the last
+    if not first and indptr.numel() > num_rows:
         return indptr
+    # rows before the range end where they begin, at edge 0; rows after it, at the last edge
     whole = torch.zeros(num_rows + 1, dtype=torch.int64)
     whole[first : first + indptr.numel()] = indptr
     whole[first + indptr.numel() :] = indptr[-1]
@@ -136,9 +143,11 @@ def _graph(adjacency: Adjacency, edge_dir: EdgeDir, num_rows: int) -> Any:
     indices = share_tensor(adjacency.indices.long())
     indptr = _all_rows(adjacency, num_rows)
     if edge_dir == "in":
+        # GLT wants (sources, destinations), of which the end that is expanded is the index pointer
         edge_index, layout = (indices, indptr), "CSC"
     else:
         edge_index, layout = (indptr, indices), "CSR"
+    # given and kept in one layout: GLT then sorts nothing and keeps the tensors that it is given
     topology = Topology(edge_index, edge_ids, adjacency.weights, input_layout=layout, layout=layout)
     return Graph(topology, "CPU", None)
 
@@ -154,11 +163,14 @@ def _all_labels(view: PartitionView) -> dict[NodeType, Any]:
 def _num_ids(view: PartitionView, key: Any) -> int:
     if key in view.num_nodes:
         return view.num_nodes[key]
+    # 0: of the edges of one partition the rows themselves say how many ids there are
     return view.edge_books[key].num_ids if key in view.edge_books else 0
 
 
 def _feature(rows: Rows, num_ids: int) -> Any:
     index = rows.index
+    # GLT indexes `id2index` with global ids and without a check, so it has a place for every id of
+    # the graph, whoever has the row
     if index is not None and rows.first == 0 and index.numel() >= num_ids:
         index = index.long()
     elif index is not None:  # of a range of ids
@@ -173,10 +185,12 @@ def _feature(rows: Rows, num_ids: int) -> Any:
         index[ids] = torch.arange(ids.numel())
         index = share_tensor(index)
     values = rows.values.unsqueeze(1) if rows.values.dim() == 1 else rows.values  # GLT wants 2-D
+    # without a dtype, GLT would make float32 of integers and half floats
     return Feature(values, index, with_gpu=False, dtype=values.dtype)
 
 
 def _labels(rows: Rows, num_ids: int) -> Any:
+    # a part of the labels has to be found by id; all of them are a plain tensor in GLT's datasets
     if rows.index is not None or not rows.whole:
         return _feature(rows, num_ids)
     one_column = rows.values.dim() == 2 and rows.values.size(1) == 1
@@ -185,6 +199,7 @@ def _labels(rows: Rows, num_ids: int) -> Any:
 
 def _book_of(view: PartitionView, node_type: NodeType) -> Book:
     count = view.num_nodes[node_type]
+    # a view of one partition has no books, and GLT's code looks owners up all the same
     return view.node_books.get(node_type, Book(bounds=torch.tensor([count])))
 
 
@@ -242,8 +257,10 @@ def read_glt(dataset: Any) -> tuple[PartitionView, Splits]:
     )
     features = _read_features(dataset.node_features, DEFAULT_HOMOGENEOUS_NODE_TYPE, num_partitions)
     labels = _read_labels(dataset.node_labels, num_partitions)
+    # before adjacency: rows are sorted by keys whose size follows from the number of neighbours
     num_nodes = _count_nodes(graphs, edge_dir, node_books, [features, labels])
     several = num_partitions > 1
+    # highest ids in sight differ from partition to partition, so that only books can tell counts
     missing = sorted(set(num_nodes) - set(node_books))
     if several and missing:
         raise ConfigError(f"this GLT dataset has no node partition book for {missing}")
@@ -254,6 +271,7 @@ def read_glt(dataset: Any) -> tuple[PartitionView, Splits]:
     edge_books = edge_books if several else {}
     labeled = is_labeled_homogeneous(num_nodes, list(adjacency))
     view = PartitionView(
+        # GLT has dicts by type for a labeled-homogeneous graph, of which batches are plain `Data`
         is_heterogeneous=isinstance(dataset.graph, dict) and not labeled,
         edge_dir=edge_dir,
         num_partitions=num_partitions,
@@ -275,8 +293,10 @@ def read_glt(dataset: Any) -> tuple[PartitionView, Splits]:
 
 def keep_glt(ours: Any, dataset: Any) -> None:
     """Let ``ours`` show the very objects of the GLT dataset that it wraps."""
+    # in place of the `Later` ones, which would make further objects over the same memory
     for name in ("graph", "node_features", "edge_features", "node_labels"):
         setattr(ours, name, getattr(dataset, name))
+    # their books may be of classes of their own, which go with functions of their own
     for name in ("node_pb", "edge_pb", "_node_feat_pb", "_edge_feat_pb", "id_filter", "id_select"):
         if getattr(dataset, name, None) is not None:
             setattr(ours, name, getattr(dataset, name))
@@ -318,10 +338,12 @@ def _read_features(value: Any, default: Any, num_partitions: int) -> dict[Any, R
 
 
 def _read_feature(feature: Any, num_partitions: int, key: Any) -> Rows:
+    # a feature that came from another process has its tensor only after this
     feature.lazy_init_with_ipc_handle()
     values, index = feature.feature_tensor, feature.id2index
     offset = getattr(index, "offset", None)
     if isinstance(offset, int):  # GLT's range book: row = id - offset
+        # as a table, since samplers know no other index; ids below the range are somebody else's
         ids = torch.arange(offset + values.size(0))
         index = (ids - offset).clamp_(min=-1)
     if index is not None and not isinstance(index, Tensor):
@@ -329,6 +351,7 @@ def _read_feature(feature: Any, num_partitions: int, key: Any) -> Rows:
             f"features of {key!r} map ids to rows by a {type(index).__name__}; a tensor is needed"
         )
     index = None if index is None else share_tensor(index.cpu())
+    # an index says nothing of who else has rows, and GLT has no flag for it: the count decides
     return Rows(share_tensor(values), index, num_partitions == 1)
 
 
@@ -346,6 +369,7 @@ def _read_weights(
             continue
         past = int(edges.edge_ids.max()) + 1 if edges.edge_ids.numel() else 0
         num_ids = books[edge_type].num_ids if edge_type in books else past
+        # by id, so that ids that are 0, 1, 2... need no index; by row there would always be one
         order = torch.argsort(edges.edge_ids)
         rows = make_rows(edges.weights[order], edges.edge_ids[order], num_ids)
         found[edge_type, WEIGHT_NAMES[0]] = rows
@@ -376,10 +400,12 @@ def _count_nodes(
         row_type, col_type = (edge_type[0], edge_type[2])[:: 1 if by_source else -1]
         indices = graph.topo.indices
         highest = int(indices.max()) + 1 if indices.numel() else 0
+        # GLT's index pointer ends at the last row that has an edge
         seen[row_type] = max(seen.get(row_type, 0), graph.topo.indptr.numel() - 1)
         seen[col_type] = max(seen.get(col_type, 0), highest)
     for by_type in rows:
         for node_type, matrix in by_type.items():
             known = matrix.values.size(0) if matrix.index is None else matrix.index.numel()
             seen[node_type] = max(seen.get(node_type, 0), known)
+    # `counts` again: a type with a book and without edges and rows is a type, too
     return {node_type: counts.get(node_type, count) for node_type, count in seen.items()} | counts

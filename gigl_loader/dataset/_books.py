@@ -31,12 +31,14 @@ def read_book(value: Any, num_partitions: int, where: str) -> Book:
             raise ConfigError(
                 f"{where} has {bounds.numel()} ranges for {num_partitions} partition(s)"
             )
+        # int64: kernels of samplers search bounds of that type alone
         return Book(bounds=share_tensor(bounds.to(torch.int64).cpu()))
     if table is None:
         raise WrongTypeError(
             f"{where} must be a 1-D integer tensor or a range partition book, "
             f"got {type(value).__name__}"
         )
+    # a table of ours, too: it may be of another graph than the one it is given for
     return make_book(_check_table(table, num_partitions, where), num_partitions)
 
 
@@ -48,10 +50,12 @@ def _bounds_of(value: Any) -> Tensor | None:
 def _table_of(value: Any) -> Tensor | None:
     if isinstance(value, Book):
         return value.table
+    # GLT's tables are a subclass of Tensor, whose operations would give more of that class
     return value.as_subclass(Tensor) if isinstance(value, Tensor) else None
 
 
 def _check_table(table: Tensor, num_partitions: int, where: str) -> Tensor:
+    # a bool would pass as an integer, and it is a mask that somebody took for a book
     if table.dim() != 1 or table.is_floating_point() or table.dtype == torch.bool:
         raise ConfigError(
             f"{where} must be a 1-D integer tensor, got {tuple(table.shape)} {table.dtype}"
@@ -72,6 +76,7 @@ def count_partitions(value: Any) -> int:
     bounds, table = _bounds_of(value), _table_of(value)
     if bounds is not None:
         return bounds.numel()
+    # of what is no book at all, 1: `read_book` refuses it, and says why
     return int(table.max()) + 1 if table is not None and table.numel() else 1
 
 
@@ -89,11 +94,13 @@ def read_node_books(
     if isinstance(value, Mapping) != heterogeneous:
         wanted = "a dict of books by node type" if heterogeneous else "one book, not a dict"
         raise WrongTypeError(f"partition_book of this graph must be {wanted}")
+    # a homogeneous graph has one type, whose name the user never gave
     given = dict(value) if heterogeneous else {next(iter(num_nodes)): value}
     if set(given) != set(num_nodes):
         raise ConfigError(
             f"partition_book has node types {sorted(given)}, the graph has {sorted(num_nodes)}"
         )
+    # over all types: one may be so small that its highest owner is below the others'
     count = num_partitions or max(map(count_partitions, given.values()), default=1)
     books = {}
     for node_type, book in given.items():

@@ -13,6 +13,7 @@ from gigl_loader.memory.segments import Array
 
 def check_tensor(value: Any, where: str) -> Tensor:
     """Return ``value`` as a dense CPU tensor without gradient; numpy arrays may be mapped files."""
+    # PyG keeps arrays as they are: of a graph from a file, `x` may well be one
     if isinstance(value, np.ndarray):
         value = _of_array(value, where)
     if not isinstance(value, Tensor):
@@ -28,11 +29,14 @@ def check_tensor(value: Any, where: str) -> Tensor:
         raise ConfigError(
             f"{where} is on the meta device, which holds shapes and no data: load the data first"
         )
+    # with its gradient, each copy would be recorded and keep the user's operations alive
     return value.detach().cpu()
 
 
 def _of_array(value: Array, where: str) -> Tensor:
-    if not value.flags.writeable:  # of which torch warns: it is a file, or somebody else's
+    # torch warns of arrays that may not be written to (a mapped file, or somebody else's), and
+    # takes none that runs backwards
+    if not value.flags.writeable or min(value.strides, default=0) < 0:
         value = value.copy()
     try:
         return torch.from_numpy(value)
@@ -51,6 +55,7 @@ def check_ids(value: Any, num_ids: int | None, where: str) -> Tensor:
 
 
 def _check_range(ids: Tensor, num_ids: int | None, where: str) -> None:
+    # one pass for both; a comparison and `any` would write a mask of all ids, twice
     low, high = (int(limit) for limit in torch.aminmax(ids))
     if low < 0:
         raise ConfigError(f"{where} has the negative id {low}: ids count from 0")
@@ -69,6 +74,7 @@ def check_edge_index(value: Any, num_src: int | None, num_dst: int | None, where
     if edge_index.dtype != torch.int64:
         raise ConfigError(f"{where} must be int64, got {edge_index.dtype}: pass it as .long()")
     for row, num_ids, end in ((0, num_src, "sources"), (1, num_dst, "destinations")):
+        # aminmax knows no least of nothing
         if edge_index.size(1):
             _check_range(edge_index[row], num_ids, f"{where}, row {row} ({end}),")
     return edge_index
@@ -93,9 +99,13 @@ def check_weights(value: Any, num_edges: int, where: str) -> Tensor:
             f"{where} must have one value per edge: {num_edges} expected, "
             f"got shape {tuple(weights.shape)}"
         )
+    # [num_edges, 1], as `edge_attr` of PyG's datasets often is. Checked as float32, since a finite
+    # float64 may be infinite there.
     weights = weights.reshape(-1).to(torch.float32)
     if not bool(torch.isfinite(weights).all()):
         raise ConfigError(f"{where} has NaN or infinite values: weights must be finite")
+    # 0 may be: an edge that is never drawn. Below it, cumulative weights would not ascend, which
+    # the search for a drawn one relies on.
     if weights.numel() and float(weights.min()) < 0:
         raise ConfigError(f"{where} has the negative value {float(weights.min())}: use 0 or more")
     return weights
@@ -118,6 +128,7 @@ def check_mask(value: Any, num_nodes: int, where: str) -> Tensor:
 
 def check_partitions(num_partitions: Any, partition_idx: Any) -> None:
     """Check a partition count and an index into it."""
+    # True is an int of Python's, and partition 1 by accident
     for name, value in (("num_partitions", num_partitions), ("partition_idx", partition_idx)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise WrongTypeError(f"{name} must be an int, got {value!r}")

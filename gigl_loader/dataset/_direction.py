@@ -27,9 +27,14 @@ def choose_edge_dir(directory: _Directory, partition_idx: int) -> EdgeDir:
 
     A partition whose edges fit both asks the others, so that all partitions answer alike.
     """
+    # one owner has all edges by either rule; "in" is PyG's own direction
     if directory.num_partitions == 1:
         return "in"
+    # Ranks load different partitions and must not disagree. Where one partition fits both (all its
+    # edges are inside it), another may not: asked in any order, the first that tells decides, and
+    # two that tell differently would be no partitioning by either rule.
     others = [p for p in range(directory.num_partitions) if p != partition_idx]
+    # a cached graph has all edges in one place, so that every rank sees the same
     for candidate in [partition_idx] if directory.cached else [partition_idx, *others]:
         fitting = _fitting(directory, candidate)
         if not fitting:
@@ -48,6 +53,7 @@ def _fitting(directory: _Directory, partition_idx: int) -> list[EdgeDir]:
         edges = directory.edges(edge_type, partition_idx)
         wanted: Tensor | int = partition_idx
         if directory.cached:
+            # who was given an edge is not written down anywhere: this type cannot tell
             if edge_type not in directory.edge_books or edges.edge_ids is None:
                 continue
             wanted = directory.edge_books[edge_type].owner(edges.edge_ids)
@@ -81,7 +87,10 @@ def keep_owned(
             f'they do not fit edge_dir="{edge_dir}"; try "{other}"',
         )  # fmt: skip
         return edges
+    # GLT caches the whole topology with each partition; our workers ask the owner, and a neighbour
+    # that two partitions answer for would be drawn twice
     mine = (owners == partition_idx).nonzero().view(-1)
     weights = None if edges.weights is None else edges.weights[mine]
+    # positions among all edges, before the others' are left out: they are global
     edge_ids = torch.arange(owners.numel()) if edges.edge_ids is None else edges.edge_ids
     return GraphPartitionData(edges.edge_index[:, mine], edge_ids[mine], weights)

@@ -48,6 +48,7 @@ from gigl_loader.memory.tensors import empty_shared
 FORMAT_VERSION = 1
 EXTRAS_FILE = "gigl_loader.json"
 EXTRAS_DIR = "gigl_loader"
+# What a reader of features holds beside the matrix that it fills; GLT reads chunks of any size.
 CHUNK_BYTES = 64 * 1024 * 1024
 
 _T = TypeVar("_T")
@@ -100,6 +101,8 @@ class _Reader:
             for edge_type in self.edge_types
             if (root / (name := f"edge_pb{self._sub(edge_type)}.pt")).exists()
         }  # GLT leaves edge books out where the graph is cached and has no edge features
+        # GLT's graph_caching: every machine has the whole topology, and the partitions have
+        # features only
         self.cached = (root / "graph").is_dir() and not (root / "part0" / "graph").is_dir()
 
     def _sub(self, key: NodeType | EdgeType) -> str:
@@ -121,6 +124,7 @@ class _Reader:
                 f'{self.root} was partitioned for edge_dir="{stated}", not "{edge_dir}": leave '
                 "edge_dir out, or partition the graph again"
             )
+        # looking at edges is last: it reads the topology, perhaps of all partitions
         edge_dir = edge_dir or stated or choose_edge_dir(self, partition_idx)
         pieces = Pieces(
             self.heterogeneous, edge_dir, self.num_partitions, partition_idx,
@@ -128,6 +132,8 @@ class _Reader:
         )  # fmt: skip
         for edge_type in self.edge_types:
             edges = self.edges(edge_type, partition_idx)
+            # also where the directory states its direction: somebody may have copied another part
+            # here
             pieces.edges[edge_type] = keep_owned(self, edge_type, edges, edge_dir, partition_idx)
         for node_type in self.node_types:
             self._read_features(pieces.node_features, partition_idx, "node_feat", node_type)
@@ -159,11 +165,13 @@ class _Reader:
             )
         elif self.cached:
             edge_ids = self._cached_edge_ids(edge_type, ends[0].numel())
+        # positions are ids in one partition alone: in two, both would have an edge 0
         elif self.num_partitions > 1:
             raise ConfigError(f"{folder / 'eids.pt'} is missing: the directory is incomplete")
         if (folder / "weights.pt").exists():
             weights = load_tensor(folder / "weights.pt", mapped=True)
             weights = check_weights(weights, ends[0].numel(), str(folder / "weights.pt"))
+        # stack copies out of the mapped files, which may go with the directory from here on
         return GraphPartitionData(torch.stack(ends), edge_ids, weights)
 
     def _cached_edge_ids(self, edge_type: EdgeType, num_edges: int) -> Tensor:
@@ -214,6 +222,7 @@ class _Reader:
             path = folder / "edge_attributes" / f"{edge_type_str(edge_type)}.pt"
             for name, part in _load_attributes(path, names):
                 pieces.edge_attributes[edge_type, name] = part
+        # a part of the labels cannot tell them: `make_view` counts where they are missing here
         pieces.num_classes = dict(self.extras.get("num_classes", {}))
         self._flatten(pieces)
 
@@ -229,6 +238,7 @@ class _Reader:
     def _read_label_file(self, pieces: Pieces, files: Any) -> None:
         by_type = files if isinstance(files, dict) else {self.node_types[0]: files}
         for node_type, path in by_type.items():
+            # of all nodes, so that there is no index: GLT loads the same file on every rank
             labels = load_tensor(Path(path))
             if labels.dim() == 0 or labels.size(0) != self.num_nodes.get(node_type):
                 raise ConfigError(
@@ -245,11 +255,15 @@ class _Unpickler(pickle.Unpickler):
     """Reads numbers, texts, containers and tensors, and nothing that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
+        # as torch defines it, it unpickles without restriction what it is given: code again, one
+        # level below
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return lambda data: torch.load(io.BytesIO(data), weights_only=True)
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            # what torch's own restricted unpickler allows, too: it makes a tensor over a storage
             return torch._utils._rebuild_tensor_v2
         if (module, name) == ("collections", "OrderedDict"):
+            # a tensor's backward hooks, which are empty
             return dict
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a partition directory")
 
@@ -289,6 +303,7 @@ def _load_meta(root: Path) -> dict[str, Any]:
             wanted = {"num_parts", "data_cls", "node_types", "edge_types"}
             if not isinstance(meta, dict) or not wanted <= meta.keys():
                 raise ValueError(f"it needs the keys {sorted(wanted)}")
+        # what a damaged pickle raises may be of any class
         except Exception as error:
             raise _damaged(path, error) from error
     return meta
@@ -315,6 +330,8 @@ def _torch_load(path: Path, *, mapped: bool = False) -> Any:
     with _open(path):  # for the error
         pass
     try:
+        # weights_only: a tensor may come from anywhere. "cpu": GLT's partitioners may have run on a
+        # GPU that this machine lacks.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped or None)
     except Exception as error:
         raise _damaged(path, error) from error
@@ -333,6 +350,8 @@ def load_tensor(path: Path, *, mapped: bool = False) -> Tensor:
 def _load_stream(path: Path) -> Iterator[Tensor]:
     """Yield the tensors that GLT appended to a file one after the other."""
     with _open(path) as file:
+        # pickles say where they end, so that there is no header to read; an end of file amid one is
+        # damage
         while file.peek(1):
             try:
                 tensor = _Unpickler(file).load()
@@ -354,13 +373,17 @@ def _load_features(folder: Path) -> FeaturePartitionData:
     feats, filled = torch.empty((0, 0)), 0
     for chunk in _load_stream(folder / "feats.pkl"):
         if filled == 0:
+            # ids are read first, for the number of rows: to join chunks at the end would hold them
+            # twice
             feats = empty_shared((ids.numel(), *chunk.shape[1:]), chunk.dtype)
         size = chunk.size(0)
+        # more rows than ids are counted on, and not written past the end, for the error below
         if filled + size <= ids.numel():
             feats[filled : filled + size] = chunk
         filled += size
     if filled != ids.numel():
         raise ConfigError(f"{folder} is damaged: {filled} rows in feats.pkl, {ids.numel()} ids")
+    # GLT's features always have two dimensions; `_flat` takes the second away where ours had one
     return FeaturePartitionData(feats.unsqueeze(1) if feats.dim() == 1 else feats, ids)
 
 
@@ -400,6 +423,7 @@ def write_meta(root: Path, *, num_partitions: int, heterogeneous: bool, node_typ
 
 def save_tensor(path: Path, tensor: Tensor) -> None:
     """Write one tensor (not the storage that it may be a part of)."""
+    # torch.save writes the whole storage behind a view: one row of a matrix would be all of it
     _save(path, tensor.clone())
     note(tensor)
 
@@ -467,9 +491,11 @@ def attributes_by_type(attributes: Mapping[tuple[Any, str], _T]) -> dict[Any, di
 def _write_features(folder: Path, rows: FeaturePartitionData) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     ids = torch.arange(rows.feats.size(0)) if rows.ids is None else rows.ids
+    # at least 1: a matrix may have no columns, or no rows
     row_bytes = max(1, rows.feats[:1].numel() * rows.feats.element_size())
     step = max(1, CHUNK_BYTES // row_bytes)
     with (folder / "feats.pkl").open("wb") as feats, (folder / "ids.pkl").open("wb") as id_file:
+        # one empty chunk where there are no rows: the reader takes width and type from it
         for start in range(0, max(ids.numel(), 1), step):
             chunk = rows.feats[start : start + step]
             pickle.dump(chunk.reshape(-1, 1) if chunk.dim() == 1 else chunk.clone(), feats)

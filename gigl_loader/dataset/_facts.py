@@ -46,6 +46,7 @@ class PartitionFacts:
     @property
     def schema(self) -> DatasetSchema:
         """Types, feature widths and direction."""
+        # raises for a dataset that is empty, which has no schema yet
         self.view()
         assert self._schema is not None
         return self._schema
@@ -126,6 +127,7 @@ class PartitionFacts:
         known = self.view().num_classes.get(node_type)
         if known is not None:
             return known
+        # of a part of the labels, classes may be missing, and ranks would build different models
         if rows.whole:  # floating point: PyG counts distinct values
             distinct: Tensor = torch.unique(rows.values)
             return distinct.numel()
@@ -160,6 +162,7 @@ class PartitionFacts:
 
     @max_labels_per_anchor_node.setter
     def max_labels_per_anchor_node(self, value: int | None) -> None:
+        # checked when it is set, in the caller's line; workers only read it
         if value is not None:
             check_count(value, "max_labels_per_anchor_node")
         self._max_labels = value

@@ -3,9 +3,10 @@
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from gigl_loader.dataset._checks import check_tensor
+from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.memory.segments import storage_dtype
 
 _NODES_READ, _EDGES_READ = ("x", "y", "num_nodes"), ("edge_index", "edge_attr")
@@ -48,50 +49,56 @@ def levels_of(
     )
     for name in store:
         value = store[name]
+        # PyG has attributes that were set to None; its own batches leave them out as well
         if name in read or value is None:
             continue
-        reason = _reason_against(name, value)
-        if reason is None:
+        rows = _read(name, value)
+        if isinstance(rows, Tensor):
+            # PyG's own rule, which users override: of an attribute like `edge_index` the last
+            # dimension counts. The value as it was given, since the rule may look at its class.
             dim = data.__cat_dim__(name, value, store)
-            level = _level(name, value, dim, num_nodes, num_edges)
+            level = _level(name, rows, dim, num_nodes, num_edges)
             if level is not None:
-                rows = torch.as_tensor(value).detach().cpu()
+                # samplers take rows, which have to be the first dimension
                 found[level][name] = rows.movedim(dim, 0)
                 continue
-            reason = f"shape {tuple(value.shape)} has no row per node or edge"
-        not_carried[f"{where}.{name}"] = reason
+            rows = f"shape {tuple(rows.shape)} has no row per node or edge"
+        not_carried[f"{where}.{name}"] = rows
     return found["node"], found["edge"]
 
 
 def _level(
-    name: str, value: Any, dim: Any, num_nodes: int | None, num_edges: int | None
+    name: str, rows: Tensor, dim: Any, num_nodes: int | None, num_edges: int | None
 ) -> str | None:
-    """Return whether ``value`` has a row per ``"node"`` or ``"edge"``; None: neither."""
-    rows = value.shape[dim] if isinstance(dim, int) else None
-    if rows is None or rows not in (num_nodes, num_edges):
+    """Return whether there is a row per ``"node"`` or ``"edge"``; None: neither."""
+    count = rows.shape[dim] if isinstance(dim, int) else None
+    if count is None or count not in (num_nodes, num_edges):
         return None
+    # the one case that a shape cannot tell; a store of nodes or of edges has None for the other
     if num_nodes == num_edges:
         return "edge" if "edge" in name else "node"
-    return "node" if rows == num_nodes else "edge"
+    return "node" if count == num_nodes else "edge"
 
 
-def _reason_against(name: str, value: Any) -> str | None:
-    """Return why no batch can have this attribute; None: its shape decides."""
+def _read(name: str, value: Any) -> Tensor | str:
+    """Return an attribute as a CPU tensor, whose shape decides, or why no batch can have it."""
+    # a batch would have either ours or the user's under that name, and nothing would tell which
     if name in _OF_LOADERS:
         return "loaders give batches one of that name: rename it"
+    # names become file names and attributes of batches, where "_" marks PyG's own and ours
     if not name.isidentifier() or name.startswith("_"):
         return "its name is no public Python name: rename it"
-    if isinstance(value, np.ndarray):
-        try:
-            value = torch.as_tensor(value)
-        except TypeError:
-            return f"an array of {value.dtype}"
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor | np.ndarray):
         return f"a {type(value).__name__}: only tensors and arrays have rows that can be taken"
-    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+    try:
+        rows = check_tensor(value, name)
+    except WrongTypeError:
+        return f"an array of {value.dtype}"
+    except ConfigError:
         return "a sparse, quantised or meta tensor: make it a plain one"
     try:
-        storage_dtype(str(value.dtype).removeprefix("torch."))
+        # workers do without torch: bits of every type have to fit a type of numpy's
+        storage_dtype(str(rows.dtype).removeprefix("torch."))
     except TypeError:
-        return f"samplers cannot read {value.dtype}"
-    return "it is of the whole graph" if value.dim() == 0 else None
+        return f"samplers cannot read {rows.dtype}"
+    return "it is of the whole graph" if rows.dim() == 0 else rows

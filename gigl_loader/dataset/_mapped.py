@@ -89,8 +89,11 @@ def write_array(folder: Path, part: Part, name: str, array: Array, dtype: str = 
     """
     path = array_path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # the format is in C order; a slice of columns or a transposed matrix is not
     array = np.ascontiguousarray(array)
     with path.open("wb") as file:
+        # numpy's `tofile` raises errors without errno, by which a full disk is told; `tobytes`
+        # copies
         file.write(array.reshape(-1).view(np.uint8).data)
     note(int(array.nbytes))
     part.arrays[name] = ArraySpec(dtype or array.dtype.name, tuple(array.shape))
@@ -106,7 +109,9 @@ def _digest(data: bytes) -> str:
 def _block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) -> list[str]:
     """Return the checksums of a file; fewer where ``stop`` was set meanwhile."""
     found: list[str] = []
+    # one buffer for the whole file: what is hashed need not be in memory at a time
     buffer = memoryview(bytearray(min(_READ_BYTES, max(nbytes, 1))))
+    # unbuffered: a buffer of Python's would copy each byte once more
     with path.open("rb", buffering=0) as file:
         for start in range(0, nbytes, BLOCK_BYTES):
             block, left = (
@@ -114,6 +119,7 @@ def _block_digests(path: Path, nbytes: int, stop: threading.Event | None = None)
                 min(BLOCK_BYTES, nbytes - start),
             )
             while left:
+                # between reads: a dataset that is closed does not wait for the rest of a block
                 if stop is not None and stop.is_set():
                     return found
                 count = file.readinto(buffer[: min(left, len(buffer))])
@@ -132,6 +138,8 @@ def _check_size(path: Path, spec: ArraySpec) -> None:
         raise ConfigError(
             f"{path} is missing: the partition directory is incomplete; copy it again"
         ) from error
+    # what is mapped is touched without a check: past the end of a file that is shorter than its
+    # manifest says, the kernel sends SIGBUS, which ends the process without a word
     if size != spec.nbytes:
         raise ConfigError(
             f"{path} has {size} bytes, its manifest says {spec.nbytes}: it was changed or not "
@@ -148,6 +156,7 @@ def verify(folder: Path, part: Part, stop: threading.Event | None = None) -> Non
     for name, spec in part.arrays.items():
         path = array_path(folder, name)
         _check_size(path, spec)
+        # as many as were read: where `stop` was set, the rest of the blocks is not compared
         for number, found in enumerate(_block_digests(path, spec.nbytes, stop)):
             if found != spec.blocks[number]:
                 start = number * BLOCK_BYTES
@@ -171,22 +180,28 @@ def seal(root: Path, header: Mapping[str, Any], shared: Part, parts: list[Part])
         parts: Arrays of each partition.
     """
     folders = [root, *(root / f"part{k}" for k in range(len(parts)))]
+    # hashlib lets go of the GIL while it hashes, so threads of one process are enough
     with ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, 8))) as pool:
         bodies = [
             _body(folder, part, pool)
             for folder, part in zip(folders, [shared, *parts], strict=True)
         ]
     body = {"format_version": FORMAT_VERSION, **header, **bodies[0]}
+    # of checksums, names and counts: no time, host or random number, so that two runs with the same
+    # result have the same id
     run = _digest(json.dumps([body, *bodies[1:]]).encode())
     digests = []
     for k, folder in enumerate(folders[1:]):
         manifest = {"format_version": FORMAT_VERSION, "run": run, "partition": k, **bodies[k + 1]}
+        # The root file is last: it makes the directory readable. It has the digests of the others,
+        # so that a part in the place of another is found though both are of one run.
         digests.append(_write_json(folder / PART_FILE, manifest))
     _write_json(root / ROOT_FILE, {"run": run, **body, "parts": digests})
     return run
 
 
 def _body(folder: Path, part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
+    # by name: the run id must not depend on the order of writing
     names = sorted(part.arrays)
     for name in names:
         _check_size(array_path(folder, name), part.arrays[name])
@@ -204,6 +219,7 @@ def _write_json(path: Path, content: Any) -> str:
     """Write a file that is there whole or not at all; return its digest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = json.dumps(content, indent=1).encode() + b"\n"
+    # whoever reads meanwhile, or after a kill, sees the whole old file or the whole new one
     draft = path.with_name(path.name + ".tmp")
     draft.write_bytes(data)
     os.replace(draft, path)
@@ -217,6 +233,8 @@ def is_mapped_format(root: Path) -> bool:
     """Return whether ``root`` is a directory in this format, of this or another version."""
     try:
         with (root / ROOT_FILE).open("rb") as file:
+            # not as JSON: a damaged file is of this format as well, and its error should say so.
+            # The file of the same name beside GLT's format has no parts.
             return b'"parts"' in file.read()
     except OSError:
         return False
@@ -240,6 +258,7 @@ def read_part(root: Path, header: Mapping[str, Any], partition_idx: int) -> Part
     """
     path = root / f"part{partition_idx}" / PART_FILE
     manifest, digest = _read_json(path)
+    # before the digest, which differs then, too, and would not tell why
     if manifest.get("run") != header["run"]:
         raise ConfigError(
             f"{path.parent} is of another run than {root / ROOT_FILE} (run {manifest.get('run')}, "
@@ -273,6 +292,7 @@ def _read_json(path: Path) -> tuple[dict[str, Any], str]:
         version = content["format_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    # before anything else is read: another version may have other keys
     if version != FORMAT_VERSION:
         raise ConfigError(
             f"{path} has format version {version}, this gigl_loader reads {FORMAT_VERSION}: "

@@ -69,9 +69,12 @@ class MappedPart:
     def __init__(self, root: Path, partition_idx: int, memory: Memory) -> None:
         self.root, self.partition_idx, self.memory = root, partition_idx, memory
         self._header, self._shared = read_header(root)
+        # before files of the partition are looked for, which would be missing
         check_partitions(self._header["num_partitions"], partition_idx)
         check_sizes(root, self._shared)
         self._part = read_part(root, self._header, partition_idx)
+        # features, labels and attributes of a type share one file; mapped once, it is one
+        # descriptor
         self._lookups: dict[str, Tensor | None] = {}
         self.run: str = self._header["run"]
         self.edge_dir: EdgeDir = self._header["edge_dir"]
@@ -81,7 +84,9 @@ class MappedPart:
     def _tensor(self, folder: Path, spec: ArraySpec, name: str) -> Tensor:
         path = array_path(folder, name)
         if self.memory == "mapped":
+            # a file for each array: workers are sent its descriptor and map the same pages
             return map_file(path, spec.dtype, spec.shape)
+        # read into the memory that workers see, not read and then shared
         target = empty_shared(spec.shape, dtype_named(spec.dtype))
         if spec.nbytes:
             _read_into(path, target, spec.nbytes)
@@ -114,6 +119,9 @@ class MappedPart:
         index, ids = self._own(f"{where}/index"), self._own(f"{where}/ids")
         if "lookup" in ranges:
             lookup = self._lookup(text)
+            # Of nodes a place for each id from `first` on: O(1), and short where ids are a range.
+            # Edge ids of a partition are strewn over those of the graph, so they are listed and
+            # searched instead.
             index, ids = (lookup, None) if kind.startswith("node") else (None, lookup)
         scales = self._own(f"{where}/scales")
         return Rows(values, index, whole, first=ranges.get("first", 0), ids=ids, scales=scales)
@@ -132,6 +140,7 @@ class MappedPart:
                 found |= {} if rows is None else {key: rows}
                 continue
             text = key if isinstance(key, str) else edge_type_str(key)
+            # names of attributes are known from the files alone: types may have different ones
             for below in names_below(self._part, f"{kind}/{text}"):
                 name, _, what = below.partition("/")
                 rows = self._rows(kind, key, name) if what == "values" else None
@@ -140,6 +149,7 @@ class MappedPart:
 
     def _book(self, kind: str, name: str, found: Any) -> Book:
         if found is not None:
+            # of one number for each partition: it needs no file
             return Book(bounds=share_tensor(torch.tensor(found, dtype=torch.int64)))
         array = f"books/{kind}/{name}"
         return Book(table=self._tensor(self.root, self._shared.arrays[array], array))
@@ -180,6 +190,8 @@ class MappedPart:
         for edge_type, edges in adjacency.items():
             if edges.weights is not None and edges.first_edge is not None:
                 weights = Rows(edges.weights, None, whole, first=edges.first_edge)
+                # an attribute of that name wins: it may have another type than float32, as the user
+                # gave it
                 rows.setdefault((edge_type, WEIGHT_NAMES[0]), weights)
 
     def node_books(self) -> dict[NodeType, Book]:
@@ -231,6 +243,7 @@ class MappedPart:
             if is_label_edge_type(edge_type):
                 pieces.label_edges[edge_type] = edges_of(adjacency, "out")
                 continue
+            # loose edges have no order that ids could follow from, so they are written out
             ids = adjacency.edge_ids
             if ids is None and adjacency.first_edge is not None:
                 ids = torch.arange(adjacency.indices.numel()) + adjacency.first_edge
@@ -252,19 +265,23 @@ class MappedPart:
 
     def verify_in_background(self) -> None:
         """Begin to compare; `check` raises what is found."""
+        # a daemon: to read a large graph to its end should not keep a script from ending
         thread = threading.Thread(
             target=self._verify_quietly, name="gigl_loader.verify", daemon=True
         )
         thread.start()
 
     def _verify_quietly(self) -> None:
+        # of this thread alone: Linux has a niceness for each
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # training comes first
         try:
             self.verify()
         except ConfigError as error:
+            # from `_check_size`: the directory was removed or replaced; what is mapped stays
             gone = isinstance(error.__cause__, FileNotFoundError)
             if not gone:  # what is open stays, also where the directory is removed
                 _log.error("%s", error)
+                # kept for `check`: an exception of a thread would reach nobody
                 self._failure = error
         except OSError as error:
             _log.warning("%s could not be compared with its checksums: %s", self.root, error)
@@ -288,6 +305,7 @@ def _read_into(path: Path, target: Tensor, nbytes: int) -> None:
     with path.open("rb", buffering=0) as file:
         filled = 0
         while filled < nbytes:
+            # Linux reads at most 2 GiB at a time, whatever it is asked for
             count = file.readinto(view[filled:])
             if not count:
                 raise ConfigError(f"{path} is shorter than its {nbytes} bytes: copy it again")
@@ -297,6 +315,7 @@ def _read_into(path: Path, target: Tensor, nbytes: int) -> None:
 
 def edges_of(adjacency: Adjacency, edge_dir: EdgeDir) -> Tensor:
     """Return ``[2, num_edges]`` int64, sources first, of edges that are grouped by a node."""
+    # rows count from the first that the partition owns, edges name global ids
     rows = expand_rows(adjacency.indptr) + adjacency.first_row
     ends = (
         (adjacency.indices.long(), rows) if edge_dir == "in" else (rows, adjacency.indices.long())
@@ -307,6 +326,7 @@ def edges_of(adjacency: Adjacency, edge_dir: EdgeDir) -> Tensor:
 def ids_of(rows: Rows) -> Tensor | None:
     """Return the ids of a matrix's rows, in their order; None: they are 0, 1, 2..."""
     if rows.index is not None:
+        # the inverse of an index: its places in the order of the rows that they tell
         found = (rows.index >= 0).nonzero().view(-1)
         return found[torch.argsort(rows.index[found])] + rows.first
     if rows.ids is not None:
@@ -316,6 +336,8 @@ def ids_of(rows: Rows) -> Tensor | None:
 
 def row_order(view: PartitionView) -> dict[NodeType, Tensor]:
     """Return `Pieces.row_order` of a partition."""
-    of_nodes = {**view.node_labels, **view.node_features}
+    # any of them: the writer stores all matrices of a node type in one order
+    attributes = {node_type: rows for (node_type, _), rows in view.node_attributes.items()}
+    of_nodes = {**attributes, **view.node_labels, **view.node_features}
     found = {node_type: ids_of(rows) for node_type, rows in of_nodes.items()}
     return {t: ids for t, ids in found.items() if ids is not None and bool((ids.diff() < 0).any())}

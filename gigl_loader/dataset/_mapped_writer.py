@@ -35,6 +35,7 @@ from gigl_loader.memory.tensors import (
     dtype_name,
 )
 
+# Up to it, neighbours and look-ups take 4 bytes each, and not the 8 of torch's ids.
 _INT32_IDS = 2**31 - 1
 
 
@@ -57,14 +58,17 @@ class MappedWriter:
         self._original = header.get("original_ids", [])
         for name, spec in shared.arrays.items():
             if name.startswith("ids/"):
+                # without checksums: `seal` makes those of the copies
                 self._shared.arrays[name] = ArraySpec(spec.dtype, spec.shape)
         if self._original:
             shutil.copytree(source / "ids", self._root / "ids")
 
     def add(self, pieces: Pieces) -> None:
         """Write a partition: the next one."""
+        # partitions come in order, and one at a time: all of them need not fit into memory
         folder, part = self._root / f"part{len(self._parts)}", Part()
         folder.mkdir(parents=True, exist_ok=True)
+        # what samplers will read is what is written: the checks and the order are the same
         view = make_view(pieces)
         for edge_type, adjacency in view.adjacency.items():
             self._add_edges(folder, part, pieces, edge_type, adjacency)
@@ -99,12 +103,15 @@ class MappedWriter:
         self, folder: Path, part: Part, pieces: Pieces, edge_type: EdgeType, found: Adjacency
     ) -> None:
         where, label = f"edges/{edge_type_str(edge_type)}", is_label_edge_type(edge_type)
+        # label edges are grouped by anchor, their source, whatever the direction
         end = 0 if label else expanded_end(pieces.edge_dir)
         row_type, col_type = (edge_type[0], edge_type[2])[:: -1 if end else 1]
         indptr, book = found.indptr, pieces.node_books.get(row_type)
         if book is not None and book.bounds is not None and pieces.num_partitions > 1:
             bounds = [0, *book.bounds.tolist()]
             first, last = bounds[pieces.partition_idx], bounds[pieces.partition_idx + 1]
+            # nodes of others have no edge here, so that offsets begin at 0 all the same; 8 bytes
+            # for each node of the graph would be in every partition
             indptr = indptr[first : last + 1]
             part.ranges[where] = {"first_row": first}
         narrow = pieces.num_nodes[col_type] <= _INT32_IDS
@@ -125,6 +132,7 @@ class MappedWriter:
         """
         node_bounds = {t: self._bounds("node", t, b) for t, b in pieces.node_books.items()}
         for node_type, count in pieces.num_nodes.items():
+            # one partition has no books, and both `node_books` and original ids ask where ids end
             node_bounds.setdefault(node_type, [count])
         edge_bounds = {
             edge_type_str(t): self._bounds("edge", edge_type_str(t), book)
@@ -158,6 +166,7 @@ class _Lookups:
 
     def __init__(self, folder: Path, part: Part) -> None:
         self.folder, self.part = folder, part
+        # first come: matrices of a type have the same rows as a rule, and the first one says which
         self._written: dict[str, Tensor] = {}
 
     def add(self, where: str, text: str, lookup: Tensor, own: str) -> None:
@@ -166,6 +175,7 @@ class _Lookups:
         if known is None:
             write_array(self.folder, self.part, f"{LOOKUPS}/{text}", lookup.numpy())
             self._written[text] = known = lookup
+        # a matrix may have other rows than the rest (labels of some nodes), and has its own then
         if torch.equal(known, lookup):
             self.part.ranges.setdefault(where, {})["lookup"] = 1
         else:
@@ -183,13 +193,17 @@ def _write_rows(
     ids, values, index = ids_of(rows), rows.values, rows.index
     first = None if ids is None else _first_of_range(ids)
     if first is not None:
+        # all ids of a range are here: the row follows from the id, or from a look-up of that length
         lookups.part.ranges[where] = {"first": first}
     if order is not None:
         values = values[rows.locate(order)]
         count = len(order) if first is not None or index is None else len(index)
+        # as long as the partition where it owns a range, as the graph where its ids are strewn
         index = torch.full((count,), -1)
         index[order - (first or 0)] = torch.arange(len(order))
     elif ids is not None and first is not None:
+        # rows in the order of ids need no look-up: better sorted once here than looked up in each
+        # batch
         values, index = values[torch.argsort(ids)], None
     if index is not None:
         index = index.to(torch.int32) if len(values) <= _INT32_IDS else index
@@ -210,6 +224,7 @@ def _first_of_range(ids: Tensor) -> int | None:
 def _write_edge_rows(lookups: _Lookups, where: str, text: str, given: FeaturePartitionData) -> None:
     values, ids = given.feats, given.ids
     if ids is not None:
+        # readers search for ids, which have to ascend
         order = torch.argsort(ids)
         lookups.add(where, text, ids[order], "ids")
         values = values[order]

@@ -37,6 +37,7 @@ class OriginalIds:
         self._mapped: dict[str, Array] = {}
 
     def __getstate__(self) -> dict[str, Any]:
+        # a pickle of a mapped array would be the whole file
         return {**vars(self), "_mapped": {}}
 
     def _name(self, partition: int, what: str) -> str:
@@ -47,7 +48,7 @@ class OriginalIds:
         if name not in self._mapped:
             spec, path = self._shared.arrays[name], array_path(self._root, name)
             dtype = storage_dtype(spec.dtype)
-            empty = spec.nbytes == 0  # which the system does not map
+            empty = spec.nbytes == 0  # mmap(2) refuses it; a partition may have none of a type
             self._mapped[name] = (
                 np.empty(spec.shape, dtype) if empty else np.memmap(path, dtype, "r", 0, spec.shape)
             )
@@ -66,6 +67,7 @@ class OriginalIds:
             ConfigError: There is no such node.
         """
         count = int(self._ends[-1])
+        # numpy would take -1 for the last row, and search a partition that there is not
         if ids.size and not 0 <= ids.min() <= ids.max() < count:
             raise ConfigError(
                 f"ids of {self._node_type!r} must be in [0, {count}), "
@@ -73,6 +75,7 @@ class OriginalIds:
             )
         found = np.empty(ids.shape, object if self.is_text else np.int64)
         owners = np.searchsorted(self._ends, ids, "right")
+        # one read of each partition's file for all of its ids, not one for each id
         for partition in np.unique(owners):
             at = np.flatnonzero(owners == partition)
             rows = ids[at] - self._starts[partition]
@@ -83,6 +86,7 @@ class OriginalIds:
         if not self.is_text:
             return self._array(partition, "values")[rows]
         ends, text = self._array(partition, "ends"), self._array(partition, "text")
+        # `ends` has no leading 0: row 0 begins where the text does
         return [
             bytes(text[ends[row - 1] if row else 0 : ends[row]]).decode() for row in rows.tolist()
         ]
@@ -107,9 +111,12 @@ class OriginalIds:
                 f"ids of {self._node_type!r} are {'text' if self.is_text else 'integers'} in the "
                 f"tables: {error}"
             ) from error
+        # each block is searched for `keys` by hash; repeated ids would be looked for again and
+        # again
         keys = wanted.unique()
         nodes = np.full(len(keys), -1, np.int64)
         file = parquet.ParquetFile(self._root / PARQUET.format(node_type=self._node_type))
+        # a block at a time: the dictionary of a large graph is larger than the memory of who asks
         for batch in file.iter_batches():
             places = compute.index_in(batch.column("id"), keys)
             known = places.is_valid().to_numpy(zero_copy_only=False)
@@ -121,6 +128,7 @@ class OriginalIds:
                 f"{missing.size} of these ids are no {self._node_type!r} of the tables, the first: "
                 f"{keys[int(missing[0])].as_py()!r}"
             )
+        # back from distinct ids to those asked for, in their order
         found: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
         return found
 

@@ -50,6 +50,7 @@ def read_output(
     if not edges:
         raise ConfigError("partition_output.partitioned_edge_index is missing: a graph needs edges")
     pieces = Pieces(
+        # by the edges alone: node fields may be dicts by type in a graph of one type as well
         heterogeneous=isinstance(output.partitioned_edge_index, dict),
         edge_dir=edge_dir,
         num_partitions=num_partitions,
@@ -57,12 +58,14 @@ def read_output(
         num_nodes={},
         edges={},
     )
+    # GiGL keeps supervision among the edges; what is left is what messages pass over
     labels = {key: edges.pop(key) for key in list(edges) if _is_label_type(key)}
     if not edges:
         raise ConfigError(
             "partition_output.partitioned_edge_index has label edges only: a graph needs edges to "
             "pass messages over"
         )
+    # first: all that follows is checked against the numbers of nodes and their owners
     _read_books(pieces, output, {**edges, **labels})
     for edge_type, part in edges.items():
         pieces.edges[edge_type] = _read_edges(pieces, edge_type, part)
@@ -94,6 +97,7 @@ def _read_books(pieces: Pieces, output: PartitionOutput, edges: dict[EdgeType, A
                     f"node_partition_book has no entry for node type {node_type!r}, "
                     "which several partitions need"
                 )
+            # a partition that sees a part of the graph cannot count; one that has all of it can
             pieces.num_nodes[node_type] = _count_nodes(node_type, output, edges)
 
 
@@ -129,9 +133,11 @@ def _read_edges(
         part.edge_index, pieces.num_nodes[types[0]], pieces.num_nodes[types[1]], where
     )
     num_edges, edge_ids, weights = edge_index.size(1), part.edge_ids, part.weights
+    # features and weights of edges are looked up by id at other partitions: positions would clash
     if edge_ids is None and pieces.num_partitions > 1:
         raise ConfigError(f"{where} needs edge_ids: ids must agree over several partitions")
     if edge_ids is not None:
+        # without a book, there are as many ids as the highest in sight says
         limit = pieces.edge_books[edge_type].num_ids if edge_type in pieces.edge_books else None
         edge_ids = check_ids(edge_ids, limit, f"{where}, edge_ids")
         if edge_ids.numel() != num_edges:
@@ -174,6 +180,7 @@ def _read_label_edges(pieces: Pieces, parts: dict[EdgeType, Any]) -> None:
         if not isinstance(part, GraphPartitionData):
             raise WrongTypeError(f"{where} must be a GraphPartitionData, got {type(part).__name__}")
         edge_type, labels = given, part.edge_index
+        # in the direction "out" GiGL leaves them as they are
         if pieces.edge_dir == "in" and _was_turned(given, list(pieces.edges)):
             edge_type = (given[2], given[1], given[0])
             labels = check_edge_index(labels, None, None, where).flip(0)
@@ -190,7 +197,9 @@ def _was_turned(label_type: EdgeType, walked: list[EdgeType]) -> bool:
         other direction alone.
     """
     src, relation, dst = label_type
+    # both suffixes begin so, and the relation of the user may have it, too: the last one is ours
     plain = relation.rpartition("_gigl_")[0]
+    # between nodes of one type, names cannot tell: those are taken anchor first, as documented
     return src != dst and (src, plain, dst) not in walked and (dst, plain, src) in walked
 
 
@@ -203,6 +212,7 @@ def _keep_labels(pieces: Pieces, label_type: EdgeType, labels: Any, where: str) 
     if label_type in pieces.label_edges:
         raise ConfigError(f"{where}: the labels {label_type} were given already; give them once")
     labels = check_edge_index(labels, pieces.num_nodes[src], pieces.num_nodes[dst], where)
+    # a sampler looks labels up where the anchor is: elsewhere they would be lost without a word
     if src in pieces.node_books and pieces.num_partitions > 1:
         check_ownership(
             pieces.node_books[src].owner(labels[0]), pieces.partition_idx,
@@ -223,6 +233,7 @@ def _read_rows(pieces: Pieces, output: PartitionOutput) -> None:
             if node_type not in pieces.num_nodes:
                 raise ConfigError(f"{where}: there is no such node type")
             target[node_type] = _read_matrix(pieces, part, pieces.num_nodes[node_type], where)
+            # features of one column keep their shape: only labels have this rule in GiGL
             if name == "partitioned_node_labels":
                 target[node_type] = _one_column(target[node_type])
     for edge_type, part in by_type(
@@ -250,5 +261,6 @@ def _read_matrix(pieces: Pieces, part: Any, num_ids: int, where: str) -> Feature
     if part.ids is None and pieces.num_partitions > 1:
         raise ConfigError(f"{where} needs ids: several partitions share the rows")
     ids = None if part.ids is None else check_ids(part.ids, None, f"{where}, ids")
+    # ids are not held against `num_ids` here: `make_view` does, with the book's count in its error
     num_rows = num_ids if ids is None else ids.numel()
     return FeaturePartitionData(check_matrix(part.feats, num_rows, "id", where), ids)

@@ -87,6 +87,7 @@ def make_view(pieces: Pieces) -> PartitionView:
         adjacency[edge_type] = _labels(pieces, edge_type, labels)
     labeled = is_labeled_homogeneous(pieces.num_nodes, list(adjacency))
     several = pieces.num_partitions > 1
+    # labels and attributes share the index of the features where their ids are the same
     features = _node_rows(pieces, pieces.node_features, [])
     node_labels = _node_rows(pieces, pieces.node_labels, list(features.values()))
     like = [*features.values(), *node_labels.values()]
@@ -98,6 +99,7 @@ def make_view(pieces: Pieces) -> PartitionView:
         partition_idx=pieces.partition_idx,
         num_nodes=dict(pieces.num_nodes),
         adjacency=adjacency,
+        # without books samplers take a shorter way: nobody else is to be asked
         node_books=dict(pieces.node_books) if several else {},
         edge_books=dict(pieces.edge_books) if several else {},
         node_features=features,
@@ -107,6 +109,8 @@ def make_view(pieces: Pieces) -> PartitionView:
         edge_attributes=_edge_rows(
             pieces, with_weights(pieces), adjacency, list(edge_features.values())
         ),
+        # those of the whole graph where whoever cut it knew them; counted here, they need all
+        # labels
         num_classes=pieces.num_classes or count_classes(node_labels),
     )
 
@@ -132,6 +136,7 @@ def _labels(pieces: Pieces, edge_type: EdgeType, labels: Tensor) -> Adjacency:
         num_rows=pieces.num_nodes[edge_type[0]],
         num_cols=pieces.num_nodes[edge_type[2]],
     )
+    # positions as ids would look like ids of message-passing edges, which a batch could ask for
     return Adjacency(found.indptr, found.indices, None, None)
 
 
@@ -148,6 +153,7 @@ def _node_rows(
         rows = make_rows(part.feats, part.ids, num_nodes, [*like, *found.values()])
         owned = None
         if rows.index is not None and node_type in pieces.node_books:
+            # rows of further ids are allowed, and never asked for
             owned = owned_ids(pieces.node_books[node_type], pieces.partition_idx)
         _check_rows(rows, owned, where)
         found[name] = rows if part.scales is None else replace(rows, scales=part.scales)
@@ -163,11 +169,13 @@ def _edge_rows(
     """Return features or attributes of edges; ``like``: rows that may share an index."""
     found: dict[_K, Rows] = {}
     for name, part in parts.items():
+        # an edge type, or (edge type, attribute)
         edge_type: Any = name if len(name) == 3 else name[0]
         where = f"features or attributes of edge type {edge_type}"
         num_ids = _num_edge_ids(pieces, edge_type, part)
         _check_known(part.ids, num_ids, where, "edges")
         rows = make_rows(part.feats, part.ids, num_ids, [*like, *found.values()])
+        # by the edges that are here, not by the book: a batch asks for what was sampled
         _check_rows(rows, adjacency[edge_type].edge_ids, where)
         found[name] = rows
     return found
@@ -177,8 +185,10 @@ def with_weights(pieces: Pieces) -> dict[tuple[EdgeType, str], FeaturePartitionD
     """Return the attributes of edges, and the weights among them: batches carry these too."""
     found = dict(pieces.edge_attributes)
     for edge_type, part in pieces.edges.items():
+        # a user's own attribute of that name is carried as it is, in its own type
         if part.weights is None or any((edge_type, name) in found for name in WEIGHT_NAMES):
             continue
+        # a batch has edges of other partitions, and only a book tells whom to ask for their weights
         if pieces.num_partitions > 1 and edge_type not in pieces.edge_books:
             reason = "there is no edge partition book"
             warn_not_carried({f"weights of {edge_type}": reason}, stacklevel=4)
@@ -191,6 +201,7 @@ def warn_not_carried(reasons: Mapping[str, str], *, stacklevel: int) -> None:
     """Warn that batches will lack something, by name; ``stacklevel``: of the caller to blame."""
     if reasons:
         text = "; ".join(f"{name} ({why})" for name, why in reasons.items())
+        # all names in one: filters of warnings show a line of code once
         warnings.warn(f"batches will not carry: {text}", stacklevel=stacklevel + 1)
 
 
@@ -206,6 +217,7 @@ def count_classes(labels: Mapping[NodeType, Rows]) -> dict[NodeType, int]:
         values = rows.values
         if values.dim() and values.numel() != len(values):
             found[node_type] = int(values.size(-1))
+        # of a part of the labels the highest may be elsewhere
         elif rows.whole and not values.is_floating_point() and not values.is_complex():
             found[node_type] = int(values.max()) + 1 if values.numel() else 0
     return found
@@ -223,6 +235,7 @@ def _check_known(ids: Tensor | None, num_ids: int, what: str, unit: str) -> None
             f"{'...' if wrong.numel() > 3 else ''} ({wrong.numel()} of {ids.numel()}); the "
             f"partition book has {num_ids} {unit} (ids 0 to {num_ids - 1})"
         )
+    # the usual case, in one pass; `unique` sorts
     ascending = bool((ids[1:] > ids[:-1]).all())
     if not ascending and torch.unique(ids).numel() < ids.numel():
         raise ConfigError(f"{what}: an id has several rows; give each id once")
@@ -231,6 +244,7 @@ def _check_known(ids: Tensor | None, num_ids: int, what: str, unit: str) -> None
 def _check_rows(rows: Rows, owned: Tensor | None, what: str) -> None:
     """Check that there is a row for each id that this partition owns (None: for all ids)."""
     num_ids = rows.values.size(0) if rows.index is None else rows.index.numel()
+    # before the index is asked: an id past its end would raise torch's own error
     if owned is not None and owned.numel() and int(owned.max()) >= num_ids:
         raise ConfigError(f"{what}: id {int(owned.max())} has no row, there are {num_ids} ids")
     if rows.index is None:
@@ -250,6 +264,7 @@ def _num_edge_ids(pieces: Pieces, edge_type: EdgeType, part: FeaturePartitionDat
 def make_schema(view: PartitionView) -> DatasetSchema:
     """Return the shape of a dataset."""
     labeled = is_labeled_homogeneous(view.num_nodes, list(view.adjacency))
+    # batches of a labeled-homogeneous graph are plain, but its label edges need names
     typed = labeled or view.is_heterogeneous
     nodes = {node_type: feature_info(rows) for node_type, rows in view.node_features.items()}
     edges = {edge_type: feature_info(rows) for edge_type, rows in view.edge_features.items()}
@@ -277,12 +292,15 @@ def feature_info(rows: Rows) -> FeatureInfo:
     """Return width and dtype of one feature matrix."""
     width = 1
     for size in rows.values.shape[1:]:
+        # of a matrix with more dimensions, what a model flattens it to
         width *= size
+    # as batches have it, which are widened again, and not as it is stored
     return FeatureInfo(width, rows.values.dtype if rows.scales is None else torch.float32)
 
 
 def check_ownership(owner: Tensor, partition_idx: int, what: str, hint: str) -> None:
     """Check that all of ``owner`` (``[n]``, partitions) is ``partition_idx``."""
+    # all of them: the number tells a few stray edges from the wrong direction
     wrong = (owner != partition_idx).nonzero().view(-1)
     if wrong.numel():
         other = int(owner[wrong[0]])

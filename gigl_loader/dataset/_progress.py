@@ -22,10 +22,12 @@ class Progress:
     """
 
     def __init__(self, title: str, total: int, *, shown: bool) -> None:
+        # at least 1: shares of it are taken, and a graph may be empty
         self._title, self._total, self._bar = title, max(total, 1), None
         self._done, self._logged, self._shown = 0, 0.0, shown
         if shown:
             try:
+                # here, as it is an extra: who wants no bar need not have it
                 tqdm = importlib.import_module("tqdm").tqdm
                 self._bar = tqdm(total=self._total, desc=title, unit="B", unit_scale=True)
             except ImportError:
@@ -45,6 +47,7 @@ class Progress:
 
     def add(self, nbytes: int) -> None:
         """Note that so much more is done."""
+        # the total is an estimate, of which a bar should not go past the end
         nbytes = min(nbytes, self._total - self._done)
         self._done += nbytes
         if self._bar is not None:
@@ -55,12 +58,15 @@ class Progress:
 
     def close(self, *, complete: bool) -> None:
         """End; idempotent."""
+        # and should reach it; a piece of work that failed leaves its bar where it was
         if complete:
             self.add(self._total)
         if self._bar is not None:
             self._bar.close()
 
 
+# Not an argument: what writes and reads files is some calls below, and most of it is used without
+# a bar, too. Of the context: two threads that load do not move each other's.
 _current: ContextVar[Progress | None] = ContextVar("progress", default=None)
 
 

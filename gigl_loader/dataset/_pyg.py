@@ -83,6 +83,7 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> Source:
     Raises:
         ConfigError: Something in ``data`` cannot be a graph: the message names the attribute.
     """
+    # within the function: storage servers and workers never see a PyG graph
     from torch_geometric.data import Data, HeteroData
 
     if isinstance(data, HeteroData):
@@ -94,12 +95,15 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> Source:
             "data must be a torch_geometric.data.Data or HeteroData, "
             f"got {type(data).__module__}.{type(data).__name__}"
         )
+    # after the graph: label edges may only name node types that it has
     _add_supervision(source, supervision)
     if not source.edges:
         raise ConfigError("data has no message-passing edge type: give it an edge_index")
+    # before it is cut: a partition has a part of the labels
     source.num_classes = count_classes(
         {node_type: Rows(labels, None, True) for node_type, labels in source.node_labels.items()}
     )
+    # 3: the line that called `from_pyg` or `partition_graph`
     warn_not_carried(source.not_carried, stacklevel=3)
     return source
 
@@ -111,6 +115,7 @@ def _read_homogeneous(data: "Data") -> Source:
         raise ConfigError(_missing_edge_index(store, "data"))
     num_nodes = _num_nodes(store, "data")
     if num_nodes is None:
+        # as PyG counts, where nothing else tells; checked, since -1 would make it one node fewer
         edges = check_edge_index(store["edge_index"], None, None, "data.edge_index")
         num_nodes = int(edges.max()) + 1 if edges.numel() else 0
     source = Source(False, {node_type: num_nodes})
@@ -137,6 +142,7 @@ def _read_hetero(data: "HeteroData") -> Source:
         _read_nodes(source, data[node_type], node_type, where)
         nodes, _ = levels_of(data, data[node_type], num_nodes, None, source.not_carried, where)
         _keep(source.node_attributes, node_type, nodes)
+    # nodes were read before: edges are checked against both of their ends' counts
     for edge_type in map(plain_edge_type, data.edge_types):
         where = f"data[{edge_type}]"
         for node_type in (edge_type[0], edge_type[2]):
@@ -164,6 +170,7 @@ def keep_neighbor_times(source: Source, edge_dir: EdgeDir, time_attr: str) -> No
     Raises:
         ConfigError: There is no such attribute.
     """
+    # of a node, a partition has the times of its own; edges lead to others' nodes
     if not any(name == time_attr for _, name in source.node_attributes):
         if any(name == time_attr for _, name in source.edge_attributes):
             return  # edges have their own
@@ -173,6 +180,7 @@ def keep_neighbor_times(source: Source, edge_dir: EdgeDir, time_attr: str) -> No
         times = source.node_attributes.get(((edge_type[0], edge_type[2])[end], time_attr))
         if times is not None:
             name = NEIGHBOR_TIME + time_attr
+            # before edges are cut, so that each edge takes it along to wherever it goes
             source.edge_attributes[edge_type, name] = times[part.edge_index[end]]
 
 
@@ -182,6 +190,8 @@ def _keep(target: dict[Any, Tensor], owner: Any, found: dict[str, Tensor]) -> No
 
 def _keep_edges(source: Source, edge_type: EdgeType, found: dict[str, Tensor]) -> None:
     """Keep attributes of edges, but for weights that are carried as they are sampled by."""
+    # `make_view` adds float32 weights as an attribute of their first name; kept here as well, they
+    # would lie in memory twice. float64 or [n, 1] is not the same: batches have it as it was given.
     weights = source.edges[edge_type].weights
     named = found.get(WEIGHT_NAMES[0])
     if named is None or weights is None or WEIGHT_NAMES[1] in found:
@@ -215,6 +225,7 @@ def _num_nodes(store: Any, where: str) -> int | None:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ConfigError(f"{where}.num_nodes must be a non-negative int, got {count!r}")
         return count
+    # by the highest id in edges, which comes last, nodes without edges would be missing
     for name in ("x", *(f"{split}_mask" for split in SPLITS), "y", *_OF_NODES):
         value = store.get(name)
         if isinstance(value, Tensor | np.ndarray) and value.ndim:
@@ -246,8 +257,10 @@ def _read_edges(source: Source, store: Any, edge_type: EdgeType, where: str) -> 
     num_edges = edge_index.size(1)
     weights = None
     for name in WEIGHT_NAMES:
+        # the first name wins: draws need one, and both are carried
         if weights is None and store.get(name) is not None:
             weights = check_weights(store[name], num_edges, f"{where}.{name}")
+    # None: ids are positions, for which no tensor is made before a partition keeps some of them
     source.edges[edge_type] = GraphPartitionData(edge_index, None, weights)
     if store.get("edge_attr") is not None:
         source.edge_features[edge_type] = check_matrix(
@@ -271,6 +284,7 @@ def _add_supervision(source: Source, supervision: Supervision | None) -> None:
                 f"supervision names {edge_type}: name the edge type that is predicted, "
                 "without the label suffix"
             )
+        # a tensor [2, n] would unpack as well, into anchors and their labels
         positives, negatives = labels if isinstance(labels, tuple | list) else (labels, None)
         _add_labels(source, message_passing_to_positive_label(edge_type), positives)
         if negatives is not None:
@@ -301,17 +315,21 @@ class Cutter:
         self._owners: dict[EdgeType, Tensor] = {}
         self._uses = _neighbor_degrees(source, edge_dir) if order == "degree" else {}
         self.edge_books: dict[EdgeType, Book] = {}
+        # nothing is cut: `cut` hands out the tensors of the source as they are
         if num_partitions == 1:
             return
         end = expanded_end(edge_dir)
         for edge_type, part in source.edges.items():
             owners = self._owner_of((edge_type[0], edge_type[2])[end], part.edge_index[end])
             self._owners[edge_type] = owners
+            # ids are positions, so that owners in the order of the edges are the table of owners by
+            # id
             self.edge_books[edge_type] = make_book(owners, num_partitions)
         for edge_type, labels in source.label_edges.items():
             self._owners[edge_type] = self._owner_of(edge_type[0], labels[0])
 
     def _owner_of(self, node_type: NodeType, ids: Tensor) -> Tensor:
+        # a byte for each edge of the graph is kept until the last partition is cut, not eight
         dtype = torch.uint8 if self._count <= 256 else torch.int32
         return self.node_books[node_type].owner(ids).to(dtype)
 
@@ -343,6 +361,7 @@ class Cutter:
         features = self._source.edge_features.get(edge_type)
         if mine is not None:
             weights = None if part.weights is None else part.weights[mine]
+            # positions in the whole edge index are the ids
             part = GraphPartitionData(part.edge_index[:, mine], mine, weights)
         pieces.edges[edge_type] = part
         if features is not None:
@@ -357,6 +376,8 @@ class Cutter:
             mine = owned_ids(self.node_books[node_type], pieces.partition_idx)
         if node_type in self._uses:
             uses = self._uses[node_type] if mine is None else self._uses[node_type][mine]
+            # stable: nodes of one degree stay in the order of ids, and the same graph gives the
+            # same files
             order = torch.argsort(uses, descending=True, stable=True)
             pieces.row_order[node_type] = order if mine is None else mine[order]
         if node_type in source.node_features:
@@ -377,6 +398,8 @@ class Cutter:
 
 def _neighbor_degrees(source: Source, edge_dir: EdgeDir) -> dict[NodeType, Tensor]:
     """Return by type, ``[num_nodes]`` int64: edges that lead to each node as a neighbour."""
+    # as a neighbour: a node's row is read once for each edge that leads to it while it is not a
+    # seed
     end, found = 1 - expanded_end(edge_dir), {}
     for node_type, count in source.num_nodes.items():
         found[node_type] = torch.zeros(count, dtype=torch.int64)

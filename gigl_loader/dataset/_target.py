@@ -40,7 +40,10 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     if not target.is_dir():
         raise ConfigError(f"{target} is a file: give a directory to write to")
     names = {path.name for path in target.iterdir()}
+    # GLT's format has META and our extras; a directory with META alone, GLT's partitioner wrote
     ours = {ROOT_FILE, "META"} <= names or is_mapped_format(target)
+    # every file, not only the top: the whole tree is removed when it is replaced, and people put
+    # notes and models beside their data
     others = [path for path in target.rglob("*") if not (ours and _is_ours(path, target))]
     if others:
         found = ", ".join(sorted(str(path.relative_to(target)) for path in others)[:3])
@@ -59,4 +62,5 @@ def _is_ours(path: Path, target: Path) -> bool:
         return path.is_file()
     known = re.fullmatch(r"part\d+|books|ids|(node|edge)_pb(\.pt)?", first) is not None
     suffixes = (".pt", ".pkl", ".bin", ".parquet")
+    # by place and by kind: a notes.txt in part0 is somebody's, and so is a mine/a.pt
     return known and (path.is_dir() or path.suffix in suffixes or path.name == PART_FILE)

@@ -23,6 +23,8 @@ def weighted_view(view: PartitionView, name: str) -> PartitionView:
     """
     walked = [t for t in view.adjacency if not is_label_edge_type(t)]
     named = [t for t in walked if (t, name) in view.edge_attributes]
+    # weights that were given without a name are called edge_weight in batches, so that name is
+    # understood where no attribute has it
     if not named and not (name in WEIGHT_NAMES and any(_weights(view, t) for t in walked)):
         known = sorted({attribute for _, attribute in view.edge_attributes})
         raise ConfigError(
@@ -31,6 +33,7 @@ def weighted_view(view: PartitionView, name: str) -> PartitionView:
         )
     adjacency = dict(view.adjacency)
     for edge_type in walked:
+        # a type without it is drawn from evenly: its own weights may be of another measure
         weights = _read(view, edge_type, name) if edge_type in named else None
         if weights is None and name in WEIGHT_NAMES:
             weights = view.adjacency[edge_type].weights
@@ -47,8 +50,10 @@ def _read(view: PartitionView, edge_type: EdgeType, name: str) -> Tensor:
     edges: Adjacency = view.adjacency[edge_type]
     if not edges.has_edge_ids:
         raise ConfigError(f"weight_attr={name!r} needs edge ids, and {edge_type} keeps none")
+    # attributes lie by edge id, weights by place in the adjacency
     ids = edges.edge_ids_at(torch.arange(edges.indices.numel()))
     book = view.edge_books.get(edge_type)
+    # before rows are read: another partition's id would find no row here, or a wrong one
     if book is not None and bool((book.owner(ids) != view.partition_idx).any()):
         raise ConfigError(
             f"weight_attr={name!r}: some edges of {edge_type} are sampled by partition "
@@ -62,4 +67,5 @@ def _read(view: PartitionView, edge_type: EdgeType, name: str) -> Tensor:
             f"weight_attr={name!r} of {edge_type} must be a number for each edge, got "
             f"{list(values.shape)} {values.dtype}"
         )
+    # shared: the view goes to workers as descriptors
     return share_tensor(check_weights(values, ids.numel(), f"weight_attr {name!r} of {edge_type}"))

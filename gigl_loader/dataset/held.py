@@ -39,6 +39,7 @@ def check_enough(num_partitions: int, own: int, num_holders: int, *, who: str) -
     Raises:
         ConfigError: They are fewer than the partitions.
     """
+    # one holder knows all of them, and can name the partitions that are missing
     if num_holders == 1:
         check_held(num_partitions, [own], who=who)
     if num_holders < num_partitions:
@@ -61,6 +62,7 @@ def check_place(num_partitions: int, own: int, server_rank: int, num_servers: in
     Raises:
         ConfigError: They are more than the partitions, and this one has another than its rank says.
     """
+    # clients tell by this rule which servers are twins; with a server for each partition none are
     if num_servers > num_partitions and own != server_rank % num_partitions:
         raise ConfigError(
             f"storage server {server_rank} of {num_servers} has partition {own}, but must have "

@@ -16,7 +16,7 @@ import copy
 import math
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ from gigl_loader.dataset.schema import (
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
 
+# Links in a step, which takes some arrays of 32 MB, however many links there are.
 _CHUNK = 4 * 1024 * 1024
 _TRAIN, _VAL, _TEST, _DISJOINT = range(4)
 
@@ -121,12 +122,17 @@ class _Plan:
     def codes(self, edge_index: Tensor, *, turned: bool) -> Tensor:
         """Return ``[num_edges]`` uint8, the split of each edge; ``turned``: of a reverse type."""
         src, dst = edge_index.flip(0) if turned else edge_index
+        # an undirected graph has both; apart, the one would tell the answer of the other
         if self.edge_type[0] == self.edge_type[2]:  # both directions are one link
             src, dst = torch.minimum(src, dst), torch.maximum(src, dst)
         draws = link_draws(src, dst, self.seed)
         codes = torch.full((draws.numel(),), _TRAIN, dtype=torch.uint8)
         if self.disjoint_train:
+            # a stream of its own: the first draw is above num_val + num_test for each link of
+            # training, and the fraction of those below disjoint_train another one
             codes[link_draws(src, dst, self.seed, stream=1) < self.disjoint_train] = _DISJOINT
+        # test is written over validation and both over training: the test links are those below
+        # num_test, whatever num_val is
         codes[draws < self.num_test + self.num_val] = _VAL
         codes[draws < self.num_test] = _TEST
         return codes
@@ -181,12 +187,14 @@ def split_links(
         edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, list(source.edges), rev_edge_type,
         num_val, num_test, disjoint_train, seed,
     )  # fmt: skip
+    # PyG copies the stores, not the tensors: what is set below leaves the caller's graph alone
     result = copy.copy(data)
     found = {}
     for kept_type in (plan.edge_type, *plan.reverse):
         edge_index = source.edges[kept_type].edge_index
         codes = plan.codes(edge_index, turned=kept_type != plan.edge_type)
-        _keep_edges(_edge_store(result, kept_type), codes == _TRAIN)
+        # only edges of training: those that supervise alone (disjoint) are not walked, either
+        _keep_edges(result, _edge_store(result, kept_type), codes == _TRAIN)
         if kept_type == plan.edge_type:
             found = {split: links for links, split in plan.links(edge_index, codes)}
     _mark_anchors(result, source.num_nodes[plan.edge_type[0]], plan.edge_type[0], found)
@@ -196,12 +204,15 @@ def split_links(
 def link_draws(src: Tensor, dst: Tensor, seed: int, *, stream: int = 0) -> Tensor:
     """Return ``[num_links]`` float64 in ``[0, 1)``, a function of seed, stream and both ends."""
     draws = torch.empty(src.numel(), dtype=torch.float64)
+    # an array: numpy warns when a scalar of uint64 wraps around, and a seed may be negative
     key = _mix(np.array([seed % 2**64], np.uint64))
     key = _mix(key ^ np.uint64(stream))
     for start in range(0, src.numel(), _CHUNK):
         part = slice(start, start + _CHUNK)
+        # one end after the other, mixed between: (a, b) and (b, a) are different links
         state = _mix(key ^ src[part].numpy().astype(np.uint64))
         state = _mix(state ^ dst[part].numpy().astype(np.uint64))
+        # the 53 bits that a float64 has: all of them count, and 1.0 cannot come out
         draws[part] = torch.from_numpy((state >> np.uint64(11)) * 2.0**-53)
     return draws
 
@@ -229,6 +240,7 @@ def _make_plan(
                 f"{name} must be a fraction in [0, 1), got {value}: each link is drawn by itself, "
                 "so counts cannot be promised"
             )
+    # each is below 1, and their sum need not be
     if num_val + num_test >= 1:
         raise ConfigError(f"num_val + num_test = {num_val + num_test} leaves nothing to train on")
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -244,6 +256,8 @@ def _reverse_types(
     if rev_edge_type is None:
         return ()
     if rev_edge_type == "auto":
+        # GLT takes a "rev_" away where there is one; PyG's ToUndirected always puts one before, and
+        # with merge=False between nodes of one type, too, where GLT keeps the name
         names = {reverse_edge_type(edge_type), (dst, f"rev_{relation}", src)} - {edge_type}
         return tuple(sorted(names & set(known)))
     check_edge_type(rev_edge_type, "rev_edge_type")
@@ -252,6 +266,7 @@ def _reverse_types(
             f"rev_edge_type {rev_edge_type} must be an edge type of the graph from {dst!r} to "
             f"{src!r}; there are {known}"
         )
+    # itself: both directions of a link are in the one type, which `codes` takes as one already
     return () if rev_edge_type == edge_type else (rev_edge_type,)
 
 
@@ -259,12 +274,23 @@ def _edge_store(data: Data | HeteroData, edge_type: EdgeType) -> Any:
     return data[edge_type] if isinstance(data, HeteroData) else data.stores[0]
 
 
-def _keep_edges(store: Any, keep: Tensor) -> None:
+def _keep_edges(data: Any, store: Any, keep: Tensor) -> None:
+    # listed before any is cut: PyG tells attributes of edges by the number of edges
     names = [name for name in store if name != "edge_index" and store.is_edge_attr(name)]
     for name in names:
-        if isinstance(store[name], Tensor):
-            store[name] = store[name][keep.to(store[name].device)]
-    store["edge_index"] = store["edge_index"][:, keep.to(store["edge_index"].device)]
+        store[name] = _kept(store[name], data.__cat_dim__(name, store[name], store), keep)
+    store["edge_index"] = _kept(store["edge_index"], 1, keep)
+
+
+def _kept(values: Any, dim: Any, keep: Tensor) -> Any:
+    """Return what an attribute has of the edges to keep; ``dim``: where it has one for each."""
+    if isinstance(values, Tensor):
+        return values.index_select(dim, keep.nonzero().view(-1).to(values.device))
+    if isinstance(values, np.ndarray):
+        return np.compress(keep.numpy(), values, axis=dim)
+    if isinstance(values, list | tuple):
+        return [value for value, kept in zip(values, keep.tolist(), strict=True) if kept]
+    return values
 
 
 def _mark_anchors(data: Any, num_nodes: int, node_type: str, found: dict[str, LinkSplit]) -> None:
@@ -273,6 +299,7 @@ def _mark_anchors(data: Any, num_nodes: int, node_type: str, found: dict[str, Li
         mask = torch.zeros(num_nodes, dtype=torch.bool)
         mask[links.links[0]] = True
         store[f"{split}_mask"] = mask
+    # said, as PyG counts nodes by the highest id in sight, which held-out links may have had
     store["num_nodes"] = num_nodes
 
 
@@ -309,6 +336,7 @@ def split_partitions(
         ConfigError: ``output_root`` holds files, and as `DistDataset.load` and `split_links`.
     """
     root, target = Path(root), Path(output_root).absolute()
+    # partitions are read while others are written
     if target == root.absolute():
         raise ConfigError(f"output_root must be another directory than {root}")
     check_target(target, overwrite=overwrite)
@@ -323,13 +351,19 @@ def split_partitions(
         message_passing_to_positive_label(split_supervision_type(plan.edge_type, split))
         for split in SPLITS
     ]
+    # a second split of the same type would add to the labels of the first, and leak them
     if set(label_types) & pieces.label_edges.keys():
         raise ConfigError(f"{root} has label edges of {plan.edge_type} already")
     count = pieces.num_partitions
     with complete_or_nothing(target) as new:
+        # beside the result, in the folder that `complete_or_nothing` removes
         spill, mapped = new.parent / "spill", is_mapped_format(root)
+        # Mapped files are sealed once they are complete, and label edges are known when all
+        # partitions were read: they lie in GLT's format meanwhile, whose files can be added one by
+        # one.
         folder = new.parent / "plain" if mapped else new
         for partition_idx in range(count):
+            # the first one is here already, from which the plan was checked
             if partition_idx:
                 pieces = read_partition(root, partition_idx, None)
             _split_pieces(pieces, plan, spill)
@@ -344,9 +378,14 @@ def split_partitions(
 
 
 def _share(root: Path, folder: Path, partition_idx: int) -> Pieces:
-    """Return a partition that was split, its rows to be stored in the order that they had."""
+    """Return a partition that was split, its rows to be stored as they were."""
     pieces = read_partition(folder, partition_idx, None)
-    pieces.row_order = row_order(MappedPart(root, partition_idx, "mapped").view())
+    view = MappedPart(root, partition_idx, "mapped").view()
+    # what GLT's format, in which the split partition lies meanwhile, has no place for
+    pieces.row_order = row_order(view)
+    for node_type, rows in view.node_features.items():
+        part = pieces.node_features[node_type]
+        pieces.node_features[node_type] = replace(part, scales=rows.scales)
     return pieces
 
 
@@ -355,6 +394,7 @@ def _split_pieces(pieces: Pieces, plan: _Plan, spill: Path) -> None:
     for kept_type in (plan.edge_type, *plan.reverse):
         part = pieces.edges[kept_type]
         codes = plan.codes(part.edge_index, turned=kept_type != plan.edge_type)
+        # edge ids stay those of the whole graph, so that features and books need no change
         keep = (codes == _TRAIN).nonzero().view(-1)
         edge_ids = keep if part.edge_ids is None else part.edge_ids[keep]
         weights = None if part.weights is None else part.weights[keep]
@@ -362,8 +402,12 @@ def _split_pieces(pieces: Pieces, plan: _Plan, spill: Path) -> None:
         if kept_type != plan.edge_type:
             continue
         for found, split in plan.links(part.edge_index, codes):
+            # an edge lies with the node that is expanded, supervision with the anchor: with "in"
+            # these are two nodes, of two owners perhaps
             owners = pieces.node_books[plan.edge_type[0]].owner(found.links[0])
             for owner in torch.unique(owners).tolist():
+                # a file for each pair of partitions: one at a time in memory, and none written to
+                # twice
                 path = spill / split / str(owner) / f"{pieces.partition_idx}.pt"
                 save_tensor(path, found.links[:, owners == owner])
 
@@ -372,6 +416,7 @@ def _collect(extras: Path, plan: _Plan, spill: Path, partition_idx: int) -> None
     """Write the label edges and the anchors of one partition from what all of them spilled."""
     for split in SPLITS:
         files = (spill / split / str(partition_idx)).glob("*.pt")
+        # by number: the order in which a directory lists its files differs from machine to machine
         found = [load_tensor(path) for path in sorted(files, key=lambda path: int(path.stem))]
         links = torch.cat([torch.empty((2, 0), dtype=torch.int64), *found], dim=1)
         supervised = split_supervision_type(plan.edge_type, split)
@@ -385,12 +430,14 @@ def _finish(
     root: Path, folder: Path, pieces: Pieces, plan: _Plan, label_types: list[EdgeType]
 ) -> None:
     if is_mapped_format(root):
+        # GLT's format has books in files, ours in the manifest or as bare arrays
         write_books(folder, pieces.heterogeneous, pieces.node_books, pieces.edge_books)
     for path in [*root.glob("node_pb*"), *root.glob("edge_pb*")]:
         if path.is_dir():
             shutil.copytree(path, folder / path.name)
         else:
             shutil.copyfile(path, folder / path.name)
+    # what names our files is read of the keys alone; the tensors are on disk
     for edge_type in label_types:
         pieces.label_edges[edge_type] = torch.empty((2, 0), dtype=torch.int64)
     for split in SPLITS:

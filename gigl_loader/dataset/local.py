@@ -82,6 +82,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         self._mapped: MappedPart | None = None
         self._original: dict[NodeType, OriginalIds] = {}
         self._max_labels: int | None = None
+        self._weight_attr: str | None = None
 
     # --- ways in ----------------------------------------------------------------------------------
 
@@ -152,6 +153,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         elif count > 1:
             raise ConfigError(f"num_partitions={count} needs a partition_book")
         check_partitions(count, partition_idx)
+        # with one partition, times of neighbours are found by node: all of them are here
         if time_attr is not None and count > 1:
             keep_neighbor_times(source, edge_dir, time_attr)
         return cls._of(Cutter(source, books, edge_dir, count).cut(partition_idx))
@@ -200,11 +202,13 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         if verify not in ("background", "now", "off"):
             raise ConfigError(f'verify must be "background", "now" or "off", got {verify!r}')
         ours = is_mapped_format(Path(root))
+        # only of what is GLT's: a wrong path gets the error that names the path
         if memory == "mapped" and not ours and (Path(root) / "META").exists():
             raise ConfigError(
                 f'{root} is in GLT\'s format, which cannot be mapped: use memory="resident", or '
                 "partition the graph again"
             )
+        # it lists all files, which takes its time on a network's disk
         total = _disk.bytes_to_read(root, partition_idx) if progress else 0
         with showing(f"load partition {partition_idx}", total, shown=progress):
             if ours:
@@ -234,6 +238,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         dataset._keep(part)
         if verify == "background":
             part.verify_in_background()
+            # a thread that reads a large graph for nobody stops; at exit it ends by itself, as a
+            # daemon
             weakref.finalize(dataset, part.close).atexit = False
         return dataset
 
@@ -243,14 +249,16 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     @classmethod
     def _reopen(
         cls, root: Path, partition_idx: int, run: str, splits: dict[str, dict[NodeType, Tensor]],
-        max_labels: int | None,
+        max_labels: int | None, weight_attr: str | None,
     ) -> "DistDataset":  # fmt: skip
         part = MappedPart(root, partition_idx, "mapped")
+        # the pickle names a path: the directory may have been replaced before it was unpickled, and
+        # this process would have another graph than the one that sent it
         if part.run != run:
             raise ConfigError(f"{root} was written anew while it was in use: load it again")
         dataset = cls._restore(part.view(), splits, max_labels)
         dataset._keep(part)
-        return dataset
+        return dataset.weighted_by(weight_attr)
 
     @classmethod
     def wrap(cls, dataset: _glt.Dataset) -> "DistDataset":
@@ -263,6 +271,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             ConfigError: The dataset has no graph, or features that cannot be read on the CPU.
             WrongTypeError: It is no GLT dataset.
         """
+        # ours is a subclass of GLT's
         if isinstance(dataset, DistDataset):
             return dataset
         if not isinstance(dataset, _glt.Dataset):
@@ -286,9 +295,12 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         """
         if name is None:
             return self
+        # not a copy of the tensors, and not __init__, which would empty the attributes that are
+        # shared
         found = object.__new__(type(self))
         found.__dict__.update(self.__dict__)
         found._view = weighted_view(self.view(), name)
+        found._by_time, found._weight_attr = {}, name  # views by time have weights, too
         return found
 
     @classmethod
@@ -318,19 +330,30 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return dataset
 
     def _fill(self, view: PartitionView, splits: dict[str, dict[NodeType, Tensor]]) -> None:
+        # the schema first: whether attributes are dicts follows from it
         self._view, self._schema = view, make_schema(view)
         _attributes.set_glt(self, view, splits, typed=self.is_typed)
 
     # --- to other processes -----------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # as they are now: GLT's code sets train_idx and the others when it likes
         splits = _attributes.read_splits(self)
         part = self._mapped
+        # files instead of data: the other process maps the same pages of the page cache
         if part is not None and part.memory == "mapped":
             return (
                 type(self)._reopen,
-                (part.root.absolute(), self.partition_idx, part.run, splits, self._max_labels),
+                (
+                    part.root.absolute(),
+                    self.partition_idx,
+                    part.run,
+                    splits,
+                    self._max_labels,
+                    self._weight_attr,
+                ),
             )
+        # for a dataset without a view, which `build` fills in the other process
         empty = (self.partition_idx, self.num_partitions, self.edge_dir)
         state = (self._view, splits, self._max_labels)
         return (type(self)._rebuild, (self._original, *state, *empty))
@@ -358,6 +381,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         """
         if self._view is None:
             raise UsageError("this DistDataset is empty: call build() first, or use from_pyg/load")
+        # at each use: the comparison in the background ends some time after `load`
         if self._mapped is not None:
             self._mapped.check()
         return self._view
@@ -393,6 +417,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return self._looked_up("node_labels").get(ids, node_type)
 
     def _looked_up(self, kind: Kind) -> DistFeature:
+        # Looked up each time, as a process group may come after the dataset, or be replaced by
+        # another one: a look-up over the old one would hang.
         group = dist.group.WORLD if dist.is_initialized() else None
         if kind not in self._lookups or self._lookups[kind][0] is not group:
             self._lookups[kind] = group, DistFeature(self, kind)

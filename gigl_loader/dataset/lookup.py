@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import EdgeType, NodeType
-from gigl_loader.dataset.view import PartitionView
+from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
 
@@ -34,6 +34,7 @@ class RowLookup:
             for name, rows in getattr(view, kind).items()
             if rows.whole
         ]
+        # once, when all ranks are here anyway: who has what does not change
         everyone = exchange.gather((view.partition_idx, whole), tuple[int, list[str]])
         held = [part for part, _ in everyone]
         # all ranks answer, or none: one that has all rows of a small type must not stay away
@@ -65,19 +66,30 @@ class RowLookup:
             raise ConfigError(f"the dataset has no {kind.replace('_', ' ')} of {name!r}")
         books: Any = self._view.edge_books if kind == "edge_features" else self._view.node_books
         book = books.get(name)
-        counts: Any = self._view.num_nodes
-        check_ids(ids, name, counts.get(name) if book is None else book.num_ids)
+        check_ids(ids, name, self._num_ids(name, rows) if book is None else book.num_ids)
         if book is None or f"{kind} {name}" in self._whole or self._exchange.size == 1:
-            return _take(rows, ids)
+            return _take(rows, ids, name)
         owner = self._rank_of[book.owner(ids)]
+        # all_to_all wants the ids of rank 0 first, then those of rank 1...
         order = torch.argsort(owner, stable=True)
         ask = torch.bincount(owner, minlength=self._exchange.size).tolist()
+        # sizes go first: a receiver has to allocate before values come
         asked = self._exchange.swap_counts(ask)
         theirs = self._exchange.swap_values(ids[order], ask, asked)
         found = self._exchange.swap_values(_take(rows, theirs), asked, ask)
         out = torch.empty_like(found)
+        # answers come in the order of the questions, by owner: back to the caller's
         out[order] = found
         return out
+
+    def _num_ids(self, name: NodeType | EdgeType, rows: Rows) -> int:
+        """Return one past the highest id of a type that has no book: there is one partition."""
+        counts: Any = self._view.num_nodes
+        if name in counts:
+            return int(counts[name])
+        if rows.ids is not None:
+            return int(rows.ids[-1]) + 1 if len(rows.ids) else 0
+        return rows.first + len(rows.values if rows.index is None else rows.index)
 
 
 def check_ids(ids: Tensor, name: NodeType | EdgeType, count: int | None) -> None:
@@ -92,14 +104,20 @@ def check_ids(ids: Tensor, name: NodeType | EdgeType, count: int | None) -> None
         raise ConfigError(f"ids must be 1-D int64, got {tuple(ids.shape)} {ids.dtype}")
     if not ids.numel():
         return
+    # here, before anything is sent: at the owner, the error would be another rank's
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or (count is not None and most >= count):
         end = "the number of ids" if count is None else count
         raise ConfigError(f"ids of {name!r} must be in [0, {end}), got {least} to {most}")
 
 
-def _take(rows: Any, ids: Tensor) -> Tensor:
-    taken: Tensor = rows.values[rows.locate(ids)]
+def _take(rows: Any, ids: Tensor, name: NodeType | EdgeType | None = None) -> Tensor:
+    """Return the rows of ``ids``; ``name``: their type, where ids without a row are refused."""
+    places: Tensor = rows.locate(ids)
+    if name is not None and bool((places < 0).any()):
+        lost = ids[places < 0]
+        raise ConfigError(f"{lost.numel()} of the ids of {name!r} have no row: {int(lost[0])}...")
+    taken: Tensor = rows.values[places]
     return taken
 
 
@@ -146,6 +164,7 @@ class DistFeature:
         rows: Tensor = self._source.rows(self._kind, name, ids)
         if self._is_stored:
             return rows
+        # after the exchange, which then sends a byte or two for each number, not four
         return widened(rows, getattr(self._view, self._kind)[name].scales)
 
     def _type_of(self, given: NodeType | EdgeType | None) -> Any:

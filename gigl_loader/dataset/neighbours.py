@@ -23,11 +23,15 @@ class AllEdges:
 def all_edges(adjacency: Adjacency, ids: Tensor) -> AllEdges:
     """Return all edges of ``ids`` (``[n]`` int64, nodes that this partition owns)."""
     limit, rows = adjacency.indptr.numel() - 1, adjacency.locate(ids)
+    # nodes past the last row have no edge, and no entry to read: any other is read for them, and
+    # `where` drops what was found
     known = rows.clamp(max=max(limit - 1, 0))
     starts = adjacency.indptr[known] if limit else torch.zeros_like(ids)
     ends = adjacency.indptr[known + 1] if limit else starts
     counts = torch.where(rows < limit, ends - starts, 0)
     targets = torch.repeat_interleave(torch.arange(ids.numel()), counts)
+    # where the edges of each node begin in the answer; the difference to where they begin in the
+    # adjacency, added to 0, 1, 2..., gives all positions without a loop over nodes
     first = counts.cumsum(0) - counts
     positions = torch.arange(targets.numel()) + (starts - first)[targets]
     return AllEdges(adjacency.indices[positions].long(), targets, positions)

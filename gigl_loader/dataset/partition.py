@@ -110,8 +110,10 @@ def partition_graph(
     check_order(order, format)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
+    # before the graph is read, which may take minutes
     metis = _import_metis() if method == "metis" and num_partitions > 1 else None
     target = Path(root).absolute()
+    # all that can be refused is refused before anything is written
     check_target(target, overwrite=overwrite)
     source = read_pyg(data, supervision)
     _check_names(source)
@@ -124,6 +126,8 @@ def partition_graph(
     ):
         bar.step("assigning nodes")
         books = _assign(source, num_partitions, method, seed, metis)
+        # who owns what is needed for all partitions at once; they are cut one by one, each when the
+        # one before is on disk
         bar.step("assigning edges")
         cutter = Cutter(source, books, edge_dir, num_partitions, order)
         shares = _shares(cutter, num_partitions, bar)
@@ -149,6 +153,8 @@ def _assign(
     if method == "random":
         generator = torch.Generator().manual_seed(seed)
         tables = [
+            # places in a permutation, modulo: parts differ by one node at most, which draws of an
+            # owner for each node would not give
             torch.randperm(count, generator=generator).remainder_(num_partitions)
             for count in counts.values()
         ]
@@ -178,13 +184,16 @@ def _metis_owners(source: Source, num_partitions: int, seed: int, metis: Any) ->
         for (src, _, dst), part in source.edges.items()
     ]
     edges = torch.cat(ends, dim=1)
+    # METIS wants undirected edges, each from both ends, and no loops
     edges = edges[:, edges[0] != edges[1]]
     edges = torch.cat([edges, edges.flip(0)], dim=1)
     if total == 0 or edges.size(1) == 0:  # METIS has nothing to cut
         return book_table(contiguous_book(total, num_partitions))
     whole = compress(edges[0], edges[1], num_rows=total, num_cols=total)
     graph = (whole.indptr.numpy(), whole.indices.numpy())
+    # a 32-bit int in pymetis's METIS
     options = metis.Options(seed=seed % 2**31)
+    # older releases take two arrays
     if hasattr(metis, "CSRAdjacency"):
         found = metis.part_graph(num_partitions, metis.CSRAdjacency(*graph), options=options)
     else:
@@ -199,6 +208,7 @@ def _bytes_to_write(source: Source) -> int:
         *source.edge_features.values(), *source.node_attributes.values(),
         *source.edge_attributes.values(),
     ]  # fmt: skip
+    # rows, columns, ids and owner of each edge, as GLT's format has them: the most that is written
     ends = sum(4 * 8 * part.edge_index.size(1) for part in source.edges.values())
     ids = 8 * sum(source.num_nodes.values())
     return ends + ids + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -223,6 +233,7 @@ def write_mapped(
         writer.keep_original_ids(original_ids_of)
     for pieces in shares:
         writer.add(pieces)
+    # books and counts are the same in every partition: the last one has them, too
     writer.finish(pieces, **made)
 
 
@@ -242,6 +253,7 @@ def write_glt(folder: Path, shares: Iterable[Pieces], **made: Any) -> None:
             name = f"edge_pb/{type_str(edge_type)}.pt" if pieces.heterogeneous else "edge_pb.pt"
             save_tensor(folder / name, torch.zeros(part.edge_index.size(1), dtype=torch.int64))
     write_extras(folder, pieces, edge_dir=pieces.edge_dir, **made)
+    # last: without it, the directory is no partition to GLT or to us
     write_meta(
         folder,
         num_partitions=pieces.num_partitions,
@@ -311,14 +323,22 @@ def _check_names(source: Source) -> None:
 def complete_or_nothing(target: Path) -> Iterator[Path]:
     """Yield a directory beside ``target`` that takes its place at the end, or is removed."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    # beside it: a rename is atomic within a file system, and a copy between two is not
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
     try:
         folder = work / "new"
         folder.mkdir()
         with explained_limits(f"writing {target}"):
             yield folder
-        if target.exists():
+        replaced = target.exists()
+        if replaced:
+            # a directory that is not empty cannot be renamed over: the old one steps aside first
             os.rename(target, work / "old")
-        os.rename(folder, target)
+        try:
+            os.rename(folder, target)
+        except BaseException:  # a Ctrl-C, too: the old directory would go with the folder below
+            if replaced and not target.exists():
+                os.rename(work / "old", target)
+            raise
     finally:
         shutil.rmtree(work, ignore_errors=True)

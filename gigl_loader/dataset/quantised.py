@@ -21,7 +21,9 @@ DTYPES = ("int8", "uint8", "float16", "bfloat16")
 FeatureDtype = str | torch.dtype | Mapping[NodeType, str | torch.dtype]
 """A name among `DTYPES`, or torch's own, for the features of all node types, or by type."""
 
+# Steps between the 256 values of a byte.
 _LEVELS = 255
+# Rows that are float64 at a time, so that a matrix is not held in eight bytes a number.
 _ROWS = 1 << 16
 
 
@@ -57,16 +59,20 @@ def quantise(values: Tensor, dtype: str, where: str) -> tuple[Tensor, Tensor]:
     if values.size(0) == 0:
         return values.to(kind), torch.zeros((2, *values.shape[1:]))
     lowest = torch.iinfo(kind).min
+    # float64: most - least of two float32 may be infinite, or lose what small ranges consist of
     least, most = (limit.double() for limit in torch.aminmax(values, dim=0))
     scale = (most - least) / _LEVELS
     scales = torch.stack([scale, least - lowest * scale]).float()
+    # both ends as `widened` will compute them, in float32
     ends = [level * scales[0] + scales[1] for level in (lowest, lowest + _LEVELS)]
     if not bool(torch.isfinite(torch.stack(ends)).all()):  # batches would have infinities
         raise ConfigError(f"{where} have values too far apart for {dtype} and float32: scale them")
     stored = torch.empty(values.shape, dtype=kind)
+    # a column of one value: no division by zero, and all of its levels are the lowest
     steps = torch.where(scale > 0, scale, 1.0)
     for start in range(0, values.size(0), _ROWS):
         rows = values[start : start + _ROWS].double()
+        # a level past the last, by rounding, would wrap around in 8 bits
         levels = ((rows - least) / steps).round().clamp(0, _LEVELS) + lowest
         stored[start : start + _ROWS] = levels.to(kind)
     return stored, scales
@@ -79,6 +85,7 @@ def widened(stored: Tensor, scales: Tensor | None) -> Tensor:
     values = stored.to(torch.float32)
     if scales.numel():
         scale, offset = scales.to(values.device)
+        # in place: `stored.to` made a copy already
         values.mul_(scale).add_(offset)
     return values
 
@@ -94,6 +101,7 @@ def check_feature_dtype(
     if feature_dtype is None:
         return {}
     if not isinstance(feature_dtype, Mapping):
+        # types that have features: the others have nothing to be stored
         feature_dtype = dict.fromkeys(features, feature_dtype)
     chosen = {
         node_type: str(dtype).removeprefix("torch.") for node_type, dtype in feature_dtype.items()

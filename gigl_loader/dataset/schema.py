@@ -23,6 +23,7 @@ NEIGHBOR_TIME = "_time_of_neighbor_"
 """Before the name of a node attribute: the attribute of edges that has its value of the neighbour,
 which may be another partition's node. Batches do not have it."""
 
+# GiGL's own suffixes: its edge types and its saved graphs work here by name.
 _POSITIVE_SUFFIX = "_gigl_positive"
 _NEGATIVE_SUFFIX = "_gigl_negative"
 

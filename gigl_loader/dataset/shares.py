@@ -49,6 +49,8 @@ def shares_of(num_servers: int, rank: int | None, world_size: int | None) -> dic
         rank, world_size = 0, 1
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank must be in [0, {world_size}), got {rank}")
+    # In units of 1/world_size of a server: server s covers [s * world_size, (s + 1) * world_size)
+    # and rank r [r * num_servers, (r + 1) * num_servers): integers, so that shares have no gaps.
     found = {}
     for server in range(num_servers):
         first = server * world_size

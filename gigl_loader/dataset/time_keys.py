@@ -18,6 +18,7 @@ def keys_of(times: Array, *, is_float: bool) -> Array:
     if not is_float:
         return times.astype(np.int64, copy=False)
     bits: Array = (times.astype(np.float64) + 0.0).view(np.int64)  # -0.0 equals 0.0
+    # all bits but the sign turned round: negative numbers ascend then, and stay below the others
     return np.where(bits < 0, bits ^ _SIGN, bits)
 
 
@@ -27,4 +28,5 @@ def earlier(times: Array, window: float, *, is_float: bool) -> Array:
         return keys_of(times.astype(np.float64) - window, is_float=True)
     found = times.astype(np.int64, copy=False)
     whole = min(int(window), 2**63 - 1)  # integer times within 1.5 are those within 1
+    # lifted first: the difference would wrap around to a time in the far future
     return np.maximum(found, _LOWEST + whole) - whole

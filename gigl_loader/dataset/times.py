@@ -28,6 +28,7 @@ def with_times(view: PartitionView, time_attr: str) -> PartitionView:
             of other partitions' nodes are not known here.
     """
     found = _times_by_type(view, time_attr)
+    # of all types alike: a seed's time is one number, which is compared with times of every type
     is_float = any(times.dtype.kind == "f" for times in found.values())
     orders = {
         edge_type: _order(view.adjacency[edge_type], times, is_float)
@@ -66,6 +67,7 @@ def _times_by_type(view: PartitionView, time_attr: str) -> dict[EdgeType, Any]:
         if is_label_edge_type(edge_type):
             continue
         neighbor = edge_type[0] if view.edge_dir == "in" else edge_type[2]
+        # of types whose neighbours have no time, any edge may be drawn
         if of_nodes and (neighbor, time_attr) in view.node_attributes:
             found[edge_type] = _of_neighbors(view, edge_type, neighbor, time_attr)
         elif (edge_type, time_attr) in view.edge_attributes:
@@ -82,6 +84,7 @@ def _times_by_type(view: PartitionView, time_attr: str) -> dict[EdgeType, Any]:
 def _of_neighbors(view: PartitionView, edge_type: EdgeType, neighbor: str, time_attr: str) -> Any:
     rows, adjacency = view.node_attributes[neighbor, time_attr], view.adjacency[edge_type]
     what = f"{time_attr!r} of nodes {neighbor!r}"
+    # each neighbour's time is here; a sampler is given it by edge, like that of edges
     if rows.whole:
         return _numbers(rows.values, what)[rows.locate(adjacency.indices.long()).numpy()]
     known = view.edge_attributes.get((edge_type, NEIGHBOR_TIME + time_attr))
@@ -113,6 +116,7 @@ def _numbers(values: Tensor, what: str) -> Any:
         raise ConfigError(
             f"{what} must be one number each, got {list(values.shape)} {values.dtype}"
         )
+    # numpy has no bfloat16
     if values.dtype in (torch.float16, torch.bfloat16):
         values = values.float()
     found = values.reshape(-1).numpy()
@@ -123,6 +127,8 @@ def _numbers(values: Tensor, what: str) -> Any:
 
 def _order(adjacency: Adjacency, times: Any, is_float: bool) -> TimeOrder:
     keys = torch.from_numpy(np.ascontiguousarray(keys_of(times, is_float=is_float)))
+    # by time, then by row, both stable: within a row by time, and where times are equal in the
+    # order of the adjacency, which is the canonical one
     order = torch.argsort(keys, stable=True)
     order = order[torch.argsort(expand_rows(adjacency.indptr)[order], stable=True)]
     return TimeOrder(share_tensor(order), share_tensor(keys[order]), is_float)

@@ -53,6 +53,7 @@ class Adjacency(Generic[A]):
 
     def locate(self, ids: Any) -> Any:
         """Return the row of each of ``ids`` (``[n]`` int64, nodes that this partition owns)."""
+        # no new array where the range begins at 0, as in each graph of one partition
         return ids - self.first_row if self.first_row else ids
 
     def edge_ids_at(self, positions: Any) -> Any:
@@ -92,17 +93,19 @@ class Rows(Generic[A]):
         index: Any = self.index
         known: Any = self.ids
         if index is not None:
+            # `take`: numpy's is faster than `[]` for the few ids of a batch
             rows = index.take(self.looked_up(ids))
             return (
                 rows.astype(np.int64, copy=False) if isinstance(rows, np.ndarray) else rows.long()
             )
         if known is None:
             return self.looked_up(ids)
+        # by class of the array: workers have numpy's, and must not import torch
         if isinstance(known, np.ndarray):
             return np.searchsorted(known, ids)
         import torch
 
-        return torch.searchsorted(known, ids)
+        return torch.searchsorted(known, ids.contiguous())
 
     def looked_up(self, ids: Any) -> Any:
         """Return the places of ``ids`` in ``index``."""
@@ -124,15 +127,17 @@ class Book(Generic[A]):
         table: Any = self.table
         found: Any = ids
         if isinstance(found, np.ndarray):
+            # "right": an id that equals a bound is the first of the next partition, also past empty
+            # ones
             found = table[found] if bounds is None else np.searchsorted(bounds, found, "right")
             found = found.astype(np.int64, copy=False)
         else:
             import torch
 
-            found = (
-                table[found] if bounds is None else torch.searchsorted(bounds, found, right=True)
-            )
-            found = found.long()
+            if bounds is None:
+                found = table[found].long()
+            else:  # contiguous: of the rows of an edge index that is turned, torch warns
+                found = torch.searchsorted(bounds, found.contiguous(), right=True)
         owners: A = found
         return owners
 
@@ -165,7 +170,7 @@ class TimeOrder(Generic[A]):
     """``[num_edges]`` int64, positions in the adjacency: row after row, within a row ascending by
     time, in canonical order where times are equal."""
     times: A
-    """``[num_edges]`` int64, the time of each of these, as `gigl_loader.sampler.times.keys_of`."""
+    """``[num_edges]`` int64, the time of each of these, as `time_keys.keys_of`."""
     is_float: bool
     """Whether times are floating-point numbers."""
 

@@ -1,12 +1,14 @@
 """Small random graphs, and what their partitions must hold, in plain Python lists and dicts."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.partition import partition_graph
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -93,6 +95,49 @@ def heterogeneous(draw):
 
 def graphs():
     return homogeneous() | heterogeneous()
+
+
+RING = Graph({N: 8}, {E: [(i, (i + 1) % 8) for i in range(8)] + [(3, 3), (0, 1)]}, {}, False)
+SHOP = Graph(
+    {"user": 5, "item": 4},
+    {BUYS: [(0, 1), (4, 3), (2, 0), (0, 1)], REV_BUYS: [(1, 0), (3, 4)], KNOWS: []},
+    {BUYS: ([(2, 1), (0, 3), (4, 0)], [(0, 0)])},
+)
+SMALL = Graph(
+    {"user": 3, "item": 4},
+    {BUYS: [(0, 1), (2, 3), (2, 0), (0, 1)], REV_BUYS: [(1, 0)], KNOWS: []},
+    {BUYS: ([(2, 1), (0, 3)], [(0, 0)])},
+)
+
+
+def ring(size: int = 8) -> Data:
+    """Return a ring with an attribute of each kind, whose values follow from the ids."""
+    ids = torch.arange(size)
+    data = Data(x=ids.float(), edge_index=torch.stack([ids, (ids + 1) % size]), y=ids % 4)
+    data.edge_attr = -ids
+    data.edge_weight = ids / 2
+    data.edge_time = ids.to(torch.int16)
+    data.time = ids * 10
+    data.train_mask = ids < 3
+    return data
+
+
+def write(graph: Graph, root: Path, count: int = 2, **options) -> Path:
+    """Write a graph as partitions at ``root``, in place of what is there; return ``root``."""
+    options = {"progress": False, "overwrite": True, **options}
+    partition_graph(graph.to_pyg(), count, root, supervision=graph.supervision(), **options)
+    return root
+
+
+def arrays(root: Path) -> list[Path]:
+    """Return the files of arrays in a directory that hold anything."""
+    return sorted(path for path in root.rglob("*.bin") if path.stat().st_size)
+
+
+def written(graph: Graph, count: int, root: Path, **options) -> list[DistDataset]:
+    """Return the partitions of a graph as they are loaded; in GLT's format if not told else."""
+    write(graph, root, count, **{"format": "glt", **options})
+    return [DistDataset.load(root, index) for index in range(count)]
 
 
 # --- what must hold -------------------------------------------------------------------------------

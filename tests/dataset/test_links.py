@@ -258,3 +258,42 @@ def test_node_types_without_features_and_unknown_splits() -> None:
     assert DistDataset.from_pyg(data).view().num_nodes == {N: 4}
     with pytest.raises(ConfigError, match="split must be"):
         split_supervision_type(BUYS, "valid")
+
+
+def test_a_directory_that_is_split_keeps_features_in_fewer_bytes_and_the_order_of_rows(
+    tmp_path: Path,
+) -> None:
+    ids = torch.arange(9)
+    data = Data(x=torch.randn(9, 3), edge_index=torch.stack([ids.clamp(max=3), ids]), age=ids)
+    options = {"feature_dtype": "int8", "order": "degree", "progress": False}
+    partition_graph(data, 2, tmp_path / "a", **options)
+    data.x = None  # nothing but an attribute says in which order rows are
+    partition_graph(data, 2, tmp_path / "c", order="degree", progress=False)
+    split_partitions(tmp_path / "a", tmp_path / "b", num_val=0.2)
+    split_partitions(tmp_path / "c", tmp_path / "d", num_val=0.2)
+    for index in range(2):
+        old, new = (DistDataset.load(tmp_path / root, index).view() for root in "ab")
+        before, after = old.node_features[N], new.node_features[N]
+        assert torch.equal(after.scales, before.scales)
+        assert torch.equal(after.values, before.values)
+        bare = [DistDataset.load(tmp_path / root, index).view() for root in "cd"]
+        ages = [view.node_attributes[N, "age"].values.tolist() for view in bare]
+        assert ages == [[[3, 0, 1, 2, 4], [5, 6, 7, 8]][index]] * 2
+
+
+@pytest.mark.filterwarnings("ignore:batches will not carry")
+def test_attributes_of_edges_are_cut_whatever_they_are_held_in() -> None:
+    ids = torch.arange(20)
+    data = Data(edge_index=torch.stack([ids % 7, ids % 5]), num_nodes=7)
+    data.edge_time, data.edge_name = ids.numpy(), [str(i) for i in range(20)]
+    data.edge_attr, data.pair_index = ids.unsqueeze(1), torch.stack([ids, -ids])
+    data.kind, data.score = "a graph", ids[:7]
+    found = split_links(data).data
+    kept = found.edge_attr.view(-1)
+    assert 0 < len(kept) < 20
+    assert torch.equal(found.edge_index, data.edge_index[:, kept])
+    assert found.edge_time.tolist() == kept.tolist()
+    assert found.edge_name == [str(i) for i in kept.tolist()]
+    assert torch.equal(found.pair_index, torch.stack([kept, -kept]))
+    assert (found.kind, found.score.tolist()) == ("a graph", list(range(7)))
+    assert len(data.edge_time) == len(data.edge_name) == 20, "the caller's stay"

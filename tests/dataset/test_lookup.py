@@ -7,7 +7,14 @@ import lookup_jobs
 import pytest
 import torch
 
-from gigl_loader import ConfigError, DistDataset, DistFeature
+from gigl_loader import (
+    ConfigError,
+    DistDataset,
+    DistFeature,
+    FeaturePartitionData,
+    GraphPartitionData,
+    PartitionOutput,
+)
 from gigl_loader.testing import TinyGraph, run_ranks
 
 
@@ -46,3 +53,20 @@ def test_partitions_that_no_rank_holds_are_named() -> None:
         TinyGraph.random().partitions(2)[1].get_features(torch.tensor([1]))
     with pytest.raises(ConfigError, match="kind must be one of"):
         DistFeature(TinyGraph.random().dataset(), "edges")  # type: ignore[arg-type]
+
+
+def test_edges_of_one_partition_that_there_are_not() -> None:
+    ids = torch.tensor([0, 2, 5])
+    dataset = DistDataset()
+    dataset.build(
+        partition_output=PartitionOutput(
+            partitioned_edge_index=GraphPartitionData(torch.tensor([[0, 1, 2], [1, 2, 0]]), ids),
+            partitioned_edge_features=FeaturePartitionData(ids.float().unsqueeze(1), ids),
+        )
+    )
+    features = DistFeature(dataset, "edge_features")
+    assert features[torch.tensor([5, 0, 5])].tolist() == [[5], [0], [5]]
+    with pytest.raises(ConfigError, match=r"must be in \[0, 6\), got 0 to 6"):
+        features[torch.tensor([0, 6])]
+    with pytest.raises(ConfigError, match=r"2 of the ids of .* have no row: 3"):
+        features[torch.tensor([5, 3, 4])]

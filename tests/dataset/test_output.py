@@ -1,14 +1,17 @@
-"""Label edges that come among the edges of a `PartitionOutput`, as GiGL builds its datasets."""
+"""`PartitionOutput` as datasets; label edges that come among its edges, as GiGL has them."""
 
 import pytest
 import torch
+from dataset_reference import KNOWS, as_index, by_type, rows_of
 
 from gigl_loader import (
     ConfigError,
     DistABLPLoader,
     DistDataset,
+    FeaturePartitionData,
     GraphPartitionData,
     PartitionOutput,
+    UsageError,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
@@ -94,3 +97,95 @@ def test_label_edges_alone_or_twice_are_refused() -> None:
     both = {BUYS: RING, positive: LABELS, positive[::-1]: LABELS.flip(0)}
     with pytest.raises(ConfigError, match="given already"):
         _dataset("in", both, {"user": 4, "item": 4})
+
+
+def _output(**changes):
+    fields = {
+        "node_partition_book": torch.tensor([0, 1, 0, 1]),
+        "edge_partition_book": torch.tensor([1, 0, 1]),
+        "partitioned_edge_index": GraphPartitionData(
+            as_index([(2, 1), (0, 3)]), torch.tensor([2, 0]), torch.tensor([0.5, 2.0])
+        ),
+        "partitioned_node_features": FeaturePartitionData(
+            torch.tensor([[3.0], [1.0]]), torch.tensor([3, 1])
+        ),
+        "partitioned_edge_features": FeaturePartitionData(
+            torch.tensor([[0], [2]]), torch.tensor([0, 2])
+        ),
+        "partitioned_positive_labels": as_index([(3, 0), (1, 2)]),
+        "partitioned_node_labels": FeaturePartitionData(
+            torch.tensor([30, 10]), torch.tensor([3, 1])
+        ),
+    }
+    return PartitionOutput(**(fields | changes))
+
+
+def _rows(ids):
+    return FeaturePartitionData(torch.ones(1, 1), torch.tensor(ids))
+
+
+def _built(**changes):
+    dataset = DistDataset(1, 2, edge_dir="in")
+    dataset.build(partition_output=_output(**changes))
+    return dataset
+
+
+def test_build_takes_tensors_with_their_ids() -> None:
+    dataset = _built()
+    view = dataset.view()
+    assert dataset.schema.is_homogeneous_with_labeled_edge_type
+    assert rows_of(view.adjacency[E]) == {1: [(2, 2, 0.5)], 3: [(0, 0, 2.0)]}
+    assert dataset.positive_label_edges().tolist() == [[1, 3], [2, 0]]
+    for rows, scale in ((view.node_features[N], 1), (view.node_labels[N], 10)):
+        assert rows.values[rows.locate(torch.tensor([1, 3]))].flatten().tolist() == [
+            scale, 3 * scale,
+        ]  # fmt: skip
+    assert by_type(dataset.node_ids)[N].tolist() == [1, 3]
+    with pytest.raises(UsageError, match="built already"):
+        dataset.build(partition_output=_output())
+
+
+def test_build_by_type_with_one_partition_needs_no_books() -> None:
+    dataset = DistDataset(0, 1, edge_dir="out")
+    dataset.build(
+        partition_output=PartitionOutput(
+            partitioned_edge_index={BUYS: GraphPartitionData(as_index([(0, 1), (0, 0)]))},
+            partitioned_node_features={"user": FeaturePartitionData(torch.ones(3, 2))},
+            partitioned_positive_labels={KNOWS: as_index([(2, 1)])},
+        )
+    )
+    assert dataset.view().num_nodes == {"user": 3, "item": 2}
+    assert rows_of(dataset.view().adjacency[BUYS]) == {0: [(0, 1, None), (1, 0, None)]}
+    assert dataset.positive_label_edges(KNOWS).tolist() == [[2], [1]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"partitioned_edge_index": None}, "needs edges"),
+        ({"partitioned_edge_index": GraphPartitionData(as_index([(0, 1)]))}, "needs edge_ids"),
+        (
+            {"partitioned_edge_index": GraphPartitionData(as_index([(0, 2)]), torch.tensor([0]))},
+            r'belong to other partitions.*edge_dir="in"',
+        ),
+        (
+            {"partitioned_edge_index": GraphPartitionData(as_index([(0, 1)]), torch.tensor([9]))},
+            "id 9",
+        ),
+        ({"node_partition_book": None}, "several partitions need"),
+        ({"node_partition_book": torch.tensor([0, 1, 0, 2])}, "names partition 2"),
+        ({"partitioned_positive_labels": as_index([(0, 1)])}, r"anchors \(row 0\)"),
+        ({"edge_partition_book": None}, "need an edge_partition_book"),
+        (
+            {"partitioned_node_features": _rows([3])},
+            "1 of this partition's ids have no row",
+        ),
+        (
+            {"partitioned_node_features": _rows([1.0])},
+            "1-D int64",
+        ),
+    ],
+)  # fmt: skip
+def test_build_refuses(changes, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _built(**changes)

@@ -1,0 +1,23 @@
+"""Fields of a `PartitionOutput` by type."""
+
+from typing import NamedTuple
+
+from gigl_loader.dataset.parts import by_type
+
+
+class _EdgeType(NamedTuple):
+    src: str
+    relation: str
+    dst: str
+
+
+def test_fields_by_type() -> None:
+    assert by_type(None, "a") == {}
+    assert by_type(3, "a") == {"a": 3}
+    assert by_type({"user": 1, "item": 2}, "a") == {"user": 1, "item": 2}
+
+
+def test_named_tuples_become_plain_ones() -> None:
+    ((edge_type, value),) = by_type({_EdgeType("a", "to", "b"): 1}, "x").items()
+    assert (edge_type, value) == (("a", "to", "b"), 1)
+    assert type(edge_type) is tuple, "a worker would need the user's class"

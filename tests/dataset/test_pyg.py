@@ -1,0 +1,111 @@
+"""What is read of a PyG graph, and what is wrong with one."""
+
+import pytest
+import torch
+from dataset_reference import KNOWS, SMALL, E, N, as_index
+from torch_geometric.data import Data, HeteroData
+
+from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import (
+    FeatureInfo,
+    message_passing_to_negative_label,
+    message_passing_to_positive_label,
+)
+from gigl_loader.errors import ConfigError, WrongTypeError
+
+
+def test_label_edge_types_of_a_heterodata_are_labels() -> None:
+    data = SMALL.to_pyg()
+    data[message_passing_to_negative_label(KNOWS)].edge_index = as_index([(1, 2)])
+    dataset = DistDataset.from_pyg(data)
+    assert dataset.negative_label_edges(KNOWS).tolist() == [[1], [2]]
+    none = torch.empty((2, 0), dtype=torch.int64)
+    with pytest.raises(ConfigError, match="give them once"):
+        DistDataset.from_pyg(data, supervision={KNOWS: (none, as_index([(1, 2)]))})
+
+
+def test_attributes_that_may_be_absent() -> None:
+    dataset = DistDataset.from_pyg(Data(edge_index=as_index([(0, 4)])))
+    view = dataset.view()
+    assert view.num_nodes == {N: 5}
+    assert [view.node_features, view.node_labels, view.edge_features] == [{}, {}, {}]
+    assert view.adjacency[E].weights is None
+    assert dataset.train_node_ids is None
+    assert dataset.node_feature_info is None
+    one_column = Data(edge_index=as_index([(0, 1)]), edge_attr=torch.tensor([3.0]), num_nodes=2)
+    assert DistDataset.from_pyg(one_column).edge_feature_info == FeatureInfo(1, torch.float32)
+
+
+def test_integer_and_half_features_keep_their_type() -> None:
+    data = Data(x=torch.ones(2, 1, dtype=torch.uint8), edge_index=as_index([(0, 1)]))
+    assert DistDataset.from_pyg(data).node_feature_info == FeatureInfo(1, torch.uint8)
+    data.x = data.x.half()
+    assert DistDataset.from_pyg(data).node_features[torch.tensor([1])].dtype == torch.float16
+
+
+def _data(**changes):
+    return Data(**({"edge_index": as_index([(0, 1), (1, 2)]), "num_nodes": 3} | changes))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (_data(edge_index=as_index([(0, 3)])), r"edge_index, row 1.*id 3.*3 nodes"),
+        (_data(edge_index=as_index([(-1, 0)])), "negative id -1"),
+        (_data(edge_index=torch.tensor([[0.0], [1.0]])), "must be int64"),
+        (_data(edge_index=torch.tensor([[0], [1]], dtype=torch.int32)), r"pass it as .long\(\)"),
+        (_data(edge_index=torch.zeros((3, 2), dtype=torch.int64)), r"shape \[2, num_edges\]"),
+        (Data(x=torch.ones(3, 1)), "no edge_index"),
+        (_data(x=torch.ones(2, 1)), r"data.x.*3 expected, got shape \(2, 1\)"),
+        (_data(x=torch.eye(3).to_sparse()), "sparse"),
+        (_data(y=torch.ones(4)), "data.y"),
+        (_data(edge_attr=torch.ones(3, 1)), "edge_attr.*2 expected"),
+        (_data(edge_weight=torch.tensor([1.0, -2.0])), "edge_weight has the negative value -2"),
+        (_data(edge_weight=torch.tensor([1.0, float("nan")])), "NaN"),
+        (_data(weights=torch.ones(3)), "weights must have one value per edge"),
+        (_data(train_mask=torch.tensor([True])), "train_mask has 1 entries for 3"),
+        (_data(val_mask=torch.tensor([0, 1, 0])), "val_mask must be bool"),
+        (_data(test_mask=torch.ones(3, 2, dtype=torch.bool)), "pick one column"),
+        (_data(num_nodes=-1), "num_nodes"),
+    ],
+)
+def test_malformed_data_is_named(data, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DistDataset.from_pyg(data)
+
+
+def test_malformed_heterodata_is_named() -> None:
+    data = HeteroData()
+    data["user"].x = torch.ones(2, 1)
+    with pytest.raises(ConfigError, match="no message-passing edge type"):
+        DistDataset.from_pyg(data)
+    data["user", "buys", "item"].edge_index = as_index([(0, 0)])
+    with pytest.raises(ConfigError, match="node type 'item', which has no nodes"):
+        DistDataset.from_pyg(data)
+    data["item"].name = "without a count"
+    with pytest.raises(ConfigError, match="does not say how many nodes"):
+        DistDataset.from_pyg(data)
+    with pytest.raises(WrongTypeError, match="must be a torch_geometric"):
+        DistDataset.from_pyg({"edge_index": None})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"partition_idx": 1}, "partition_idx must be in"),
+        ({"num_partitions": 2}, "needs a partition_book"),
+        ({"partition_book": torch.tensor([0, 1])}, "covers 2 nodes, the graph has 3"),
+        ({"partition_book": torch.tensor([0.0, 1, 1])}, "1-D integer"),
+        ({"partition_book": torch.tensor([0, -1, 1])}, "partition -1"),
+        ({"partition_book": {"a": torch.tensor([0])}}, "not a dict"),
+        ({"partition_book": [0, 0, 1]}, "list"),
+        ({"edge_dir": "IN"}, "edge_dir"),
+        ({"supervision": as_index([(0, 5)])}, "id 5"),
+        ({"supervision": {"to": as_index([(0, 1)])}}, "tuple"),
+        ({"supervision": {message_passing_to_positive_label(E): as_index([(0, 1)])}}, "suffix"),
+        ({"supervision": {("a", "to", "b"): as_index([(0, 1)])}}, "node type 'a'"),
+    ],
+)
+def test_from_pyg_refuses(keywords, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DistDataset.from_pyg(_data(), **keywords)
