@@ -202,7 +202,9 @@ class Filler:
             wide = {one for one in remote.matrices if 0 not in self._matrix(*one).values.shape[1:]}
             if plan is None or wide != set(self._cache.matrices(owner)):
                 plan = np.full(remote.ids.size, MISSING, np.int32)
-            rows[source] = RemoteRows(owner, remote, plan, self._cache, self._ask, self._scratch)
+            # rows of one matrix for other ids are under way at the same time: memory for each
+            ask = partial(self._ask, number=number)
+            rows[source] = RemoteRows(owner, remote, plan, self._cache, ask, self._scratch)
         for one in rows.values():
             one.store()  # before anything of other batches is waited for, so that none goes around
         for one in rows.values():
@@ -218,8 +220,10 @@ class Filler:
         rows: Rows[Array] = getattr(view, kind)[name]
         return rows
 
-    def _ask(self, matrix: Matrix, remote: Remote, at: Array, *, again: bool = False) -> Asked:
-        """Ask for the rows of ``remote.ids[at]``; ``at`` ascends."""
+    def _ask(
+        self, matrix: Matrix, remote: Remote, at: Array, *, number: int, again: bool = False
+    ) -> Asked:
+        """Ask for the rows of ``remote.ids[at]``; ``at`` ascends, ``number`` is of the `Source`."""
         kind, name = matrix
         like = self._matrix(kind, name).values
         shape = (at.size, *like.shape[1:])
@@ -228,7 +232,7 @@ class Filler:
         out = (
             np.empty(shape, like.dtype)
             if again
-            else self._scratch.matrix(str(matrix), dtype, shape)
+            else self._scratch.matrix(f"{matrix} {number}", dtype, shape)
         )
         pending: list[Pending[RowsAnswer]] = []
         ends = np.cumsum([places.size for places in remote.split.values()])

@@ -7,6 +7,7 @@ machine does not have while it reads the rest, and puts the answers back in the 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -60,6 +61,10 @@ class Scratch:
         return array_in(words, dtype, shape, 0)
 
 
+class _Unread:
+    """Stands for answers that somebody has still to read; gone with whoever was to read them."""
+
+
 Split = dict[int, Array]
 """By partition, the places of the ids that it owns: int64, ascending."""
 
@@ -102,7 +107,7 @@ class LocalStore:
         self, draw: Draw, adjacency: Adjacency[Array], ids: Array, asked: Asked | None
     ) -> tuple[Array, Array]:
         get, size = self._scratch.get, len(ids)
-        at = adjacency.locate(ids)
+        at = _rows_of(adjacency, ids)
         read_ahead.want(adjacency.indptr, at)
         # keys are made of ids: a draw does not depend on the partition
         rows = get("starts", size), get("degrees", size), get("counts", size)
@@ -139,7 +144,7 @@ class LocalStore:
     def degrees(self, edge_type: EdgeType, nodes: Array) -> Array:
         """Return how many edges each of ``nodes`` (global ids owned here) has, ``[n]`` int64."""
         adjacency = self._view.adjacency[edge_type]
-        indptr, at = adjacency.indptr, adjacency.locate(nodes)
+        indptr, at = adjacency.indptr, _rows_of(adjacency, nodes)
         at = np.minimum(at, indptr.size - 1)  # rows past the end have no edge
         found: Array = indptr[np.minimum(at + 1, indptr.size - 1)] - indptr[at]
         return found
@@ -235,6 +240,8 @@ class GraphStore:
         self._local = self._here[view.partition_idx]
         self._later = isinstance(peers, Later)
         self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
+        self._unread: WeakValueDictionary[str, _Unread] = WeakValueDictionary()
+        """By matrix, whose answers come to lie in its named work memory."""
 
     def draw(self, draw: Draw, nodes: Array, told: Asked | None = None) -> Callable[[], Drawn]:
         """Ask for neighbours of ``nodes``; the remote part is on its way when this returns."""
@@ -367,7 +374,13 @@ class GraphStore:
                 shape,
                 lambda out: gather_rows([(values, located(rows, ids), None)], out),
             )
-        asked = self._ask_rows(kind, name, split, ids, rows)
+        matrix = f"{kind} {name}"
+        # rows of one matrix may be asked for twice in a batch, for other ids: the answers to the
+        # first question must not be overwritten before they are read
+        is_free, unread = matrix not in self._unread, _Unread()
+        if is_free:
+            self._unread[matrix] = unread
+        asked = self._ask_rows(kind, name, split, ids, rows, matrix if is_free else None)
 
         def write(out: Array) -> None:
             parts = []
@@ -379,6 +392,8 @@ class GraphStore:
                     part = self._here[partition].rows(kind, name)
                     parts.append((part.values, located(part, ids.take(at)), at))
             gather_rows(parts, out)
+            if self._unread.get(matrix) is unread:
+                del self._unread[matrix]
 
         return rows.dtype, shape, write
 
@@ -389,14 +404,19 @@ class GraphStore:
         return self._kept[1]
 
     def _ask_rows(
-        self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array]
-    ) -> dict[int, Pending[RowsAnswer]]:
+        self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array],
+        scratch: str | None,
+    ) -> dict[int, Pending[RowsAnswer]]:  # fmt: skip
+        """Ask for rows; answers go to work memory of the name ``scratch``, None: to fresh memory."""
         asked = {}
         for partition, at in split.items():
             if partition not in self._here:
                 shape = (at.size, *like.values.shape[1:])
                 # named work memory: the answer lands in pages that are mapped already
-                room = self._scratch.matrix(f"{kind} {name} of {partition}", like.dtype, shape)
+                if scratch is None:
+                    room = np.empty(shape, like.values.dtype)
+                else:
+                    room = self._scratch.matrix(f"{scratch} of {partition}", like.dtype, shape)
                 request = rows_request(kind, name, ids.take(at))
                 asked[partition] = self._others().rows(partition, request, room)
         return asked
@@ -422,6 +442,21 @@ def _check_ids(ids: Array) -> None:
         raise ProtocolError(f"ids must be int64 in one row, came as {ids.dtype} {ids.shape}")
 
 
+def _rows_of(adjacency: Adjacency[Array], ids: Array) -> Array:
+    """Return the row of each of ``ids`` (``[n]`` int64).
+
+    Raises:
+        ProtocolError: One is before the first row. Kernels would read there: no bounds are checked.
+    """
+    at: Array = adjacency.locate(ids)
+    if at.size and at.min() < 0:
+        raise ProtocolError(
+            f"edges of node {ids[at.argmin()]} were asked for, where the first is "
+            f"{adjacency.first_row}"
+        )
+    return at
+
+
 def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
     """Make sure that merging an answer writes nowhere else."""
     counts, edge_ids = drawn.counts, drawn.edge_ids
@@ -440,9 +475,20 @@ def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
 
 
 def located(rows: Rows[Array], ids: Array) -> Array:
-    """Return the row of each of ``ids`` (``[n]`` int64), asking for pages of the index first."""
+    """Return the row of each of ``ids`` (``[n]`` int64), asking for pages of the index first.
+
+    Raises:
+        ProtocolError: The index has no place for one.
+    """
     if rows.index is not None:
-        read_ahead.want(rows.index, rows.looked_up(ids))
+        at, end = rows.looked_up(ids), rows.index.size
+        # -1 would be found, at the end of the index, and be the row of another id
+        if at.size and not 0 <= at.min() <= at.max() < end:
+            raise ProtocolError(
+                f"rows of ids {ids.min()} to {ids.max()} were asked for, where there are only "
+                f"{rows.first} to {rows.first + end - 1}"
+            )
+        read_ahead.want(rows.index, at)
     found: Array = rows.locate(ids)
     return found
 
