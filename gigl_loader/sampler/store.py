@@ -52,6 +52,8 @@ class Scratch:
         """Return ``size`` items of the array ``name``; what they hold is left over."""
         array = self._arrays.get(name)
         if array is None or array.size < size:
+            # Zeros: `draw_uniform` asks for them the first time. A quarter more, as batches differ
+            # a little.
             array = self._arrays[name] = np.zeros(max(size + size // 4, 1024), dtype)
         return array[:size]
 
@@ -85,6 +87,7 @@ class LocalStore:
         """Draw neighbours of ``nodes`` (``[n]`` int64, global ids owned here)."""
         adjacency = self._view.adjacency[draw.edge_type]
         positions, counts = self._draw_positions(draw, adjacency, nodes, asked)
+        # Fresh: the answer outlives this call, while scratch memory is of the next one.
         neighbors = np.empty(len(positions), np.int64)
         read_ahead.want(adjacency.indices, positions)
         kernels.gather(adjacency.indices, positions, neighbors)
@@ -137,6 +140,8 @@ class LocalStore:
             taken = get("taken", most, np.uint8)
             kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
         if order is not None:
+            # Rows were cut and drawn from in the order of times: places there, to positions of
+            # edges.
             places, positions = positions, get("in order", total)
             kernels.gather(order.order, places, positions)
         return positions, rows[2]
@@ -236,6 +241,7 @@ class GraphStore:
         self._scratch = Scratch()
         here = {view.partition_idx: view, **view.same_host}
         self._here = {p: LocalStore(part, self._scratch) for p, part in here.items()}
+        # Nobody else to ask: owners are not even looked up.
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
         self._later = isinstance(peers, Later)
@@ -298,6 +304,8 @@ class GraphStore:
         counts = np.empty(nodes.size, np.int64)
         for partition, at in split.items():
             counts[at] = parts[partition].counts
+        # Rows come back in the order of the nodes, as if one partition had all: labels follow from
+        # it.
         starts = counts.cumsum() - counts
         total = int(counts.sum())
         neighbors = np.empty(total, np.int64)
@@ -354,6 +362,7 @@ class GraphStore:
             return self._fetch_now(kind, name, ids, split)
         rows = self._local.rows(kind, name)
         shape = (ids.size, *rows.values.shape[1:])
+        # Read here, whoever owns the ids.
         split = None if rows.whole else split
         kept = self._kept_ids(ids, split)
 
@@ -399,6 +408,8 @@ class GraphStore:
 
     def _kept_ids(self, ids: Array, split: Split | None) -> Array:
         """Return a copy of ``ids``, the same one for all matrices that are asked by one split."""
+        # Compared by identity, and kept alive meanwhile, so that no other split has its address.
+        # Ids without a split are not remembered: nothing says that two such calls mean the same.
         if split is None or self._kept[0] is not split:
             self._kept = (split, ids.copy())
         return self._kept[1]
@@ -407,7 +418,7 @@ class GraphStore:
         self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array],
         scratch: str | None,
     ) -> dict[int, Pending[RowsAnswer]]:  # fmt: skip
-        """Ask for rows; answers go to work memory of the name ``scratch``, None: to fresh memory."""
+        """Ask for rows; answers go to the work memory ``scratch``, None: to fresh memory."""
         asked = {}
         for partition, at in split.items():
             if partition not in self._here:
@@ -508,6 +519,7 @@ def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) 
         return
     row_bytes = out[0].nbytes
     addresses = np.empty(out.shape[0], np.int64)
+    # The widest word that divides rows and all addresses: words have to be aligned.
     word_bytes = math.gcd(row_bytes, out.ctypes.data, 8)
     for values, rows, places in parts:
         _check_alike(values, out)
@@ -521,12 +533,14 @@ def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) 
                 f"row {rows[wrong]} of a matrix with {values.shape[0]} rows was asked for"
             )
         read_ahead.want(values, rows)
+    # Of 2 bytes there is none: one more kernel to load for rows of an odd number of halves.
     word = kernels.WORDS.get(word_bytes, np.int8)
     kernels.copy_rows(addresses, out.reshape(out.shape[0], -1).view(word))
 
 
 def _check_alike(values: Array, like: Array) -> None:
     """Make sure that rows can be read by address."""
+    # Addresses are all that the kernel gets: a stride or another width would read beside the rows.
     alike = values.dtype == like.dtype and values.shape[1:] == like.shape[1:]
     if not alike or not values.flags.c_contiguous:
         raise ProtocolError(

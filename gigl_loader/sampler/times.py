@@ -42,6 +42,7 @@ class SeedTimes:
         given = request.extra.get(SEED_TIME)
         if given is None:
             given = self.of_nodes(self._plan.input_type, request.seeds)
+        # The type that the graph has: a seed at 3 and an edge at 3.0 are of one time.
         dtype = np.float64 if self._is_float else np.int64
         return given.reshape(-1).astype(dtype, copy=False)
 
@@ -51,6 +52,7 @@ class SeedTimes:
         dtype, shape, write = self._store.fetch(
             "node_attributes", (node_type, self._attr or ""), ids, split
         )
+        # Read at once, although a field may be written later: what is drawn depends on it.
         found = array_in(bytearray(nbytes_of(dtype, shape)), dtype, shape, 0)
         write(found)
         return found
@@ -66,6 +68,7 @@ class SeedTimes:
         """Return what each tree of a batch may have."""
         if nodes.seed_times is None:
             return None
+        # By tree: of several seeds in one, the first, whose time all others have.
         times = nodes.seed_times[nodes.seeds]
         window = self._plan.expansion.time_window
         since = None if window is None else earlier(times, window, is_float=self._is_float)

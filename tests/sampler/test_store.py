@@ -236,16 +236,6 @@ def test_weighted_draws_of_one_node_over_batches() -> None:
     assert _chi_square(joint, np.full(16, 7999 / 16)) < _limit(15)
 
 
-def test_keys_differ_in_everything_that_they_are_made_of() -> None:
-    keys = {_key(e, b, h) for e in range(10) for b in range(10) for h in range(10)}
-    assert len(keys) == 1000
-    ticket = BatchTicket(0, 1, 0, 0)
-    assert draw_key(PLAN, ticket, 0, ("a", "b", "c")) != draw_key(PLAN, ticket, 0, ("a", "b", "d"))
-    assert _key() == draw_key(PLAN, BatchTicket(5, 9, 0, 0), 0, EDGE), (
-        "stream and round are no input"
-    )
-
-
 # --- keyed ----------------------------------------------------------------------------------------
 
 
