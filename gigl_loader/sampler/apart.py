@@ -93,7 +93,7 @@ def read_rows_apart(text: Array) -> tuple[list[str], list[RowsApart]]:
         ]
         return list(told["order"]), rows
     # What came from another machine may be any bytes: none of them may end the loader otherwise.
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"a batch without rows does not say which: {error}") from error
 
 

@@ -1,6 +1,7 @@
 """Batches whose rows are read later: the same bits, and no row is fetched twice."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.message import BatchTicket
-from gigl_loader.sampler.ahead import Filler, keep_structure
-from gigl_loader.sampler.cache_tables import (
-    make_tables,
-)
+from gigl_loader.message import BatchTicket, Field
+from gigl_loader.sampler.ahead import Filler, Patience, keep_structure
+from gigl_loader.sampler.cache_tables import make_tables
 from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.row_cache import RowCache
+from gigl_loader.sampler.store import GraphStore
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
 
@@ -152,3 +153,79 @@ def test_what_is_asked_for_is_what_the_plans_miss(share: float) -> None:
         read_fields(filler.fill(structure, plans))
     asked = [one for _, one in peers.asked if isinstance(one, RowsRequest)]
     assert missing == sum(one.ids.size for one in asked if one.kind == "node_features")
+
+
+def _two_partitions() -> tuple[list, Any, RowCache]:
+    views = [part.view() for part in TinyGraph.random(40, 100).partitions(2)]
+    view = as_worker_gets(views[0])
+    remote = {OWNER: int((view.node_books[NODE].owner(np.arange(40)) != 0).sum())}
+    return views, view, cache_of(make_tables(view, remote, 0.5, {"node_features": True}))
+
+
+def test_a_drawn_batch_outlives_the_next_one_of_its_sampler() -> None:
+    views, view, _ = _two_partitions()
+    store, scratch = GraphStore(view, Later(InProcessPeers(views))), np.arange(20)
+    split = store.split(view.node_books[NODE], scratch)
+    rows = store.fetch("node_features", NODE, scratch, split)
+    batch = keep_structure([Field.of("n", scratch), Field("x", *rows)], {0: view})
+    scratch[:] = -1
+    assert read_fields(batch.fields[:1])["n"].tolist() == list(range(20))
+    assert batch.sources == [None, (OWNER, 0)]
+    (remote,) = batch.remote.values()
+    owners = view.node_books[NODE].owner(np.arange(20))
+    assert remote.ids.tolist() == np.flatnonzero(owners == 1).tolist() == remote.places.tolist()
+    assert batch.wanted()[OWNER] is remote.ids
+    assert batch.nbytes == 2 * 20 * 8, "the ids that it has, and those that rows are asked by"
+    everything_here = keep_structure([Field("x", *rows)], {0: view, 1: view})
+    assert (everything_here.sources, everything_here.remote) == ([None], {})
+
+
+def test_rows_of_one_matrix_for_several_sets_of_ids() -> None:
+    """Both are under way at once; of the second the cache is told nothing."""
+    views, view, cache = _two_partitions()
+    store = GraphStore(view, Later(InProcessPeers(views)))
+    several, fields = [np.arange(20), np.arange(5, 40)[::-1].copy()], []
+    for number, ids in enumerate(several):
+        split = store.split(view.node_books[NODE], ids)
+        fields.append(Field(f"x{number}", *store.fetch("node_features", NODE, ids, split)))
+    batch, filler = keep_structure(fields, {0: view}), Filler(view, InProcessPeers(views), cache)
+    assert list(batch.remote) == [(OWNER, 0), (OWNER, 1)]
+    user = cache.join()
+    for _ in range(2):  # the second time with rows that the cache has
+        number = cache.add(user, batch.wanted())
+        found = read_fields(filler.fill(batch, cache.plan(number, batch.wanted())))
+        for key, ids in zip(("x0", "x1"), several, strict=True):
+            assert found[key][:, 0].tolist() == ids.tolist(), key
+    assert filler.num_cached > 0
+
+
+def test_patience_ends_with_rows_that_did_not_come_and_returns_with_some_that_do() -> None:
+    answers = iter([None, True, False, None, False, True, True])
+    patience, waited = Patience(8.0), []
+
+    def await_others(timeout_s: float, meanwhile: object) -> bool | None:
+        waited.append(timeout_s)
+        return next(answers)
+
+    rows = SimpleNamespace(await_others=await_others)
+    for _ in range(7):
+        patience.wait(rows)
+    assert waited == pytest.approx([8, 8, 8, 0.4, 0.4, 0.4, 8])
+
+
+def test_rows_that_are_given_up_are_asked_for_at_once() -> None:
+    """By who was to fetch them: nobody waits out the time that is meant for those who died."""
+    views, view, cache = _two_partitions()
+    peers = InProcessPeers(views)
+    sampler = NeighborSampler(view, plan_of(TinyGraph.random(40, 100), False), Later(peers))
+    seeds = np.arange(40)
+    drawn = keep_structure(sampler.sample(SampleRequest(BatchTicket(0, 0, 0, 0), seeds, seeds)),
+                           {0: view})  # fmt: skip
+    user = cache.join()
+    first, second = (cache.add(user, drawn.wanted()) for _ in range(2))
+    plan = cache.plan(first, drawn.wanted())[OWNER]
+    kept = np.flatnonzero(plan < -1)
+    cache.abandon(OWNER, -2 - plan[kept], drawn.wanted()[OWNER][kept])
+    filler = Filler(view, peers, cache, ready_s=600.0)
+    found = read_fields(filler.fill(drawn, cache.plan(second, drawn.wanted())))
+    assert found["x"][:, 0].tolist() == found["n_id"].tolist()

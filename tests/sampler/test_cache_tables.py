@@ -1,14 +1,13 @@
 """What a cache takes."""
 
-from cache_cases import OWNER
+import dataclasses
+
+import pytest
+from cache_cases import OWNER, one_table
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.sampler.cache_tables import (
-    make_tables,
-    segment_bytes,
-    tables_of,
-)
+from gigl_loader.sampler.cache_tables import make_tables, owner_of, segment_bytes, tables_of
 from gigl_loader.testing import TinyGraph
 
 
@@ -40,3 +39,49 @@ def test_sizes() -> None:
     table = make_tables(view, remote, half, kinds)[OWNER]
     assert 245 <= table.capacity <= 250
     assert segment_bytes({OWNER: table}) <= half
+
+
+@pytest.mark.parametrize("size", [0.001, 0.3, 1.0, 1, 1 << 20, 1 << 34])
+def test_a_cache_has_a_slot_and_never_more_than_there_are_rows(size: int | float) -> None:
+    matrices = {("node", name): {("node_features", name): ("float32", (4,))} for name in "ab"}
+    counts = {("node", "a"): 30, ("node", "b"): 20_000}
+    tables = tables_of(matrices, dict.fromkeys(counts, 50_000), counts, size)
+    for owner, count in counts.items():
+        assert 1 <= tables[owner].capacity <= count
+        if isinstance(size, float):
+            assert tables[owner].capacity == max(1, round(size * count))
+    least = segment_bytes(tables_of(matrices, dict.fromkeys(counts, 50_000), counts, 0.0))
+    assert segment_bytes(tables) <= max(size, least) or isinstance(size, float)
+
+
+def test_what_is_not_worth_a_cache_has_no_table() -> None:
+    """Matrices that are whole here, without columns, not read, or with no row elsewhere."""
+    view = TinyGraph.random(1000, 100).partitions(2)[0].view()
+    remote = {OWNER: 500, ("edge", EDGE): 50}
+    kinds = {"node_features": True, "node_labels": True, "edge_features": True}
+    labels = view.node_labels[NODE]
+    view.node_labels[NODE] = dataclasses.replace(labels, whole=True)
+    features = view.edge_features[EDGE]
+    view.edge_features[EDGE] = dataclasses.replace(features, values=features.values[:, :0])
+    tables = make_tables(view, remote, 0.2, kinds)
+    assert {owner: list(table.matrices) for owner, table in tables.items()} == {
+        OWNER: [("node_features", NODE)]
+    }
+    assert make_tables(view, {OWNER: 0}, 0.2, kinds) == {}
+    assert make_tables(view, remote, 0.2, {"node_features": False}) == {}
+
+
+def test_rows_of_one_type_are_kept_together() -> None:
+    assert owner_of("node_features", "user") == owner_of("node_labels", "user") == ("node", "user")
+    assert owner_of("node_attributes", ("user", "when")) == ("node", "user")
+    assert owner_of("edge_attributes", (EDGE, "when")) == owner_of("edge_features", EDGE)
+
+
+def test_arrays_lie_one_after_the_other_and_none_in_another() -> None:
+    cache = one_table(100, 7)
+    arrays = cache.tables[OWNER]
+    for number, array in enumerate((*arrays._all, arrays.stored, *arrays.rows.values())):
+        array[...] = number
+    for number, array in enumerate((*arrays._all, arrays.stored, *arrays.rows.values())):
+        assert (array == number).all()
+    assert cache._joined[0] == 0, "nor in what stands before them"

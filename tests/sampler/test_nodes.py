@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigl_loader.sampler.nodes import NodeLabels, TreeLabels
+from gigl_loader.sampler.nodes import BatchNodes, NodeLabels, TreeLabels
 
 IDS = st.lists(st.integers(0, 40) | st.integers(2**40, 2**40 + 3), max_size=60)
 
@@ -106,3 +106,50 @@ def test_one_large_tree_among_small_ones() -> None:
 def test_ids_that_may_collide(ids: list[int]) -> None:
     labels = NodeLabels()
     assert labels.label(_array(ids * 2)).tolist() == [0, 1, 2, 3] * 2
+
+
+# --- all nodes of a batch -------------------------------------------------------------------------
+
+
+def test_merged_roots_and_what_is_reached_from_them() -> None:
+    nodes = BatchNodes({"item": 9, "user": 9})
+    for _ in range(2):
+        nodes.reset()
+        assert nodes.place("user", _array([5, 5, 3])).tolist() == [0, 1, 2]
+        assert nodes.label("user", _array([3, 7, 5])).tolist() == [2, 3, 0]
+        items = nodes.reach("item", _array([1, 1, 0]), "user", _array([0, 1, 2]))
+        assert items.tolist() == [0, 0, 1]
+        assert nodes.find("user", _array([7, 8])).tolist() == [3, -1]
+        assert (nodes.count("user"), nodes.count("item")) == (4, 2)
+        assert nodes.ids("user", 1, 3).tolist() == [5, 3]
+    assert nodes.types == ["item", "user"]
+
+
+def test_each_root_starts_a_tree_and_a_node_is_in_several() -> None:
+    nodes = BatchNodes({"item": 9, "user": 300}, disjoint=True)
+    for _ in range(2):
+        nodes.reset()
+        nodes.place("user", _array([299, 4]))
+        assert nodes.label("item", _array([8, 8]), _array([1, 0])).tolist() == [0, 1], "no merging"
+        assert nodes.seeds.tolist() == [0, 1, 1, 0], "trees 2 and 3 are of seeds 1 and 0"
+        assert nodes.trees("item").tolist() == [2, 3]
+        reached = nodes.reach("user", _array([4, 4, 299, 4]), "item", _array([0, 1, 0, 0]))
+        assert reached.tolist() == [2, 3, 4, 2]
+        assert nodes.ids("user").tolist() == [299, 4, 4, 4, 299]
+        assert nodes.trees("user", 2).tolist() == [2, 3, 2]
+        nodes.write_seeds("user", out := np.empty(5, np.int64))
+        assert out.tolist() == [0, 1, 1, 0, 1]
+
+
+def test_seeds_of_one_time_share_a_tree() -> None:
+    nodes = BatchNodes({"user": 30}, disjoint=True, by_time=True)
+    nodes.reset(np.array([9.0, 4.0, 9.0]))
+    assert nodes.seeds.tolist() == [1, 0], "trees by time, each named by its first seed"
+    assert nodes.place("user", _array([7, 7, 7])).tolist() == [0, 1, 2], "places are kept"
+    assert nodes.trees("user").tolist() == [1, 0, 1]
+    more = nodes.label("user", _array([7, 8, 8]), _array([2, 0, 2]))
+    assert more.tolist() == [0, 3, 3], "found in the tree of its seed, by the first that is there"
+    nodes.reset(np.array([1.0]))
+    assert nodes.seeds.tolist() == [0]
+    nodes.reset()
+    assert nodes.seeds.size == 0
