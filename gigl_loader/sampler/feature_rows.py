@@ -52,7 +52,6 @@ class RecentRows:
 
     def _keep(self, ids: Array, rows: Array) -> None:
         """Keep ``rows``, in place of those that were not used for longest."""
-        # A batch may miss more rows than fit at all.
         ids, rows = ids[: self._most], rows[: self._most]
         self._grow(min(self._most, len(self._places) + ids.size))
         # Places are taken in order and never given back, so the used ones are the first ones.

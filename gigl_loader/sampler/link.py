@@ -222,7 +222,7 @@ def _at_most(most: int | None, counts: Array, ids: Array) -> tuple[Array, Array]
     """Return the first ``most`` of each row's ``ids``, and how many these are."""
     if most is None:
         return counts, ids
-    # Where the row of each id starts: its place less that is its place in the row.
+    # Of each id, where its row starts: the place less that is the place in the row.
     starts = np.repeat(counts.cumsum() - counts, counts)
     kept = np.arange(ids.size) - starts < most
     return np.minimum(counts, most), ids[kept]

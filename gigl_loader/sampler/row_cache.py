@@ -71,8 +71,7 @@ class _Arrays:
         self.state[[kernels.OLDEST, kernels.NEWEST]] = newest
         self.index[:] = 0
         self.counts[:] = kernels.ABSENT
-        # Holders need not be wiped: no slot is in use. What `stored` says would be believed,
-        # though.
+        # Holders need not be wiped, as no slot is in use; what `stored` says would be believed.
         self.stored[:] = self.top[:] = -1
 
     def add(self, ids: Array) -> None:

@@ -52,8 +52,7 @@ class Scratch:
         """Return ``size`` items of the array ``name``; what they hold is left over."""
         array = self._arrays.get(name)
         if array is None or array.size < size:
-            # Zeros: `draw_uniform` asks for them the first time. A quarter more, as batches differ
-            # a little.
+            # Zeros, as `draw_uniform` expects of its marks; a quarter more, as batches differ.
             array = self._arrays[name] = np.zeros(max(size + size // 4, 1024), dtype)
         return array[:size]
 
@@ -241,7 +240,6 @@ class GraphStore:
         self._scratch = Scratch()
         here = {view.partition_idx: view, **view.same_host}
         self._here = {p: LocalStore(part, self._scratch) for p, part in here.items()}
-        # Nobody else to ask: owners are not even looked up.
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
         self._later = isinstance(peers, Later)
@@ -533,7 +531,7 @@ def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) 
                 f"row {rows[wrong]} of a matrix with {values.shape[0]} rows was asked for"
             )
         read_ahead.want(values, rows)
-    # Of 2 bytes there is none: one more kernel to load for rows of an odd number of halves.
+    # There is no word of 2 bytes: such rows are copied by bytes, and there is one kernel less.
     word = kernels.WORDS.get(word_bytes, np.int8)
     kernels.copy_rows(addresses, out.reshape(out.shape[0], -1).view(word))
 

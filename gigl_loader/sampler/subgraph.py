@@ -25,7 +25,7 @@ def induced(
     """Return all edges between the sampled nodes, of the types that are walked."""
     pending = []
     for edge_type in plan.fanouts:
-        # All neighbours: nothing is drawn, so that the key is of no matter.
+        # No key: of all neighbours nothing is drawn.
         draw = Draw(edge_type, fanout=-1, key=0, with_edge=plan.with_edge)
         asked = nodes.ids(store.ends(edge_type)[0]).copy()
         pending.append((edge_type, store.draw(draw, asked)))
@@ -78,7 +78,7 @@ def _pairs(edge_types: list[EdgeType]) -> Iterator[tuple[EdgeType, EdgeType]]:
     """Yield each edge type that has a reverse type, with it; a type may be its own."""
     for edge_type in edge_types:
         src, relation, dst = edge_type
-        # Met as the reverse of the type that it is named after.
+        # Paired, if at all, by the type that it is the reverse of.
         if relation.startswith("rev_"):
             continue
         named = (dst, f"rev_{relation}", src)
