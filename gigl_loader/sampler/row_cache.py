@@ -189,7 +189,7 @@ class RowCache:
         nothing = np.empty(0, np.int64)
         with self._locked():
             # Each table counts all batches, also those that ask it for nothing: a number is of all
-            # tables. So they agree, unless a holder of the lock was killed between two of them.
+            # tables. They agree; after a holder that was killed between two, `_locked` sees to it.
             number = max(arrays.newest for arrays in self.tables.values())
             for owner, arrays in self.tables.items():
                 arrays.add(wanted.get(owner, nothing))

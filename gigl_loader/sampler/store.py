@@ -271,9 +271,19 @@ class GraphStore:
         return (dst, src) if self._view.edge_dir == "in" else (src, dst)
 
     def split(self, book: Book[Array] | None, ids: Array) -> Split | None:
-        """Return the places of ``ids`` by owner; None: all of them are here."""
+        """Return the places of ``ids`` by owner; None: all of them are here.
+
+        Raises:
+            ProtocolError: An id is of nobody.
+        """
         if self._alone or book is None or ids.size == 0:
             return None
+        # neighbours that another machine told may be any numbers: of ids past the end, ranges say
+        # an owner past the last one, for whom the kernel would count beyond ``sizes``
+        if not 0 <= ids.min() <= ids.max() < book.num_ids:
+            raise ProtocolError(
+                f"ids {ids.min()} to {ids.max()} were asked for, where there are {book.num_ids}"
+            )
         order = np.empty(ids.size, np.int64)
         sizes = np.empty(self._view.num_partitions, np.int64)
         kernels.group_by_owner(book.owner(ids), order, sizes)

@@ -318,6 +318,19 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
         assert out[:, 0].tolist() == nodes.tolist()
 
 
+@pytest.mark.parametrize("book", [Book(table=np.arange(10) // 5), Book(bounds=np.array([5, 10]))])
+def test_ids_of_nobody_have_no_owner(book: Book) -> None:
+    """Answers of other machines name neighbours, which are asked for in the next hop."""
+    store = GraphStore(_cut(_view(3, 10), np.arange(10) // 5, 2)[0], None)
+    store._alone = False
+    split = store.split(book, np.array([9, 0, 5]))
+    assert {partition: at.tolist() for partition, at in split.items()} == {0: [1], 1: [0, 2]}
+    assert store.split(book, np.array([4, 0])) is None
+    for one in (10, 2**62, -1, -(2**63)):
+        with pytest.raises(ProtocolError, match="where there are 10"):
+            store.split(book, np.array([3, one, 7]))
+
+
 def test_only_owners_are_asked() -> None:
     view = _view(3, 10)
     parts = _cut(view, np.arange(10) // 4, 3)  # 0-3, 4-7, 8-9
