@@ -124,9 +124,8 @@ class FeatureRows:
         what = f"{self._options.class_path} gave, for {ids.size} rows of {name!r} of {node_type},"
         if found is None or not shape or shape[0] != ids.size:
             raise ConfigError(f"{what} {'nothing' if shape is None else list(shape)}")
-        # A store may answer with strided rows, or rows of a device: fields are contiguous host
-        # memory.
-        values: Array = found.detach().cpu().contiguous().numpy()
+        # A store may answer with rows of a device, or with parameters of a model.
+        values: Array = found.detach().cpu().numpy()
         if like is not None and (values.dtype, values.shape[1:]) != (like.dtype, like.shape[1:]):
             raise ConfigError(
                 f"{what} {values.dtype} {list(values.shape)}, and before that rows of {like.dtype} "

@@ -80,11 +80,11 @@ def test_types_are_groups_each_with_its_own_share_of_the_memory() -> None:
     rows = rows_of(hetero=True, cache_bytes=2 * 3 * 8)  # 3 rows of each of the two types
     assert [group for group, *_ in Store.asked] == ["item", "user"]
     for node_type, width in (("item", 4), ("user", 4)):
-        for ids in ([1, 2, 3], [1, 2, 3], [4], [2, 3, 4]):
+        for ids in ([1, 2, 3], [1, 2, 3], [4], [2, 3, 4], [1]):
             found = rows.fetch(node_type, np.array(ids))
             assert found.tolist() == [[one, width] for one in ids]
     asked = [(group, ids) for group, _, ids in Store.asked[2:]]
-    assert asked == [(t, ids) for t in ("item", "user") for ids in ([1, 2, 3], [4])]
+    assert asked == [(t, ids) for t in ("item", "user") for ids in ([1, 2, 3], [4], [1])]
     some = rows_of(hetero=True, node_types=("user",))
     assert "user" in some
     assert "item" not in some

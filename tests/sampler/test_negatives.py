@@ -109,6 +109,18 @@ def test_one_draw_for_a_place_whatever_others_are_refused() -> None:
     assert again.tolist() != kept.tolist(), "the batch is part of the key"
 
 
+def test_a_place_is_drawn_again_whatever_becomes_of_the_others() -> None:
+    """Its second number is its own, however many places before it need one, too."""
+    graph = TinyGraph.homogeneous(12, [(0, node) for node in range(6)])
+    strict, ticket = _negatives(graph, kind="triplet", strict=True), BatchTicket(0, 1, 0, 4)
+    seeds, found = np.arange(60), []
+    for other in (0, 7):  # edges of 0 are refused, of 7 there are none
+        src = np.array([other] * 30 + [0] * 30)
+        found.append(strict.draw(ticket, src, seeds, None)[1])
+    assert found[0][30:].tolist() == found[1][30:].tolist()
+    assert found[0][:30].tolist() != found[1][:30].tolist()
+
+
 def test_a_source_with_an_edge_to_every_node_is_named() -> None:
     graph = TinyGraph.homogeneous(5, [(2, node) for node in range(5)])
     strict = _negatives(graph, kind="triplet", strict=True)

@@ -64,13 +64,14 @@ def test_runs_start_where_values_change(values, room: int, starts) -> None:
     ("counts", "fills"),
     [
         ([2, 1], True), ([0, 3], True), ([3, 0], True), ([2, 2], False), ([2, 0], False),
-        ([-1, 4], False), ([2**63 - 1, 2**63 - 1], False), ([4, -1], False),
+        ([-1, 4], False), ([2**63 - 1, 2**63 - 1], False),
+        ([1, 2**63 - 1, 2**63 - 1], False), ([4, -1], False),
     ],
 )  # fmt: skip
 def test_repeats_stay_inside(counts: list[int], fills: bool) -> None:
     memory = np.full(9, -7, np.int64)
     out = memory[3:6]
-    assert kernels.repeat(np.array([8, 9]), np.array(counts), out) == fills
+    assert kernels.repeat(np.arange(8, 8 + len(counts)), np.array(counts), out) == fills
     assert memory[:3].tolist() == memory[6:].tolist() == [-7] * 3
     if fills:
         assert out.tolist() == [8] * counts[0] + [9] * counts[1]
