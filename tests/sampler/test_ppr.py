@@ -82,17 +82,20 @@ def test_long_rows_are_drawn_from_by_key_and_the_batch_is_part_of_it() -> None:
 def test_edges_that_were_followed_are_those_among_the_nodes_of_the_batch() -> None:
     users = TinyGraph(
         {"item": 3, "user": 2},
-        {("item", "rev", "user"): [(0, 0), (1, 0), (2, 1)], ("user", "buys", "item"): [(1, 0)]},
+        {
+            ("item", "rev", "user"): [(0, 0), (1, 0), (2, 1), (0, 1)],
+            ("user", "buys", "item"): [(1, 0)],
+        },
     )
     found = _sample(
         users, [0], input_type="user", options={"include_sampled_edges": True, "max_ppr_nodes": 1}
     )
     item, user = found[key(IDS, "item")], found[key(IDS, "user")]
     assert user.tolist() == [0], "itself; user 1 is two steps away"
-    assert item.tolist() == [0], "of two equals, that of the lower id"
+    assert item.tolist() == [0], "it gets what comes back from user 1, too"
     edges = {name: found[key(EDGE_INDEX, name)].tolist() for name in users.edges}
     assert edges == {
-        ("item", "rev", "user"): [[0], [0]],  # item 0 to user 0; item 1 is not in the batch
+        ("item", "rev", "user"): [[0], [0]],  # not from item 1, nor to user 1
         ("user", "buys", "item"): [[], []],
     }
     assert found[key("e_id", ("item", "rev", "user"))].tolist() == [0]
