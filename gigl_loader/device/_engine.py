@@ -140,8 +140,12 @@ class _Transfer:
         self, backend: Backend, *, non_blocking: bool, cast: CastMap, keep: Callable[[Any], bool]
     ) -> None:
         self.backend, self.non_blocking, self.cast, self.keep = backend, non_blocking, cast, keep
+        # Taken before the copy stream is in use: from then on that one is the current one.
         self.consumer = backend.current_stream() if non_blocking else None
         self.made: list[Tensor] = []
+        # Kept for as long as the copies read them, and for `_memo`: a mapping may make its tensors
+        # as they are read, and the next one of these may have the id of one that is gone.
+        self.sources: list[Tensor] = []
         self.nbytes = 0
         self._memo: dict[tuple[int, torch.dtype | None], Tensor] = {}
         self._waits_for_consumer = False
@@ -161,6 +165,7 @@ class _Transfer:
     def _tensor(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         key = (id(tensor), dtype)  # names of one tensor stay names of one tensor
         if key not in self._memo:
+            self.sources.append(tensor)
             self._memo[key] = self._new_tensor(tensor, dtype)
         return self._memo[key]
 
@@ -173,6 +178,8 @@ class _Transfer:
             self.nbytes += tensor.numel() * tensor.element_size()
         if dtype is not None and out.dtype != dtype:
             out = self.backend.cast(out, dtype)
+        # Only what was made here belongs to the copy stream. What was on the device before is the
+        # loader's, and is not recorded.
         if out is not tensor:
             self.made.append(out)
         return out
@@ -188,6 +195,7 @@ class _Transfer:
         out = copy.copy(data)  # stores are copied with it, tensors are not
         for store in out.stores:
             for name, value in list(store.items()):
+                # The narrower name first: ("user", "x") before "x".
                 wanted = self.cast.get((store._key, name), self.cast.get(name, dtype))
                 moved = value if self.keep(name) else self.value(value, wanted)
                 if moved is not value:
@@ -199,6 +207,7 @@ class _Transfer:
             key: value if self.keep(key) else self.value(value, self._cast_of(key, dtype))
             for key, value in values.items()
         }
+        # A plain dict is what a mapping that cannot be copied and changed becomes.
         if type(values) is dict or not isinstance(values, MutableMapping):
             return moved
         out = copy.copy(values)
@@ -207,6 +216,7 @@ class _Transfer:
 
     def _sequence(self, values: Any, dtype: torch.dtype | None) -> Any:
         moved = [self.value(item, dtype) for item in values]
+        # Lists of ids or names stay the same object, as everything that has no tensor does.
         if all(new is old for new, old in zip(moved, values, strict=True)):
             return values
         return type(values)(*moved) if hasattr(values, "_fields") else type(values)(moved)
@@ -221,6 +231,8 @@ class _Transfer:
         # e.g. a SparseTensor: it cannot be recorded on a stream, so the consumer's stream copies it
         if isinstance(value, type) or not callable(getattr(value, "to", None)):
             return value
+        # A module is moved in place by ``to``: the loader's own would change. The tests' backend
+        # has no device.
         device = getattr(self.backend, "device", None)
         if device is None or isinstance(value, torch.nn.Module):
             return value
@@ -282,6 +294,8 @@ class CopyEngine:
         self._keep = keep_on_host or (lambda key: False)
         self._backend: Backend = backend or TorchBackend(self.device)
         self.overlaps = non_blocking and self._backend.copy_stream is not None
+        # In the order of their copies: one stream passes their events in that order, so the first
+        # one that has not passed ends every search.
         self._held: deque[tuple[Event, Any]] = deque()
         self._unfinished: deque[Event] = deque()
 
@@ -328,6 +342,7 @@ class CopyEngine:
 
     def make_room(self, max_held: int) -> None:
         """Wait for the oldest copies until fewer than ``max_held`` sources are held."""
+        # `reap` before each wait: copies that were done meanwhile cost none.
         while self.reap() >= max_held:
             self.stats.host_waits += 1
             self._held[0][0].synchronize()
@@ -367,8 +382,9 @@ class CopyEngine:
             with self._backend.use(stream):
                 item = transfer.value(source)
         finally:
+            # Also after an error: copies that were started read the source until this event.
             event = self._backend.record_event(stream)
-            self._hold(event, source)
+            self._hold(event, (source, transfer.sources))
         return Pending(item, transfer.made, event)
 
     # the three safeguards, one method each: the tests leave each out and see the damage
@@ -394,6 +410,8 @@ def full_device(device: torch.device | str) -> torch.device:
         device = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device={device!r} is no torch device: {error}") from None
+    # Compared with the devices of tensors, which have an index; and fixed now, as the current
+    # device is another one in another thread.
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

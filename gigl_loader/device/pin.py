@@ -15,6 +15,7 @@ import torch
 
 from gigl_loader.errors import ConfigError, PeerError
 
+# Values of ``cudaError_t``, as numbers: torch names hardly any of them.
 _SUCCESS = 0
 _ALREADY_REGISTERED = 712
 _HINTS = {
@@ -133,6 +134,9 @@ class PinnedRange:
         code = registry.register(address, nbytes)
         if code != _SUCCESS:
             raise PinMemoryError(address, nbytes, code, registry.describe(code))
+        # A finaliser and no ``__del__``: it runs once, also where the range is part of a cycle. It
+        # knows the process, as a fork copies it: unregistering there would be a call into a runtime
+        # that does not work in a child.
         self._unpin = weakref.finalize(self, _unpin, registry, address, os.getpid())
         self._unpin.atexit = False  # the runtime may be gone by then, and unpins by itself
 
@@ -173,6 +177,7 @@ def _default_registry(device: torch.device | None) -> HostRegistry | None:
 
 def _memory_hint(nbytes: int) -> str:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    # CUDA says "out of memory" for both: which of the two it is only the limit can tell.
     if limit != resource.RLIM_INFINITY and limit < nbytes:
         return (
             f"RLIMIT_MEMLOCK is {limit / 2**20:.1f} MiB: raise it ('ulimit -l unlimited', or "

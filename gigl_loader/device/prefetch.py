@@ -108,7 +108,9 @@ class CopyAhead(Iterator[T]):
     ) -> None:
         _check_limits(depth=depth, max_held=max_held, run_ahead=run_ahead)
         self._pull, self._engine, self._run_ahead = pull, engine, run_ahead
+        # Those copied ahead, and the one that is handed over while its copy is under way.
         self._max_held = depth + 1 if max_held is None else max_held
+        # A blocking copy is done when it is launched: ahead, it would take memory and save nothing.
         self._depth = depth if engine.overlaps else 0
         self._ready: deque[Pending[T]] = deque()
         self._end: Exception | None = None
@@ -123,12 +125,15 @@ class CopyAhead(Iterator[T]):
 
     def __next__(self) -> T:
         if self._run_ahead is not None:
+            # First: by now the consumer has launched all that it does with the batch before.
             self._engine.throttle(self._run_ahead)
         self._top_up()
         if self._ready:
             return self._engine.hand_over(self._ready.popleft())
         error, self._end = self._end or StopIteration(), StopIteration()
         try:
+            # The sources are let go of before the loader is told of its end: whoever unmaps their
+            # memory then does so after the copies.
             self._engine.close()
             raise error
         finally:
@@ -152,11 +157,14 @@ class CopyAhead(Iterator[T]):
             except StopIteration:
                 self._end = StopIteration()  # without a traceback, which would hold this frame
             except Exception as error:
+                # Kept for later: batches before it are whole, and are handed over first.
                 self._end = error
 
     def _launch_next(self) -> bool:
         # a frame of its own, so that no local keeps the host batch alive
+        # Before the pull: the loader may wait for the very slot that the oldest copy still reads.
         self._engine.make_room(self._max_held)
+        # Waits only if there is nothing to hand over.
         source = self._pull(not self._ready)
         if isinstance(source, NotReady):
             return False
@@ -217,6 +225,7 @@ class DevicePrefetcher(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         self._state = None
         if self._passes_through:
+            # The state needs no counting then: the loader is never ahead of who reads it.
             return iter(self.loader)
         return _LoaderPass(self, self._limits)
 
@@ -227,6 +236,8 @@ class DevicePrefetcher(Generic[T]):
         if name == "loader":  # not set yet: being unpickled or copied
             raise AttributeError(name)
         found = getattr(self.loader, name)
+        # After the loader was asked: where it has no such method there is none here either, and who
+        # tests for it by ``hasattr`` is told the truth.
         own = {"state_dict": self._state_dict, "load_state_dict": self._load_state_dict}
         return own.get(name, found)
 
@@ -257,6 +268,7 @@ class _CountedSource(Generic[T]):
         return batch
 
     def close(self) -> None:
+        # An iterator that is the loader itself goes on in the next pass: it is not ours to close.
         if self._batches is not self._loader and hasattr(self._batches, "close"):
             self._batches.close()
 

@@ -101,6 +101,7 @@ def _next(at, size):  # type: ignore[no-untyped-def]
 @_inlined
 def _write_reference(ring, at, one, batch, link):  # type: ignore[no-untyped-def]
     """Write the last reference to an id."""
+    # Columns are int32: 32 bits of the id here and 16 beside the batch, so ids are below 2 ** 48.
     ring[at, LOW] = one & 0xFFFFFFFF
     ring[at, REST] = one >> 32 << BATCH_BITS | batch
     ring[at, LINK] = link
@@ -109,6 +110,7 @@ def _write_reference(ring, at, one, batch, link):  # type: ignore[no-untyped-def
 
 @_inlined
 def _id_at(ring, at):  # type: ignore[no-untyped-def]
+    # The low half was stored as a signed number: the mask undoes the sign that widening repeats.
     return np.int64(ring[at, REST]) >> BATCH_BITS << 32 | np.int64(ring[at, LOW]) & 0xFFFFFFFF
 
 
@@ -126,6 +128,7 @@ def _use_at(ring, code, never):  # type: ignore[no-untyped-def]
 @_inlined
 def _slot_of(ring, code):  # type: ignore[no-untyped-def]
     """Return the slot of a row, -1 for none, given a reference or the slot."""
+    # From the last reference back to the first one, which has the slot. A code of 0 becomes -1.
     while code > 0:
         code = ring[code - 1, LINK]
     return -code - 1
@@ -145,6 +148,9 @@ def _tag(index, one):  # type: ignore[no-untyped-def]
 @_inlined
 def _home(index, tag):  # type: ignore[no-untyped-def]
     """Return where an id belongs."""
+    # From the tag alone: `_remove`, which moves other entries, need not read their ids. A
+    # multiplication instead of a remainder: the size need not be a power of two, and none is
+    # divided.
     return tag if index.shape[1] == 1 else tag * index.shape[0] >> TAG_BITS
 
 
@@ -154,6 +160,8 @@ def _find(index, ring, holders, one, tag):  # type: ignore[no-untyped-def]
     at = _home(index, tag)
     if index.shape[1] == 1:
         return at
+    # Ends: at most `cache_tables._FULL` of the entries are in use. A tag is not an id: two ids may
+    # have one.
     while index[at, CODE] != 0:
         if index[at, TAG] == tag:
             code = index[at, CODE]
@@ -166,6 +174,7 @@ def _find(index, ring, holders, one, tag):  # type: ignore[no-untyped-def]
 @_inlined
 def _find_code(index, tag, code):  # type: ignore[no-untyped-def]
     """Return where a code is that an id has; 0: where an id that has none would come to be."""
+    # By code, so that neither ids nor holders are read; each code but 0 is in the index once.
     at = _home(index, tag)
     while index[at, CODE] != code:
         at = _next(at, index.shape[0])
@@ -205,6 +214,7 @@ def _remove(index, hole):  # type: ignore[no-untyped-def]
         if index[at, CODE] == 0:
             break
         home = _home(index, np.int64(index[at, TAG]))
+        # It may move to the hole if that lies between its home and where it is.
         if _steps(home, at, size) >= _steps(hole, at, size):
             index[hole, CODE], index[hole, TAG] = index[at, CODE], index[at, TAG]
             index[at, CODE] = 0
@@ -217,10 +227,13 @@ def _remove(index, hole):  # type: ignore[no-untyped-def]
 @_inlined
 def _enqueue(state, slot, slots, queue):  # type: ignore[no-untyped-def]
     """Append a slot whose next use is not known; of a full queue, drop what is left over."""
+    # Two places a slot, and one more: at least half of a full queue is left over, so that to
+    # go through it costs a few steps for each slot that was appended since.
     if state[LAST] == queue.shape[0]:
         end = 0
         for place in range(state[FIRST], state[LAST]):
             one = queue[place]
+            # An entry counts if its slot says so; what ``slot`` itself says is of its last wait.
             if slots[one, PLACE] == -1 - place and one != slot:
                 queue[end] = one
                 slots[one, PLACE] = -1 - end
@@ -264,6 +277,8 @@ def _wait_for(state, slot, code, ring, slots, top, queue):  # type: ignore[no-un
 def _unlink(state, ring, index, slots, top, queue, at):  # type: ignore[no-untyped-def]
     """Take a reference out; the slot of its row, if it waits for this one, waits for the next."""
     link, after = ring[at, LINK], ring[at, AFTER]
+    # The three kinds of what comes before: a reference, the slot (which the reference after it has
+    # from now on), or nothing. What comes after is a reference, or the index.
     if link > 0:
         ring[link - 1, AFTER] = after
     if after > 0:
@@ -271,6 +286,7 @@ def _unlink(state, ring, index, slots, top, queue, at):  # type: ignore[no-untyp
     else:
         _replace(index, _tag(index, _id_at(ring, at)), at + 1, link)
     if link < 0:
+        # The stack that the slot was on is of this batch: whoever calls this has emptied it.
         _wait_for(state, -link - 1, after, ring, slots, top, queue)
 
 
@@ -280,6 +296,7 @@ def _move_on(state, starts, counts):  # type: ignore[no-untyped-def]
     never = starts.shape[0]
     while state[OLDEST] < state[NEWEST] and counts[state[OLDEST] % never] == ABSENT:
         state[OLDEST] += 1
+    # `HEAD` and `TAIL` count references and are no places: their difference is what is in use.
     is_empty = state[OLDEST] == state[NEWEST]
     state[TAIL] = state[HEAD] if is_empty else starts[state[OLDEST] % never]
 
@@ -290,6 +307,8 @@ def _move_on(state, starts, counts):  # type: ignore[no-untyped-def]
 @_inlined
 def _ask_before_adding(ring, index, slots, ids, tags, i):  # type: ignore[no-untyped-def]
     """Ask memory for what the next rows need; note their tags."""
+    # Two steps, as where a row lies stands in the index: that is asked for first, and read here
+    # `_ROWS_AHEAD` rows later.
     if i + TURNS < ids.shape[0]:
         tag = _tag(index, ids[i + TURNS])
         tags[i & TURNS - 1] = tag
@@ -309,6 +328,8 @@ def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tag
     ``tags`` is work memory, ``[TURNS]`` int64.
     """
     size, never, count = ring.shape[0], starts.shape[0], ids.shape[0]
+    # Fewer batches than there are numbers for: modulo ``never``, a batch is told from the others,
+    # and `decide` finds out which of two is later.
     while state[OLDEST] < state[NEWEST] and (
         state[NEWEST] - state[OLDEST] >= never - 1 or state[HEAD] - state[TAIL] + count > size
     ):
@@ -316,6 +337,7 @@ def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tag
     batch = state[NEWEST] % never
     state[NEWEST] += 1
     starts[batch] = state[HEAD]
+    # One that asks for more than the ring holds is forgotten at once: nothing is kept for it.
     counts[batch] = count if count <= size else ABSENT
     if count > size:
         _move_on(state, starts, counts)
@@ -328,6 +350,8 @@ def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tag
         _ask_before_adding(ring, index, slots, ids, tags, i)
         place = _find(index, ring, holders, one, tag)
         code = index[place, CODE]
+        # The batch has the id before: a place is taken, so that places and ids of a batch go
+        # together, but it is in no chain.
         if code > 0 and _batch_at(ring, code - 1) == batch:
             _write_reference(ring, at, one, TWICE, 0)
         else:
@@ -336,6 +360,7 @@ def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tag
             if code > 0:
                 ring[code - 1, AFTER] = at + 1  # and its slot, if any, has an earlier next use
             elif code < 0:
+                # No known batch needed the row until now: its entry in the queue is left over.
                 state[IDLE] -= 1
                 _push(-code - 1, batch, at + 1, slots, top)
         at = _next(at, size)
@@ -349,6 +374,7 @@ def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch
     own = batch % never
     if batch < state[OLDEST] or batch >= state[NEWEST] or counts[own] == ABSENT:
         return
+    # Those that waited for this batch: `_unlink` gives each its next use.
     top[own] = -1
     at = starts[own] % size
     for _ in range(counts[own]):
@@ -407,6 +433,8 @@ def _use(state, ring, index, slots, top, queue, begin, out, missing):  # type: i
 @_inlined
 def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, missing):  # type: ignore[no-untyped-def]
     """Find slots for those of the missing rows that are needed sooner than what is there."""
+    # ``furthest`` only goes down: what comes is needed sooner than what goes, so that no slot gets
+    # a next use above it. All the searches of a batch together look at each known batch once.
     oldest = state[OLDEST]
     furthest, last = state[NEWEST], never  # the next use to take from, and as it is noted
     for i in range(missing.shape[0]):
@@ -419,6 +447,7 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
         place, code = missing[i, 0], missing[i, 1]
         use = _use_at(ring, code, never)
         slot = -1
+        # Slots that were never used come first, also for rows that nobody known needs again.
         if state[USED] < holders.shape[0]:
             slot = state[USED]
             state[USED] += 1
@@ -426,7 +455,10 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
             while furthest > oldest and (state[IDLE] == 0 if last == never else top[last] < 0):
                 furthest -= 1
                 last = furthest % never
+            # A row needed no sooner than the worst that is kept is not kept: it is used now and
+            # gone.
             if use != never and oldest + (use - oldest) % never < furthest:
+                # Slots of which no next use is known go before all others.
                 if last == never:
                     slot = _dequeue(state, slots, queue)
                     state[IDLE] -= 1
@@ -435,12 +467,15 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
                     slot = top[last]
                     top[last] = slots[slot, BELOW]
                     _touch(slots, top[last])
+                    # The row that goes is still asked for: its references stay, without a slot.
                     ring[slots[slot, PLACE] - 1, LINK] = 0
         if slot >= 0:
             at = begin + place if begin + place < ring.shape[0] else begin + place - ring.shape[0]
             one = _id_at(ring, at)
             holders[slot] = one
             out[place] = -2 - slot
+            # The index has an id with references by the last one: only the first learns of the
+            # slot.
             if code > 0:
                 ring[code - 1, LINK] = -1 - slot
             else:
@@ -461,6 +496,7 @@ def decide(  # type: ignore[no-untyped-def]
     """
     size, never = ring.shape[0], starts.shape[0]
     own, count = batch % never, ids.shape[0]
+    # Forgotten, planned before, or of another size than was added: no slot changes.
     if batch < state[OLDEST] or batch >= state[NEWEST] or counts[own] != count:
         for i in range(count):
             out[i] = _look_up(state, ring, index, holders, ids[i])
@@ -473,6 +509,7 @@ def decide(  # type: ignore[no-untyped-def]
     state[HITS] += count - repeated - num_missing
     _keep(state, ring, index, holders, slots, top, queue, never, begin, out, missing[:num_missing])
     at = begin
+    # After all slots are given: a repeated id has what its first reference got, or lost.
     for i in range(count if repeated else 0):
         if _batch_at(ring, at) == TWICE:
             out[i] = _look_up(state, ring, index, holders, ids[i])
@@ -486,6 +523,9 @@ def claim(places, ids, holders, stored, kept):  # type: ignore[no-untyped-def]
     """Mark slots that are about to be written as empty; return how many still are for these ids."""
     found = 0
     for i in range(places.shape[0]):
+        # Not where a later plan gave the slot to another row, and not where the row is already:
+        # others may be copying it. -1 is no id: who copies while the slot is written notices
+        # afterwards.
         if holders[places[i]] == ids[i] and stored[places[i]] != ids[i]:
             stored[places[i]] = -1
             kept[found] = i

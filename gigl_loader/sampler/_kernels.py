@@ -27,13 +27,18 @@ logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# SplitMix64: the step of its counter (2 ** 64 by the golden ratio) and its two multipliers.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+# Another odd number: to multiply by it loses no bit, and ids in a row end up far apart.
 _NODE = np.uint64(0xD6E8FEB86659FD93)
 WORDS = {8: np.int64, 4: np.int32, 1: np.int8}
 """What rows are copied as, by bytes."""
+# Rows are asked for about one page ahead, and few of them where they are small: what is asked for
+# has to be in the cache when its turn comes, and to stay there until then.
 _LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16
+# 53 bits: as many as a float64 has, so each result is exact and below 1.
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 
@@ -46,6 +51,8 @@ def _jit(function: F, **options: Any) -> F:
 
 
 def _compile(function: F, *, cache: bool, **options: Any) -> F:
+    # Without the interpreter's lock, so that sampling threads run side by side. Without bounds:
+    # whoever calls checks what comes from others (`store._rows_of`, `store._check_drawn`).
     made = numba.njit(nogil=True, cache=cache, boundscheck=False, **options)
     return made(function)  # type: ignore[no-any-return]
 
@@ -60,6 +67,8 @@ def mix(value):  # type: ignore[no-untyped-def]
 
 @_jit
 def _row_key(key, node):  # type: ignore[no-untyped-def]
+    # Mixed twice: of ``node ^ key`` alone, two nodes and two keys that differ in the same bits
+    # would draw the same.
     return mix(mix(np.uint64(node) * _NODE + _GAMMA) ^ key)
 
 
@@ -84,6 +93,7 @@ def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):  # t
         node = nodes[i]
         start = 0
         degree = 0
+        # A partition has no rows for nodes past the last one that has an edge.
         if node < num_rows:
             start = indptr[node]
             degree = indptr[node + 1] - start
@@ -109,22 +119,29 @@ def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions)
         take = counts[i]
         start = starts[i]
         degree = degrees[i]
+        # All of them, in the order that they are stored in: no number is drawn.
         if take == degree and not replace:
             for j in range(take):
                 positions[at + j] = start + j
         elif replace:
             row = _row_key(key, nodes[i])
             for j in range(take):
+                # The product is below the degree: the number is at most 1 - 2 ** -53, degrees are
+                # far below 2 ** 53.
                 positions[at + j] = start + int(_unit(row, j) * degree)
         else:
             row = _row_key(key, nodes[i])
             for j in range(take):
+                # Floyd: the j-th draw is from the first ``last + 1`` places; one that is taken
+                # stands for ``last``, which no draw before could reach. Each set is equally likely,
+                # in ``take`` steps.
                 last = degree - take + j
                 choice = int(_unit(row, j) * (last + 1))
                 if taken[choice]:
                     choice = last
                 taken[choice] = 1
                 positions[at + j] = start + choice
+            # Only what was marked is wiped: to fill the whole array would cost its length each row.
             for j in range(take):
                 taken[positions[at + j] - start] = 0
         at += take
@@ -134,6 +151,7 @@ def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions)
 def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
     """Like `count_uniform`, where a neighbour of weight 0 is never drawn."""
     total, most = count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts)
+    # Places of weight 0 count for scratch memory (``most``), but are never drawn.
     total = 0
     for i in range(nodes.shape[0]):
         possible = 0
@@ -193,10 +211,15 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
             total = 0.0
             for position in range(start, end):
                 total += weights[position]
+                # Sums are float64 though weights are float32: over long rows the small ones would
+                # vanish.
                 keys[position - start] = total
             for j in range(take):
                 goal = _unit(row, j) * total
+                # "right" passes over places of weight 0, whose sum equals the one before.
                 place = np.searchsorted(keys[: end - start], goal, side="right")
+                # Only weights that are not finite get past the end: no finite total is reached by
+                # less than 1 of it, rounded or not.
                 positions[at + j] = min(start + place, end - 1)
         else:
             size = 0  # the `take` smallest exponential keys, in a max-heap
@@ -204,6 +227,7 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
                 weight = weights[position]
                 if weight <= 0:
                     continue
+                # 1 - unit is in (0, 1]: its logarithm is finite.
                 value = -math.log(1.0 - _unit(row, position - start)) / weight
                 if size < take:
                     keys[size] = value
@@ -214,6 +238,8 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
                     keys[0] = value
                     items[0] = position
                     _sift_down(keys, items, size)
+            # A heap leaves them in an order of its own; ascending, memory is read forwards and the
+            # answer does not depend on how the heap works.
             positions[at : at + take] = np.sort(items[:take])
         at += take
 
@@ -246,6 +272,7 @@ def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, posi
         copy = 0
         for position in range(start, end):
             neighbor = indices[position]
+            # Parallel edges lie side by side, as neighbours of a row ascend.
             copy = copy + 1 if position > start and indices[position - 1] == neighbor else 0
             value = _unit(_row_key(key, neighbor), copy)
             if weights.shape[0] > 0:
@@ -282,12 +309,14 @@ def _find(table, mask, nodes, node):  # type: ignore[no-untyped-def]
     """
     hashed = mix(np.uint64(node))
     tag = np.int64(hashed >> np.uint64(33)) << 32
+    # The low bits choose the place and the high ones are the tag: they tell different things.
     place = np.int64(hashed & mask)
     while True:
         entry = table[place]
         if entry == 0:
             return place, np.int64(-1), tag
         if (entry >> 32) << 32 == tag:
+            # The tag is 31 bits of the hash, not the id: only the id decides.
             label = (entry & 0xFFFFFFFF) - 1
             if nodes[label] == node:
                 return place, label, tag
@@ -314,6 +343,7 @@ def relabel(table, mask, nodes, num_nodes, ids, out):  # type: ignore[no-untyped
         place, label, tag = _find(table, mask, nodes, ids[i])
         if label < 0:
             label = np.int64(num_nodes)
+            # Appended at once: a repeat later in ``ids`` finds it.
             nodes[num_nodes] = ids[i]
             num_nodes += 1
             table[place] = tag | num_nodes
@@ -360,6 +390,7 @@ def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
     sizes[:] = 0
     for i in range(owners.shape[0]):
         sizes[owners[i]] += 1
+    # A counting sort: linear, and stable, so that places ascend within a group.
     ends = np.cumsum(sizes) - sizes
     for i in range(owners.shape[0]):
         owner = owners[i]
@@ -422,9 +453,11 @@ def copy_rows(addresses, out):  # type: ignore[no-untyped-def]
     row_bytes = width * out.itemsize
     ahead = min(_MOST_ROWS_AHEAD, 1 + _BYTES_AHEAD // max(1, row_bytes))
     for i in range(addresses.shape[0]):
+        # At the end the last row is asked for again and again: cheaper than a branch.
         later = addresses[min(i + ahead, last)]
         for byte in range(0, row_bytes, _LINE_BYTES):
             _prefetch(_at(later + byte))
+        # The address is aligned to the word, or the word is a byte: `store.gather_rows` chooses it.
         row = numba.carray(_at(addresses[i]), (width,), out.dtype)
         for j in range(width):
             out[i, j] = row[j]

@@ -20,6 +20,7 @@ def survey(values):  # type: ignore[no-untyped-def]
         if value < before:
             ascending = False
         else:
+            # Unsigned: the distance of two int64 may be above the largest int64.
             widest = max(widest, np.uint64(value) - np.uint64(before))
         least = min(least, value)
         most = max(most, value)
@@ -36,16 +37,19 @@ def pack(values, first, bits, steps, words):  # type: ignore[no-untyped-def]
     at = 0
     before = first
     for i in range(values.shape[0]):
+        # Modulo 2 ** 64, as in `unpack`: what overflows here comes back there.
         number = np.uint64(values[i]) - np.uint64(before)
         if steps:
             before = values[i]
         word |= number << filled
         filled += width
+        # The number may reach over the end of the word: its upper bits begin the next one.
         if filled >= _WORD_BITS:
             words[at] = word
             at += 1
             filled -= _WORD_BITS
             word = np.uint64(0)
+            # Where it ends with the word nothing is left, and of 64 bits the shift is undefined.
             if filled > np.uint64(0):
                 word = number >> (width - filled)
     if filled > np.uint64(0):
@@ -55,6 +59,7 @@ def pack(values, first, bits, steps, words):  # type: ignore[no-untyped-def]
 @_jit
 def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
     """Undo `pack`."""
+    # A shift by 64 has no defined result, so all bits are a case of their own.
     mask = _ALL if bits == 64 else (_ONE << np.uint64(bits)) - _ONE
     before = np.uint64(first)
     for i in range(out.shape[0]):
@@ -62,6 +67,7 @@ def unpack(words, first, bits, steps, out):  # type: ignore[no-untyped-def]
         at = position >> 6
         shift = np.uint64(position & 63)
         number = words[at] >> shift
+        # Only then: the last number of all has no word after its own.
         if shift + np.uint64(bits) > _WORD_BITS:
             number |= words[at + 1] << (_WORD_BITS - shift)
         value = before + (number & mask)
@@ -89,6 +95,7 @@ def repeat(values, counts, out):  # type: ignore[no-untyped-def]
     at = 0
     for i in range(values.shape[0]):
         count = counts[i]
+        # Compared with what is left, not added up: counts of another machine may overflow a sum.
         if count < 0 or count > out.shape[0] - at:
             return False
         for j in range(at, at + count):

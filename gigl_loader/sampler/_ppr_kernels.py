@@ -12,6 +12,7 @@ def take(frontier, alpha, residual, score, taken):  # type: ignore[no-untyped-de
         slot = frontier[i]
         taken[i] = residual[slot]
         score[slot] += alpha * residual[slot]
+        # Before anything is spread: what comes back to the node in this turn is not lost.
         residual[slot] = 0.0
 
 
@@ -42,6 +43,7 @@ def spread(  # type: ignore[no-untyped-def]
     for i in range(frontier.shape[0]):
         slot = frontier[i]
         label = label_of[slot]
+        # Nodes of a batch and its seeds are numbered below 2 ** 32.
         seed = seed_of[slot] << 32
         for j in range(starts[label], starts[label] + counts[label]):
             keys[at] = seed | neighbors[j]
@@ -64,6 +66,7 @@ def receive(slots, shares, hops, residual, hop, seen, number, touched, count):  
         slot = slots[i]
         residual[slot] += shares[i]
         hop[slot] = min(hop[slot], hops[i])
+        # A number a turn, instead of a mark that somebody would have to wipe.
         if seen[slot] != number:
             seen[slot] = number
             touched[count] = slot
@@ -77,6 +80,8 @@ def due(touched, label_of, residual, degrees, eps, out):  # type: ignore[no-unty
     count = 0
     for i in range(touched.shape[0]):
         slot = touched[i]
+        # A node without edges counts as one of degree 1: it is pushed once, and has nowhere to
+        # give.
         if residual[slot] >= eps * max(degrees[label_of[slot]], 1):
             out[count] = slot
             count += 1

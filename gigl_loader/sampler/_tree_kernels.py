@@ -22,6 +22,7 @@ def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyp
     """Return (place, label, tag) of ``key``; see `gigl_loader.sampler._kernels._find`."""
     hashed = mix(np.uint64(key))
     tag = np.int64(hashed >> _TAG) << 32
+    # ``tree << shift`` is where its share of the table begins, ``window`` how far its nodes spread.
     place = ((np.uint64(tree) << shift) + (hashed & window)) & mask
     tried = 0
     while True:
@@ -33,6 +34,9 @@ def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyp
             if keys[label] == key:
                 return place, label, tag
         tried += 1
+        # A tree with more nodes than the window would probe through its neighbours' shares: after a
+        # few places one anywhere is taken, and from there on the next ones. Each probe of a key
+        # goes the same way, so that what was entered is found.
         place = (hashed if tried == _NEAR else place + _ONE) & mask
 
 
@@ -57,6 +61,8 @@ def reach(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_b
     """
     for i in range(ids.shape[0]):
         tree = origins[at[i]] >> from_bits
+        # Its own bits: types have different numbers of nodes, so a tree stands elsewhere in their
+        # keys.
         key = (tree << bits) | ids[i]
         place, label, tag = _find(table, mask, window, shift, tree, keys, key)
         if label < 0:
@@ -110,11 +116,14 @@ def count_timed(indptr, times, nodes, since, until, fanout, replace, last, start
     for i in range(nodes.shape[0]):
         later = min(i + _AHEAD, end)
         _prefetch(_at(times.ctypes.data + max(0, degrees[later] - 1) * times.itemsize))
+        # The search of a row reads its last time first and, if that is too late, one in the middle.
         middle = (starts[later] + degrees[later]) >> 1
         _prefetch(_at(times.ctypes.data + middle * times.itemsize))
         start = starts[i]
         stop = _first_after(times, start, degrees[i], until[i])
         if since.shape[0] > 0 and since[i] > lowest:
+            # Times are integers: what is after ``since - 1`` is not before ``since``; the lowest
+            # has none below it.
             start = _first_after(times, start, stop, since[i] - 1)
         if last and fanout >= 0:
             start = max(start, stop - fanout)
@@ -142,6 +151,7 @@ def layout(size: int, num_trees: int) -> tuple[np.uint64, np.uint64]:
 
     Trees begin evenly over the table; the nodes of one lie within four times what is its share.
     """
+    # A power of two, as the table is, so that a shift finds where a tree begins.
     share = max(1, size // (1 << max(0, num_trees - 1).bit_length()))
     window = min(size, max(_NEAREST, 4 * share))
     return np.uint64(window - 1), np.uint64(share.bit_length() - 1)

@@ -28,6 +28,8 @@ READY_S = 5.0
 """How long a batch waits for rows that another one is fetching before it fetches them itself: the
 worker of the other one may have ended."""
 _IN_VAIN_SHARE = 0.05  # of that, after rows did not come, until some do
+# How soon rows are noticed that another process stores in shared memory, where nothing could wake
+# this one: a small part of what a batch takes. Each look costs a pass over the absent rows.
 _POLL_S = 0.0005
 
 Source = tuple[Owner, int]
@@ -80,6 +82,8 @@ def keep_structure(fields: Sequence[Field], here: Container[int]) -> DrawnBatch:
         if isinstance(one.write, LaterRows):
             source = _source(one.write, here, by_ids, batch.remote)
         else:
+            # The sampler writes from scratch memory that its next batch takes: what is kept is a
+            # copy.
             array = np.empty(one.shape, storage_dtype(one.dtype))
             one.write(array)
             one = replace(one, write=partial(_copy, array))
@@ -104,11 +108,14 @@ def _source(
     remote: dict[Source, Remote],
 ) -> Source | None:
     """Return what ``later`` reads from other machines, entered into ``remote``."""
+    # Rows on this machine are not cached: they are in memory already, and read where they lie.
     split = {p: at for p, at in (later.split or {}).items() if p not in here}
     if not split:
         return None
     owner = owner_of(later.kind, later.name)
     number = sum(one == owner for one, _ in by_ids)
+    # By identity, which the sampler keeps: `GraphStore` hands one split to all matrices that are
+    # asked for the same ids, and the fields keep it alive while it is looked for.
     source = by_ids.setdefault((owner, id(later.split)), (owner, number))
     if source not in remote:
         ids = np.concatenate([later.ids.take(at) for at in split.values()])
@@ -153,6 +160,7 @@ class Patience:
     def wait(self, rows: "RemoteRows", meanwhile: Callable[[], None] | None = None) -> None:
         """Wait for those of a batch; see `RemoteRows.await_others`."""
         came = rows.await_others(self._waits_s, meanwhile)
+        # None is no sign of either: nothing had to come.
         if came is not None:
             self._waits_s = self._ready_s if came else _IN_VAIN_SHARE * self._ready_s
 
@@ -198,11 +206,18 @@ class Filler:
         rows: dict[Source, RemoteRows] = {}
         for source, remote in batch.remote.items():
             owner, number = source
+            # The cache was told of the first set of ids of each owner alone (`DrawnBatch.wanted`);
+            # and it keeps all matrices of a row together, so a batch that reads only some of them
+            # cannot fill it.
             plan = plans.get(owner) if number == 0 else None
             wide = {one for one in remote.matrices if 0 not in self._matrix(*one).values.shape[1:]}
             if plan is None or wide != set(self._cache.matrices(owner)):
                 plan = np.full(remote.ids.size, MISSING, np.int32)
-            rows[source] = RemoteRows(owner, remote, plan, self._cache, self._ask, self._scratch)
+            # rows of one matrix for other ids are under way at the same time: memory for each
+            ask = partial(self._ask, number=number)
+            rows[source] = RemoteRows(owner, remote, plan, self._cache, ask, self._scratch)
+        # All are asked for before anything is waited for: what several owners answer comes at the
+        # same time.
         for one in rows.values():
             one.store()  # before anything of other batches is waited for, so that none goes around
         for one in rows.values():
@@ -218,8 +233,10 @@ class Filler:
         rows: Rows[Array] = getattr(view, kind)[name]
         return rows
 
-    def _ask(self, matrix: Matrix, remote: Remote, at: Array, *, again: bool = False) -> Asked:
-        """Ask for the rows of ``remote.ids[at]``; ``at`` ascends."""
+    def _ask(
+        self, matrix: Matrix, remote: Remote, at: Array, *, number: int, again: bool = False
+    ) -> Asked:
+        """Ask for the rows of ``remote.ids[at]``; ``at`` ascends, ``number`` is of the `Source`."""
         kind, name = matrix
         like = self._matrix(kind, name).values
         shape = (at.size, *like.shape[1:])
@@ -228,9 +245,10 @@ class Filler:
         out = (
             np.empty(shape, like.dtype)
             if again
-            else self._scratch.matrix(str(matrix), dtype, shape)
+            else self._scratch.matrix(f"{matrix} {number}", dtype, shape)
         )
         pending: list[Pending[RowsAnswer]] = []
+        # ``remote.ids`` come partition after partition and ``at`` ascends: each asks for one slice.
         ends = np.cumsum([places.size for places in remote.split.values()])
         cuts = np.searchsorted(at, [0, *ends])
         for partition, start, stop in zip(remote.split, cuts[:-1], cuts[1:], strict=True):
@@ -259,6 +277,8 @@ class Filler:
             parts += remote.parts((later.kind, later.name))
         gather_rows(parts, out)
         if remote is not None:
+            # After the copy: only now it is known which slots had the right row all the time that
+            # they were read.
             remote.repair((later.kind, later.name), out)
 
 
@@ -269,6 +289,7 @@ class _Pieces:
 
     def wait(self) -> Array:
         for answer in self.pending:
+            # Nothing is put together: each answer came to lie in its part of ``rows``.
             answer.wait()
         return self.rows
 
@@ -350,6 +371,7 @@ class RemoteRows:
         were fetched again over a slow link. What is not here now does not come to such a slot any
         more: `RowCache.store` asks whose it is.
         """
+        # Not there yet: another batch fetches them, and `await_others` waits for them.
         absent = self._absent()
         at = np.delete(self._cached, absent)
         if at.size == 0:
@@ -365,6 +387,7 @@ class RemoteRows:
         gone = self._here.absent(self._owner, self._plan[at], self._remote.ids[at])
         there = np.delete(np.arange(at.size), gone)
         self._copies.append((at[there], rows, there))
+        # Ascending, as `Filler._ask` takes places that are asked for again.
         self._cached = np.sort(np.concatenate([self._cached[absent], at[gone]]))
 
     def await_others(
@@ -385,6 +408,8 @@ class RemoteRows:
             return None
         deadline = time.monotonic() + timeout_s
         while (absent := self._absent()).size and time.monotonic() < deadline:
+            # Their slots went to other rows, or who was to fetch them said that it does not: none
+            # comes.
             if self._given_up(absent):
                 break
             if meanwhile is not None:
@@ -392,11 +417,13 @@ class RemoteRows:
             time.sleep(_POLL_S)
         if absent.size == 0:
             return True
+        # Given up is no reason to wait less for the next batch, as a deadline that passed is.
         in_time, late = time.monotonic() < deadline, self._cached[absent]
         self._cached = np.delete(self._cached, absent)
         asked = {m: self._ask(m, self._remote, late, again=True) for m in self._asked}
         rows = {matrix: one.wait() for matrix, one in asked.items()}
         ids, everything = self._remote.ids[late], np.arange(late.size)
+        # Others may wait for these rows, too, and would fetch each of them once more.
         self._here.store(self._owner, self._plan[late], ids, rows, everything)
         self._copies.append((late, rows, everything))
         self._num_again += late.size * len(rows)
@@ -405,6 +432,7 @@ class RemoteRows:
     def _take_from_earlier(self) -> None:
         """Take rows whose slots went to others before they came from the batches that had them."""
         earlier, self._earlier = self._earlier, ()  # or each would keep all before it
+        # This batch, too: a row that it repeats may be among those that it has fetched.
         for one in (*earlier, self):
             absent = self._absent()
             if absent.size == 0:
@@ -419,6 +447,7 @@ class RemoteRows:
         """Return which of the fetched rows have these ids, -1 for none, and the rows by matrix."""
         known = self._remote.ids[self._fetched]
         order = np.argsort(known)
+        # Without this, memory that answers are still to be written to would be read.
         if not self._has_come or known.size == 0:
             return np.full(ids.size, -1), {}
         at = order[np.minimum(np.searchsorted(known, ids, sorter=order), known.size - 1)]

@@ -45,19 +45,25 @@ def rows_apart(fields: Sequence[Field]) -> list[Field]:
     described = []
     for one in fields:
         if isinstance(later := one.write, LaterRows):
+            # Features, labels and attributes of a type are asked for by one array: its ids travel
+            # once.
             if id(later.ids) not in known:
                 known[id(later.ids)] = _key_of_ids(one.key, later, by_key, kept)
+            # JSON has no tuples; nested ones become lists by themselves, and `_name` undoes both.
             name = list(later.name) if isinstance(later.name, tuple) else later.name
             described.append(
                 [one.key, later.kind, name, known[id(later.ids)], one.dtype, one.shape[1:]]
             )
     order = [one.key for one in fields]
     text = json.dumps({"order": order, "rows": described}, separators=(",", ":"))
+    # The order of all keys goes along: a batch must have them as if the rows had never been apart.
     return [*kept, Field.of(ROWS, np.frombuffer(text.encode(), np.uint8))]
 
 
 def _key_of_ids(key: str, later: LaterRows, by_key: dict[str, Field], kept: list[Field]) -> str:
     """Return the key of a tensor that is ``later.ids``; it is added where there is none."""
+    # As a rule the ids are in the batch already, as ``n_id`` or ``e_id`` of the same type. A
+    # sampler of somebody's own may have others under that key, so the values decide.
     prefix = key.rpartition(".")[0]
     found = by_key.get(f"{prefix}.{part}" if prefix else part) if (part := _ids_of(later)) else None
     if found is not None and found.shape == later.ids.shape:
@@ -86,7 +92,8 @@ def read_rows_apart(text: Array) -> tuple[list[str], list[RowsApart]]:
             for key, kind, name, ids, dtype, shape in told["rows"]
         ]
         return list(told["order"]), rows
-    except (ValueError, TypeError, KeyError) as error:
+    # What came from another machine may be any bytes: none of them may end the loader otherwise.
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(f"a batch without rows does not say which: {error}") from error
 
 

@@ -62,6 +62,8 @@ class Table:
     @property
     def index_shape(self) -> tuple[int, int]:
         """Entries and columns: a place for each id, or two words for each that is of use."""
+        # An id is in the index if it has a reference or a slot: there are no more of these than
+        # both.
         hashed = (int((self.references + self.capacity) / _FULL) + 1, 2)
         return (self.num_ids, 1) if self.num_ids <= 2 * hashed[0] else hashed
 
@@ -127,6 +129,8 @@ def make_tables(
                 continue  # no batch has these
             owner = owner_of(kind, name)
             shape = tuple(rows.values.shape[1:])
+            # A row without columns is nothing to fetch, and `Filler` does not count it among the
+            # matrices.
             if not rows.whole and remote.get(owner, 0) > 0 and 0 not in shape:
                 matrices.setdefault(owner, {})[kind, name] = (rows.dtype, shape)
 
@@ -153,9 +157,12 @@ def tables_of(
     def tables(share: float) -> dict[Owner, Table]:
         found = {}
         for owner, some in matrices.items():
+            # A small share of few rows would round to a table without slots.
             wanted = max(1, round(share * remote[owner]))
             capacity = min(remote[owner], wanted, _MOST_SLOTS)
             found[owner] = Table(
+                # Room for two windows: batches of a user that is gone stay known until the ring is
+                # full, and meanwhile the others must know theirs.
                 num_ids=num_ids[owner], capacity=capacity, matrices=some,
                 references=2 * WINDOW * capacity + _RING_SPARE,
             )  # fmt: skip
@@ -168,9 +175,12 @@ def tables_of(
 
 def _share_of_bytes(tables: Any, size: int) -> float:
     """Return the share of the remote rows for which the tables take ``size`` bytes, or all."""
+    # Searched, as the bytes of a table are no simple function of its slots: the index has a form
+    # for few ids and one for many, and each array is aligned.
     low, high = 0.0, 1.0
     if segment_bytes(tables(high)) <= size:
         return high
+    # 2 ** -30: less than a row of a billion.
     for _ in range(30):
         middle = (low + high) / 2
         low, high = (middle, high) if segment_bytes(tables(middle)) <= size else (low, middle)

@@ -78,6 +78,8 @@ class EdgeRoots:
         seeds = self._negatives.seeds(src.size)
         neg_src, neg_dst = self._negatives.draw(request.ticket, src, seeds, nodes.seed_times)
         own, _, other = self._edge_type
+        # Labels count up in this order, which is PyG's: ends of seed edges, then of negatives.
+        # Triplets have no sources of their own, so none of their seeds is used for these.
         ends = (
             nodes.label(own, src),
             nodes.label(other, dst),
@@ -94,6 +96,7 @@ class EdgeRoots:
         other = self._edge_type[2]
         if not nodes.disjoint or self._kind != TRIPLET or seeds.size == 0:
             return nodes.label(other, neg_dst, seeds)
+        # Of 2 edges with 3 negatives each, 0 0 0 1 1 1 becomes 0 1, 0 1, 0 1: trees in that order.
         by_turn = np.arange(seeds.size).reshape(int(seeds[-1]) + 1, -1).T.reshape(-1)
         labels = np.empty_like(neg_dst)
         labels[by_turn] = nodes.label(other, neg_dst[by_turn], seeds[by_turn])
@@ -110,6 +113,7 @@ class EdgeRoots:
         fields = [
             Field.of(IS_HETERO, np.uint8(self._is_heterogeneous)),
             Field.of(EDGE_LABEL_INDEX, links),
+            # a loader may send other numbers than places, in a column of that name
             Field.of(EDGE_INPUT_ID, request.extra.get(INPUT_ID, request.input_id)),
         ]
         if EDGE_LABEL in request.extra:
@@ -120,6 +124,7 @@ class EdgeRoots:
         """Return the times of seed edges; in the binary form, then those of negatives."""
         if times is None:
             return []
+        # PyG's triplets have one time for an edge and its negatives, binary pairs one each.
         if self._kind == BINARY:
             times = np.concatenate([times, times[seeds]])
         return [Field.of(EDGE_TIME, times)]

@@ -36,13 +36,18 @@ class Expansion:
         counts = {name: self._nodes.count(name) for name in self._nodes.types}
         found = Sampled({name: EdgeCollector() for name in self._plan.fanouts})
         found.nodes_per_hop = {name: [count] for name, count in counts.items()}
+        # Labels of the nodes that the last hop found: [start, stop) by type. First, the roots.
         frontier = {name: (0, count) for name, count in counts.items()}
+        # Once a batch: no tree is added after the roots, and a tree has one time.
         limits = self._times.limits(self._nodes)
         for hop in range(self._plan.num_hops):
             self._expand(ticket, hop, frontier, found, limits, keep_edges)
             for name in self._nodes.types:
+                # After all edge types of the hop: a node that one of them finds is expanded in the
+                # next hop, not by an edge type that comes later in this one.
                 frontier[name] = (frontier[name][1], self._nodes.count(name))
                 found.nodes_per_hop[name].append(frontier[name][1] - frontier[name][0])
+        # An induced subgraph starts from the nodes alone; the edges that led to them are dropped.
         kind = self._plan.expansion.subgraph_type
         if kind == "induced":
             return induced(self._nodes, self._store, self._plan, keep_edges)
@@ -62,9 +67,11 @@ class Expansion:
             asked = None
             if self._nodes.disjoint:
                 trees = self._nodes.trees(expanded, start, stop)
+                # An edge type may have no times though others have: its neighbours are of any time.
                 asked = limits.asked(trees) if limits and draw.timed else Asked(trees)
             pending.append((edge_type, start, self._store.draw(draw, nodes, asked)))
         for edge_type, start, drawn in pending:  # asked all before the first is waited for
+            # In the order of the plan, whatever comes first: labels count up in the order of this.
             self._collect(edge_type, start, drawn(), found.edges[edge_type], keep_edges)
 
     def _collect(
@@ -73,6 +80,7 @@ class Expansion:
     ) -> None:  # fmt: skip
         targets = np.empty(drawn.neighbors.size, np.int64)
         kernels.repeat_rows(drawn.counts, first, targets)
+        # Before nodes are labelled: one that only such edges lead to is not in the batch.
         if keep_edges is not None:
             targets, drawn = keep_edges(edge_type, targets, drawn)
         expanded, neighbor = self._ends[edge_type]

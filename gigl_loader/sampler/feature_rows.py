@@ -35,9 +35,12 @@ class RecentRows:
     def take(self, ids: Array, ask: Callable[[Array], Array]) -> Array:
         """Return the rows of ``ids`` (``[n]`` int64); ``ask`` gives those that are not here."""
         self._turn += 1
+        # Each id once: a database is asked for no row twice, and no row is kept twice.
         asked, inverse = np.unique(ids, return_inverse=True)
         places = np.array([self._places.get(one, -1) for one in asked.tolist()], np.int64)
         known, missing = np.flatnonzero(places >= 0), np.flatnonzero(places < 0)
+        # Copied out before anything is replaced: with more rows than fit, those that are kept take
+        # the places of some that were found.
         found = np.empty((asked.size, *self._rows.shape[1:]), self._rows.dtype)
         found[known] = self._rows[places[known]]
         self._used[places[known]] = self._turn
@@ -51,6 +54,7 @@ class RecentRows:
         """Keep ``rows``, in place of those that were not used for longest."""
         ids, rows = ids[: self._most], rows[: self._most]
         self._grow(min(self._most, len(self._places) + ids.size))
+        # Places are taken in order and never given back, so the used ones are the first ones.
         free = np.arange(len(self._places), self._ids.size)[: ids.size]
         stale = np.argsort(self._used[: len(self._places)], kind="stable")
         places = np.concatenate([free, stale[: ids.size - free.size]])
@@ -62,6 +66,7 @@ class RecentRows:
     def _grow(self, size: int) -> None:
         """Make room for ``size`` rows; memory is taken as it is needed."""
         if size > self._ids.size:
+            # Half as much again: rows are moved a few times in all, not with every batch.
             size = min(self._most, size + size // 2)
             self._rows = _longer(self._rows, size)
             self._ids, self._used = _longer(self._ids, size), _longer(self._used, size)
@@ -92,6 +97,7 @@ class FeatureRows:
         wanted = options.node_types or sorted(set(view.num_nodes) - set(view.node_features))
         self._rows: dict[NodeType, RecentRows] = {}
         for node_type in wanted:
+            # One row is asked for at the start: shape and type of an empty batch are known from it.
             if view.num_nodes.get(node_type, 0):
                 like = self._ask(node_type, np.zeros(1, np.int64), None)  # wrong keywords show here
                 most = max(1, options.cache_bytes // max(1, like.nbytes * len(wanted)))
@@ -106,6 +112,7 @@ class FeatureRows:
         return rows.take(ids, lambda missing: self._ask(node_type, missing, rows.like))
 
     def _ask(self, node_type: NodeType, ids: Array, like: Array | None) -> Array:
+        # Here: workers do without torch unless a store is asked, which speaks in its tensors.
         import torch
 
         group = node_type if self._grouped else None
@@ -117,7 +124,8 @@ class FeatureRows:
         what = f"{self._options.class_path} gave, for {ids.size} rows of {name!r} of {node_type},"
         if found is None or not shape or shape[0] != ids.size:
             raise ConfigError(f"{what} {'nothing' if shape is None else list(shape)}")
-        values: Array = found.detach().cpu().contiguous().numpy()
+        # A store may answer with rows of a device, or with parameters of a model.
+        values: Array = found.detach().cpu().numpy()
         if like is not None and (values.dtype, values.shape[1:]) != (like.dtype, like.shape[1:]):
             raise ConfigError(
                 f"{what} {values.dtype} {list(values.shape)}, and before that rows of {like.dtype} "

@@ -27,6 +27,8 @@ class Later:
     """
 
     def __init__(self, peers: Peers | None) -> None:
+        # None is allowed although a sampler without peers asks nobody: that it draws ahead shows by
+        # the class of its peers alone.
         self._to_ask = peers
 
     @property

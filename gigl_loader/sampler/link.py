@@ -110,6 +110,7 @@ class AnchorRoots:
         if column is None:
             return None
         there = column >= 0
+        # Row after row, as a boolean mask reads: labels stay with their anchors.
         return lambda: (there.sum(1), column[there])
 
     def _ask_graph(
@@ -118,6 +119,7 @@ class AnchorRoots:
         """The same of the label edges, which may be on another partition."""
         label_type = _LABEL_TYPES[sign](edge_type)
         if label_type not in self._store.view.adjacency:
+            # Negatives are optional; without positives there is nothing to predict.
             if sign == NEGATIVE:
                 return None
             raise ProtocolError(f"the graph has no label edges {label_type}")
@@ -134,6 +136,8 @@ class AnchorRoots:
     ) -> "_WithoutCopies":
         """Return what drops the positives of this batch, as edges that could be a copy of them."""
         roots = {name: nodes.count(name) for name in nodes.types}
+        # Links name places in the batch; an anchor that is there twice has two, and
+        # `_WithoutCopies` knows it by the label of its first.
         firsts = nodes.find(self._plan.input_type, seeds)
         positives = [
             (labels.edge_type, np.stack([firsts[labels.links[0]], labels.links[1]]))
@@ -151,6 +155,7 @@ class AnchorRoots:
             src, dst = np.concatenate([np.empty((2, 0), np.int64), *ends], axis=1)
             by_target = self._store.view.edge_dir == "in"
             expanded, other = (dst, src) if by_target else (src, dst)
+            # one number for a pair of roots, as the other label is below ``roots[neighbor]``
             keys[copy_type] = expanded * roots[neighbor] + other
         return _WithoutCopies(self._store, nodes, keys, roots)
 
@@ -172,6 +177,7 @@ class _WithoutCopies:
             return targets, drawn
         expanded, neighbor = self.store.ends(edge_type)
         places = np.flatnonzero(targets < self.roots[expanded])  # both ends of a link are roots
+        # In all hops but the first nothing is expanded that was a root: most calls end here.
         if places.size == 0:
             return targets, drawn
         others = self.nodes.find(neighbor, drawn.neighbors[places])
@@ -205,6 +211,7 @@ def _without(gone: Array, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
     """Return the edges but for those at the places ``gone``."""
     keep = np.ones(targets.size, bool)
     keep[gone] = False
+    # Edges were drawn first and are left out now: a node may get fewer than its fanout.
     rows = np.repeat(np.arange(drawn.counts.size), drawn.counts)
     counts = np.bincount(rows[keep], minlength=drawn.counts.size)
     edge_ids = None if drawn.edge_ids is None else drawn.edge_ids[keep]
@@ -215,6 +222,7 @@ def _at_most(most: int | None, counts: Array, ids: Array) -> tuple[Array, Array]
     """Return the first ``most`` of each row's ``ids``, and how many these are."""
     if most is None:
         return counts, ids
+    # Of each id, where its row starts: the place less that is the place in the row.
     starts = np.repeat(counts.cumsum() - counts, counts)
     kept = np.arange(ids.size) - starts < most
     return np.minimum(counts, most), ids[kept]

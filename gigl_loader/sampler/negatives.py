@@ -49,7 +49,9 @@ class Negatives:
             return np.empty(0, np.int64)
         count = math.ceil(num_edges * self._amount)
         if self._kind == TRIPLET:
+            # Side by side: the trainer reads triplets as ``[num_edges, amount]``.
             return np.repeat(np.arange(num_edges), count // num_edges)
+        # Round and round, as ``amount`` need not be whole: each edge has its share, or one more.
         return np.resize(np.arange(num_edges), count)
 
     def draw(
@@ -77,6 +79,7 @@ class Negatives:
             assert times is not None
             return self._times.later(self._edge_type[0], nodes, times[places])
 
+        # Generators: a second round is drawn only where something was refused in the first.
         rounds = (self._draw_src(self._key(ticket, number), count) for number in _SOURCES)
         num_nodes = self._store.view.num_nodes[self._edge_type[0]]
         return next(rounds) if times is None else self._allowed(rounds, later, num_nodes)
@@ -112,12 +115,17 @@ class Negatives:
             if wrong.size == 0:
                 return found
             found[wrong] = again[wrong]  # by position: the answer is one of the key alone
+        # A source with edges to nearly all nodes may never draw one of the few that are left: these
+        # are looked up one by one, from the node that was drawn last on, so that low ids are not
+        # preferred.
         for place in np.flatnonzero(refused(found, everywhere)):
             found[place] = self._first_allowed(refused, int(place), int(found[place]), num_nodes)
         return found
 
     def _first_allowed(self, refused: Refused, place: int, start: int, num_nodes: int) -> int:
         """Return the first node from ``start`` on, around the end, that may serve."""
+        # In pieces: each asks for the times of so many nodes, and the first free one is near as a
+        # rule.
         for first in range(0, num_nodes, 4096):
             nodes = (start + np.arange(first, min(first + 4096, num_nodes))) % num_nodes
             free = np.flatnonzero(~refused(nodes, np.full(nodes.size, place)))
@@ -134,9 +142,11 @@ class Negatives:
     def _are_edges(self, src: Array, dst: Array) -> Array:
         """Return for each pair whether the graph has it, asking the owners of its rows."""
         rows, others = (dst, src) if self._store.view.edge_dir == "in" else (src, dst)
+        # Each row is asked for once, whole: a source in a batch of triplets comes ``amount`` times.
         asked, position = np.unique(rows, return_inverse=True)
         answer = self._store.draw(Draw(self._edge_type, fanout=-1, key=0), asked)()
         owner = np.repeat(np.arange(asked.size), answer.counts)
+        # One number for a pair: a row of those asked for, and the node at the other end.
         width = 1 + max(int(others.max()), int(answer.neighbors.max(initial=0)))
         there = owner * width + answer.neighbors
         found: Array = np.isin(position.reshape(-1) * width + others, there)
@@ -150,6 +160,7 @@ def _drawer(num_nodes: int, weights: Any) -> Callable[[int, int], Array]:
     ends = np.cumsum(np.asarray(weights, np.float64))
 
     def by_weight(key: int, count: int) -> Array:
+        # "right" and the minimum: as in `gigl_loader.sampler._kernels.draw_weighted`.
         found = np.searchsorted(ends, uniform(key, count) * ends[-1], side="right")
         nodes: Array = np.minimum(found, ends.size - 1).astype(np.int64)
         return nodes

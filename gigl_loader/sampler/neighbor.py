@@ -76,6 +76,8 @@ class NeighborSampler:
         self._nodes.reset(self._times.of(request))
         placed = self._roots.place(request, self._nodes)
         found = self._expansion.run(request.ticket, placed.keep_edges)
+        # Fields are written after this returns, and before the next call: they may read the labels
+        # and edges of this batch where they lie.
         return [
             *placed.fields,
             *self._node_fields(found),
@@ -94,6 +96,7 @@ class NeighborSampler:
             if self._nodes.disjoint:
                 write = partial(self._nodes.write_seeds, node_type)
                 fields.append(Field(key(TREE, name), "int64", nodes.shape, write))
+            # One split for features, labels and attributes: whose ids they are is found out once.
             split = self._store.split(self._view.node_books.get(node_type), nodes)
             if self._plan.collect_features and node_type in self._view.node_features:
                 rows = self._store.fetch("node_features", node_type, nodes, split)
@@ -122,6 +125,8 @@ class NeighborSampler:
         for edge_type, collected in found.edges.items():
             name = None
             if self._view.is_heterogeneous:
+                # With "out" messages go against the edges that were walked: they are of the reverse
+                # type, as in GLT.
                 reverse = self._view.edge_dir == "out"
                 name = reverse_edge_type(edge_type) if reverse else edge_type
             shape = (2, collected.count)
@@ -139,6 +144,7 @@ class NeighborSampler:
         """Return features and further attributes of the edges ``ids``."""
         fields = []
         has_features = self._plan.collect_features and edge_type in self._view.edge_features
+        # Before the split, which costs a pass over all edges.
         if not has_features and edge_type not in self._attributes:
             return []
         split = self._store.split(self._view.edge_books.get(edge_type), ids)
@@ -159,6 +165,8 @@ def _names_by_type(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str
     """Return the names of attributes by the type that has them, ascending."""
     names: dict[Any, list[str]] = {}
     for owner, name in sorted(chain(*attributes), key=str):
+        # Times of neighbours that `partition_graph` keeps beside edges, so that no other partition
+        # has to be asked for them: nothing that a user gave.
         if not name.startswith(NEIGHBOR_TIME):
             names.setdefault(owner, []).append(name)
     return names

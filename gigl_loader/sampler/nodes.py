@@ -58,7 +58,10 @@ class NodeLabels:
     def _reserve(self, more: int) -> None:
         need = self.count + more
         if need > self._nodes.size:
+            # A quarter more: batches are of about one size, and the memory stays for the next one.
             self._nodes = np.resize(self._nodes, need + need // 4)
+        # At most half full, so that a search reads few places, and always comes to a free one.
+        # Before labels are given: the kernels do not grow anything.
         if 2 * need > self._table.size:
             size = 1 << (2 * need - 1).bit_length()
             self._table = np.zeros(size, np.int64)
@@ -93,6 +96,8 @@ class TreeLabels:
 
     def append(self, keys: Array) -> None:
         """Give each of ``keys`` a label of its own, repeats too; a repeat is found by its first."""
+        # Not entered into the table yet: where a tree lies there depends on how many trees there
+        # are, and more roots may come.
         start = self.count
         self._make_room(keys.size)
         self.count += keys.size
@@ -123,6 +128,7 @@ class TreeLabels:
         if 2 * need > size:
             size = 1 << (2 * need - 1).bit_length()
             self._table, self._entered = np.zeros(size, np.int64), 0
+        # More trees, narrower shares: what was entered would be looked for elsewhere.
         layout = tree_kernels.layout(size, num_trees)
         if layout != self._layout and self._entered:
             self._table.fill(0)
@@ -158,6 +164,7 @@ class BatchNodes:
         self._merged: dict[NodeType, NodeLabels] = {}
         self._apart: dict[NodeType, TreeLabels] = {}
         if disjoint:
+            # Tree and id in one int64: with 40 bits for ids, 2 ** 23 trees; a batch has far fewer.
             bits = {name: count.bit_length() for name, count in num_nodes.items()}
             self._apart = {name: TreeLabels(bits[name]) for name in self.types}
         else:
@@ -176,6 +183,7 @@ class BatchNodes:
         self.seed_times = seed_times
         self._seeds, self._num_trees = [], 0
         if self._by_time and seed_times is not None:
+            # Seeds of one time share a tree: all there are is known before any root is placed.
             _, first, trees = np.unique(seed_times, return_index=True, return_inverse=True)
             self._seeds, self._num_trees = [first], first.size
             self._tree_of_seed = trees.reshape(-1)
@@ -187,6 +195,7 @@ class BatchNodes:
     def ids(self, node_type: NodeType, start: int = 0, stop: int | None = None) -> Array:
         """Return the global ids at labels ``start`` to ``stop``; a view that calls may move."""
         nodes = self._labels[node_type].nodes[start:stop]
+        # Keys without the tree: in trees this is a copy.
         return nodes & ((1 << self._apart[node_type].bits) - 1) if self.disjoint else nodes
 
     # -- roots ----------------------------------------------------------------------------------

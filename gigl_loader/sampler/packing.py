@@ -77,8 +77,10 @@ def pack_ints(values: Array) -> PackedInts:
         return PackedInts(0, 0, 1, False, np.empty(0, np.uint64))
     least, most, ascending, widest = kernels.survey(values)
     span = int(most) - int(least)
+    # Python integers: the span of int64 values may have 64 bits.
     steps = bool(ascending and int(widest) < span)
     bits = max(1, (int(widest) if steps else span).bit_length())
+    # Not filled: the kernel writes each word once, the last one with zeros above.
     words = np.empty(-(-size * bits // 64), np.uint64)
     kernels.pack(values, least, bits, steps, words)
     return PackedInts(size, int(least), bits, steps, words)
@@ -107,6 +109,7 @@ def pack_runs(values: Array) -> PackedRuns:
     """Pack ``[n]`` int64 as runs, where that is shorter."""
     starts = np.empty(values.size // _LEAST_RUN, np.int64)
     found = int(kernels.find_runs(values, starts))
+    # -1: more runs than half of the values, so that values and counts are no shorter; 0: empty.
     if found <= 0:
         return PackedRuns(pack_ints(values), None)
     starts = starts[:found]

@@ -60,6 +60,7 @@ def draw_key(plan: SamplingPlan, ticket: BatchTicket, hop: int, edge_type: EdgeT
     A keyed hash (BLAKE2b, RFC 7693) of nothing but ``(seed, epoch, batch, hop, edge type)``: the
     same on every worker, machine and Python version.
     """
+    # Little-endian on any machine; a hash of Python's own would differ from process to process.
     numbers = struct.pack("<4Q", plan.seed, ticket.epoch, ticket.batch, hop)
     digest = hashlib.blake2b(numbers + edge_type_str(edge_type).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
@@ -101,6 +102,7 @@ def scale_fields(view: PartitionView[Array], fields: Sequence[Field]) -> list[Fi
     sent = {field.key for field in fields}
     for node_type, rows in view.node_features.items():
         name = key(NODE_FEATURES, node_type if view.is_heterogeneous else None)
+        # Only with features that are in the batch: the trainer looks for these by that key.
         if rows.scales is not None and name in sent:
             found.append(Field.of(SCALES + name, rows.scales))
     return found

@@ -51,6 +51,7 @@ class PPRSampler(NeighborSampler):
         channels: Sequence[tuple[Sequence[EdgeType], float]] = (),
         roots: MakeRoots | None = None,
     ) -> None:
+        # Compiled before the first batch, whose time would show it; other samplers do without them.
         kernels.load()
         super().__init__(view, plan, peers, roots)
         self._options, self._seed_types = options, sorted(set(seed_types))
@@ -64,6 +65,7 @@ class PPRSampler(NeighborSampler):
         self._nodes.reset(self._times.of(request))
         placed = self._roots.place(request, self._nodes)
         types = self._nodes.types
+        # Copies: what is labelled below may move the memory that these are views of.
         roots = {name: self._nodes.ids(name).copy() for name in types}
         around = self._around(request.ticket, roots, placed.keep_edges)
         fields = []
@@ -72,6 +74,7 @@ class PPRSampler(NeighborSampler):
             for node_type in types:
                 fields += self._ppr_fields(seed_type, node_type, tops[node_type])
         count = self._nodes.count
+        # After all tops were labelled: "hop 1" is what they have added to the roots.
         per_hop = {t: [roots[t].size, count(t) - roots[t].size] for t in types}
         followed = self._walked(around) if self._options.include_sampled_edges else {}
         found = Sampled(followed, per_hop)
@@ -90,6 +93,8 @@ class PPRSampler(NeighborSampler):
         def kept(edge_type: EdgeType, ids: Array, drawn: Drawn) -> Drawn:
             """Drop what a batch goes without: edges between roots."""
             expanded = self._ends[edge_type][0]
+            # Filters take labels of the batch, and know a root by one below the number of roots.
+            # Other nodes have none yet, or one as the top of another seed type: they get one above.
             labels = self._nodes.find(expanded, ids)
             labels[(labels < 0) | (labels >= roots[expanded].size)] = _NOT_A_ROOT
             assert keep is not None
@@ -135,6 +140,8 @@ class PPRSampler(NeighborSampler):
         found = {}
         for edge_type, (expanded, neighbor) in self._ends.items():
             owners, others, ids = around.rows[edge_type].edges(around.size)
+            # Rows were asked for beyond the top nodes: only edges with both ends in the batch are
+            # kept.
             targets = self._nodes.find(expanded, around.ids_of_type(expanded, owners))
             sources = self._nodes.find(neighbor, around.ids_of_type(neighbor, others))
             both = np.flatnonzero((targets >= 0) & (sources >= 0))

@@ -43,6 +43,7 @@ class Column:
     def upto(self, size: int) -> Array:
         """Return the first ``size`` items, a view that the next call may move."""
         if size > self._values.size:
+            # Half as much again as is needed, so that many small steps cost a few copies.
             more = np.full(size + size // 2 - self._values.size, self._value, self._values.dtype)
             self._values = np.concatenate([self._values, more])
         return self._values[:size]
@@ -64,6 +65,7 @@ class RowCache:
 
     def add(self, nodes: Array, counts: Array, neighbors: Array, edge_ids: Array | None) -> None:
         """Keep the rows of ``nodes``; ``neighbors`` are nodes, too."""
+        # Rows lie one behind the other in the order in which they came, not by node.
         starts = self._size + counts.cumsum() - counts
         highest = int(nodes.max(initial=-1)) + 1
         self._starts.upto(highest)[nodes] = starts
@@ -128,6 +130,7 @@ class Neighbourhood:
 
     def number(self, node_type: NodeType, ids: Array) -> Array:
         """Return the number of each of ``ids`` (``[n]`` int64, global), new ones where needed."""
+        # One number for id and type: nodes of all types are counted together.
         return self._labels.label(ids * len(self.types) + self._number[node_type])
 
     def ids(self, node_type: NodeType, nodes: Array) -> tuple[Array, Array]:
@@ -149,6 +152,7 @@ class Neighbourhood:
         pending = []
         for edge_type in edge_types:
             own, ids = self.ids(self._ends[edge_type][0], nodes)
+            # Rows of a node that was pushed before, for another seed or channel, are here.
             own = self.rows[edge_type].missing(own, self.size)
             if own.size:
                 _, ids = self.ids(self._ends[edge_type][0], own)
@@ -158,15 +162,19 @@ class Neighbourhood:
             found = answer()
             if self._keep is not None:
                 found = self._keep(edge_type, ids, found)
+            # In the order of the edge types, whatever answer came first: numbers decide the order
+            # of slots, and so the order in which floats are added.
             neighbors = self.number(self._ends[edge_type][1], found.neighbors)
             self.rows[edge_type].add(own, found.counts, neighbors, found.edge_ids)
         return bool(pending)
 
     def degrees(self, nodes: Array) -> Array:
         """Return the degrees by node, over all edge types; those of ``nodes`` are known then."""
+        # Nothing is numbered below, so this view stays where it is.
         known = self._degrees.upto(self.size)
         new = np.unique(nodes[known[nodes] == _UNKNOWN])
         if new.size:
+            # Not "unknown" even without an edge of any type: it would be asked for again each turn.
             known[new] = 0
             pending = []
             for edge_type, (expanded, _) in self._ends.items():
@@ -219,6 +227,7 @@ class ForwardPush:
 
     def run(self, node_type: NodeType, seeds: Array) -> Slots:
         """Push until nothing is due; ``seeds`` are ``[n]`` int64 global ids, repeats allowed."""
+        # Slots are found by seed and node in one number; a repeated seed has slots of its own.
         start = (np.arange(seeds.size) << 32) | self.around.number(node_type, seeds)
         due = self._keys.label(start)
         self._residual.upto(self._keys.count)[due] = 1.0
@@ -226,6 +235,8 @@ class ForwardPush:
         fetches, turn = 0, 0
         while due.size:
             turn += 1
+            # At the limit pushes go on over the rows that are here. A node whose row is not counts
+            # as one without neighbours; what it would have given away is lost.
             if self.max_fetches is None or fetches < self.max_fetches:
                 nodes = np.unique(self._nodes()[due])
                 fetches += self.around.fetch(nodes, self.edge_types)
@@ -245,10 +256,13 @@ class ForwardPush:
         seeds, nodes, hops = self._keys.nodes >> 32, self._nodes(), self._hop.upto(count)
         taken = np.empty(due.size, np.float64)
         kernels.take(due, self.alpha, self._residual.upto(count), self._score.upto(count), taken)
+        # Neighbours of all types together: a node gives each of them the same.
         lengths = {e: self.around.rows[e].counts(nodes[due], total) for e in self.edge_types}
         neighbors = sum(lengths.values(), np.zeros(due.size, np.int64))
         rest = (1.0 - self.alpha) / np.maximum(neighbors, 1)
         size = int(neighbors.sum())
+        # Written down first and added later: adding needs slots, which new neighbours get in one
+        # call, and that may move the vectors.
         keys, steps = np.empty(size, np.int64), np.empty(size, np.int64)
         shares, at = np.empty(size, np.float64), 0
         for edge_type in self.edge_types:
@@ -270,6 +284,8 @@ class ForwardPush:
     def _due(self, touched: Array) -> Array:
         """Return those of ``touched`` that are due; the others cannot be, as they got nothing."""
         residual, nodes = self._residual.upto(self._keys.count), self._nodes()
+        # Before degrees are asked for, perhaps of other machines: most of what was touched is
+        # small.
         touched = touched[residual[touched] >= self.eps]  # a degree is at least 1 here
         degrees = self.around.degrees(nodes[touched])
         due = np.empty(touched.size, np.int64)

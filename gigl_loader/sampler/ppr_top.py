@@ -42,6 +42,7 @@ def top_nodes(
     by = np.where(pushed, slots.score[chosen], total)
     first = ranked(seed, ~pushed, -by, ids)  # pushed nodes first: they keep their places
     kept = first[places_within(seed[first]) < most]
+    # Chosen by score, shown by total: with ``topup`` a node may be behind one that was not pushed.
     kept = kept[ranked(seed[kept], -total[kept], ids[kept])]
     near = 1.0 / (1.0 + slots.hop[chosen][kept])
     return Top(seed[kept], ids[kept], np.stack([total[kept], near], 1))
@@ -61,6 +62,7 @@ def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
     ids = np.concatenate([top.ids for top in channels])
     number = np.repeat(np.arange(len(channels)), [top.ids.size for top in channels])
     pairs, place = np.unique(np.stack([seed, ids]), axis=1, return_inverse=True)
+    # Three numbers of each channel: score, proximity, and whether it has the node at all.
     by_channel = np.zeros((pairs.shape[1], len(channels), 3))
     found = np.concatenate([top.values for top in channels])
     by_channel[place.reshape(-1), number, :2] = found
@@ -68,8 +70,11 @@ def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
     scores, near = by_channel[:, :, 0], by_channel[:, :, 1].max(1, initial=0)
     best, channel = scores.max(1, initial=0), scores.argmax(1)
     seed, ids = pairs
+    # Ids last in each order: which of two equal scores comes first depends on nothing else.
     order = ranked(seed, channel, -best, ids)
     in_channel = places_within(seed[order], channel[order])
+    # Within their channel's places: these come first, and the others fill up what is left of the
+    # sum, best first.
     full = in_channel < np.asarray(targets)[channel[order]]
     order = order[ranked(seed[order], ~full, -best[order], channel[order], ids[order])]
     kept = order[places_within(seed[order]) < sum(targets)]
@@ -82,6 +87,7 @@ def merged(channels: Sequence[Top], targets: Sequence[int]) -> Top:
 def target_counts(ratios: Sequence[float], most: int) -> list[int]:
     """Return places of each channel: ``ratios`` of ``most``, largest remainders rounded up."""
     exact = np.asarray(ratios) * most
+    # 0.29 * 100 is 28.999...: a whole number that floats miss by a little is one all the same.
     counts = np.floor(exact + 1e-9).astype(np.int64)
     remainders = exact - counts
     for channel in np.argsort(-remainders, kind="stable")[: most - int(counts.sum())]:
@@ -103,5 +109,6 @@ def places_within(*groups: Array) -> Array:
     for group in groups:
         starts[1:] |= group[1:] != group[:-1]
     at = np.arange(size)
+    # The place where the group began is the largest start up to here.
     found: Array = at - np.maximum.accumulate(np.where(starts, at, 0)) if size else at
     return found

@@ -53,6 +53,8 @@ class NodeRoots:
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
         """Put the seeds first."""
+        # Repeats keep places of their own, as in PyG: the first ``batch_size`` outputs are the
+        # seeds.
         nodes.place(self._plan.input_type, request.seeds)
         return Placed(self.fields(request, nodes))
 

@@ -33,6 +33,8 @@ from gigl_loader.sampler.cache_tables import (
 )
 
 MISSING = kernels.MISSING
+# The lock is held for milliseconds: who does not get it in a minute waits for a process that is
+# stopped, by a signal or a debugger. One that ended has given it up (`gigl_loader.memory.mutex`).
 _LOCK_S = 60.0
 _FULL = 0.9
 
@@ -69,6 +71,7 @@ class _Arrays:
         self.state[[kernels.OLDEST, kernels.NEWEST]] = newest
         self.index[:] = 0
         self.counts[:] = kernels.ABSENT
+        # Holders need not be wiped, as no slot is in use; what `stored` says would be believed.
         self.stored[:] = self.top[:] = -1
 
     def add(self, ids: Array) -> None:
@@ -132,6 +135,8 @@ class RowCache:
     @property
     def num_users(self) -> int:
         """How many share the clock: those that have added one of the last batches, at least 1."""
+        # Without the lock: a number that is one behind makes the look-ahead a little longer or
+        # shorter, for one batch.
         newest = max(arrays.newest for arrays in self.tables.values())
         return max(1, int(np.count_nonzero(self._seen > max(0, newest - RECENT))))
 
@@ -183,6 +188,8 @@ class RowCache:
         """
         nothing = np.empty(0, np.int64)
         with self._locked():
+            # Each table counts all batches, also those that ask it for nothing: a number is of all
+            # tables. They agree; after a holder that was killed between two, `_locked` sees to it.
             number = max(arrays.newest for arrays in self.tables.values())
             for owner, arrays in self.tables.items():
                 arrays.add(wanted.get(owner, nothing))
@@ -229,7 +236,9 @@ class RowCache:
             return
         arrays = self.tables[owner]
         kept = np.empty(slots.size, np.int64)
-        with self._locked():  # in three steps: who reads meanwhile looks at `stored` afterwards
+        # Marked empty, written, marked as full: who copies rows meanwhile does so without the lock,
+        # and looks at `stored` afterwards. The lock is against other plans and other writers.
+        with self._locked():
             kept = kept[: kernels.claim(slots, ids, arrays.holders, arrays.stored, kept)]
             slots, ids, at = slots[kept], ids[kept], at[kept]
             for matrix, rows in arrays.rows.items():
@@ -240,12 +249,16 @@ class RowCache:
         """Say that rows that were planned for these slots do not come: nobody waits for them."""
         arrays = self.tables[owner]
         with self._locked():
+            # A row that came after all stays; a slot that is for another row by now is not ours to
+            # mark.
             empty = (arrays.holders[slots] == ids) & (arrays.stored[slots] != ids)
             arrays.stored[slots[empty]] = _abandoned(ids[empty])
 
     def is_held(self, owner: Owner, slots: Array, ids: Array) -> bool:
         """Return whether a slot of ``slots`` is still for its id, whose row may come."""
         arrays = self.tables[owner]
+        # Without the lock, as `absent`: what it says may be old, and costs a wait or a fetch, no
+        # row.
         awaited = arrays.stored[slots] != _abandoned(ids)
         return bool(((arrays.holders[slots] == ids) & awaited).any())
 
@@ -268,11 +281,13 @@ class RowCache:
 
 def _abandoned(ids: Array) -> Array:
     """Return what ``stored`` says of a slot where whoever was to fetch the row does not."""
+    # -1 is "empty". Of the id, so that what is left behind by another row is no sign for this one.
     return -2 - ids
 
 
 def _as_bytes(rows: Array) -> Array:
     """Return rows as a matrix of the widest words that they divide into."""
+    # Two kernels are compiled, whatever the type of rows: of bytes, and of words of eight.
     flat = rows.reshape(rows.shape[0], -1).view(np.uint8)
     return flat.view(np.int64) if flat.shape[1] % 8 == 0 else flat
 

@@ -45,6 +45,7 @@ class EdgeCollector:
     def write_edge_index(self, out: Array) -> None:
         """Write `as_index` to ``out``."""
         if self.neighbors:
+            # Into the message: edges of all hops are put together once, where they are sent from.
             np.concatenate(self.neighbors, out=out[0])
             np.concatenate(self.targets, out=out[1])
 

@@ -7,6 +7,7 @@ machine does not have while it reads the rest, and puts the answers back in the 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class Scratch:
         """Return ``size`` items of the array ``name``; what they hold is left over."""
         array = self._arrays.get(name)
         if array is None or array.size < size:
+            # Zeros, as `draw_uniform` expects of its marks; a quarter more, as batches differ.
             array = self._arrays[name] = np.zeros(max(size + size // 4, 1024), dtype)
         return array[:size]
 
@@ -58,6 +60,10 @@ class Scratch:
         """Return a contiguous array of that type and shape over the array ``name``."""
         words = self.get(name, -(-nbytes_of(dtype, shape) // 8))
         return array_in(words, dtype, shape, 0)
+
+
+class _Unread:
+    """Stands for answers that somebody has still to read; gone with whoever was to read them."""
 
 
 Split = dict[int, Array]
@@ -80,6 +86,7 @@ class LocalStore:
         """Draw neighbours of ``nodes`` (``[n]`` int64, global ids owned here)."""
         adjacency = self._view.adjacency[draw.edge_type]
         positions, counts = self._draw_positions(draw, adjacency, nodes, asked)
+        # Fresh: the answer outlives this call, while scratch memory is of the next one.
         neighbors = np.empty(len(positions), np.int64)
         read_ahead.want(adjacency.indices, positions)
         kernels.gather(adjacency.indices, positions, neighbors)
@@ -102,7 +109,7 @@ class LocalStore:
         self, draw: Draw, adjacency: Adjacency[Array], ids: Array, asked: Asked | None
     ) -> tuple[Array, Array]:
         get, size = self._scratch.get, len(ids)
-        at = adjacency.locate(ids)
+        at = _rows_of(adjacency, ids)
         read_ahead.want(adjacency.indptr, at)
         # keys are made of ids: a draw does not depend on the partition
         rows = get("starts", size), get("degrees", size), get("counts", size)
@@ -132,6 +139,8 @@ class LocalStore:
             taken = get("taken", most, np.uint8)
             kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
         if order is not None:
+            # Rows were cut and drawn from in the order of times: places there, to positions of
+            # edges.
             places, positions = positions, get("in order", total)
             kernels.gather(order.order, places, positions)
         return positions, rows[2]
@@ -139,7 +148,7 @@ class LocalStore:
     def degrees(self, edge_type: EdgeType, nodes: Array) -> Array:
         """Return how many edges each of ``nodes`` (global ids owned here) has, ``[n]`` int64."""
         adjacency = self._view.adjacency[edge_type]
-        indptr, at = adjacency.indptr, adjacency.locate(nodes)
+        indptr, at = adjacency.indptr, _rows_of(adjacency, nodes)
         at = np.minimum(at, indptr.size - 1)  # rows past the end have no edge
         found: Array = indptr[np.minimum(at + 1, indptr.size - 1)] - indptr[at]
         return found
@@ -235,6 +244,8 @@ class GraphStore:
         self._local = self._here[view.partition_idx]
         self._later = isinstance(peers, Later)
         self._kept: tuple[Split | None, Array] = (None, np.empty(0, np.int64))
+        self._unread: WeakValueDictionary[str, _Unread] = WeakValueDictionary()
+        """By matrix, whose answers come to lie in its named work memory."""
 
     def draw(self, draw: Draw, nodes: Array, told: Asked | None = None) -> Callable[[], Drawn]:
         """Ask for neighbours of ``nodes``; the remote part is on its way when this returns."""
@@ -260,9 +271,19 @@ class GraphStore:
         return (dst, src) if self._view.edge_dir == "in" else (src, dst)
 
     def split(self, book: Book[Array] | None, ids: Array) -> Split | None:
-        """Return the places of ``ids`` by owner; None: all of them are here."""
+        """Return the places of ``ids`` by owner; None: all of them are here.
+
+        Raises:
+            ProtocolError: An id is of nobody.
+        """
         if self._alone or book is None or ids.size == 0:
             return None
+        # neighbours that another machine told may be any numbers: of ids past the end, ranges say
+        # an owner past the last one, for whom the kernel would count beyond ``sizes``
+        if not 0 <= ids.min() <= ids.max() < book.num_ids:
+            raise ProtocolError(
+                f"ids {ids.min()} to {ids.max()} were asked for, where there are {book.num_ids}"
+            )
         order = np.empty(ids.size, np.int64)
         sizes = np.empty(self._view.num_partitions, np.int64)
         kernels.group_by_owner(book.owner(ids), order, sizes)
@@ -291,6 +312,8 @@ class GraphStore:
         counts = np.empty(nodes.size, np.int64)
         for partition, at in split.items():
             counts[at] = parts[partition].counts
+        # Rows come back in the order of the nodes, as if one partition had all: labels follow from
+        # it.
         starts = counts.cumsum() - counts
         total = int(counts.sum())
         neighbors = np.empty(total, np.int64)
@@ -347,6 +370,7 @@ class GraphStore:
             return self._fetch_now(kind, name, ids, split)
         rows = self._local.rows(kind, name)
         shape = (ids.size, *rows.values.shape[1:])
+        # Read here, whoever owns the ids.
         split = None if rows.whole else split
         kept = self._kept_ids(ids, split)
 
@@ -367,7 +391,13 @@ class GraphStore:
                 shape,
                 lambda out: gather_rows([(values, located(rows, ids), None)], out),
             )
-        asked = self._ask_rows(kind, name, split, ids, rows)
+        matrix = f"{kind} {name}"
+        # rows of one matrix may be asked for twice in a batch, for other ids: the answers to the
+        # first question must not be overwritten before they are read
+        is_free, unread = matrix not in self._unread, _Unread()
+        if is_free:
+            self._unread[matrix] = unread
+        asked = self._ask_rows(kind, name, split, ids, rows, matrix if is_free else None)
 
         def write(out: Array) -> None:
             parts = []
@@ -379,24 +409,33 @@ class GraphStore:
                     part = self._here[partition].rows(kind, name)
                     parts.append((part.values, located(part, ids.take(at)), at))
             gather_rows(parts, out)
+            if self._unread.get(matrix) is unread:
+                del self._unread[matrix]
 
         return rows.dtype, shape, write
 
     def _kept_ids(self, ids: Array, split: Split | None) -> Array:
         """Return a copy of ``ids``, the same one for all matrices that are asked by one split."""
+        # Compared by identity, and kept alive meanwhile, so that no other split has its address.
+        # Ids without a split are not remembered: nothing says that two such calls mean the same.
         if split is None or self._kept[0] is not split:
             self._kept = (split, ids.copy())
         return self._kept[1]
 
     def _ask_rows(
-        self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array]
-    ) -> dict[int, Pending[RowsAnswer]]:
+        self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array],
+        scratch: str | None,
+    ) -> dict[int, Pending[RowsAnswer]]:  # fmt: skip
+        """Ask for rows; answers go to the work memory ``scratch``, None: to fresh memory."""
         asked = {}
         for partition, at in split.items():
             if partition not in self._here:
                 shape = (at.size, *like.values.shape[1:])
                 # named work memory: the answer lands in pages that are mapped already
-                room = self._scratch.matrix(f"{kind} {name} of {partition}", like.dtype, shape)
+                if scratch is None:
+                    room = np.empty(shape, like.values.dtype)
+                else:
+                    room = self._scratch.matrix(f"{scratch} of {partition}", like.dtype, shape)
                 request = rows_request(kind, name, ids.take(at))
                 asked[partition] = self._others().rows(partition, request, room)
         return asked
@@ -422,6 +461,21 @@ def _check_ids(ids: Array) -> None:
         raise ProtocolError(f"ids must be int64 in one row, came as {ids.dtype} {ids.shape}")
 
 
+def _rows_of(adjacency: Adjacency[Array], ids: Array) -> Array:
+    """Return the row of each of ``ids`` (``[n]`` int64).
+
+    Raises:
+        ProtocolError: One is before the first row. Kernels would read there: no bounds are checked.
+    """
+    at: Array = adjacency.locate(ids)
+    if at.size and at.min() < 0:
+        raise ProtocolError(
+            f"edges of node {ids[at.argmin()]} were asked for, where the first is "
+            f"{adjacency.first_row}"
+        )
+    return at
+
+
 def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
     """Make sure that merging an answer writes nowhere else."""
     counts, edge_ids = drawn.counts, drawn.edge_ids
@@ -440,9 +494,20 @@ def _check_drawn(drawn: Drawn, num_nodes: int, with_edge: bool) -> None:
 
 
 def located(rows: Rows[Array], ids: Array) -> Array:
-    """Return the row of each of ``ids`` (``[n]`` int64), asking for pages of the index first."""
+    """Return the row of each of ``ids`` (``[n]`` int64), asking for pages of the index first.
+
+    Raises:
+        ProtocolError: The index has no place for one.
+    """
     if rows.index is not None:
-        read_ahead.want(rows.index, rows.looked_up(ids))
+        at, end = rows.looked_up(ids), rows.index.size
+        # -1 would be found, at the end of the index, and be the row of another id
+        if at.size and not 0 <= at.min() <= at.max() < end:
+            raise ProtocolError(
+                f"rows of ids {ids.min()} to {ids.max()} were asked for, where there are only "
+                f"{rows.first} to {rows.first + end - 1}"
+            )
+        read_ahead.want(rows.index, at)
     found: Array = rows.locate(ids)
     return found
 
@@ -462,6 +527,7 @@ def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) 
         return
     row_bytes = out[0].nbytes
     addresses = np.empty(out.shape[0], np.int64)
+    # The widest word that divides rows and all addresses: words have to be aligned.
     word_bytes = math.gcd(row_bytes, out.ctypes.data, 8)
     for values, rows, places in parts:
         _check_alike(values, out)
@@ -475,12 +541,14 @@ def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) 
                 f"row {rows[wrong]} of a matrix with {values.shape[0]} rows was asked for"
             )
         read_ahead.want(values, rows)
+    # There is no word of 2 bytes: such rows are copied by bytes, and there is one kernel less.
     word = kernels.WORDS.get(word_bytes, np.int8)
     kernels.copy_rows(addresses, out.reshape(out.shape[0], -1).view(word))
 
 
 def _check_alike(values: Array, like: Array) -> None:
     """Make sure that rows can be read by address."""
+    # Addresses are all that the kernel gets: a stride or another width would read beside the rows.
     alike = values.dtype == like.dtype and values.shape[1:] == like.shape[1:]
     if not alike or not values.flags.c_contiguous:
         raise ProtocolError(

@@ -25,6 +25,7 @@ def induced(
     """Return all edges between the sampled nodes, of the types that are walked."""
     pending = []
     for edge_type in plan.fanouts:
+        # No key: of all neighbours nothing is drawn.
         draw = Draw(edge_type, fanout=-1, key=0, with_edge=plan.with_edge)
         asked = nodes.ids(store.ends(edge_type)[0]).copy()
         pending.append((edge_type, store.draw(draw, asked)))
@@ -41,6 +42,7 @@ def induced(
 
 def _inside(nodes: BatchNodes, neighbor: str, targets: Array, drawn: Drawn) -> EdgeCollector:
     labels = nodes.find(neighbor, drawn.neighbors)
+    # Asked for whole rows, as owners do not know which nodes a batch has.
     here = np.flatnonzero(labels >= 0)
     edges = EdgeCollector()
     ids = None if drawn.edge_ids is None else drawn.edge_ids[here]
@@ -65,6 +67,7 @@ def bidirectional(sampled: Sampled) -> Sampled:
         found.edges[edge_type] = both
         if reverse != edge_type and edge_type[1] == reverse[1].removeprefix("rev_"):
             turned = EdgeCollector(has_ids=False)
+            # The reverse type is the same edges turned round, and is done with this.
             turned.add(both.targets[0], both.neighbors[0], None)
             found.edges[reverse] = turned
             done.add(reverse)
@@ -75,6 +78,7 @@ def _pairs(edge_types: list[EdgeType]) -> Iterator[tuple[EdgeType, EdgeType]]:
     """Yield each edge type that has a reverse type, with it; a type may be its own."""
     for edge_type in edge_types:
         src, relation, dst = edge_type
+        # Paired, if at all, by the type that it is the reverse of.
         if relation.startswith("rev_"):
             continue
         named = (dst, f"rev_{relation}", src)
@@ -92,6 +96,7 @@ def _merged(own: EdgeCollector, other: EdgeCollector, *, with_ids: bool) -> Edge
     first, second = own.as_index(), other.as_index()
     neighbors, targets = np.concatenate([first, second[::-1]], axis=1)
     width = 1 + int(neighbors.max(initial=0))
+    # Sorted by target, then neighbour; of a pair that is there twice the first edge gives its id.
     keys, chosen = np.unique(targets * width + neighbors, return_index=True)
     ids = own.ids()
     edges = EdgeCollector(has_ids=with_ids and own.has_ids)

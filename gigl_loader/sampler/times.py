@@ -42,8 +42,10 @@ class SeedTimes:
         given = request.extra.get(SEED_TIME)
         if given is None:
             given = self.of_nodes(self._plan.input_type, request.seeds)
-        dtype = np.float64 if self._is_float else np.int64
-        return given.reshape(-1).astype(dtype, copy=False)
+        # Whole where the graph's are and the seeds' too. Seeds of a type that is nobody's neighbour
+        # may have fractions though neighbours have none: these are not cut off (-0.5 is before 0).
+        is_float = self._is_float or given.dtype.kind == "f"
+        return given.reshape(-1).astype(np.float64 if is_float else np.int64, copy=False)
 
     def of_nodes(self, node_type: str, ids: Array) -> Array:
         """Return the times that nodes have as an attribute."""
@@ -51,6 +53,7 @@ class SeedTimes:
         dtype, shape, write = self._store.fetch(
             "node_attributes", (node_type, self._attr or ""), ids, split
         )
+        # Read at once, although a field may be written later: what is drawn depends on it.
         found = array_in(bytearray(nbytes_of(dtype, shape)), dtype, shape, 0)
         write(found)
         return found
@@ -59,17 +62,24 @@ class SeedTimes:
         """Return which of ``ids`` have a time after ``times``; a type without times has none."""
         if (node_type, self._attr) not in self._store.view.node_attributes:
             return np.zeros(ids.size, bool)
-        own = self.of_nodes(node_type, ids).reshape(-1)
-        return self._keys(own) > self._keys(times)
+        found: Array = self.of_nodes(node_type, ids).reshape(-1) > times
+        return found
 
     def limits(self, nodes: BatchNodes) -> Limits | None:
         """Return what each tree of a batch may have."""
         if nodes.seed_times is None:
             return None
+        # By tree: of several seeds in one, the first, whose time all others have.
         times = nodes.seed_times[nodes.seeds]
         window = self._plan.expansion.time_window
+        if times.dtype.kind == "f" and not self._is_float:
+            since = None if window is None else _whole(np.ceil(times - window))
+            return Limits(_whole(np.floor(times)), since)
         since = None if window is None else earlier(times, window, is_float=self._is_float)
-        return Limits(self._keys(times), since)
+        return Limits(keys_of(times, is_float=self._is_float), since)
 
-    def _keys(self, times: Array) -> Array:
-        return keys_of(times, is_float=self._is_float)
+
+def _whole(times: Array) -> Array:
+    """Return floats without fractions as int64; beyond its ends, the ends."""
+    least, most = -(2.0**63), 2.0**63 - 1024  # the largest float64 below 2 ** 63
+    return np.clip(times, least, most).astype(np.int64)

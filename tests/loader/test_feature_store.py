@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch_geometric.data import FeatureStore, TensorAttr
@@ -16,7 +15,6 @@ from gigl_loader import (
     FeatureStoreOptions,
     SamplingError,
 )
-from gigl_loader.sampler.feature_rows import RecentRows
 from gigl_loader.testing import TinyGraph
 
 pytestmark = pytest.mark.multiprocess
@@ -114,25 +112,6 @@ def test_a_row_that_was_used_lately_is_not_asked_for_again() -> None:
         list(loader)
     asked = [i for _, ids in Numbers.asked[1:] for i in ids]  # the first tells what rows look like
     assert sorted(asked) == sorted(set(asked)) == list(range(40))
-
-
-def test_the_least_recent_rows_go_first() -> None:
-    asked: list[list[int]] = []
-
-    def ask(ids: Any) -> Any:
-        asked.append(ids.tolist())
-        return np.stack([ids, -ids], 1)
-
-    rows = RecentRows(4, np.empty((1, 2), np.int64))
-    for ids in ([3, 1, 3], [1, 2], [7, 8], [1, 2, 7, 8], [9], [1, 2, 7, 8], list(range(10)), [0]):
-        found = rows.take(np.array(ids), ask)
-        assert found.tolist() == [[i, -i] for i in ids]
-    # 3 makes room for 8, then 1 for 9 and 9, being the latest but 2, 7 and 8, for nobody but 1
-    assert asked[:5] == [[1, 3], [2], [7, 8], [9], [1]]
-    assert sorted(asked[5]) == [0, 3, 4, 5, 6, 9]
-    assert rows.take(np.empty(0, np.int64), ask).shape == (0, 2)
-    none = RecentRows(1, np.empty((1, 2), np.int64))
-    assert none.take(np.array([4, 5, 6]), ask).tolist() == [[4, -4], [5, -5], [6, -6]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

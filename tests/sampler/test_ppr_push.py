@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from push_cases import push, vector
 
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGES
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODES
-from gigl_loader.sampler.ppr_push import ForwardPush, Neighbourhood, Slots
-from gigl_loader.sampler.ppr_top import merged, target_counts, top_nodes
-from gigl_loader.sampler.questions import Draw, DrawRequest
+from gigl_loader.sampler.questions import DrawRequest
 from gigl_loader.sampler.store import GraphStore
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
@@ -24,21 +21,6 @@ def exact(edges: list[tuple[int, int]], num_nodes: int, seed: int, alpha: float)
     step = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     start = np.eye(num_nodes)[seed]
     return alpha * np.linalg.solve(np.eye(num_nodes) - (1 - alpha) * step.T, start)
-
-
-def push(store: GraphStore, seeds: list[int], alpha: float, eps: float, **how: Any) -> Any:
-    fanout = how.pop("fanout", -1)
-    around = Neighbourhood(store, {EDGES: (NODES, NODES)}, {EDGES: Draw(EDGES, fanout, 5)}, [NODES])
-    return around, ForwardPush(around, [EDGES], alpha, eps, **how).run(NODES, np.array(seeds))
-
-
-def vector(around: Neighbourhood, slots: Slots, seed: int, num_nodes: int, name: str) -> Any:
-    values = np.zeros(num_nodes)
-    mine = slots.seed == seed
-    _, ids = around.ids(NODES, slots.node[mine])
-    assert len(set(ids.tolist())) == ids.size, "a node has two slots"
-    values[ids] = getattr(slots, name)[mine]
-    return values
 
 
 PAIRS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=40)
@@ -100,55 +82,3 @@ def test_a_row_that_is_too_long_is_drawn_from() -> None:
     score = vector(around, slots, 0, 41, "score")
     assert (score > 0).sum() == 11
     assert score[score > 0][1:] == pytest.approx(np.full(10, 0.5 * 0.5 / 10))
-
-
-def test_the_top_is_of_the_largest_scores_and_fills_up_with_residuals() -> None:
-    path = [edge for i in range(9) for edge in ((i, i + 1), (i + 1, i))]
-    store = GraphStore(as_worker_gets(TinyGraph.homogeneous(10, path).dataset().view()), None)
-    around, slots = push(store, [4, 0], 0.5, 0.05)
-    for topup in (False, True):
-        for most in (1, 3, 20):
-            top = top_nodes(slots, around, NODES, most, topup=topup)
-            for place in (0, 1):
-                score = vector(around, slots, place, 10, "score")
-                total = score + vector(around, slots, place, 10, "residual") * topup
-                pushed = sorted(np.flatnonzero(score), key=lambda i: (-score[i], i))
-                others = sorted(
-                    set(np.flatnonzero(total)) - set(pushed), key=lambda i: (-total[i], i)
-                )
-                wanted = sorted((pushed + others)[:most], key=lambda i: (-total[i], i))
-                mine = top.seed == place
-                assert top.ids[mine].tolist() == wanted
-                assert top.values[mine, 0].tolist() == total[wanted].tolist()
-                hops = np.abs(np.array(wanted) - [4, 0][place])
-                assert (top.values[mine, 1] == 1 / (1 + hops)).all()
-
-
-def _top(rows: list[tuple[int, int, float, float]]) -> Any:
-    from gigl_loader.sampler.ppr_top import Top
-
-    seed, ids, score, near = (np.array([row[i] for row in rows]) for i in range(4))
-    return Top(seed.astype(int), ids.astype(int), np.stack([score, near], 1))
-
-
-def test_channels_fill_their_places_and_then_the_best_do() -> None:
-    first = _top([(0, 7, 0.9, 1.0), (0, 8, 0.5, 0.5), (0, 9, 0.4, 0.5), (1, 7, 0.2, 0.5)])
-    second = _top([(0, 9, 0.6, 0.25), (0, 5, 0.1, 0.5)])
-    found = merged([first, second], [1, 1])
-    assert list(zip(found.seed.tolist(), found.ids.tolist(), strict=True)) == [
-        (0, 7), (0, 9), (1, 7),
-    ]  # fmt: skip
-    assert found.values.tolist() == [
-        [0.9, 1.0, 0.9, 1.0, 1.0, 0.0, 0.0, 0.0],
-        [0.6, 0.5, 0.4, 0.5, 1.0, 0.6, 0.25, 1.0],
-        [0.2, 0.5, 0.2, 0.5, 1.0, 0.0, 0.0, 0.0],
-    ]
-    more = merged([first, second], [1, 3])  # two places of the second are left over
-    assert more.ids[more.seed == 0].tolist() == [7, 9, 8, 5]
-    assert merged([_top([])] * 2, [1, 1]).values.shape == (0, 8)
-
-
-def test_targets_add_up() -> None:
-    assert target_counts([0.6, 0.4], 200) == [120, 80]
-    assert target_counts([1 / 3, 1 / 3, 1 / 3], 5) == [2, 2, 1]
-    assert target_counts([0.5, 0.5], 1) == [1, 0]

@@ -1,5 +1,7 @@
 """What is drawn: how often, how independently, and the questions between partitions."""
 
+import dataclasses
+import functools
 import math
 from collections import Counter
 
@@ -234,16 +236,6 @@ def test_weighted_draws_of_one_node_over_batches() -> None:
     assert _chi_square(joint, np.full(16, 7999 / 16)) < _limit(15)
 
 
-def test_keys_differ_in_everything_that_they_are_made_of() -> None:
-    keys = {_key(e, b, h) for e in range(10) for b in range(10) for h in range(10)}
-    assert len(keys) == 1000
-    ticket = BatchTicket(0, 1, 0, 0)
-    assert draw_key(PLAN, ticket, 0, ("a", "b", "c")) != draw_key(PLAN, ticket, 0, ("a", "b", "d"))
-    assert _key() == draw_key(PLAN, BatchTicket(5, 9, 0, 0), 0, EDGE), (
-        "stream and round are no input"
-    )
-
-
 # --- keyed ----------------------------------------------------------------------------------------
 
 
@@ -326,6 +318,19 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
         assert out[:, 0].tolist() == nodes.tolist()
 
 
+@pytest.mark.parametrize("book", [Book(table=np.arange(10) // 5), Book(bounds=np.array([5, 10]))])
+def test_ids_of_nobody_have_no_owner(book: Book) -> None:
+    """Answers of other machines name neighbours, which are asked for in the next hop."""
+    store = GraphStore(_cut(_view(3, 10), np.arange(10) // 5, 2)[0], None)
+    store._alone = False
+    split = store.split(book, np.array([9, 0, 5]))
+    assert {partition: at.tolist() for partition, at in split.items()} == {0: [1], 1: [0, 2]}
+    assert store.split(book, np.array([4, 0])) is None
+    for one in (10, 2**62, -1, -(2**63)):
+        with pytest.raises(ProtocolError, match="where there are 10"):
+            store.split(book, np.array([3, one, 7]))
+
+
 def test_only_owners_are_asked() -> None:
     view = _view(3, 10)
     parts = _cut(view, np.arange(10) // 4, 3)  # 0-3, 4-7, 8-9
@@ -355,6 +360,52 @@ def test_questions_for_what_there_is_not() -> None:
     for kind, name in (("node_features", NODE), ("__dict__", NODE), ("adjacency", EDGE)):
         with pytest.raises(ProtocolError, match=kind):
             store.answer_rows(RowsRequest(kind, name, ids))
+
+
+@pytest.mark.parametrize("node", [-1, -3, -(10**6), -(2**63)])
+@pytest.mark.parametrize("first_row", [0, 5])
+def test_questions_for_nodes_before_the_first(node: int, first_row: int) -> None:
+    """No kernel checks bounds: far before the first row a worker would be killed by a signal."""
+    view, nodes = _view(3, 4, [1.0, 2, 3]), np.array([first_row + 1, first_row + node])
+    rows = dataclasses.replace(view.adjacency[EDGE], first_row=first_row)
+    store = LocalStore(dataclasses.replace(view, adjacency={EDGE: rows}))
+    for how in ({}, {"with_weight": True}, {"replace": True}, {"labor": True}):
+        with pytest.raises(ProtocolError, match=f"where the first is {first_row}"):
+            store.answer_draw(DrawRequest(Draw(EDGE, 2, 1, **how), nodes))
+    with pytest.raises(ProtocolError, match=f"edges of node {nodes[1]} were asked for"):
+        store.answer_rows(RowsRequest("degrees", EDGE, nodes))
+    past = np.array([first_row + 4, 2**62])
+    assert store.answer_draw(DrawRequest(Draw(EDGE, 2, 1), past)).counts.tolist() == [0, 0]
+    assert store.answer_rows(RowsRequest("degrees", EDGE, past)).values.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("node", [-1, -100, 6, 2**62])
+def test_an_id_that_the_index_has_no_place_for(node: int) -> None:
+    features = Rows(np.arange(8.0).reshape(4, 2), np.array([-1, 0, 2, 1, -1, 3]), first=10)
+    store = LocalStore(dataclasses.replace(_view(1), node_features={NODE: features}))
+    ask = functools.partial(RowsRequest, "node_features", NODE)
+    assert store.answer_rows(ask(np.array([15, 12]))).values.tolist() == [[6, 7], [4, 5]]
+    with pytest.raises(ProtocolError, match="where there are only 10 to 15"):
+        store.answer_rows(ask(np.array([12, 10 + node])))
+    with pytest.raises(ProtocolError, match="row -1 of a matrix with 4 rows"):
+        store.answer_rows(ask(np.array([12, 14])))  # it has one, and is of another partition
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_rows_of_one_matrix_for_several_sets_of_ids(in_turn: bool) -> None:
+    """All are asked before the first is read: the answers may not lie in the same memory."""
+    parts = _cut(_view(3, 40), np.arange(40) % 2, 2)
+    store = GraphStore(parts[0], InProcessPeers(parts))
+    for _ in range(3):
+        asked = []
+        for ids in (np.arange(30), np.arange(10, 40)[::-1].copy(), np.array([7])):
+            split = store.split(parts[0].node_books[NODE], ids)
+            asked.append((ids, store.fetch("node_features", NODE, ids, split)))
+        store.fetch("node_features", NODE, asked[0][0], {1: np.arange(1, 30, 2)})  # never read
+        for ids, (dtype, shape, write) in asked if in_turn else asked[::-1]:
+            write(out := np.empty(shape, dtype))
+            assert out[:, 0].tolist() == ids.tolist()
+    assert len(store._scratch._arrays) == 1, "memory is used again where the answer was read"
 
 
 def test_answers_that_do_not_fit_are_not_merged() -> None:

@@ -1,6 +1,7 @@
 """Sampling by time: nothing later than its seed, in plain Python beside the sampler."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Asked, Draw, DrawRequest
-from gigl_loader.sampler.store import LocalStore
+from gigl_loader.sampler.store import GraphStore, LocalStore
+from gigl_loader.sampler.times import SeedTimes
 from gigl_loader.testing import (
     InProcessPeers,
     TinyGraph,
@@ -370,3 +372,33 @@ def test_times_of_neighbours_are_in_no_batch() -> None:
         sampler, SampleRequest(BatchTicket(0, 1, 0, 0), torch.arange(6), torch.arange(6))
     )
     assert not [name for name in message if NEIGHBOR_TIME in name]
+
+
+@pytest.mark.parametrize("window", [None, 0.5, 1, 2.0**70])
+@pytest.mark.parametrize("count", [1, 2])
+def test_whole_times_and_times_with_fractions_of_different_types(count: int, window: Any) -> None:
+    """Items are nobody's neighbours, so neighbours are searched by whole numbers."""
+    edge_type = ("user", "buys", "item")
+    graph = TinyGraph(
+        {"item": 4, "user": 4}, {edge_type: [(u, i) for u in range(4) for i in range(4)]}
+    )
+    times = {"user": torch.tensor([-2, -1, 0, 1]), "item": torch.tensor([-0.5, 0.0, 0.5, -1.5])}
+    views = _timed(graph, times, count, "in")
+    assert not next(iter(views[0].times.values())).is_float
+    plan = SamplingPlan(
+        input_type="item", fanouts={edge_type: (-1,)}, seed=1,
+        expansion=ExpansionOptions(time_attr=TIME, time_window=window),
+    )  # fmt: skip
+    peers = InProcessPeers(views) if count > 1 else None
+    view = as_worker_gets(views[0])
+    sampler = NeighborSampler(view, plan, peers)
+    request = SampleRequest(BatchTicket(0, 1, 0, 0), torch.arange(4), torch.arange(4))
+    batch = to_hetero_data(sample_message(sampler, request), ["item", "user"], [edge_type])
+    for seed, time in enumerate(times["item"].tolist()):
+        reached = batch["user"].n_id[batch["user"].batch == seed].tolist()
+        since = -9 if window is None else time - window
+        assert reached == [u for u in range(4) if since <= times["user"][u] <= time]
+    seed_times = SeedTimes(GraphStore(view, peers), plan)
+    assert batch["item"].seed_time.tolist() == times["item"].tolist()
+    late = seed_times.later("item", np.arange(4), np.array([-1, 0, 0, -2]))
+    assert late.tolist() == [True, False, True, True], "-0.5 is after -1, and 0.5 after 0"

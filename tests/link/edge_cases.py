@@ -1,0 +1,85 @@
+"""Batches of seed edges: of one sampler, and what ends they have."""
+
+import torch
+from hypothesis import strategies as st
+
+from gigl_loader.collate.edges import add_edge_labels
+from gigl_loader.collate.pyg import to_data, to_hetero_data
+from gigl_loader.dataset.schema import reverse_edge_type
+from gigl_loader.message import EDGE_LABEL, EDGE_TARGETS, BatchTicket
+from gigl_loader.sampler.edges import edge_sampler
+from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
+from gigl_loader.testing import (
+    InProcessPeers,
+    TinyGraph,
+    as_worker_gets,
+    sample_message,
+)
+
+
+def stores_of(batch, graph, edge_type):
+    """Return (of the edges, of sources, of destinations)."""
+    if not graph.is_heterogeneous:
+        return batch, batch, batch
+    return batch[edge_type], batch[edge_type[0]], batch[edge_type[2]]
+
+
+def pairs_of(batch, graph, edge_type, kind):
+    """Return (seed edges, negatives), each as pairs of global ids."""
+    links, src, dst = stores_of(batch, graph, edge_type)
+    count = links.input_id.numel()
+    if kind == "triplet":
+        own = src.n_id[src.src_index].tolist()
+        pos = dst.n_id[dst.dst_pos_index].tolist()
+        neg = dst.n_id[dst.dst_neg_index].reshape(count, -1).tolist()
+        pairs = [(s, d) for s, row in zip(own, neg, strict=True) for d in row]
+        return list(zip(own, pos, strict=True)), pairs
+    ends = torch.stack([src.n_id[links.edge_label_index[0]], dst.n_id[links.edge_label_index[1]]])
+    pairs = [(s, d) for s, d in ends.t().tolist()]
+    return pairs[:count], pairs[count:]
+
+
+def sample_edges(views, graph, edge_type, plan, edges, *, edge_dir, kind, where=0, batch=0, **how):
+    peers = InProcessPeers(views) if len(views) > 1 else None
+    sampler = edge_sampler(
+        as_worker_gets(views[where]), plan, peers, edge_type=edge_type, negatives=kind, **how
+    )
+    src, dst = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t()
+    extra = {EDGE_TARGETS: dst.contiguous(), EDGE_LABEL: torch.arange(len(edges)) + 5}
+    if kind == "triplet":
+        del extra[EDGE_LABEL]
+    request = SampleRequest(
+        BatchTicket(0, 1, 0, batch), src.contiguous(), torch.arange(len(edges)), extra
+    )
+    message = sample_message(sampler, request)
+    if not graph.is_heterogeneous:
+        found = to_data(message)
+    else:
+        types = list(plan.fanouts)
+        types = [reverse_edge_type(t) for t in types] if edge_dir == "out" else types
+        found = to_hetero_data(message, sorted(graph.num_nodes), types)
+    add_edge_labels(found, message, edge_type if graph.is_heterogeneous else None, kind=kind)
+    return found
+
+
+@st.composite
+def cases(draw):
+    graph = TinyGraph.random(
+        draw(st.integers(2, 12)), draw(st.integers(0, 40)), heterogeneous=draw(st.booleans()),
+        seed=draw(st.integers(0, 10**6)),
+    )  # fmt: skip
+    edge_type = draw(st.sampled_from(sorted(graph.edges)))
+    ends = (graph.num_nodes[edge_type[0]], graph.num_nodes[edge_type[2]])
+    pair = st.tuples(st.integers(0, ends[0] - 1), st.integers(0, ends[1] - 1))
+    kind = draw(st.sampled_from([None, "binary", "triplet"]))
+    how = {"kind": kind}
+    if kind is not None:
+        amounts = [1, 2, 3] if kind == "triplet" else [0.4, 1, 1.5, 3]
+        how["amount"] = draw(st.sampled_from(amounts))
+    fanouts = {name: (draw(st.integers(0, 3)), 2) for name in sorted(graph.edges)}
+    plan = SamplingPlan(
+        input_type=edge_type[0], fanouts=fanouts, seed=draw(st.integers(0, 2**63 - 1)),
+        with_edge=True,
+    )  # fmt: skip
+    edges = draw(st.lists(pair, min_size=1, max_size=6))
+    return graph, edge_type, plan, edges, draw(st.sampled_from(["in", "out"])), how

@@ -1,0 +1,142 @@
+"""Negatives of seed edges: which may not be, and how often each node is one."""
+
+import contextlib
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+from edge_cases import cases, pairs_of, sample_edges
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gigl_loader import ConfigError
+from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
+from gigl_loader.message import BatchTicket
+from gigl_loader.sampler.negatives import Negatives, uniform
+from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.sampler.store import GraphStore
+from gigl_loader.testing import TinyGraph, as_worker_gets
+
+
+@settings(max_examples=80)
+@given(case=cases(), count=st.sampled_from([1, 2]))
+def test_strict_negatives_are_no_edges(case, count: int) -> None:
+    graph, edge_type, plan, edges, edge_dir, how = case
+    how = {"amount": 2, **how, "kind": how["kind"] or "binary"}
+    known = set(graph.edges[edge_type])
+    full = {s for s in range(graph.num_nodes[edge_type[0]])
+            if all((s, d) in known for d in range(graph.num_nodes[edge_type[2]]))}  # fmt: skip
+    views = [part.view() for part in graph.partitions(count, edge_dir=edge_dir)]
+    ask = functools.partial(
+        sample_edges, views, graph, edge_type, plan, edges, edge_dir=edge_dir, strict=True, **how
+    )
+    if full:  # a source without a free destination may come: it is named
+        with contextlib.suppress(ConfigError):
+            ask()
+        return
+    batch = ask()
+    assert not known & set(pairs_of(batch, graph, edge_type, how["kind"])[1])
+
+
+def test_a_source_with_one_free_destination_gets_it() -> None:
+    graph = TinyGraph.homogeneous(40, [(0, d) for d in range(40) if d != 23])
+    edge_type = DEFAULT_HOMOGENEOUS_EDGE_TYPE
+    plan = SamplingPlan(input_type=edge_type[0], fanouts={edge_type: (1,)}, seed=1)
+    for edge_dir in ("in", "out"):
+        batch = sample_edges(
+            [graph.dataset(edge_dir=edge_dir).view()], graph, edge_type, plan, [(0, 1)] * 5,
+            edge_dir=edge_dir, kind="triplet", strict=True,
+        )  # fmt: skip
+        assert set(pairs_of(batch, graph, edge_type, "triplet")[1]) == {(0, 23)}
+
+
+def test_negatives_are_uniform_and_follow_weights() -> None:
+    """Chi-square over 10 nodes: 27.9 is exceeded once in a thousand, and the key is fixed."""
+    counts = Counter((uniform(7, 10_000) * 10).astype(int).tolist())
+    assert sum((counts[i] - 1000) ** 2 / 1000 for i in range(10)) < 27.9
+    graph = TinyGraph.homogeneous(4, [(0, 1)])
+    edge_type = DEFAULT_HOMOGENEOUS_EDGE_TYPE
+    plan = SamplingPlan(input_type=edge_type[0], fanouts={edge_type: (0,)}, seed=3)
+    batch = sample_edges(
+        [graph.dataset().view()], graph, edge_type, plan, [(0, 1)] * 2000, edge_dir="in",
+        kind="binary", src_weight=[0, 0, 1, 0], dst_weight=[1, 0, 0, 3],
+    )  # fmt: skip
+    drawn = Counter(pairs_of(batch, graph, edge_type, "binary")[1])
+    assert set(drawn) == {(2, 0), (2, 3)}
+    assert 1400 < drawn[2, 3] < 1600
+
+
+def _negatives(graph: TinyGraph, **how) -> Negatives:
+    edge_type = DEFAULT_HOMOGENEOUS_EDGE_TYPE
+    store = GraphStore(as_worker_gets(graph.dataset().view()), None)
+    plan = SamplingPlan(input_type=edge_type[0], fanouts={edge_type: (1,)}, seed=3)
+    given = {"kind": "binary", "amount": 1, "strict": False, "src_weight": None, "dst_weight": None}
+    return Negatives(store, plan, edge_type, **{**given, **how})
+
+
+@pytest.mark.parametrize(
+    ("kind", "amount", "num_edges", "seeds"),
+    [
+        (None, 3, 2, []),
+        ("binary", 2, 0, []),
+        ("binary", 1.5, 3, [0, 1, 2, 0, 1]),
+        ("binary", 0.3, 3, [0]),
+        ("triplet", 2, 3, [0, 0, 1, 1, 2, 2]),
+    ],
+)
+def test_each_negative_belongs_to_a_seed_edge(kind, amount, num_edges, seeds) -> None:
+    graph = TinyGraph.homogeneous(4, [(0, 1)])
+    found = _negatives(graph, kind=kind, amount=amount).seeds(num_edges)
+    assert (found.dtype, found.tolist()) == (np.int64, seeds)
+
+
+def test_one_draw_for_a_place_whatever_others_are_refused() -> None:
+    """A negative that may stay is the same with ``strict`` and without it."""
+    graph = TinyGraph.random(12, 60)
+    known = set(graph.edges[DEFAULT_HOMOGENEOUS_EDGE_TYPE])
+    src, ticket = np.arange(12).repeat(5), BatchTicket(0, 1, 0, 4)
+    loose, strict = (_negatives(graph, kind="triplet", strict=one) for one in (False, True))
+    seeds = loose.seeds(src.size)
+    none, free = loose.draw(ticket, src, seeds, None)
+    _, kept = strict.draw(ticket, src, seeds, None)
+    assert none.size == 0, "triplets have no sources of their own"
+    refused = np.array([(s, d) in known for s, d in zip(src.tolist(), free.tolist(), strict=True)])
+    assert 0 < refused.sum() < refused.size
+    assert kept[~refused].tolist() == free[~refused].tolist()
+    assert not known & set(zip(src.tolist(), kept.tolist(), strict=True))
+    _, again = strict.draw(BatchTicket(0, 1, 0, 5), src, seeds, None)
+    assert again.tolist() != kept.tolist(), "the batch is part of the key"
+
+
+def test_a_place_is_drawn_again_whatever_becomes_of_the_others() -> None:
+    """Its second number is its own, however many places before it need one, too."""
+    graph = TinyGraph.homogeneous(12, [(0, node) for node in range(6)])
+    strict, ticket = _negatives(graph, kind="triplet", strict=True), BatchTicket(0, 1, 0, 4)
+    seeds, found = np.arange(60), []
+    for other in (0, 7):  # edges of 0 are refused, of 7 there are none
+        src = np.array([other] * 30 + [0] * 30)
+        found.append(strict.draw(ticket, src, seeds, None)[1])
+    assert found[0][30:].tolist() == found[1][30:].tolist()
+    assert found[0][:30].tolist() != found[1][:30].tolist()
+
+
+def test_a_source_with_an_edge_to_every_node_is_named() -> None:
+    graph = TinyGraph.homogeneous(5, [(2, node) for node in range(5)])
+    strict = _negatives(graph, kind="triplet", strict=True)
+    with pytest.raises(ConfigError, match="has an edge to every node"):
+        strict.draw(BatchTicket(0, 1, 0, 0), np.array([2]), np.array([0]), None)
+
+
+def test_uniform_numbers_are_those_of_the_source() -> None:
+    """Worked out with Python integers."""
+
+    def slow(key: int, count: int) -> float:
+        value = (key + count * 0x9E3779B97F4A7C15) % 2**64
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
+        return ((value ^ value >> 31) >> 11) / 2**53
+
+    for key in (0, 1, 2**64 - 1):
+        assert uniform(key, 4).tolist() == [slow(key, count) for count in range(1, 5)]
+    assert uniform(1, 0).size == 0
