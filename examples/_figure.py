@@ -18,11 +18,11 @@ def save_curve(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    places = epochs or range(1, len(losses) + 1)
+    positions = epochs or range(1, len(losses) + 1)
     figure, loss_axis = pyplot.subplots(figsize=(6, 3.4), dpi=110, layout="constrained")
     other_axis = loss_axis.twinx()
-    loss_axis.plot(places, losses, color="tab:blue")
-    other_axis.plot(places, measured, color="tab:orange")
+    loss_axis.plot(positions, losses, color="tab:blue")
+    other_axis.plot(positions, measured, color="tab:orange")
     loss_axis.set(xlabel="epoch", title=title)
     loss_axis.set_ylabel("training loss", color="tab:blue")
     loss_axis.set_ylim(bottom=0)

@@ -142,7 +142,7 @@ def judge_links(scores: Tensor, known: Tensor, held_out: Tensor, top: int = 10) 
         scores: ``[num_users, num_items]``.
         known: ``[2, n]`` links that the model has seen.
         held_out: ``[2, n]`` links to find.
-        top: Places that count as a hit.
+        top: Positions that count as a hit.
     """
     held_out = held_out.unique(dim=1)
     right = torch.zeros(scores.shape, dtype=torch.bool)

@@ -29,13 +29,13 @@ class MemorySampler:
         anchors = links[0].unique()
         anchors = anchors[torch.randperm(anchors.numel(), generator=self._draws)]
         for chosen in anchors.split(batch_size):
-            place = torch.full((self._graph["user"].num_nodes,), -1)
-            place[chosen] = torch.arange(chosen.numel())
-            mine = links[:, place[links[0]] >= 0]
+            position = torch.full((self._graph["user"].num_nodes,), -1)
+            position[chosen] = torch.arange(chosen.numel())
+            mine = links[:, position[links[0]] >= 0]
             batch = self.around({"user": chosen, "item": mine[1].unique()})
             batch["user"].batch_size = chosen.numel()
             columns = torch.searchsorted(mine[1].unique(), mine[1].contiguous())
-            batch.y_positive = torch.stack([place[mine[0]], columns])
+            batch.y_positive = torch.stack([position[mine[0]], columns])
             yield batch
 
     def items(self, batch_size: int) -> Iterator[HeteroData]:
@@ -51,19 +51,19 @@ class MemorySampler:
     def around(self, roots: dict[str, Tensor]) -> HeteroData:
         """Return the sampled neighbourhood of ``roots``, which come first."""
         nodes = {t: roots.get(t, torch.empty(0, dtype=torch.int64)) for t in ("user", "item")}
-        place = {t: torch.full((self._graph[t].num_nodes,), -1) for t in nodes}
+        position = {t: torch.full((self._graph[t].num_nodes,), -1) for t in nodes}
         for t, ids in nodes.items():
-            place[t][ids] = torch.arange(ids.numel())
+            position[t][ids] = torch.arange(ids.numel())
         frontier, edges = dict(nodes), {edge_type: [] for edge_type in self._sources}
         for fanout in self._num_neighbors:
             drawn = {t: self._draw(t, frontier[t[2]], fanout) for t in edges}
             for t in nodes:
                 found = torch.cat([src for name, (src, _) in drawn.items() if name[0] == t])
-                new = found[place[t][found] < 0].unique()
-                place[t][new] = torch.arange(new.numel()) + nodes[t].numel()
+                new = found[position[t][found] < 0].unique()
+                position[t][new] = torch.arange(new.numel()) + nodes[t].numel()
                 nodes[t], frontier[t] = torch.cat([nodes[t], new]), new
             for name, (src, dst) in drawn.items():
-                edges[name].append(torch.stack([place[name[0]][src], place[name[2]][dst]]))
+                edges[name].append(torch.stack([position[name[0]][src], position[name[2]][dst]]))
         batch = HeteroData({t: {"n_id": ids} for t, ids in nodes.items()})
         for name, parts in edges.items():
             batch[name].edge_index = torch.cat(parts, dim=1)

@@ -122,8 +122,8 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
 
 def main() -> int:
     args = parse_args()
-    with process_group(), shared_folder() as place:
-        folder = Path(place)
+    with process_group(), shared_folder() as position:
+        folder = Path(position)
         dataset = load_partition(args, folder)
         predict(args, dataset, train(args, dataset))
         dist.barrier()

@@ -63,7 +63,7 @@ class DistRole(Enum):
 
 @dataclass
 class DistContext:
-    """The place of this process in its job.
+    """The position of this process in its job.
 
     Args:
         role: Trains beside its graph (worker), holds the graph (server), or asks for it (client).
@@ -125,12 +125,12 @@ class DistContext:
         return f"{self.group_name}_{self.rank}"
 
 
-# of the process, as in GLT: a job's place does not change while it runs
+# of the process, as in GLT: a job's position does not change while it runs
 _context: DistContext | None = None
 
 
 def get_context() -> DistContext | None:
-    """Return the place of this process in its job; None before one was set."""
+    """Return the position of this process in its job; None before one was set."""
     return _context
 
 

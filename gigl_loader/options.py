@@ -148,7 +148,7 @@ class PPRSamplerOptions:
     max_ppr_nodes: int = 50
     """Most nodes of each type for one seed."""
     enable_residual_topup: bool = True
-    """Add to each score what arrived at the node and was not pushed on, and fill places that are
+    """Add to each score what arrived at the node and was not pushed on, and fill positions that are
     left over with nodes that have nothing but that."""
     num_neighbors_per_hop: int = 1_000
     """Most edges of one type that are followed from a node; beyond, as many are drawn."""
@@ -158,9 +158,9 @@ class PPRSamplerOptions:
     typed_channel_ratios: dict[Channel, float] | None = None
     """Heterogeneous: walks that use the edge types of one channel only, and the share of
     ``max_ppr_nodes`` that each is to fill; a node counts for the channel where it scores most, and
-    places that are left over go by score. ``edge_attr`` is then ``[num_edges, 2 + 3 * channels]``:
-    the largest score, the largest proximity, and by channel score, proximity, and 1 where it came
-    there."""
+    positions that are left over go by score. ``edge_attr`` is then ``[num_edges, 2 + 3 *
+    channels]``: the largest score, the largest proximity, and by channel score, proximity, and 1
+    where it came there."""
     include_sampled_edges: bool = False
     """Heterogeneous: deliver the edges among the nodes of the batch that were followed, too."""
 

@@ -52,8 +52,8 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
         [] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     ]
     longest = [item for item in items if item.get_closest_marker("longest")]
-    for place, item in enumerate(longest):
-        hands[place % len(hands)].append(item)
+    for position, item in enumerate(longest):
+        hands[position % len(hands)].append(item)
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         if item not in longest:

@@ -99,7 +99,7 @@ def _against_the_order(path: str, source: str) -> list[str]:
     ]
 
 
-def test_every_folder_has_its_place() -> None:
+def test_every_folder_has_its_position() -> None:
     assert {f.relative_to(PACKAGE).parts[0] for f in FILES if f.parent != PACKAGE} <= set(ORDER)
 
 

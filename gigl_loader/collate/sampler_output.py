@@ -145,7 +145,7 @@ def _change_nodes(
     # features.
     if nodes is not before and not torch.equal(nodes, before):
         fields = [key(NODE_FEATURES, name), key(NODE_LABELS, name), *further]
-        _take(message, fields, _places(before, nodes, f"a node of {name or 'the graph'}"))
+        _take(message, fields, _positions(before, nodes, f"a node of {name or 'the graph'}"))
         message[key(NODE, name)] = nodes
     _set(message, key(TREE, name), trees)
     _set(message, key(NODES_PER_HOP, name), None if counts is None else torch.tensor(counts))
@@ -170,7 +170,7 @@ def _change_edges(
                 "transform_sampler_output must keep `edge` in step with `row` and `col`: there are "
                 f"{links.size(1)} edges and {'no ids' if ids is None else ids.numel()}"
             )
-        rows = _places(before, ids, f"an edge of {name or 'the graph'}")
+        rows = _positions(before, ids, f"an edge of {name or 'the graph'}")
         _take(message, [key(EDGE_FEATURES, name), *further], rows)
         message[key(EDGE, name)] = ids
     message[key(EDGE_INDEX, name)] = links
@@ -195,11 +195,11 @@ def _take(message: SampleMessage, fields: list[str], rows: Tensor) -> None:
             message[field] = message[field].index_select(0, rows)
 
 
-def _places(known: Tensor, wanted: Tensor, what: str) -> Tensor:
+def _positions(known: Tensor, wanted: Tensor, what: str) -> Tensor:
     """Return the first place in ``known`` of each of ``wanted``."""
-    # Nodes repeat over trees, and edges where they are drawn with replacement. Which of the places
-    # is found does not matter, as the rows of one id are the same; the first one, for it to be the
-    # same each time.
+    # Nodes repeat over trees, and edges where they are drawn with replacement. Which of the
+    # positions is found does not matter, as the rows of one id are the same; the first one, for it
+    # to be the same each time.
     ids, order = known.sort(stable=True)
     # An id beyond the last one would be placed behind the end: it is clamped, and then found
     # missing by its value like any other.

@@ -169,8 +169,8 @@ def _num_ids(view: PartitionView, key: Any) -> int:
 
 def _feature(rows: Rows, num_ids: int) -> Any:
     index = rows.index
-    # GLT indexes `id2index` with global ids and without a check, so it has a place for every id of
-    # the graph, whoever has the row
+    # GLT indexes `id2index` with global ids and without a check, so it has a position for every id
+    # of the graph, whoever has the row
     if index is not None and rows.first == 0 and index.numel() >= num_ids:
         index = index.long()
     elif index is not None:  # of a range of ids

@@ -125,23 +125,23 @@ def make_rows(values: Tensor, ids: Tensor | None, num_ids: int, like: Iterable[R
         ids = None
     if ids is None:
         return Rows(share_tensor(values.contiguous()), None, True)
-    places = torch.arange(ids.numel())
+    positions = torch.arange(ids.numel())
     # features, labels and attributes of a type have the same ids as a rule: one index for all
-    index = next((rows.index for rows in like if _finds(rows, ids, places, num_ids)), None)
+    index = next((rows.index for rows in like if _finds(rows, ids, positions, num_ids)), None)
     if index is None:
         index = empty_shared((num_ids,), torch.int64)
         # samplers and `_check_rows` know ids without a row by it
         index.fill_(-1)
-        index[ids] = places
+        index[ids] = positions
     return Rows(share_tensor(values.contiguous()), index, ids.numel() == num_ids)
 
 
-def _finds(rows: Rows, ids: Tensor, places: Tensor, num_ids: int) -> bool:
-    """Return whether ``rows`` has an index that finds ``ids`` at ``places``, and nothing else."""
+def _finds(rows: Rows, ids: Tensor, positions: Tensor, num_ids: int) -> bool:
+    """Return whether the index of ``rows`` finds ``ids`` at ``positions``, and nothing else."""
     if rows.index is None or rows.index.numel() != num_ids or len(rows.values) != ids.numel():
         return False
     # the same length, and each of `ids` at its place: there is no room for any other id
-    return torch.equal(rows.index[ids], places)
+    return torch.equal(rows.index[ids], positions)
 
 
 def make_book(table: Tensor, num_partitions: int) -> Book:

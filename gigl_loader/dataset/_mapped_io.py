@@ -119,9 +119,9 @@ class MappedPart:
         index, ids = self._own(f"{where}/index"), self._own(f"{where}/ids")
         if "lookup" in ranges:
             lookup = self._lookup(text)
-            # Of nodes a place for each id from `first` on: O(1), and short where ids are a range.
-            # Edge ids of a partition are strewn over those of the graph, so they are listed and
-            # searched instead.
+            # Of nodes a position for each id from `first` on: O(1), and short where ids are a
+            # range. Edge ids of a partition are strewn over those of the graph, so they are listed
+            # and searched instead.
             index, ids = (lookup, None) if kind.startswith("node") else (None, lookup)
         scales = self._own(f"{where}/scales")
         return Rows(values, index, whole, first=ranges.get("first", 0), ids=ids, scales=scales)

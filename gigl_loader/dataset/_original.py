@@ -118,9 +118,9 @@ class OriginalIds:
         file = parquet.ParquetFile(self._root / PARQUET.format(node_type=self._node_type))
         # a block at a time: the dictionary of a large graph is larger than the memory of who asks
         for batch in file.iter_batches():
-            places = compute.index_in(batch.column("id"), keys)
-            known = places.is_valid().to_numpy(zero_copy_only=False)
-            at = places.drop_null().to_numpy()
+            positions = compute.index_in(batch.column("id"), keys)
+            known = positions.is_valid().to_numpy(zero_copy_only=False)
+            at = positions.drop_null().to_numpy()
             nodes[at] = batch.column("node").to_numpy()[known]
         missing = np.flatnonzero(nodes < 0)
         if missing.size:

@@ -193,7 +193,7 @@ def _was_turned(label_type: EdgeType, walked: list[EdgeType]) -> bool:
 
     Source:
         GiGL, ``treat_labels_as_edges``: with ``edge_dir="in"`` both ends of label edges change
-        places and the relation stays. What is predicted then is an edge type of the graph in the
+        positions and the relation stays. What is predicted then is an edge type of the graph in the
         other direction alone.
     """
     src, relation, dst = label_type

@@ -12,7 +12,7 @@ _LOG_STEP = 0.1
 """Without ``tqdm``, a line for each tenth."""
 
 
-class Progress:
+class ProgressBar:
     """How much of a long piece of work is done: a bar of ``tqdm``, log lines where it is missing.
 
     Args:
@@ -67,13 +67,13 @@ class Progress:
 
 # Not an argument: what writes and reads files is some calls below, and most of it is used without
 # a bar, too. Of the context: two threads that load do not move each other's.
-_current: ContextVar[Progress | None] = ContextVar("progress", default=None)
+_current: ContextVar[ProgressBar | None] = ContextVar("progress", default=None)
 
 
 @contextmanager
-def showing(title: str, total: int, *, shown: bool) -> Iterator[Progress]:
+def showing(title: str, total: int, *, shown: bool) -> Iterator[ProgressBar]:
     """Let `note` move a bar in this block."""
-    progress = Progress(title, total, shown=shown)
+    progress = ProgressBar(title, total, shown=shown)
     token, complete = _current.set(progress), False
     try:
         yield progress

@@ -57,7 +57,7 @@ RowOrder = Literal["ids", "degree"]
 
 
 @dataclass
-class Source:
+class CheckedGraph:
     """A whole graph in memory, checked. Edge ids are positions in the edge index."""
 
     heterogeneous: bool
@@ -77,7 +77,7 @@ class Source:
     """Attributes that batches will lack, and why."""
 
 
-def read_pyg(data: Any, supervision: Supervision | None = None) -> Source:
+def read_pyg(data: Any, supervision: Supervision | None = None) -> CheckedGraph:
     """Return ``data`` as checked tensors; ``supervision`` adds label edges to it.
 
     Raises:
@@ -108,7 +108,7 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> Source:
     return source
 
 
-def _read_homogeneous(data: "Data") -> Source:
+def _read_homogeneous(data: "Data") -> CheckedGraph:
     store = data.stores[0]
     node_type, edge_type = DEFAULT_HOMOGENEOUS_NODE_TYPE, DEFAULT_HOMOGENEOUS_EDGE_TYPE
     if store.get("edge_index") is None:
@@ -118,7 +118,7 @@ def _read_homogeneous(data: "Data") -> Source:
         # as PyG counts, where nothing else tells; checked, since -1 would make it one node fewer
         edges = check_edge_index(store["edge_index"], None, None, "data.edge_index")
         num_nodes = int(edges.max()) + 1 if edges.numel() else 0
-    source = Source(False, {node_type: num_nodes})
+    source = CheckedGraph(False, {node_type: num_nodes})
     _read_nodes(source, store, node_type, "data")
     _read_edges(source, store, edge_type, "data")
     num_edges = source.edges[edge_type].edge_index.size(1)
@@ -129,8 +129,8 @@ def _read_homogeneous(data: "Data") -> Source:
     return source
 
 
-def _read_hetero(data: "HeteroData") -> Source:
-    source = Source(True, {})
+def _read_hetero(data: "HeteroData") -> CheckedGraph:
+    source = CheckedGraph(True, {})
     for node_type in data.node_types:
         where = f"data[{node_type!r}]"
         num_nodes = _num_nodes(data[node_type], where)
@@ -164,7 +164,7 @@ def _read_hetero(data: "HeteroData") -> Source:
     return source
 
 
-def keep_neighbor_times(source: Source, edge_dir: EdgeDir, time_attr: str) -> None:
+def keep_neighbor_times(source: CheckedGraph, edge_dir: EdgeDir, time_attr: str) -> None:
     """Let each edge carry the time of its neighbour, which may be another partition's node.
 
     Raises:
@@ -188,7 +188,7 @@ def _keep(target: dict[Any, Tensor], owner: Any, found: dict[str, Tensor]) -> No
     target.update({(owner, name): value for name, value in found.items()})
 
 
-def _keep_edges(source: Source, edge_type: EdgeType, found: dict[str, Tensor]) -> None:
+def _keep_edges(source: CheckedGraph, edge_type: EdgeType, found: dict[str, Tensor]) -> None:
     """Keep attributes of edges, but for weights that are carried as they are sampled by."""
     # `make_view` adds float32 weights as an attribute of their first name; kept here as well, they
     # would lie in memory twice. float64 or [n, 1] is not the same: batches have it as it was given.
@@ -203,7 +203,7 @@ def _keep_edges(source: Source, edge_type: EdgeType, found: dict[str, Tensor]) -
     _keep(source.edge_attributes, edge_type, found)
 
 
-def _check_node_type(source: Source, node_type: NodeType, where: str) -> None:
+def _check_node_type(source: CheckedGraph, node_type: NodeType, where: str) -> None:
     if node_type not in source.num_nodes:
         raise ConfigError(
             f"{where} ends at node type {node_type!r}, which has no nodes: give "
@@ -233,7 +233,7 @@ def _num_nodes(store: Any, where: str) -> int | None:
     return None
 
 
-def _read_nodes(source: Source, store: Any, node_type: NodeType, where: str) -> None:
+def _read_nodes(source: CheckedGraph, store: Any, node_type: NodeType, where: str) -> None:
     num_nodes = source.num_nodes[node_type]
     if store.get("x") is not None:
         source.node_features[node_type] = check_matrix(store["x"], num_nodes, "node", f"{where}.x")
@@ -246,7 +246,7 @@ def _read_nodes(source: Source, store: Any, node_type: NodeType, where: str) -> 
             source.splits.setdefault(split, {})[node_type] = ids
 
 
-def _read_edges(source: Source, store: Any, edge_type: EdgeType, where: str) -> None:
+def _read_edges(source: CheckedGraph, store: Any, edge_type: EdgeType, where: str) -> None:
     src, _, dst = edge_type
     edge_index = check_edge_index(
         store["edge_index"], source.num_nodes[src], source.num_nodes[dst], f"{where}.edge_index"
@@ -268,7 +268,7 @@ def _read_edges(source: Source, store: Any, edge_type: EdgeType, where: str) -> 
         )
 
 
-def _add_supervision(source: Source, supervision: Supervision | None) -> None:
+def _add_supervision(source: CheckedGraph, supervision: Supervision | None) -> None:
     if supervision is None:
         return
     if not isinstance(supervision, Mapping):
@@ -291,7 +291,7 @@ def _add_supervision(source: Source, supervision: Supervision | None) -> None:
             _add_labels(source, message_passing_to_negative_label(edge_type), negatives)
 
 
-def _add_labels(source: Source, label_type: EdgeType, labels: Any) -> None:
+def _add_labels(source: CheckedGraph, label_type: EdgeType, labels: Any) -> None:
     where = f"supervision, label edges {label_type}"
     src, _, dst = label_type
     for node_type in (src, dst):
@@ -307,7 +307,7 @@ class Cutter:
     """Cuts a source into the shares of partitions."""
 
     def __init__(
-        self, source: Source, node_books: dict[NodeType, Book], edge_dir: EdgeDir,
+        self, source: CheckedGraph, node_books: dict[NodeType, Book], edge_dir: EdgeDir,
         num_partitions: int, order: RowOrder = "ids",
     ) -> None:  # fmt: skip
         self._source, self._edge_dir, self._count = source, edge_dir, num_partitions
@@ -396,7 +396,7 @@ class Cutter:
                 pieces.splits.setdefault(split, {})[node_type] = ids
 
 
-def _neighbor_degrees(source: Source, edge_dir: EdgeDir) -> dict[NodeType, Tensor]:
+def _neighbor_degrees(source: CheckedGraph, edge_dir: EdgeDir) -> dict[NodeType, Tensor]:
     """Return by type, ``[num_nodes]`` int64: edges that lead to each node as a neighbour."""
     # as a neighbour: a node's row is read once for each edge that leads to it while it is not a
     # seed

@@ -62,5 +62,5 @@ def _is_ours(path: Path, target: Path) -> bool:
         return path.is_file()
     known = re.fullmatch(r"part\d+|books|ids|(node|edge)_pb(\.pt)?", first) is not None
     suffixes = (".pt", ".pkl", ".bin", ".parquet")
-    # by place and by kind: a notes.txt in part0 is somebody's, and so is a mine/a.pt
+    # by position and by kind: a notes.txt in part0 is somebody's, and so is a mine/a.pt
     return known and (path.is_dir() or path.suffix in suffixes or path.name == PART_FILE)

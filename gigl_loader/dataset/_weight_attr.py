@@ -50,7 +50,7 @@ def _read(view: PartitionView, edge_type: EdgeType, name: str) -> Tensor:
     edges: Adjacency = view.adjacency[edge_type]
     if not edges.has_edge_ids:
         raise ConfigError(f"weight_attr={name!r} needs edge ids, and {edge_type} keeps none")
-    # attributes lie by edge id, weights by place in the adjacency
+    # attributes lie by edge id, weights by position in the adjacency
     ids = edges.edge_ids_at(torch.arange(edges.indices.numel()))
     book = view.edge_books.get(edge_type)
     # before rows are read: another partition's id would find no row here, or a wrong one

@@ -50,7 +50,7 @@ def check_enough(num_partitions: int, own: int, num_holders: int, *, who: str) -
         )
 
 
-def check_place(num_partitions: int, own: int, server_rank: int, num_servers: int) -> None:
+def check_position(num_partitions: int, own: int, server_rank: int, num_servers: int) -> None:
     """Check that clients can tell which storage servers have the same partition.
 
     Args:

@@ -51,8 +51,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
 
     Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. What GLT's class offers
     (``graph``, ``node_features``, ``node_pb``, ``get_graph()``...) is there and shows the same
-    memory. A heterogeneous dataset, and a labeled-homogeneous one, has dicts by type in all places;
-    a homogeneous one has plain values.
+    memory. A heterogeneous dataset, and a labeled-homogeneous one, has dicts by type in all
+    positions; a homogeneous one has plain values.
 
     Label edges ``(anchor type, relation + suffix, label type)`` are given anchor first and are
     grouped by anchor, in both directions. GLT's ``graph`` attribute names them by GLT's rule, by
@@ -484,8 +484,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return known[node_type]
 
     def __repr__(self) -> str:
-        place = f"partition {self.partition_idx} of {self.num_partitions}"
+        position = f"partition {self.partition_idx} of {self.num_partitions}"
         if self._view is None:
-            return f"DistDataset({place}, empty)"
+            return f"DistDataset({position}, empty)"
         edges = {"__".join(t): a.indices.numel() for t, a in self._view.adjacency.items()}
-        return f"DistDataset({place}, nodes={self._view.num_nodes}, edges={edges})"
+        return f"DistDataset({position}, nodes={self._view.num_nodes}, edges={edges})"

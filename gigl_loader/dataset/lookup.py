@@ -113,11 +113,11 @@ def check_ids(ids: Tensor, name: NodeType | EdgeType, count: int | None) -> None
 
 def _take(rows: Any, ids: Tensor, name: NodeType | EdgeType | None = None) -> Tensor:
     """Return the rows of ``ids``; ``name``: their type, where ids without a row are refused."""
-    places: Tensor = rows.locate(ids)
-    if name is not None and bool((places < 0).any()):
-        lost = ids[places < 0]
+    positions: Tensor = rows.locate(ids)
+    if name is not None and bool((positions < 0).any()):
+        lost = ids[positions < 0]
         raise ConfigError(f"{lost.numel()} of the ids of {name!r} have no row: {int(lost[0])}...")
-    taken: Tensor = rows.values[places]
+    taken: Tensor = rows.values[positions]
     return taken
 
 

@@ -15,7 +15,7 @@ class AllEdges:
     sources: Tensor
     """``[num_edges]`` int64, global ids of the neighbours."""
     targets: Tensor
-    """``[num_edges]`` int64, places of the expanded nodes among those asked for, ascending."""
+    """``[num_edges]`` int64, positions of the expanded nodes among those asked for, ascending."""
     positions: Tensor
     """``[num_edges]`` int64, where each stands in the partition's adjacency."""
 

@@ -27,11 +27,11 @@ from gigl_loader.dataset._disk import (
 )
 from gigl_loader.dataset._mapped_writer import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
-from gigl_loader.dataset._progress import Progress, showing
+from gigl_loader.dataset._progress import ProgressBar, showing
 from gigl_loader.dataset._pyg import (
+    CheckedGraph,
     Cutter,
     RowOrder,
-    Source,
     Supervision,
     keep_neighbor_times,
     read_pyg,
@@ -135,7 +135,7 @@ def partition_graph(
         write(folder, shares, method=method, seed=seed)
 
 
-def _shares(cutter: Cutter, num_partitions: int, bar: Progress) -> Iterator[Pieces]:
+def _shares(cutter: Cutter, num_partitions: int, bar: ProgressBar) -> Iterator[Pieces]:
     for partition_idx in range(num_partitions):
         bar.step(f"writing partition {partition_idx}")
         yield cutter.cut(partition_idx)
@@ -145,7 +145,7 @@ def _shares(cutter: Cutter, num_partitions: int, bar: Progress) -> Iterator[Piec
 
 
 def _assign(
-    source: Source, num_partitions: int, method: str, seed: int, metis: Any
+    source: CheckedGraph, num_partitions: int, method: str, seed: int, metis: Any
 ) -> dict[NodeType, Book]:
     counts = source.num_nodes
     if method == "contiguous" or num_partitions == 1:
@@ -153,8 +153,8 @@ def _assign(
     if method == "random":
         generator = torch.Generator().manual_seed(seed)
         tables = [
-            # places in a permutation, modulo: parts differ by one node at most, which draws of an
-            # owner for each node would not give
+            # positions in a permutation, modulo: parts differ by one node at most, which draws of
+            # an owner for each node would not give
             torch.randperm(count, generator=generator).remainder_(num_partitions)
             for count in counts.values()
         ]
@@ -174,7 +174,7 @@ def _import_metis() -> Any:
         ) from error
 
 
-def _metis_owners(source: Source, num_partitions: int, seed: int, metis: Any) -> Tensor:
+def _metis_owners(source: CheckedGraph, num_partitions: int, seed: int, metis: Any) -> Tensor:
     """Return ``[all nodes]`` int64: METIS over the union of all types as one undirected graph."""
     starts, total = {}, 0
     for node_type, count in source.num_nodes.items():
@@ -201,7 +201,7 @@ def _metis_owners(source: Source, num_partitions: int, seed: int, metis: Any) ->
     return torch.tensor(found[1], dtype=torch.int64)
 
 
-def _bytes_to_write(source: Source) -> int:
+def _bytes_to_write(source: CheckedGraph) -> int:
     tensors = [
         *(part.weights for part in source.edges.values() if part.weights is not None),
         *source.label_edges.values(), *source.node_features.values(), *source.node_labels.values(),
@@ -299,7 +299,7 @@ def write_extras(folder: Path, source: Pieces, **made: Any) -> None:
     (folder / EXTRAS_FILE).write_text(json.dumps(extras, indent=2) + "\n")
 
 
-def _store_in_fewer_bytes(source: Source, dtypes: FeatureDtype | None, format: str) -> None:
+def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, format: str) -> None:
     chosen = check_feature_dtype(dtypes, source.node_features)
     if chosen and format != "mapped":
         raise ConfigError(
@@ -311,7 +311,7 @@ def _store_in_fewer_bytes(source: Source, dtypes: FeatureDtype | None, format: s
         source.node_features[node_type], source.feature_scales[node_type] = found
 
 
-def _check_names(source: Source) -> None:
+def _check_names(source: CheckedGraph) -> None:
     keys: list[NodeType | EdgeType] = [*source.num_nodes, *source.edges, *source.label_edges]
     for key in keys:
         name = type_str(key)

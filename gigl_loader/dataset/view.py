@@ -108,7 +108,7 @@ class Rows(Generic[A]):
         return torch.searchsorted(known, ids.contiguous())
 
     def looked_up(self, ids: Any) -> Any:
-        """Return the places of ``ids`` in ``index``."""
+        """Return the positions of ``ids`` in ``index``."""
         return ids - self.first if self.first else ids
 
 

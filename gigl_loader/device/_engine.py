@@ -35,7 +35,7 @@ T = TypeVar("T")
 CastMap = Mapping[Any, torch.dtype]
 
 
-class Event(Protocol):
+class CopyEvent(Protocol):
     """A point in the work of a stream."""
 
     def query(self) -> bool:
@@ -65,10 +65,10 @@ class Backend(Protocol):
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """``tensor``, which is on the device, in another dtype, made by the stream in use."""
 
-    def record_event(self, stream: Any) -> Event:
+    def record_event(self, stream: Any) -> CopyEvent:
         """An event behind all work launched on ``stream`` so far."""
 
-    def wait_event(self, stream: Any, event: Event) -> None:
+    def wait_event(self, stream: Any, event: CopyEvent) -> None:
         """Let ``stream``, not the host, wait for ``event``."""
 
     def record_stream(self, tensor: Tensor, stream: Any) -> None:
@@ -97,13 +97,13 @@ class TorchBackend:
     def cast(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return tensor.to(dtype)
 
-    def record_event(self, stream: Any) -> Event:
+    def record_event(self, stream: Any) -> CopyEvent:
         # blocking: a host that waits for it sleeps
         event = torch.cuda.Event(blocking=True)
         event.record(stream)
-        return cast("Event", event)
+        return cast("CopyEvent", event)
 
-    def wait_event(self, stream: Any, event: Event) -> None:
+    def wait_event(self, stream: Any, event: CopyEvent) -> None:
         stream.wait_event(event)
 
     def record_stream(self, tensor: Tensor, stream: Any) -> None:
@@ -256,12 +256,12 @@ class CopyStats:
 
 
 @dataclass(slots=True)
-class Pending(Generic[T]):
+class PendingCopy(Generic[T]):
     """A batch whose copy is under way. Only `CopyEngine.hand_over` may look inside."""
 
     item: T
     made: list[Tensor] = field(default_factory=list)
-    event: Event | None = None
+    event: CopyEvent | None = None
 
 
 class CopyEngine:
@@ -296,15 +296,15 @@ class CopyEngine:
         self.overlaps = non_blocking and self._backend.copy_stream is not None
         # In the order of their copies: one stream passes their events in that order, so the first
         # one that has not passed ends every search.
-        self._held: deque[tuple[Event, Any]] = deque()
-        self._unfinished: deque[Event] = deque()
+        self._held: deque[tuple[CopyEvent, Any]] = deque()
+        self._unfinished: deque[CopyEvent] = deque()
 
     @property
     def num_held(self) -> int:
         """Sources still referenced, as of the last `reap`."""
         return len(self._held)
 
-    def launch(self, source: T) -> Pending[T]:
+    def launch(self, source: T) -> PendingCopy[T]:
         """Start the copy of ``source``, a batch or any nest of tensors; return at once.
 
         The caller drops its own reference to ``source``. On an error the copies that were started
@@ -313,7 +313,7 @@ class CopyEngine:
         with record_function("gigl_loader.copy"):
             if not self.overlaps:
                 transfer = self._transfer(non_blocking=False)
-                pending = Pending(transfer.value(source))
+                pending = PendingCopy(transfer.value(source))
             else:
                 transfer = self._transfer(non_blocking=True)
                 pending = self._launch_on_copy_stream(source, transfer)
@@ -321,7 +321,7 @@ class CopyEngine:
         self.stats.copied_bytes += transfer.nbytes
         return pending
 
-    def hand_over(self, pending: Pending[T]) -> T:
+    def hand_over(self, pending: PendingCopy[T]) -> T:
         """Return the copied batch, safe to use on the stream that is current now."""
         if pending.event is not None:
             consumer = self._backend.current_stream()
@@ -376,7 +376,7 @@ class CopyEngine:
     def _transfer(self, *, non_blocking: bool) -> _Transfer:
         return _Transfer(self._backend, non_blocking=non_blocking, cast=self.cast, keep=self._keep)
 
-    def _launch_on_copy_stream(self, source: T, transfer: _Transfer) -> Pending[T]:
+    def _launch_on_copy_stream(self, source: T, transfer: _Transfer) -> PendingCopy[T]:
         stream = self._backend.copy_stream
         try:
             with self._backend.use(stream):
@@ -385,14 +385,14 @@ class CopyEngine:
             # Also after an error: copies that were started read the source until this event.
             event = self._backend.record_event(stream)
             self._hold(event, (source, transfer.sources))
-        return Pending(item, transfer.made, event)
+        return PendingCopy(item, transfer.made, event)
 
     # the three safeguards, one method each: the tests leave each out and see the damage
 
-    def _hold(self, event: Event, source: Any) -> None:
+    def _hold(self, event: CopyEvent, source: Any) -> None:
         self._held.append((event, source))
 
-    def _wait(self, consumer: Any, event: Event) -> None:
+    def _wait(self, consumer: Any, event: CopyEvent) -> None:
         self._backend.wait_event(consumer, event)
 
     def _record(self, consumer: Any, tensors: list[Tensor]) -> None:

@@ -22,7 +22,7 @@ from gigl_loader.device._engine import (
     CastMap,
     CopyEngine,
     CopyStats,
-    Pending,
+    PendingCopy,
     full_device,
 )
 from gigl_loader.errors import ConfigError
@@ -112,7 +112,7 @@ class CopyAhead(Iterator[T]):
         self._max_held = depth + 1 if max_held is None else max_held
         # A blocking copy is done when it is launched: ahead, it would take memory and save nothing.
         self._depth = depth if engine.overlaps else 0
-        self._ready: deque[Pending[T]] = deque()
+        self._ready: deque[PendingCopy[T]] = deque()
         self._end: Exception | None = None
 
     @property

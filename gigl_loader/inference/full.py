@@ -88,12 +88,12 @@ def full_graph(
         )  # fmt: skip
     dataset = DistDataset.wrap(dataset)
     # no parameters, no place: as torch makes tensors itself
-    place = torch.device(device or next((p.device for p in model.parameters()), "cpu"))
+    position = torch.device(device or next((p.device for p in model.parameters()), "cpu"))
     session = _Session(
         model,
         dataset,
         nodes,
-        place,
+        position,
         seed,
         RankExchange(group, "rows of the full graph were exchanged"),
     )
@@ -103,7 +103,7 @@ def full_graph(
 
 
 @dataclass
-class _Frame:
+class _RunningModule:
     """A module that is running."""
 
     plan: EdgePlan
@@ -139,7 +139,7 @@ class _Session:
         self._num_own = {name: ids.numel() for name, ids in self.graph.shares.own.items()}
         self._norms = WholeGraphNorms([s.edge_weight for s in stores if "edge_weight" in s])
         self._statistics = WholeGraphStatistics(self.graph, seed, rows_missing=nodes is not None)
-        self._frames: list[_Frame] = []
+        self._frames: list[_RunningModule] = []
         self._order: dict[int, int] = {}
         self._ran: set[torch.nn.Module] = set()
 
@@ -175,7 +175,7 @@ class _Session:
         plan = self._plan_of(module, given["edge_index"])
         level = plan.level(self._hops_to_come(module))
         # from here on _after() takes it off again, also when what follows raises
-        self._frames.append(_Frame(plan, level, given.get("edge_weight")))
+        self._frames.append(_RunningModule(plan, level, given.get("edge_weight")))
         self._check_loops(module, plan)
         given["edge_index"] = level.edge_index
         for name, value in given.items():
@@ -277,14 +277,14 @@ class _Session:
         return level.extend(x_src), x_dst
 
     def _check_rows(self, module: Any, x: Tensor, node_type: str) -> None:
-        # sending reads rows by place: with another number of rows, these would be other nodes'
+        # sending reads rows by position: with another number of rows, these would be other nodes'
         if x.size(0) != self._num_own[node_type]:
             raise ConfigError(
                 f"{type(module).__name__} got {x.size(0)} rows of {node_type!r}, of which this "
                 f"rank has {self._num_own[node_type]}: give it data.x as full_graph() made it"
             )
 
-    def _again(self, module: Any, frame: _Frame, x: Any) -> Tensor:
+    def _again(self, module: Any, frame: _RunningModule, x: Any) -> Tensor:
         if not isinstance(x, Tensor) or frame.level.sources is not None:
             raise ConfigError(
                 f"{type(module).__name__} propagates several times in one forward, in a way that "

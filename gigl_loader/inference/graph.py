@@ -20,7 +20,7 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.view import Adjacency, PartitionView
 from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
-from gigl_loader.inference.plan import EdgePlan, narrow_plans, place_of, plan_edges
+from gigl_loader.inference.plan import EdgePlan, narrow_plans, plan_edges, position_of
 from gigl_loader.inference.shares import NodeShares
 
 _SPLITS = ("train", "val", "test")
@@ -100,7 +100,7 @@ def _wanted(
         mine = exchange.swap(ids, send, exchange.swap_counts(send))
         found[name] = torch.zeros(own.numel(), dtype=torch.bool)
         # never -1, which would mark the last row: only own nodes were sent here
-        found[name][place_of(mine, own)] = True
+        found[name][position_of(mine, own)] = True
     return found
 
 

@@ -14,7 +14,7 @@ from gigl_loader.memory.tensors import bytes_of, dtype_name, dtype_named
 
 logger = logging.getLogger(__name__)
 
-_Place = tuple[int, str, torch.Size]
+_InFile = tuple[int, str, torch.Size]
 """Where a tensor starts in the file, its type and its shape."""
 
 
@@ -28,7 +28,7 @@ class KeptTensors:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._kept: dict[Hashable, list[Tensor | _Place | None]] = {}
+        self._kept: dict[Hashable, list[Tensor | _InFile | None]] = {}
         self._end = 0
         # beside the results, and not in /tmp, which is often memory
         self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
@@ -62,7 +62,7 @@ class KeptTensors:
             self._end = start
             logger.warning("edges cannot be kept, and are fetched for each layer: %s", error)
 
-    def _write(self, tensor: Tensor) -> _Place:
+    def _write(self, tensor: Tensor) -> _InFile:
         assert self._file is not None
         tensor = tensor.contiguous()
         start, data = self._end, bytes_of(tensor)
@@ -73,9 +73,9 @@ class KeptTensors:
             self._end, data = self._end + count, data[count:]
         return start, dtype_name(tensor.dtype), tensor.shape
 
-    def _read(self, place: _Place) -> Tensor:
+    def _read(self, in_file: _InFile) -> Tensor:
         assert self._file is not None
-        start, name, shape = place
+        start, name, shape = in_file
         found = torch.empty(shape, dtype=dtype_named(name))
         data = bytes_of(found)
         while data:

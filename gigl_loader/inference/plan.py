@@ -86,11 +86,11 @@ class Level:
         )  # fmt: skip
 
 
-def place_of(ids: Tensor, among: Tensor) -> Tensor:
-    """Return the place of each of ``ids`` in ``among`` (ascending), -1 where it is not there."""
+def position_of(ids: Tensor, among: Tensor) -> Tensor:
+    """Return the position of each of ``ids`` in ``among`` (ascending), -1 where it is not there."""
     if among.numel() == 0:
         return torch.full_like(ids, -1)
-    # an id above all others gets the place after the last one
+    # an id above all others gets the position after the last one
     at = torch.searchsorted(among, ids).clamp_(max=among.numel() - 1)
     return torch.where(among[at] == ids, at, -1)
 
@@ -126,7 +126,7 @@ def plan_edges(
     src, _, dst = edge_type
     own = shares.own[src]
     edges = all_edges(adjacency, shares.own[dst])
-    rows = place_of(edges.sources, own)
+    rows = position_of(edges.sources, own)
     # Rows of the halo stand in the order in which they arrive: by owner, as all_to_all puts them.
     # Ids ascend in each owner's part, as unique() and the stable sort leave them.
     outside = rows < 0
@@ -134,23 +134,23 @@ def plan_edges(
     owner = shares.owner(src, halo)
     halo = halo[torch.argsort(owner, stable=True)]
     receive = torch.bincount(owner, minlength=exchange.size).tolist()
-    rows[outside] = own.numel() + _places(edges.sources[outside], halo)
+    rows[outside] = own.numel() + _positions(edges.sources[outside], halo)
     # a rank knows what it needs, and its owners learn it here, once; every layer then sends these
     # rows without being asked
     send = exchange.swap_counts(receive)
     wanted = exchange.swap(halo, receive, send)
     level = Level(
         edge_type, torch.stack([rows, edges.targets]), exchange, None, None, None, own.numel(),
-        shares.own[dst].numel(), place_of(wanted, own), send, receive,
+        shares.own[dst].numel(), position_of(wanted, own), send, receive,
     )  # fmt: skip
     return EdgePlan(edge_type, level, edges.positions, halo)
 
 
-def _places(ids: Tensor, among: Tensor) -> Tensor:
-    """Return the place of each of ``ids`` in ``among``, in any order."""
+def _positions(ids: Tensor, among: Tensor) -> Tensor:
+    """Return the position of each of ``ids`` in ``among``, in any order."""
     # place_of() searches what ascends, and the halo ascends within each owner's part only
     order = torch.argsort(among)
-    return order[place_of(ids, among[order])]
+    return order[position_of(ids, among[order])]
 
 
 def narrow_plans(
@@ -203,13 +203,13 @@ def _narrow(
     number[sources] = torch.arange(sources.numel())
     outside = halo.nonzero().view(-1)
     number[whole.num_sources + outside] = sources.numel() + torch.arange(outside.numel())
-    place = torch.full((wanted[dst].numel(),), -1)
-    place[targets] = torch.arange(targets.numel())
+    position = torch.full((wanted[dst].numel(),), -1)
+    position[targets] = torch.arange(targets.numel())
     old = whole.edge_index[:, edges]
     # the others drop rows of their halos, too: of those sent to them, these are left
     asked = whole.exchange.swap(halo, whole.receive, whole.send)
     return Level(
-        whole.edge_type, torch.stack([number[old[0]], place[old[1]]]), whole.exchange, sources,
+        whole.edge_type, torch.stack([number[old[0]], position[old[1]]]), whole.exchange, sources,
         targets, edges, sources.numel(), targets.numel(), whole.send_rows[asked],
         _per_rank(asked, whole.send), _per_rank(halo, whole.receive),
     )  # fmt: skip

@@ -48,7 +48,7 @@ class Results:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        # the same number of ranks may hold other nodes: rows are kept by place, not by id
+        # the same number of ranks may hold other nodes: rows are kept by position, not by id
         digest = hashlib.blake2b(ids.numpy().data, digest_size=16).hexdigest()
         # before anything is written: the folder may be another run's
         self._check_identity({**identity, "ids": digest})

@@ -11,14 +11,14 @@ from torch import Tensor
 from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.exchange import RankExchange
-from gigl_loader.inference.plan import place_of
+from gigl_loader.inference.plan import position_of
 from gigl_loader.memory.own_messages import OwnMessages
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array, dtype_name
 from gigl_loader.message import Field
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler import _kernels as kernels
-from gigl_loader.sampler.store import Scratch, gather_rows
+from gigl_loader.sampler.reader import Scratch, gather_rows
 
 
 class Owners(Protocol):
@@ -47,13 +47,13 @@ class OwnedRows:
     def __init__(self, values: Tensor, rows: Tensor | None = None, scales: Tensor | None = None):
         self.values, self._rows, self._scales = values, rows, scales
 
-    def take(self, places: Tensor) -> Tensor:
+    def take(self, positions: Tensor) -> Tensor:
         """Return the rows of own nodes, as they are stored."""
-        return self.values[places if self._rows is None else self._rows[places]]
+        return self.values[positions if self._rows is None else self._rows[positions]]
 
-    def part(self, places: Array, to: Array | None) -> "_Part":
-        """Return the rows of own nodes, for `gather_rows` to write to the places ``to``."""
-        rows = places if self._rows is None else self._rows.numpy()[places]
+    def part(self, positions: Array, to: Array | None) -> "_Part":
+        """Return the rows of own nodes, for `gather_rows` to write to the positions ``to``."""
+        rows = positions if self._rows is None else self._rows.numpy()[positions]
         return as_array(self.values), rows, to
 
     def widen(self, rows: Tensor) -> Tensor:
@@ -114,10 +114,10 @@ class RowFetcher:
         self, node_type: NodeType, nodes: Tensor, sources: Sequence[OwnedRows]
     ) -> list[Tensor]:
         if self._exchange.size == 1:
-            here = self._places(node_type, nodes)
+            here = self._positions(node_type, nodes)
             return [self._gathered(source, [source.part(here, None)], nodes) for source in sources]
         rank, size = self._exchange.rank, self._exchange.size
-        # `order` lists places in `nodes` by owner, so that the part of each owner is contiguous
+        # `order` lists positions in `nodes` by owner, so that the part of each owner is contiguous
         order, counts = np.empty(nodes.numel(), np.int64), np.empty(size, np.int64)
         kernels.group_by_owner(self._owners.owner(node_type, nodes).numpy(), order, counts)
         start, stop = int(counts[:rank].sum()), int(counts[: rank + 1].sum())
@@ -127,12 +127,12 @@ class RowFetcher:
         # one exchange of ids serves all sources; each of them then sends its own rows
         receive = self._exchange.swap_counts(send)
         ids = torch.from_numpy(nodes.numpy()[others])
-        theirs = self._places(node_type, self._exchange.swap_values(ids, send, receive))
-        here = self._places(node_type, torch.from_numpy(nodes.numpy()[mine]))
+        theirs = self._positions(node_type, self._exchange.swap_values(ids, send, receive))
+        here = self._positions(node_type, torch.from_numpy(nodes.numpy()[mine]))
         found = []
         for source in sources:
             # rows go the opposite way of the ids that asked for them, so the two counts change
-            # places
+            # positions
             came = self._swapped(source, theirs, receive, send)
             # Both parts are written straight to their places among `nodes`. `came` is memory that
             # the next source's exchange writes to: it is read before the loop goes on.
@@ -163,9 +163,9 @@ class RowFetcher:
         field = Field("x", dtype_name(source.values.dtype), shape, partial(gather_rows, parts))
         return self._memory.write([field])[0]["x"]
 
-    def _places(self, node_type: NodeType, ids: Tensor) -> Array:
+    def _positions(self, node_type: NodeType, ids: Tensor) -> Array:
         first = self._first[node_type]
         # no -1 here: only own nodes are looked up
-        found = place_of(ids, self._owners.own[node_type]) if first is None else ids - first
-        places: Array = found.numpy()
-        return places
+        found = position_of(ids, self._owners.own[node_type]) if first is None else ids - first
+        positions: Array = found.numpy()
+        return positions

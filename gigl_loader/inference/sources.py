@@ -39,7 +39,7 @@ class Edges:
     sources: Tensor
     """``[num_edges]`` int64, global ids."""
     targets: Tensor
-    """``[num_edges]`` int64, places of the nodes among those asked for, ascending."""
+    """``[num_edges]`` int64, positions of the nodes among those asked for, ascending."""
     weight: Tensor | None
     """``[num_edges]`` float32."""
     attr: Tensor | None
@@ -116,11 +116,11 @@ class PartitionGraph:
 
     def _own_rows(self, name: NodeType) -> OwnedRows:
         rows, own = self._view.node_features[name], self.owners.own[name]
-        places = rows.locate(own)
-        first, count = (int(places[0]) if len(places) else 0), len(places)
-        if torch.equal(places, torch.arange(first, first + count)):  # 8 bytes a node saved
+        positions = rows.locate(own)
+        first, count = (int(positions[0]) if len(positions) else 0), len(positions)
+        if torch.equal(positions, torch.arange(first, first + count)):  # 8 bytes a node saved
             return OwnedRows(rows.values[first : first + count], None, rows.scales)
-        return OwnedRows(rows.values, places, rows.scales)
+        return OwnedRows(rows.values, positions, rows.scales)
 
     def digest(self) -> str:
         """See `GraphSource`."""

@@ -89,10 +89,10 @@ def colocated_parts(
         args = with_sampler(args, default_sampler, data.schema, whole.input_type)
     given = args.given  # with the sampler that was chosen
     weighted = weighted_types(data) if args.with_weight else None
-    place = (data.num_partitions, data.partition_idx)
+    position = (data.num_partitions, data.partition_idx)
     # The one exchange that follows the checks: `gather_inputs` above takes its place on a rank that
     # gave up, so that each rank calls it once, whatever it found.
-    sampler_input = share_input(whole, runtime, weighted, place, given["shard"])
+    sampler_input = share_input(whole, runtime, weighted, position, given["shard"])
     epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
     # Before the producer exists, whose plan has the seed in every draw.
     if given["shard"] == "world":
@@ -315,9 +315,9 @@ def share_input(
     others = gather_inputs(runtime, given, weighted=weighted, partition=partition, shard=shard)
     if shard == "world":
         return sampler_input
-    # Places ascend, so all processes with this input count themselves in the same order: their
+    # Positions ascend, so all processes with this input count themselves in the same order: their
     # blocks neither overlap nor leave a gap.
-    same = [place for place, other in others.items() if other == given]
+    same = [position for position, other in others.items() if other == given]
     rank, size = same.index(runtime.local_rank), len(same)
     share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
     share.extra = {name: local_share(column, rank, size) for name, column in extra.items()}
@@ -364,7 +364,7 @@ def gather_inputs(
             check_same_options(same, _SAME_INPUT)
     # Ranks of a machine are neighbours in rank order; `from_addresses` sees to that.
     first = runtime.node_rank * runtime.local_world_size
-    return {place: everyone[first + place][0] for place in range(runtime.local_world_size)}
+    return {position: everyone[first + position][0] for position in range(runtime.local_world_size)}
 
 
 def _check_all_held(own: tuple[int, int], everyone: list[tuple[int, int] | None]) -> None:

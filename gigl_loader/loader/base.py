@@ -27,7 +27,7 @@ from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.errors import ConfigError, UsageError, explained_limits
 from gigl_loader.loader import config, live
 from gigl_loader.loader.deployment import Stagger, check_context, check_deployment, the_producer
-from gigl_loader.loader.epoch import LoaderStats, Progress, Source
+from gigl_loader.loader.epoch import BatchSource, EpochProgress, LoaderStats
 from gigl_loader.loader.inputs import Positions, digest_of_seeds, read_positions
 from gigl_loader.loader.iterator import EpochIterator
 from gigl_loader.loader.link_speed import link_bytes_per_s
@@ -138,7 +138,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         # An iterator holds its loader; were it held in turn, dropping it (as `break` does) would
         # not end the epoch before the garbage collector comes by.
         self._last_iterator: Callable[[], EpochIterator | None] = lambda: None  # a weak reference
-        self._progress = Progress()
+        self._progress = EpochProgress()
         self._started = False  # whether self._progress is of the epoch that the user is in
         self._resumed = False
         self._stats = LoaderStats()
@@ -201,7 +201,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
     def _start_colocated(self, producer: Any, gap_s: float | None) -> None:
         self._mp_producer = producer
         self._channel: Any = producer.channel
-        self._source: Source = producer
+        self._source: BatchSource = producer
         self.num_data_partitions = getattr(self.data, "num_partitions", 1)
         self.data_partition_idx = getattr(self.data, "partition_idx", 0)
         self._input_len = len(self.input_data)
@@ -264,7 +264,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
                 rank=self._runtime.rank, world_size=self._runtime.world_size, total=own,
                 even_ranks=self._even_ranks,
             )  # fmt: skip
-            return len(self._world_share.places())
+            return len(self._world_share.positions())
         return even_steps(own, self._even_ranks, self._runtime.world_size)
 
     def _make_engine(self) -> CopyEngine | None:
@@ -314,21 +314,21 @@ class BaseDistLoader(LoaderParts, DistLoader):
         # would take the new epoch along if it came later.
         self._end_iterator("a newer iter() of the same loader ended it")
         if not self._resumed:
-            self._progress = Progress(epoch=self._epoch, share=self._world_share)
+            self._progress = EpochProgress(epoch=self._epoch, share=self._world_share)
         # Before a resume counts as used up: where this raises, the next iter() still goes on there.
         if self._shard == "world":
             start = (self._progress.epoch, self._progress.yielded)
             check_same_start(*start, self._runtime.world_size)
         self._resumed, self._started = False, True
-        # A place is a step's in the epoch, a batch is one of the input's: with even_ranks="wrap"
-        # places go on beyond the last batch, and count from the first one again.
-        places = self._progress.places_left(self._steps)
+        # A position is a step's in the epoch, a batch is one of the input's: with even_ranks="wrap"
+        # positions go on beyond the last batch, and count from the first one again.
+        positions = self._progress.positions_left(self._steps)
         # An empty input has no places, but 0 would divide.
         own = max(int(self._num_expected), 1)
         self._num_recv = self._progress.yielded
-        self._source.start_epoch(self._progress.epoch, [place % own for place in places])
+        self._source.start_epoch(self._progress.epoch, [position % own for position in positions])
         self._epoch = self._progress.epoch + 1
-        iterator = EpochIterator(self, places, self._progress)
+        iterator = EpochIterator(self, positions, self._progress)
         self._last_iterator = weakref.ref(iterator)
         return iterator
 
@@ -363,7 +363,9 @@ class BaseDistLoader(LoaderParts, DistLoader):
         having done as many steps as this one: one rank's state is the state of all.
         """
         # After set_epoch() to another epoch the old progress tells nothing of where the loader is.
-        progress = self._progress if self._started or self._resumed else Progress(epoch=self._epoch)
+        progress = (
+            self._progress if self._started or self._resumed else EpochProgress(epoch=self._epoch)
+        )
         return progress.to_dict(self._identity())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -377,7 +379,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         self._check_usable()
         in_step = self._even_ranks is not None
         # Read first: a state that is refused leaves the epoch under way as it is.
-        progress = Progress.from_dict(state, self._identity(), in_step=in_step)
+        progress = EpochProgress.from_dict(state, self._identity(), in_step=in_step)
         self._end_iterator("load_state_dict() ended it")
         progress.share = self._world_share
         self._progress = progress

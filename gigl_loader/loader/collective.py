@@ -1,6 +1,6 @@
 """Questions between samplers of different ranks, by ``all_to_all`` instead of connections.
 
-`GraphStore` asks when it needs neighbours or rows; here its questions wait until an answer is
+`GraphReader` asks when it needs neighbours or rows; here its questions wait until an answer is
 needed, and then all ranks exchange what they have to ask, at once::
 
     rank 0   ask ask | wait()              rank 1   ask | wait()
@@ -37,7 +37,7 @@ from gigl_loader.errors import (
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.ranks import backends_of
 from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
-from gigl_loader.sampler.store import LocalStore, Scratch
+from gigl_loader.sampler.reader import LocalReader, Scratch
 from gigl_loader.transport import codec
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class CollectivePeers:
     """
 
     def __init__(self, view: PartitionView[Array], timeout_s: float) -> None:
-        self.store = LocalStore(view)
+        self.store = LocalReader(view)
         """This rank's partition, for the thread of this lane."""
         self._timeout_s = timeout_s
         self.rank, self.size = dist.get_rank(), dist.get_world_size()

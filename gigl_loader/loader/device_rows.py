@@ -32,7 +32,7 @@ from gigl_loader.message import Field
 from gigl_loader.ranks import backends_of
 from gigl_loader.sampler.later import LaterRows
 from gigl_loader.sampler.questions import RowsRequest
-from gigl_loader.sampler.store import LocalStore, rows_request
+from gigl_loader.sampler.reader import LocalReader, rows_request
 
 # Of all types that a row of features may be copied as, whatever it holds: bits stay bits.
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -107,12 +107,12 @@ class _Packing:
 
 
 class _Part:
-    """Rows of a batch that one partition has, at some places of the batch; None: all, in order."""
+    """Rows of a batch that one partition has, at some of its positions; None: all, in order."""
 
     def __init__(self, partition: int, at: Array | None) -> None:
         self.partition, self.at = partition, at
-        self.places = slice(0)
-        """Where the places lie in the memory that is uploaded."""
+        self.positions = slice(0)
+        """Where the positions lie in the memory that is uploaded."""
         self.rows = slice(0)
         """Where the rows lie: of this partition in the same memory, of others in what comes."""
 
@@ -153,7 +153,7 @@ class _Wanted:
                 if part.at is None:
                     rows.copy_(found)
                 else:
-                    rows.index_copy_(0, load.uploaded[part.places].view(torch.int64), found)
+                    rows.index_copy_(0, load.uploaded[part.positions].view(torch.int64), found)
         return out.view(getattr(torch, self.dtype)).view(self.shape)
 
 
@@ -162,7 +162,7 @@ class _Load:
     """What one exchange needs. All memory is taken before ranks agree on it: then none may fail."""
 
     uploaded: Tensor
-    """Rows for the others, rows of this rank's batch, and places."""
+    """Rows for the others, rows of this rank's batch, and positions."""
     send: list[int]
     receive: list[int]
     """Bytes for each rank, and of each."""
@@ -298,7 +298,7 @@ class DeviceRows:
         return asked, receive
 
     def _loaded(
-        self, store: LocalStore, wanted: Sequence[_Wanted],
+        self, store: LocalReader, wanted: Sequence[_Wanted],
         questions: list[tuple[list[RowsRequest], int]], receive: list[int],
     ) -> _Load:  # fmt: skip
         """Read what this rank gives to itself and to others, and start the copy to the device."""
@@ -319,7 +319,7 @@ class DeviceRows:
                 if part.partition == self._view.partition_idx:
                     part.rows = packing.add(*store.rows_asked(one.request(part)))
                 if part.at is not None:
-                    part.places = packing.add("int64", part.at.shape, partial(_copy, part.at))
+                    part.positions = packing.add("int64", part.at.shape, partial(_copy, part.at))
         # All sizes are known by now, so one piece holds all of it, and one copy takes it up.
         host = self._memory.on_host(packing.nbytes)
         packing.write(host)

@@ -123,10 +123,10 @@ def read_edges(
     for row, end in enumerate((edge_type[0], edge_type[2])):
         wrong = (found[row] < 0) | (found[row] >= num_nodes[end])
         if bool(wrong.any()):
-            place = int(wrong.nonzero()[0])
+            position = int(wrong.nonzero()[0])
             raise ConfigError(
-                f"edge_label_index[{row}, {place}] = {int(found[row, place])} is no node id: ids "
-                f"are in [0, {num_nodes[end]})"
+                f"edge_label_index[{row}, {position}] = {int(found[row, position])} is no node id: "
+                f"ids are in [0, {num_nodes[end]})"
             )
     # Labels go with the seeds, wherever a split of the graph left them.
     labels = None if label is None else _as_tensor(label, "edge_label").cpu()

@@ -20,7 +20,7 @@ _OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
 """What may differ between ranks that take the same number of steps."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Where a loader's batches come from: a producer in this machine, or a graph store."""
 
     def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
@@ -45,35 +45,35 @@ class Source(Protocol):
 
 
 @dataclass
-class Progress:
+class EpochProgress:
     """How far the epoch is: what ``state_dict`` holds. Counts batches handed to the user."""
 
     epoch: int = 0
     yielded: int = 0
     """Batches of the leading run, all handed out; of the whole job's where there is a share."""
     ahead: set[int] = field(default_factory=set)
-    """Places handed out beyond that run; only where ``in_order=False``."""
+    """Positions handed out beyond that run; only where ``in_order=False``."""
     finished: bool = False
     share: WorldShare | None = None
-    """This rank's part of the job's batches; None: the places are of this rank alone."""
+    """This rank's part of the job's batches; None: the positions are of this rank alone."""
 
-    def note(self, place: int) -> None:
-        """The batch at ``place`` of the epoch's sequence was handed out."""
+    def note(self, position: int) -> None:
+        """The batch at ``position`` of the epoch's sequence was handed out."""
         if self.share is not None:
             # World sharding is in order, so this place tells of all before it.
-            self.yielded = self.share.taken_with(place)
+            self.yielded = self.share.taken_with(position)
             return
         # In order the set never has more than this place; without, as many as may be under way.
-        self.ahead.add(place)
+        self.ahead.add(position)
         while self.yielded in self.ahead:
             self.ahead.remove(self.yielded)
             self.yielded += 1
 
-    def places_left(self, total: int) -> list[int]:
-        """Return the places that are still to come, of ``total`` or of the share."""
+    def positions_left(self, total: int) -> list[int]:
+        """Return the positions that are still to come, of ``total`` or of the share."""
         if self.share is not None:
-            return list(self.share.places(self.yielded))
-        return [place for place in range(self.yielded, total) if place not in self.ahead]
+            return list(self.share.positions(self.yielded))
+        return [position for position in range(self.yielded, total) if position not in self.ahead]
 
     def to_dict(self, identity: dict[str, Any]) -> dict[str, Any]:
         """Return a plain dict, safe to ``torch.save``."""
@@ -89,7 +89,7 @@ class Progress:
     @classmethod
     def from_dict(
         cls, state: dict[str, Any], identity: dict[str, Any], *, in_step: bool = False
-    ) -> "Progress":
+    ) -> "EpochProgress":
         """Undo `to_dict`.
 
         Args:

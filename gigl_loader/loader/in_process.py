@@ -62,7 +62,7 @@ _WAKE_S = 1.0
 
 
 class InProcessSource:
-    """Samples one input in this process; a `Source`, and what a loader asks of its producer.
+    """Samples one input in this process; a `BatchSource`, and what a loader asks of its producer.
 
     Args:
         data: The dataset; with several partitions, all ranks build theirs together.

@@ -54,14 +54,14 @@ class EpochBatches:
     Args:
         number: The epoch.
         batches: Indices of its batches.
-        order: Places of the seeds in the input; None: as they stand there.
+        order: Positions of the seeds in the input; None: as they stand there.
         room: Batches that may have been sampled and not taken.
     """
 
     def __init__(self, number: int, batches: Sequence[int], order: Any, room: int) -> None:
         self.number, self.batches, self.order = number, batches, order
         self.taken = 0
-        """Batches that the trainer has; also the place of its next one."""
+        """Batches that the trainer has; also the position of its next one."""
         self.is_broken_off = False
         self.error: BaseException | None = None
         """The first one; it ends the epoch."""

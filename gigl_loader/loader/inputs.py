@@ -48,10 +48,10 @@ def read_positions(given: Any, num_seeds: int) -> Tensor:
     found = found.cpu()
     wrong = (found < 0) | (found >= num_seeds)
     if bool(wrong.any()):
-        place = int(wrong.nonzero()[0])
+        position = int(wrong.nonzero()[0])
         raise ConfigError(
-            f"index[{place}] = {int(found[place])} is no position: this loader has {num_seeds} "
-            "seeds, counted from 0"
+            f"index[{position}] = {int(found[position])} is no position: this loader has "
+            f"{num_seeds} seeds, counted from 0"
         )
     return found.contiguous()
 
@@ -127,9 +127,10 @@ def check_seeds(seeds: Any, num_nodes: int, name: str = "input_nodes") -> Tensor
         raise ConfigError(f"{name} must be on the CPU, where sampling is, got {seeds.device}")
     wrong = (seeds < 0) | (seeds >= num_nodes)
     if bool(wrong.any()):
-        place = int(wrong.nonzero()[0])
+        position = int(wrong.nonzero()[0])
         raise ConfigError(
-            f"{name}[{place}] = {int(seeds[place])} is no node id: ids are in [0, {num_nodes})"
+            f"{name}[{position}] = {int(seeds[position])} is no node id: ids are in "
+            f"[0, {num_nodes})"
         )
     return seeds.contiguous()
 

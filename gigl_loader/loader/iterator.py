@@ -12,14 +12,14 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady
 from gigl_loader.errors import UsageError
-from gigl_loader.loader.epoch import LoaderStats, Progress, Source
+from gigl_loader.loader.epoch import BatchSource, EpochProgress, LoaderStats
 from gigl_loader.message import Received, SampleMessage
 
 
 class EpochOwner(Protocol):
     """What an iterator needs of its loader."""
 
-    _source: Source
+    _source: BatchSource
     _engine: CopyEngine | None
     _device_prefetch: int
     _num_expected: int
@@ -35,16 +35,16 @@ class EpochOwner(Protocol):
 class EpochIterator:
     """One pass. Its loader refers to it weakly: dropping it, as `break` does, ends it."""
 
-    def __init__(self, loader: EpochOwner, places: list[int], progress: Progress) -> None:
+    def __init__(self, loader: EpochOwner, positions: list[int], progress: EpochProgress) -> None:
         self._loader = loader
         self._progress = progress
-        self._left = len(places)
-        self._batch_places: dict[int, list[int]] = {}
-        # See `BaseDistLoader.__iter__`: several places may be of one batch, which then comes as
+        self._left = len(positions)
+        self._batch_positions: dict[int, list[int]] = {}
+        # See `BaseDistLoader.__iter__`: several positions may be of one batch, which then comes as
         # often. The first of its places that is left is the one that it is handed out for.
         own = max(int(loader._num_expected), 1)
-        for place in places:
-            self._batch_places.setdefault(place % own, []).append(place)
+        for position in positions:
+            self._batch_positions.setdefault(position % own, []).append(position)
         self._ended: str | None = None
         self._ahead: CopyAhead[Any] | None = None
         if loader._engine is not None:
@@ -105,7 +105,7 @@ class EpochIterator:
         # collating raised is not in the state, and comes again after a resume.
         self._left -= 1
         self._loader._num_recv += 1
-        self._progress.note(self._batch_places[ticket.batch].pop(0))
+        self._progress.note(self._batch_positions[ticket.batch].pop(0))
         total = self._loader._stats
         total.add(Received(ticket, {}, stats), wait_s, self._num_waiting())
         total.collate_s += collate_s
@@ -143,7 +143,7 @@ class EpochIterator:
             self.end("it was dropped")
 
 
-def _pull(source: Source, wait: bool) -> dict[str, Any] | NotReady:
+def _pull(source: BatchSource, wait: bool) -> dict[str, Any] | NotReady:
     """Return the next message with its ticket, for `CopyAhead`."""
     if not wait and not source.ready():
         return NOT_READY

@@ -60,13 +60,13 @@ def _one_input(
     found.extra = {}
     nothing = torch.empty((len(anchors), 0), dtype=torch.int64)
     for edge_type, pair in nodes.labels.items():
-        for place, sign in enumerate((POSITIVE, NEGATIVE)):
-            if place == 1 and edge_type not in negatives:
+        for position, sign in enumerate((POSITIVE, NEGATIVE)):
+            if position == 1 and edge_type not in negatives:
                 continue  # no server has any
             # An empty column, `[anchors, 0]`, where another server has negatives of the type.
             found.extra[label_column(sign, edge_type)] = check_labels(
-                nothing if place == 1 and pair[place] is None else pair[place],
-                len(anchors), num_nodes[edge_type[2]], f"{where}.labels[{edge_type}][{place}]",
+                nothing if position == 1 and pair[position] is None else pair[position],
+                len(anchors), num_nodes[edge_type[2]], f"{where}.labels[{edge_type}][{position}]",
             )  # fmt: skip
     return found
 

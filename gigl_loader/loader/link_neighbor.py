@@ -84,7 +84,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
         edge_label_time: The time of each seed edge, ``[num_edges]`` numbers (by server where the
             edges are): needed with ``time_attr``. Negatives are not later either.
         **keywords: Those of `gigl_loader.loader.keywords.LoaderKeywords`. Where trees are
-            disjoint, each end of an edge has its own, and ``batch`` is the place of the edge.
+            disjoint, each end of an edge has its own, and ``batch`` is the position of the edge.
 
     Raises:
         ConfigError: A value cannot work; nothing was started.

@@ -83,10 +83,12 @@ def in_batch_negative_mask(
         # Beyond the last candidate there is no place: clamped, such a label is found to be none. By
         # look-up: comparing all labels with all candidates would not fit the memory of a large
         # batch.
-        places = torch.searchsorted(distinct, labels.contiguous()).clamp(max=distinct.numel() - 1)
+        positions = torch.searchsorted(distinct, labels.contiguous()).clamp(
+            max=distinct.numel() - 1
+        )
         # a label that is no candidate meets another one there: it says nothing of it
-        known = distinct[places] == labels
-        allowed[anchors[known], places[known]] = False
+        known = distinct[positions] == labels
+        allowed[anchors[known], positions[known]] = False
     return allowed[:, column]
 
 

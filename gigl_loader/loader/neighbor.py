@@ -160,7 +160,7 @@ def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
 
 
 def with_input_id(seeds: Tensor, input_id: Tensor | None, node_type: NodeType) -> NodeSamplerInput:
-    """Return a sampler's input; ``input_id`` rides along where it is not the place of the seed."""
+    """Return a sampler's input; ``input_id`` rides along where it is not the seed's position."""
     found = NodeSamplerInput(seeds, node_type)
     found.extra = {} if input_id is None else {INPUT_ID: input_id}
     return found
@@ -174,8 +174,8 @@ def remote_input(dataset: Any, input_nodes: Any) -> list[NodeSamplerInput]:
     servers = range(dataset.cluster_info.num_storage_nodes)
     check_servers(by_server, servers)
     nothing = torch.empty(0, dtype=torch.int64)
-    # A mask's input ids are node ids, given ids' are places. Servers' seeds are one input with one
-    # column, so where one server has a mask all of them need it.
+    # A mask's input ids are node ids, given ids' are positions. Servers' seeds are one input with
+    # one column, so where one server has a mask all of them need it.
     masked = any(input_id is not None for _, input_id in by_server.values())
     inputs = []
     for server in servers:

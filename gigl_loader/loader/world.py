@@ -26,7 +26,7 @@ SHARDS = ("machine", "world")
 
 @dataclass(frozen=True, kw_only=True)
 class WorldShare:
-    """Which places of the job's sequence are one rank's; a place beyond the last starts again."""
+    """Which positions of the job's sequence are one rank's; beyond the last it starts again."""
 
     rank: int
     world_size: int
@@ -34,8 +34,8 @@ class WorldShare:
     """Batches of an epoch, over all ranks."""
     even_ranks: str | None = None
 
-    def places(self, taken: int = 0) -> range:
-        """Return this rank's places, in order, where the job has taken the first ``taken``."""
+    def positions(self, taken: int = 0) -> range:
+        """Return this rank's positions, in order, where the job has taken the first ``taken``."""
         left = max(self.total - taken, 0)
         stop = taken + left
         if self.even_ranks == "drop":  # what does not fill a step of all ranks is left out
@@ -44,11 +44,11 @@ class WorldShare:
             stop = taken + -(-left // self.world_size) * self.world_size
         return range(taken + self.rank, stop, self.world_size)
 
-    def taken_with(self, place: int) -> int:
-        """Return how many the job has taken once every rank has done this rank's step ``place``."""
-        # Place minus rank is where the step begins; the last step of the epoch may be short, and
+    def taken_with(self, position: int) -> int:
+        """Return how many the job has taken once each rank has done its step at ``position``."""
+        # Position minus rank is where the step begins; the last step of the epoch may be short, and
         # with "wrap" goes beyond the end.
-        return min(place - self.rank + self.world_size, self.total)
+        return min(position - self.rank + self.world_size, self.total)
 
 
 def even_steps(own: int, even_ranks: str | None, world_size: int) -> int:
@@ -102,7 +102,7 @@ def agree_on_seed(options: EpochOptions, given: int | None, world_size: int) -> 
 
 
 def check_same_start(epoch: int, taken: int, world_size: int) -> None:
-    """Check that all ranks go on at the same place. All ranks call it, at the start of an epoch.
+    """Check that all ranks go on at the same position. All ranks call it, at the start of an epoch.
 
     Raises:
         ConfigError: They do not: batches would be taken twice, or by nobody.

@@ -20,7 +20,7 @@ from gigl_loader.message import Field, SampleMessage
 _LOCAL = -1
 """The sender's number of messages sent by this process itself."""
 
-Source = Callable[[float | None], SampleMessage]
+TakeNext = Callable[[float | None], SampleMessage]
 
 
 def field_of(key: str, tensor: Tensor) -> Field:
@@ -48,14 +48,14 @@ class ShmChannel(ChannelBase):
         self.capacity, self.size = capacity, size
         self.closed = False
         self._leases = LeaseTable(register)
-        self._source: Source | None = None
+        self._source: TakeNext | None = None
         self._local: SlotWriter | None = None
         self._ready: deque[SampleMessage] = deque()
         self._arrival = threading.Condition()
 
     # -- receiving ------------------------------------------------------------------------------
 
-    def bind(self, source: Source | None) -> None:
+    def bind(self, source: TakeNext | None) -> None:
         """Let ``recv`` ask ``source(timeout_s)``, a producer, which also watches its workers."""
         self._source = source
 

@@ -48,7 +48,7 @@ Register = Callable[[int, int], Registration | None]
 
 
 @dataclass
-class _Slot:
+class _MappedSlot:
     address: int
     nbytes: int
     fd: int | None
@@ -68,7 +68,7 @@ class _Slot:
 class _Sender:
     """Slots of one worker by number, and the states that they are in."""
 
-    slots: dict[int, _Slot] = field(default_factory=dict)
+    slots: dict[int, _MappedSlot] = field(default_factory=dict)
     leased: set[int] = field(default_factory=set)
     lent: set[int] = field(default_factory=set)
     """Leased ones that a process elsewhere reads where they lie."""
@@ -143,7 +143,7 @@ class LeaseTable:
             state.leased.add(written.slot)
             return Lease(self, state, written.slot, written.layout)
 
-    def _map(self, fd: int, nbytes: int) -> _Slot:
+    def _map(self, fd: int, nbytes: int) -> _MappedSlot:
         # the caller closes its own once the message is open; who borrows the slot later finds it
         # by this one, which also stays the same number, so that the borrower knows the region again
         kept = os.dup(fd) if self._lends else None
@@ -154,7 +154,7 @@ class LeaseTable:
                 os.close(kept)
             raise
         registration = None if self._register is None else self._register(address, nbytes)
-        return _Slot(address, nbytes, kept, registration)
+        return _MappedSlot(address, nbytes, kept, registration)
 
     def returned(self, sender: int, concurrency: int) -> tuple[list[int], list[int]]:
         """Return the slots of ``sender`` that nobody uses any more: (to reuse, to give up)."""

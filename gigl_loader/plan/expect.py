@@ -193,7 +193,7 @@ def kept_for(share: Array, log_missed: Array, cache: float) -> float:
         each other, and rows are many, these are the ones used again within some number of batches
         ``T``, the same at all times. A row that is in a batch with chance ``q`` is used again
         within ``T`` with ``1 - (1 - q)**T``, and takes its place until then: of all times, the
-        share ``1 - (1 - q)**T * (1 + T * q)``. ``T`` is that for which the places are as many as
+        share ``1 - (1 - q)**T * (1 + T * q)``. ``T`` is that for which the positions are as many as
         there are. Che, Tung and Wang, "Hierarchical Web Caching Systems" (2002) find the ``T`` of
         an LRU cache in the same way.
     """

@@ -5,7 +5,7 @@
     graph        what partitions lie in          dataset/: shared, once per machine
     slots        finished batches                memory/slots.py: of workers, read by trainers
     threads      batches being made              sampler/: work memory of each sampling thread
-    questions    rows asked for and answered     sampler/store.py: one matrix for each thread that
+    questions    rows asked for and answered     sampler/reader.py:one matrix for each thread that
                                                  asks, one for each connection that answers
     cache        rows kept, and its tables       sampler/cache_tables.py: shared, once per machine
     processes    what they take without a graph  measured
@@ -148,7 +148,7 @@ def _thread(batch: BatchSize) -> float:
     table = 1 << max(12, int(2 * most - 1).bit_length())
     labels = 8 * table + 8 * _GROWN * most
     # of each edge: neighbours here, from elsewhere and merged; targets, labels, and both collected;
-    # of each node: owner's place, ids by owner, address, row, places, twice for what is asked
+    # of each node: owner's position, ids by owner, address, row, positions, twice for what is asked
     return labels + 8 * (6 * batch.edges + 6 * batch.nodes)
 
 
@@ -158,7 +158,7 @@ def _answer(batch: BatchSize) -> float:
 
 
 def _drawn(job: Job, batch: BatchSize) -> float:
-    """Return the bytes of a batch that waits for its rows: ids, places by owner, and edges."""
+    """Return the bytes of a batch that waits for its rows: ids, positions by owner, and edges."""
     return 16 * batch.edges + 8 * (3 + job.remote_share) * batch.nodes
 
 

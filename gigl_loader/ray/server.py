@@ -63,7 +63,7 @@ class ServerOptions:
     load_timeout_s: float = 1800.0
 
 
-def free_place(rank: int, num_servers: int, host: str) -> tuple[str, int]:
+def free_address(rank: int, num_servers: int, host: str) -> tuple[str, int]:
     """Return ``host`` and a port that is free there; servers of one node never get the same.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError, UsageError
-from gigl_loader.ray.server import ServerOptions, StorageServer, free_place
+from gigl_loader.ray.server import ServerOptions, StorageServer, free_address
 from gigl_loader.ray.watchdog import Watchdog
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.patience import PATIENCE_S, check_patience
@@ -173,11 +173,11 @@ def start_graph_store(
     watchdog = None
     try:
         # addresses before actors: each server is told where server 0 will listen
-        places = _find_places(group, total, deadline)
+        addresses = _find_addresses(group, total, deadline)
         for rank in range(total):
             options = ServerOptions(
-                rank=rank, num_servers=total, root=str(root), master=places[0],
-                port=places[rank][1], environment=environment, max_restarts=max_restarts,
+                rank=rank, num_servers=total, root=str(root), master=addresses[0],
+                port=addresses[rank][1], environment=environment, max_restarts=max_restarts,
                 arguments=(
                     f"--patience={patience_s}", f"--timeout={start_timeout_s}",
                     f"--rejoin-timeout={lost_after_s}",
@@ -206,7 +206,7 @@ def start_graph_store(
             watchdog.close()
         _end(servers, group)
         raise
-    return GraphStore(servers, group, watchdog, _info(total, places[0]), environment)
+    return GraphStore(servers, group, watchdog, _info(total, addresses[0]), environment)
 
 
 # -- before anything starts -----------------------------------------------------------------------
@@ -339,20 +339,22 @@ def _scheduled(group: Any, rank: int, **resources: Any) -> dict[str, Any]:
     return {"scheduling_strategy": where, **resources}
 
 
-def _find_places(group: Any, num_servers: int, deadline: float) -> list[tuple[str, int]]:
+def _find_addresses(group: Any, num_servers: int, deadline: float) -> list[tuple[str, int]]:
     """Return address and port of each server: known before it starts, the same when it restarts."""
     import ray
 
     # Tasks in the places of the actors to come. They ask for no CPU: those of the places are the
     # actors'.
     refs = [
-        ray.remote(_free_place)
+        ray.remote(_free_address)
         .options(**_scheduled(group, rank, num_cpus=0))
         .remote(rank, num_servers)
         for rank in range(num_servers)
     ]
     try:
-        places: list[tuple[str, int]] = ray.get(refs, timeout=max(1.0, deadline - time.monotonic()))
+        addresses: list[tuple[str, int]] = ray.get(
+            refs, timeout=max(1.0, deadline - time.monotonic())
+        )
     except ray.exceptions.GetTimeoutError as error:
         raise PeerTimeoutError(
             "Ray did not run a task on each of the nodes for storage servers in time"
@@ -362,13 +364,13 @@ def _find_places(group: Any, num_servers: int, deadline: float) -> list[tuple[st
             "cannot run gigl_loader on the nodes for storage servers; is it installed there? "
             f"{error}"
         ) from error
-    return places
+    return addresses
 
 
-def _free_place(rank: int, num_servers: int) -> tuple[str, int]:
+def _free_address(rank: int, num_servers: int) -> tuple[str, int]:
     import ray
 
-    return free_place(rank, num_servers, ray.util.get_node_ip_address())
+    return free_address(rank, num_servers, ray.util.get_node_ip_address())
 
 
 def _wait_until_all_serve(watchdog: Watchdog, deadline: float, timeout_s: float) -> None:

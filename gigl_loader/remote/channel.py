@@ -28,7 +28,7 @@ from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.cluster import Cluster, raise_if_broken
 from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.link import result_of
+from gigl_loader.remote.connection import result_of
 from gigl_loader.remote.messages import (
     BatchMessage,
     EpochRequest,
@@ -87,7 +87,7 @@ class RemoteReceivingChannel(ChannelBase):
         self._cluster = cluster or current_cluster()
         self._server_ranks, self._producer_ids = server_ranks, producer_ids
         self._servers: dict[int, Supplier] = {}
-        """By place among the servers; those that had batches for this process so far."""
+        """By position among the servers; those that had batches for this process so far."""
         # as they are now: the producers were made before this, and a server that is renewed from
         # here on has lost its one
         self._renewals = dict(self._cluster.renewals)
@@ -184,7 +184,7 @@ class RemoteReceivingChannel(ChannelBase):
             producer = self._producer_ids[rank]
             if self._cluster.renewals.get(rank, 0) != self._renewals.get(rank, 0):
                 raise ServerDiedError(f"storage server {rank} was started again")
-            self._servers[number] = Supplier(rank, producer, self._cluster.link(rank))
+            self._servers[number] = Supplier(rank, producer, self._cluster.connection(rank))
         return self._servers[number]
 
     def _look_for_same_host(self, servers: Iterable[Supplier], deadline: float) -> None:
@@ -234,7 +234,7 @@ class RemoteReceivingChannel(ChannelBase):
                 )
 
     def _call(self, server: Supplier, name: str, **arguments: Any) -> "Future[Any]":
-        found: Future[Any] = server.link.call(name, **arguments)
+        found: Future[Any] = server.connection.call(name, **arguments)
         return found
 
     def _ask(self, server: Supplier) -> None:
@@ -263,23 +263,26 @@ class RemoteReceivingChannel(ChannelBase):
                     # batch's tensors
                     reply = caller.ask("fetch", request, FetchAnswer, into=self._pool.room)
                 except GiglLoaderError as error:
-                    self._failed(generation, server.link.named(error))
+                    self._failed(generation, server.connection.named(error))
                     return
                 server.fetches.put((reply, generation))
 
     def _caller_of(self, server: Supplier) -> Caller:
         if server.caller is None:
-            link = server.link
-            server.caller = link.dial()
+            connection = server.connection
+            server.caller = connection.dial()
             threading.Thread(
-                target=self._file_all, args=(server,), name=f"batches of {link.name}", daemon=True
+                target=self._file_all,
+                args=(server,),
+                name=f"batches of {connection.name}",
+                daemon=True,
             ).start()
         return server.caller
 
     # -- filing: one thread for each server -----------------------------------------------------
 
     def _file_all(self, server: Supplier) -> None:
-        link = server.link
+        connection = server.connection
         while (fetch := server.fetches.get()) is not None:
             reply, generation = fetch
             try:
@@ -287,9 +290,11 @@ class RemoteReceivingChannel(ChannelBase):
                 # silent
                 self._arrive(server, generation, reply.wait())
             except GiglLoaderError as error:
-                self._failed(generation, link.named(error))
+                self._failed(generation, connection.named(error))
             except Exception as error:  # the loop must not wait for a thread that has ended
-                self._failed(generation, PeerError(f"{link.name}: {type(error).__name__}: {error}"))
+                self._failed(
+                    generation, PeerError(f"{connection.name}: {type(error).__name__}: {error}")
+                )
             del reply, fetch  # before the next wait: they keep the batch
             self._give_back(server)
 
@@ -362,7 +367,7 @@ class RemoteReceivingChannel(ChannelBase):
             # epoch, or with the client. The former answer is read first, since nobody else does; a
             # server that takes longer than `_GIVE_BACK_S` for it is told of all leases next time.
             if server.giver is None:
-                server.giver = server.link.dial()
+                server.giver = server.connection.dial()
             if server.given_back is not None:
                 server.given_back.wait(_GIVE_BACK_S)
             leases = []
@@ -434,12 +439,14 @@ class RemoteReceivingChannel(ChannelBase):
 
     def _raise_if_lost(self) -> None:
         """Raise `ServerDiedError` where a server is gone that this process is connected with."""
-        raise_if_broken(server.link for server in self._servers.values())
+        raise_if_broken(server.connection for server in self._servers.values())
         watched, cluster = self._watched, self._cluster
-        links = list(cluster.links.made.items())
+        connections = list(cluster.connections.made.items())
         # Further than the suppliers': their links are those of when they were met, and other
         # servers are asked for rows by the workers of these. Copied, as other threads add links.
-        raise_if_broken(link for rank, link in links if watched is None or rank in watched)
+        raise_if_broken(
+            connection for rank, connection in connections if watched is None or rank in watched
+        )
         # the case of every call but the last: a comparison of two small dicts
         if cluster.renewals == self._renewals:
             return

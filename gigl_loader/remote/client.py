@@ -18,8 +18,8 @@ from gigl_loader.errors import ConfigError, PeerTimeoutError, UsageError
 from gigl_loader.logs import know
 from gigl_loader.ranks import end_group
 from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.dataset import GraphStoreInfo
-from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.messages import CALLS
 from gigl_loader.remote.patience import PATIENCE_S, check_patience
 from gigl_loader.remote.service import DistServer
@@ -217,9 +217,9 @@ def call_server(
         timeout_s: After that long the future fails.
         kwargs: For it.
     """
-    link = current_cluster().link(server_rank)
+    connection = current_cluster().connection(server_rank)
     name, arguments = _named_call(func, args, kwargs)
-    found: Future[T] = link.call(name, timeout_s, **arguments)
+    found: Future[T] = connection.call(name, timeout_s, **arguments)
     return found
 
 

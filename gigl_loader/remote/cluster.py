@@ -24,9 +24,9 @@ from typing import Any
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, ServerDiedError, UsageError
 from gigl_loader.remote.compact import Generations
-from gigl_loader.remote.link import ServerLink, result_of
+from gigl_loader.remote.connection import ServerConnection, result_of
 from gigl_loader.remote.membership import Join, Role
-from gigl_loader.remote.patience import PATIENCE_S, Progress
+from gigl_loader.remote.patience import PATIENCE_S, WaitReport
 from gigl_loader.transport import Security
 
 _log = logging.getLogger(__name__)
@@ -38,31 +38,35 @@ _LOOK_S = 0.5
 """How often who waits for lost servers looks whether the news name other ones."""
 
 
-def raise_if_broken(links: Iterable[ServerLink]) -> None:
+def raise_if_broken(connections: Iterable[ServerConnection]) -> None:
     """Raise `ServerDiedError` where a server is gone, whether or not it has work to do."""
-    for link in links:
-        error = link.error
+    for connection in connections:
+        error = connection.error
         if error is not None:
             raise error
 
 
-def _is_lost(link: ServerLink, error: BaseException) -> bool:
-    """Return whether a question has no answer because its server is gone, or its link replaced."""
-    is_over = isinstance(error, UsageError) and link.error is not None  # not the server's words
+def _is_lost(connection: ServerConnection, error: BaseException) -> bool:
+    """Return whether there is no answer because the server is gone, or its connection replaced."""
+    is_over = (
+        isinstance(error, UsageError) and connection.error is not None
+    )  # not the server's words
     return is_over or isinstance(error, ServerDiedError)
 
 
-class Links(Sequence[ServerLink]):
-    """A compute process's links by server; each is made when it is first looked at.
+class Connections(Sequence[ServerConnection]):
+    """A compute process's connections by server; each is made when it is first looked at.
 
     Args:
         first: To server 0.
-        make: Returns a fresh link to a server.
+        make: Returns a fresh connection to a server.
         count: Number of servers.
     """
 
-    def __init__(self, first: ServerLink, make: Callable[[int], ServerLink], count: int) -> None:
-        self.made: dict[int, ServerLink] = {0: first}
+    def __init__(
+        self, first: ServerConnection, make: Callable[[int], ServerConnection], count: int
+    ) -> None:
+        self.made: dict[int, ServerConnection] = {0: first}
         """Those that were looked at."""
         self._make, self._count = make, count
         self._lock = threading.Lock()
@@ -75,15 +79,16 @@ class Links(Sequence[ServerLink]):
         if not 0 <= rank < self._count:
             raise IndexError(rank)
         with self._lock:
-            # Under the lock, so that a server never has two links, of which each would join. `make`
-            # may look at `made`, and at no link by its rank: that would wait for this lock.
+            # Under the lock, so that a server never has two connections, of which each would join.
+            # `make` may look at `made`, and at no connection by its rank: that would wait for this
+            # lock.
             if rank not in self.made:
                 self.made[rank] = self._make(rank)
             return self.made[rank]
 
 
 class Cluster:
-    """A compute process's links to all storage servers.
+    """A compute process's connections to all storage servers.
 
     Args:
         first: To server 0, which has let this process in.
@@ -93,7 +98,7 @@ class Cluster:
     """
 
     def __init__(
-        self, first: ServerLink, join: Join, security: Security, patience_s: float
+        self, first: ServerConnection, join: Join, security: Security, patience_s: float
     ) -> None:
         assert join.job is not None, "server 0 said which job"
         self.job, self.rank, self.world_size = join.job, join.rank, join.world_size
@@ -102,7 +107,7 @@ class Cluster:
         """Of the servers, as far as this process has gone along with them; 0: not known."""
         self.renewals: dict[int, int] = {}
         """How often a server was found started again, or connected with again; none is 0 times."""
-        self.links = Links(first, self._fresh, join.num_servers)
+        self.connections = Connections(first, self._fresh, join.num_servers)
         self.closed = False
         self._join, self._security, self._patience_s = join, security, patience_s
         self._session, self._addresses = first.session, first.news.addresses
@@ -138,9 +143,9 @@ class Cluster:
         """
         deadline = time.monotonic() + timeout_s
         me, session = f"compute process {rank}", secrets.token_hex(16)
-        progress = Progress(me, deadline)
+        progress = WaitReport(me, deadline)
         join = Join(role=Role.CLIENT, rank=rank, num_servers=num_servers, world_size=world_size)
-        first = ServerLink(0, (host, port), security, me, session, patience_s)
+        first = ServerConnection(0, (host, port), security, me, session, patience_s)
         try:
             first.enter(join, deadline, progress)
             news = first.wait_until_in(
@@ -151,34 +156,36 @@ class Cluster:
             raise
         return cls(first, replace(join, job=news.job), security, patience_s)
 
-    def link(self, server_rank: int) -> ServerLink:
-        """Return the link to a server.
+    def connection(self, server_rank: int) -> ServerConnection:
+        """Return the connection to a server.
 
         Raises:
             ConfigError: There is no such server.
         """
-        if not 0 <= server_rank < len(self.links):
-            raise ConfigError(f"server rank must be in [0, {len(self.links)}), got {server_rank}")
-        found: ServerLink = self.links[server_rank]
+        if not 0 <= server_rank < len(self.connections):
+            raise ConfigError(
+                f"server rank must be in [0, {len(self.connections)}), got {server_rank}"
+            )
+        found: ServerConnection = self.connections[server_rank]
         return found
 
-    def _fresh(self, rank: int) -> ServerLink:
-        """Return a link that is not up yet."""
-        first = self.links.made[0]
-        link = ServerLink(
+    def _fresh(self, rank: int) -> ServerConnection:
+        """Return a connection that is not up yet."""
+        first = self.connections.made[0]
+        connection = ServerConnection(
             rank, self._address_of(rank), self._security, first.own_name, self._session,
             self._patience_s, self._join, lambda: self._is_elsewhere(rank),
         )  # fmt: skip
-        # `close` may have walked over the links already: this one would stay
+        # `close` may have walked over the connections already: this one would stay
         if self.closed:
-            link.close()
+            connection.close()
         elif rank in first.news.away:
-            link.give_up("storage server 0 says that it is away")
-        return link
+            connection.give_up("storage server 0 says that it is away")
+        return connection
 
     def _address_of(self, rank: int) -> tuple[str, int]:
         """Return where a server was last; server 0, started again, has forgotten the others."""
-        news, first = self.links.made[0].news, self._addresses[rank]
+        news, first = self.connections.made[0].news, self._addresses[rank]
         if rank < len(news.generations) and news.generations[rank] > 0:
             self._moved[rank] = news.addresses[rank]
         address: tuple[str, int] = self._moved.get(rank, first)
@@ -191,20 +198,20 @@ class Cluster:
     @property
     def lost(self) -> list[int]:
         """Servers that are gone, or were started again and are not connected with yet."""
-        made = list(self.links.made.items())
+        made = list(self.connections.made.items())
         # Three sources: what this process saw itself; what server 0 says, unless this process is
         # connected with that server and knows better; and generations, where both missed the
         # moment.
-        broken = {rank for rank, link in made if link.error is not None}
-        up = {rank for rank, link in made if link.is_up}
-        away = set(self.links.made[0].news.away) - up
+        broken = {rank for rank, connection in made if connection.error is not None}
+        up = {rank for rank, connection in made if connection.is_up}
+        away = set(self.connections.made[0].news.away) - up
         return sorted(broken | away | self._stale())
 
     def _stale(self) -> set[int]:
         """Return the servers of which a later one is known than this process goes along with."""
-        known, made = self.generations, list(self.links.made.items())
-        found = {rank for rank, link in made if link.news.generation > known[rank]}
-        news = self.links.made[0].news
+        known, made = self.generations, list(self.connections.made.items())
+        found = {rank for rank, connection in made if connection.news.generation > known[rank]}
+        news = self.connections.made[0].news
         # whole first, which compares bytes: this runs on each look, and servers may be thousands
         if news.generations != known:
             pairs = enumerate(zip(known, news.generations, strict=False))
@@ -213,8 +220,8 @@ class Cluster:
 
     def _is_elsewhere(self, rank: int) -> bool:
         """Return whether server 0 says that a server is gone, or is a later one by now."""
-        news = self.links.made[0].news
-        return rank in news.away or self._address_of(rank) != self.links.made[rank].address
+        news = self.connections.made[0].news
+        return rank in news.away or self._address_of(rank) != self.connections.made[rank].address
 
     def twin_of(self, server: int, servers: Sequence[int]) -> int | None:
         """Return one of ``servers`` that serves the same partition; None: there is none."""
@@ -236,7 +243,7 @@ class Cluster:
 
     def _all_but(self, lost: Sequence[int]) -> list[int]:
         without = set(lost)
-        return [rank for rank in range(len(self.links)) if rank not in without]
+        return [rank for rank in range(len(self.connections)) if rank not in without]
 
     # -- going on without them, or until they are back ------------------------------------------
 
@@ -263,18 +270,18 @@ class Cluster:
                     return live
                 # those to meet need no deadline: `_meet` takes `_ATTEMPT_S`, and then they are lost
                 if missing and time.monotonic() > deadline:
-                    link = self.link(missing[0])
-                    raise link.error or ServerDiedError(
-                        f"{link.name} was started again, and cannot be reached"
+                    connection = self.connection(missing[0])
+                    raise connection.error or ServerDiedError(
+                        f"{connection.name} was started again, and cannot be reached"
                     )
-                # news of server 0 come on its link, which does not notify this condition
+                # news of server 0 come on its connection, which does not notify this condition
                 self._changed.wait(_LOOK_S)
 
     def _unmet(self, lost: Sequence[int]) -> list[int]:
         """Return the servers to meet now: nobody but server 0 would tell that they are lost."""
-        if 0 not in lost or len(self.links) == self.num_partitions:  # 0 is waited for
+        if 0 not in lost or len(self.connections) == self.num_partitions:  # 0 is waited for
             return []
-        made = self.links.made
+        made = self.connections.made
         return [rank for rank in self._all_but(lost) if rank not in made or not made[rank].is_up]
 
     def _seek(self, ranks: Iterable[int]) -> None:
@@ -305,12 +312,12 @@ class Cluster:
                 self._changed.notify_all()
 
     def _meet(self, rank: int) -> None:
-        link = self.link(rank)
+        connection = self.connection(rank)
         try:
-            link.meet(_ATTEMPT_S)
+            connection.meet(_ATTEMPT_S)
         except GiglLoaderError as error:
             # then it is lost, like one whose end was seen, and the next look seeks it
-            link.give_up(str(error))
+            connection.give_up(str(error))
         with self._changed:
             self._changed.notify_all()
 
@@ -320,23 +327,25 @@ class Cluster:
         Raises:
             GiglLoaderError: It is not back.
         """
-        link, news = self.links.made.get(rank), self.links.made[0].news
-        if link is None and self.links.made[0].error is not None:  # its news are old
-            link = self.link(rank)
-        if link is None:
+        connection, news = self.connections.made.get(rank), self.connections.made[0].news
+        if connection is None and self.connections.made[0].error is not None:  # its news are old
+            connection = self.connection(rank)
+        if connection is None:
             if rank in news.away:
                 raise ServerDiedError(f"storage server 0 says that storage server {rank} is away")
             generation = news.generations[rank]
-        elif link.is_up and link.news.generation == max(news.generations[rank:][:1], default=0):
-            generation = link.news.generation  # first met when it had been started again
+        elif connection.is_up and connection.news.generation == max(
+            news.generations[rank:][:1], default=0
+        ):
+            generation = connection.news.generation  # first met when it had been started again
         else:
-            link = self._connected_again(link)
-            generation = link.news.generation
+            connection = self._connected_again(connection)
+            generation = connection.news.generation
         with self._changed:
-            if self.closed and link is not None:
-                link.close()
-            if link is not None:
-                self.links.made[rank] = link
+            if self.closed and connection is not None:
+                connection.close()
+            if connection is not None:
+                self.connections.made[rank] = connection
             # All three in one step for `await_servers`: a server that is back, counted as before,
             # would be taken for one that never ended.
             known = list(self.generations)
@@ -347,10 +356,10 @@ class Cluster:
             self.renewals[rank] = self.renewals.get(rank, 0) + 1
         _log.warning("storage server %d is back", rank)
 
-    def _connected_again(self, former: ServerLink) -> ServerLink:
+    def _connected_again(self, former: ServerConnection) -> ServerConnection:
         now, rank = time.monotonic(), former.rank
         fresh = former.again(self._address_of(rank) if rank > 0 else former.address)
-        progress = Progress(f"compute process {self.rank}", now + _ATTEMPT_S)
+        progress = WaitReport(f"compute process {self.rank}", now + _ATTEMPT_S)
         try:
             fresh.enter(self._join, now + _REACH_S, progress)
             said = fresh.wait_until_in(
@@ -408,7 +417,7 @@ class Cluster:
 
         A question that is under way when its server is lost is asked again by a thread.
         """
-        link = self.link(self.stand_in(server))
+        connection = self.connection(self.stand_in(server))
         answer: Future[Any] = Future()
 
         def ask_again() -> None:
@@ -423,14 +432,14 @@ class Cluster:
             error = first.exception()
             if error is None:
                 answer.set_result(first.result())
-            elif _is_lost(link, error):
+            elif _is_lost(connection, error):
                 what = f"{name} again, of storage server {server}"
                 threading.Thread(target=ask_again, name=what, daemon=True).start()
             else:
                 answer.set_exception(error)
 
         # `came` runs in the thread of the call, which must not wait for servers to come back
-        link.call(name, timeout_s, **arguments).add_done_callback(came)
+        connection.call(name, timeout_s, **arguments).add_done_callback(came)
         return answer
 
     def holders(self, timeout_s: float, reconnect_s: float = 0.0) -> list[int]:
@@ -442,7 +451,7 @@ class Cluster:
             ServerDiedError, PeerTimeoutError: See `ask_each`.
         """
         if not self._holders:
-            servers: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(self.links))}
+            servers: dict[int, dict[str, Any]] = {rank: {} for rank in range(len(self.connections))}
             told = self.ask_each("get_partition_index", servers, timeout_s, reconnect_s)
             by_part: dict[int, list[int]] = {}
             for server in servers:
@@ -457,22 +466,22 @@ class Cluster:
         found: dict[int, Any],
     ) -> GiglLoaderError | None:  # fmt: skip
         """Put answers into ``found``; return why some are missing, if their servers are lost."""
-        asked: dict[int, tuple[ServerLink, Future[Any]]] = {}
+        asked: dict[int, tuple[ServerConnection, Future[Any]]] = {}
         lost = self.lost
         for server, arguments in requests.items():
             # all are asked before the first is awaited
-            link = self.link(self._stand_in(server, lost))
-            asked[server] = link, link.call(name, timeout_s, **arguments)
+            connection = self.connection(self._stand_in(server, lost))
+            asked[server] = connection, connection.call(name, timeout_s, **arguments)
         deadline = time.monotonic() + timeout_s  # of all servers together
         missing: GiglLoaderError | None = None
-        for server, (link, answer) in asked.items():
-            what = f"{name} on storage server {link.rank}"
+        for server, (connection, answer) in asked.items():
+            what = f"{name} on storage server {connection.rank}"
             try:
                 found[server] = result_of(answer, deadline - time.monotonic(), what, timeout_s)
             except GiglLoaderError as error:
                 # a server that answers with an error does so again; what else is under way ends at
                 # `timeout_s`
-                if not _is_lost(link, error):
+                if not _is_lost(connection, error):
                     raise
                 missing = error
         return missing
@@ -482,5 +491,5 @@ class Cluster:
         with self._changed:
             self.closed = True
             self._changed.notify_all()
-        for link in list(self.links.made.values()):
-            link.close()
+        for connection in list(self.connections.made.values()):
+            connection.close()

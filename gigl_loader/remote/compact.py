@@ -58,15 +58,15 @@ class Runs(Sequence[int]):
         # a division for each range, where `number` is an int; ranges compare other types one by one
         return any(number in one for one in self._all)
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return list(self)[place]
-        left = place if place >= 0 else place + len(self)
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return list(self)[position]
+        left = position if position >= 0 else position + len(self)
         for one in self._all:
             if 0 <= left < len(one):
                 return one[left]
             left -= len(one)
-        raise IndexError(place)
+        raise IndexError(position)
 
     def index(self, number: int, *_: Any) -> int:
         """Return where ``number`` stands; raises ValueError."""
@@ -102,12 +102,12 @@ class Addresses(Sequence[tuple[str, int]]):
     def __len__(self) -> int:
         return self.text.count(" ") + 1 if self.text else 0
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, position: Any) -> Any:
         # linear, each time: an address is looked at once per connection
         texts = self.text.split(" ") if self.text else []
-        if isinstance(place, slice):
-            return [_address(one) for one in texts[place]]
-        return _address(texts[place])
+        if isinstance(position, slice):
+            return [_address(one) for one in texts[position]]
+        return _address(texts[position])
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -136,10 +136,10 @@ class Generations(Sequence[int]):
     def __len__(self) -> int:
         return len(self.packed) // 8
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return list(self)[place]
-        return struct.unpack_from("<q", self.packed, 8 * range(len(self))[place])[0]
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return list(self)[position]
+        return struct.unpack_from("<q", self.packed, 8 * range(len(self))[position])[0]
 
     def __iter__(self) -> Iterator[int]:
         return (number for (number,) in struct.iter_unpack("<q", self.packed))

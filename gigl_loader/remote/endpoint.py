@@ -214,7 +214,7 @@ class Endpoint:
         return member
 
     def _replace_former(self, member: Member) -> None:
-        """Let a member go whose place a new one takes: it was started again, or was out of reach.
+        """Let a member go that a new one replaces: it was started again, or was out of reach.
 
         A client's new producers must not be released by what is found out later of the old one.
         """

@@ -88,7 +88,7 @@ class Attendance:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
-        self._by_place: dict[tuple[Role, int], dict[str, Member]] = {}
+        self._by_role_and_rank: dict[tuple[Role, int], dict[str, Member]] = {}
         self.servers: dict[int, Member] = {}
         """Storage servers by rank, the latest of each."""
         self._departed: dict[str, None] = {}  # oldest first
@@ -117,14 +117,14 @@ class Attendance:
         """Take a new member in."""
         self.members[member.session] = member
         join = member.join
-        self._by_place.setdefault((join.role, join.rank), {})[member.session] = member
+        self._by_role_and_rank.setdefault((join.role, join.rank), {})[member.session] = member
         if join.role is Role.SERVER:
             # a later one takes the place at once; `left` of the former looks whose it is
             self.servers[join.rank] = member
 
     def at(self, role: Role, rank: int) -> list[Member]:
         """Return who is here as that rank; without a look at all members."""
-        return list(self._by_place.get((role, rank), {}).values())
+        return list(self._by_role_and_rank.get((role, rank), {}).values())
 
     def returned(self, member: Member, peer: Any) -> None:
         """Note the connection that a member's watch is on now."""
@@ -152,10 +152,10 @@ class Attendance:
         """Forget a member; False: that was done before."""
         if self.members.pop(member.session, None) is None:
             return False
-        place = (member.join.role, member.join.rank)
-        self._by_place[place].pop(member.session)
-        if not self._by_place[place]:
-            del self._by_place[place]
+        role_and_rank = (member.join.role, member.join.rank)
+        self._by_role_and_rank[role_and_rank].pop(member.session)
+        if not self._by_role_and_rank[role_and_rank]:
+            del self._by_role_and_rank[role_and_rank]
         if self.servers.get(member.join.rank) is member:
             del self.servers[member.join.rank]
         # a dict, which keeps the order of its keys and finds each at once

@@ -18,11 +18,11 @@ from gigl_loader.dataset.schema import (
     NodeType,
 )
 from gigl_loader.errors import ConfigError
-from gigl_loader.remote.link import result_of
+from gigl_loader.remote.connection import result_of
 from gigl_loader.remote.messages import EdgesRequest
 from gigl_loader.remote.values import TensorMessage
 from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
-from gigl_loader.sampler.store import row_type
+from gigl_loader.sampler.reader import row_type
 from gigl_loader.workers.wire import RowsQuestion
 
 if TYPE_CHECKING:  # it imports this module
@@ -188,7 +188,7 @@ class StoreLookup:
     # -- who is asked ---------------------------------------------------------------------------
 
     def _pieces(self, what: str, name: Any, ids: Tensor) -> list[tuple[int, Tensor]]:
-        """Return (server, places among ``ids``); one at least, so that an answer has a shape."""
+        """Return (server, positions among ``ids``); one at least, so that an answer has a shape."""
         from gigl_loader.remote.client import current_cluster
 
         book, count = self._book(what, name)
@@ -198,8 +198,8 @@ class StoreLookup:
         pieces = []
         for part in torch.unique(parts).tolist():
             # a pass over the ids for each partition: what is asked costs far more
-            places = (parts == part).nonzero().view(-1)
-            pieces += [(servers[part], at) for at in places.split(_MOST_IDS)]
+            positions = (parts == part).nonzero().view(-1)
+            pieces += [(servers[part], at) for at in positions.split(_MOST_IDS)]
         return pieces or [(servers[0], ids)]
 
     def _book(self, what: str, name: Any) -> tuple[Any, int | None]:
@@ -224,10 +224,10 @@ def _question(kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> RowsQuestio
     return RowsQuestion.of(RowsRequest(kind, name, ids.numpy()), with_scales=True)
 
 
-def _in_order(count: int, places: list[Tensor], parts: list[dict[str, Tensor]]) -> StoredEdges:
+def _in_order(count: int, positions: list[Tensor], parts: list[dict[str, Tensor]]) -> StoredEdges:
     """Put together what several servers answered."""
     counts = torch.zeros(count, dtype=torch.int64)
-    for at, part in zip(places, parts, strict=True):
+    for at, part in zip(positions, parts, strict=True):
         counts[at] = part["counts"]
     ends = counts.cumsum(0)
     total = int(ends[-1]) if count else 0
@@ -237,7 +237,7 @@ def _in_order(count: int, places: list[Tensor], parts: list[dict[str, Tensor]]) 
         if any(name not in part for part in parts):
             continue
         columns[name] = parts[0][name].new_empty(total)
-        for at, part in zip(places, parts, strict=True):
+        for at, part in zip(positions, parts, strict=True):
             columns[name][_positions(ends[at], part["counts"])] = part[name]
     return StoredEdges(counts, columns["indices"], columns.get("weights"), columns.get("edge_ids"))
 

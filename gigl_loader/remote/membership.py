@@ -133,7 +133,7 @@ class Publish:
     key: str
     value: bytes
     servers: Runs
-    """All who meet there; ranks are places among them."""
+    """All who meet there; ranks are positions among them."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Gather:
     key: str
     ranks: Runs
     servers: Runs
-    """All who meet there; ranks are places among them."""
+    """All who meet there; ranks are positions among them."""
 
 
 @dataclass(frozen=True)
@@ -162,5 +162,5 @@ class Leave:
     name: str
     rank: int
     servers: Runs
-    """All who meet there; ranks are places among them."""
+    """All who meet there; ranks are positions among them."""
     failure: str | None = None

@@ -30,7 +30,7 @@ from gigl_loader.remote.answers import RowBook
 from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest
 from gigl_loader.remote.row_answers import RowAnswers
 from gigl_loader.sampler.questions import RowsAnswer
-from gigl_loader.sampler.store import row_type
+from gigl_loader.sampler.reader import row_type
 from gigl_loader.workers.wire import RowsQuestion
 
 
@@ -135,8 +135,8 @@ class PartitionAnswers:
                 f"storage server {own} cannot answer for server {server}: only servers "
                 f"{list(twins)} have its partition"
             )
-        place = twins.index(server)
-        return Share(place, place + 1, len(twins))
+        position = twins.index(server)
+        return Share(position, position + 1, len(twins))
 
     def get_ablp_input(
         self, request: ABLPRequest
@@ -276,9 +276,9 @@ def padded_rows(adjacency: Any, nodes: Tensor, limit: int | None = None) -> Tens
     counts = counts if limit is None else counts.clamp(max=limit)
     most = int(counts.max()) if counts.numel() else 0
     table = nodes.new_full((nodes.numel(), most), -1)
-    places = torch.arange(most)
-    filled = places < counts[:, None]
+    positions = torch.arange(most)
+    filled = positions < counts[:, None]
     # a mask is read row by row on both sides of the assignment, so each neighbour lands in its own
     # row
-    table[filled] = adjacency.indices[(starts[:, None] + places)[filled]].long()
+    table[filled] = adjacency.indices[(starts[:, None] + positions)[filled]].long()
     return table

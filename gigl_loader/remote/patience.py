@@ -22,7 +22,7 @@ def check_patience(patience_s: float) -> None:
         raise ConfigError(f"patience_s must be a finite number of seconds > 0, got {patience_s!r}")
 
 
-class Progress:
+class WaitReport:
     """Says in the log, now and then, what this process waits for.
 
     As warnings: these show where no logging was set up, and a process that waits for minutes

@@ -22,7 +22,7 @@ from gigl_loader.options import EpochOptions
 from gigl_loader.remote.client import call_server
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs
-from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
+from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.remote.service import DistServer
 from gigl_loader.workers.producer import LINGER_S
@@ -96,7 +96,7 @@ class RemoteProducers:
             client_ranks=Runs.of(ranks),
             request_id=request_id,
             # all of them, as a rule: then nothing is sent that grows with their number
-            servers=NOBODY if len(servers) == len(self._cluster.links) else Runs.of(servers),
+            servers=NOBODY if len(servers) == len(self._cluster.connections) else Runs.of(servers),
         )
 
     def create(
@@ -171,13 +171,13 @@ class RemoteProducers:
         }
         wait(pings.values(), _PING_S)
         silent = [
-            self._cluster.link(server)
+            self._cluster.connection(server)
             for server, ping in pings.items()
             if not ping.done() or isinstance(ping.exception(), PeerTimeoutError)
         ]
         if not silent:
             return None
-        names = " and ".join(link.name for link in silent)
+        names = " and ".join(connection.name for connection in silent)
         return PeerTimeoutError(
             f"{names} did not start a producer within {timeout_s:.0f} s, and did not answer "
             "otherwise: the process is stopped or overloaded; look at its log"
@@ -218,14 +218,20 @@ class RemoteProducers:
         deadline = time.monotonic() + limit  # of all servers together
         answers = []
         for server, producer in ids.items():
-            if consumer is not None and server not in self._cluster.links.made and server != host:
+            if (
+                consumer is not None
+                and server not in self._cluster.connections.made
+                and server != host
+            ):
                 continue  # never asked; it hears from the host when all have left the producer
             with contextlib.suppress(GiglLoaderError):
-                link = self._cluster.link(server)
+                connection = self._cluster.connection(server)
                 if consumer is None:
-                    answer = link.call("destroy_sampling_producer", producer_id=producer, **how)
+                    answer = connection.call(
+                        "destroy_sampling_producer", producer_id=producer, **how
+                    )
                 else:
-                    answer = link.call(
+                    answer = connection.call(
                         "release_sampling_producer", producer_id=producer, consumer=consumer, **how
                     )  # fmt: skip
                 if waits:
@@ -251,10 +257,10 @@ def check_turns(gap_s: float | None, max_concurrent: int | None) -> None:
         raise ConfigError(f"process_start_gap_seconds must be >= 0 or None, got {gap_s}")
 
 
-def wait_turn(place: int, gap_s: float | None, max_concurrent: int | None) -> None:
+def wait_turn(position: int, gap_s: float | None, max_concurrent: int | None) -> None:
     """Let leaders begin in batches."""
-    # by place, without a word between the leaders: each knows its own from the terms
-    batch = 0 if max_concurrent is None else place // max_concurrent
+    # by position, without a word between the leaders: each knows its own from the terms
+    batch = 0 if max_concurrent is None else position // max_concurrent
     seconds = batch * (gap_s or 0.0)
     if seconds > 0:
         _log.info("this process creates its producers in %.0f s", seconds)

@@ -131,7 +131,7 @@ class ServerRendezvous(Rendezvous):
     Args:
         name: Of the rendezvous, the same on all servers.
         server: This server.
-        servers: All who meet; the first one hosts it. A rank is a place among them.
+        servers: All who meet; the first one hosts it. A rank is a position among them.
         timeout_s: Longest wait of each `gather` and `wait_for`.
         table: On the host.
         dial: On the others: returns a fresh caller of the host.

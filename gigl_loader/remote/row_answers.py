@@ -49,9 +49,11 @@ class RowAnswers:
         """Return rows of a matrix, in scratch memory of this thread, which sends them next."""
         store = getattr(self._per_thread, "store", None)
         if store is None:
-            from gigl_loader.sampler.store import LocalStore  # Numba: only where rows are asked for
+            from gigl_loader.sampler.reader import (
+                LocalReader,  # Numba: only where rows are asked for
+            )
 
-            store = self._per_thread.store = LocalStore(_of_arrays(self._view))
+            store = self._per_thread.store = LocalReader(_of_arrays(self._view))
         answer: RowsAnswer = store.answer_rows(request)
         return answer
 

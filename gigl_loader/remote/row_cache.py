@@ -36,8 +36,8 @@ from gigl_loader.remote.rows import Fetched, RowQuestions, owner_of_rows
 from gigl_loader.sampler.ahead import READY_S, Patience, Remote, RemoteRows
 from gigl_loader.sampler.apart import RowsApart, read_rows_apart
 from gigl_loader.sampler.cache_tables import Matrix, Owner, tables_of
+from gigl_loader.sampler.reader import gather_rows
 from gigl_loader.sampler.row_cache import MISSING, RowCache
-from gigl_loader.sampler.store import gather_rows
 from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
 _UNDER_WAY = 3
@@ -470,15 +470,15 @@ def _described(received: Received, questions: RowQuestions) -> _Batch:
     order, specs = read_rows_apart(message.pop(ROWS).numpy())
     batch = _Batch(replace(received, message=message), order, specs)
     # each pair once, in the order of the batch: features and labels of the same ids share a plan
-    for place in dict.fromkeys(map(_place_of, specs)):
-        matrices = list(dict.fromkeys((one.kind, one.name) for one in batch.specs_of(*place)))
-        ids = message[place[1]].numpy()
+    for position in dict.fromkeys(map(_place_of, specs)):
+        matrices = list(dict.fromkeys((one.kind, one.name) for one in batch.specs_of(*position)))
+        ids = message[position[1]].numpy()
         if matrices and ids.size:
-            split = questions.by_owner(place[0], ids)
+            split = questions.by_owner(position[0], ids)
             # server after server, so that what is asked of one is a slice and its answer lands in
             # one piece
-            ordered = np.concatenate([ids[places] for places in split.values()])
-            batch.remote[place] = Remote(split, ordered, matrices)
+            ordered = np.concatenate([ids[positions] for positions in split.values()])
+            batch.remote[position] = Remote(split, ordered, matrices)
     return batch
 
 
@@ -488,7 +488,7 @@ def _ask_rows(
 ) -> Fetched:  # fmt: skip
     """Ask for the rows of ``remote.ids[at]``; ``at`` ascends."""
     # `at` counts in ids that are in order of the servers, so each server's part of it is a range
-    ends = np.cumsum([0, *(places.size for places in remote.split.values())])
+    ends = np.cumsum([0, *(positions.size for positions in remote.split.values())])
     cuts = np.searchsorted(at, ends)
     pieces = [
         (server, remote.ids[at[start:stop]])

@@ -14,11 +14,11 @@ from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, ProtocolError
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
 from gigl_loader.remote.answers import RowBook
 from gigl_loader.remote.cluster import Cluster
-from gigl_loader.remote.link import ServerLink
+from gigl_loader.remote.connection import ServerConnection
 from gigl_loader.remote.messages import CALLS, GetRows
 from gigl_loader.sampler.apart import RowsApart
 from gigl_loader.sampler.cache_tables import Owner, owner_of
-from gigl_loader.sampler.store import Split, rows_request
+from gigl_loader.sampler.reader import Split, rows_request
 from gigl_loader.transport import Caller, into_array
 from gigl_loader.workers.wire import RowsQuestion
 
@@ -75,10 +75,10 @@ class RowQuestions:
 
     def __init__(self, cluster: Cluster, take: Callable[[int], Any], timeout_s: float) -> None:
         self._cluster, self._take, self._timeout_s = cluster, take, timeout_s
-        self._callers: dict[int, tuple[ServerLink, Caller]] = {}
+        self._callers: dict[int, tuple[ServerConnection, Caller]] = {}
         # one for each server, started when it is first asked; more would read the same connection
         # in turn
-        self._threads = ThreadPoolExecutor(max(1, len(cluster.links)), "rows")
+        self._threads = ThreadPoolExecutor(max(1, len(cluster.connections)), "rows")
         self._server_of: list[int] = []
         """By partition."""
         self._books: dict[Owner, RowBook] = {}
@@ -107,7 +107,7 @@ class RowQuestions:
         return self._books[owner]
 
     def by_owner(self, owner: Owner, ids: Array) -> Split:
-        """Return by server the places in ``ids`` that it has, ascending."""
+        """Return by server the positions in ``ids`` that it has, ascending."""
         book = self._book(owner)
         # nobody owns rows that are whole everywhere: one server has as good ones as any
         if book.table is None and book.bounds is None:
@@ -115,10 +115,12 @@ class RowQuestions:
         parts = Book(book.table, book.bounds).owner(ids)
         # numpy sorts the 2 bytes of the narrow ones by radix, four times as fast
         narrow = parts.astype(np.int16) if len(self._server_of) <= 1 << 15 else parts
-        # stable, so that places ascend within a partition: cuts and answers rely on it
+        # stable, so that positions ascend within a partition: cuts and answers rely on it
         ends = np.cumsum(np.bincount(parts))
         split = np.split(np.argsort(narrow, kind="stable"), ends[:-1])
-        return {self._server_of[p]: places for p, places in enumerate(split) if places.size}
+        return {
+            self._server_of[p]: positions for p, positions in enumerate(split) if positions.size
+        }
 
     def ask(self, spec: RowsApart, asked: Sequence[tuple[int, Array]]) -> Fetched:
         """Ask for rows of a matrix: of each server, those of its ids, which come in this order."""
@@ -137,41 +139,44 @@ class RowQuestions:
 
     def _ask_one(self, server: int, question: RowsQuestion, out: Array) -> "Future[None]":
         # by its twin, if it is lost: a row is the same on both
-        link = self._cluster.link(self._cluster.stand_in(server))
+        connection = self._cluster.connection(self._cluster.stand_in(server))
         try:
             answer = CALLS["get_rows"].answer
             # asked in this thread and in order, so that all servers work while the answers are
             # waited for
-            reply = self._caller(link).ask(
+            reply = self._caller(connection).ask(
                 "get_rows", GetRows(question), answer, into=into_array(out)
             )
         except GiglLoaderError as error:
-            raise link.named(error) from error
+            raise connection.named(error) from error
 
         def receive() -> None:
             try:
                 reply.wait(self._timeout_s)
             except GiglLoaderError as error:
-                raise link.named(error) from error
+                raise connection.named(error) from error
 
         return self._threads.submit(receive)
 
-    def _caller(self, link: ServerLink) -> Caller:
+    def _caller(self, connection: ServerConnection) -> Caller:
         # by rank, and compared: after a restart there is another link, and the callers of the
         # former one were closed with it
-        known = self._callers.get(link.rank)
-        if known is not None and known[0] is link:
+        known = self._callers.get(connection.rank)
+        if known is not None and known[0] is connection:
             return known[1]
-        self._callers[link.rank] = (link, link.dial())  # the first one, or the server is a new one
-        return self._callers[link.rank][1]
+        self._callers[connection.rank] = (
+            connection,
+            connection.dial(),
+        )  # the first one, or the server is a new one
+        return self._callers[connection.rank][1]
 
     def hang_up(self) -> None:
         """End what is under way; the next question connects again."""
         # first, so that no question that comes meanwhile gets one that is being closed
         callers, self._callers = self._callers, {}
-        for link, caller in callers.values():
+        for connection, caller in callers.values():
             with contextlib.suppress(GiglLoaderError):
-                link.hang_up(caller)
+                connection.hang_up(caller)
 
     def close(self) -> None:
         """End the threads. Idempotent."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from gigl_loader._glt import Dataset, _set_server_context
-from gigl_loader.dataset.held import check_enough, check_place
+from gigl_loader.dataset.held import check_enough, check_position
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
 from gigl_loader.logs import know
@@ -20,7 +20,7 @@ from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.metrics import MetricsListener
-from gigl_loader.remote.patience import PATIENCE_S, Progress, check_patience
+from gigl_loader.remote.patience import PATIENCE_S, WaitReport, check_patience
 from gigl_loader.remote.service import DistServer, warm_up
 from gigl_loader.transport import End, Security, address_towards, refuse_loopback_name
 
@@ -204,7 +204,7 @@ def init_storage_process(
     security = Security.resolve(tls_dir, token, insecure)
     held = DistDataset.wrap(dataset)
     check_enough(held.num_partitions, held.partition_idx, num_servers, who="storage server")
-    check_place(held.num_partitions, held.partition_idx, storage_rank, num_servers)
+    check_position(held.num_partitions, held.partition_idx, storage_rank, num_servers)
     master, master_port = cluster_info.storage_cluster_master_ip, cluster_info.rpc_master_port
     own = host or (_master_address(master) if storage_rank == 0 else address_towards(master))
     # `for_workers`: each of them would make a certificate of its own otherwise
@@ -236,7 +236,7 @@ def init_storage_process(
         if leader is not None:
             # server 0 may still be loading. It is waited for here, with words: to the thread that
             # joins, that nobody listens there means that server 0 is lost
-            progress = Progress(name, deadline := time.monotonic() + timeout_s)
+            progress = WaitReport(name, deadline := time.monotonic() + timeout_s)
             leader.caller.connect(
                 deadline, lambda why: progress.say(f"storage server 0 at {master}:{master_port}")
             )

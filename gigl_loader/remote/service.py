@@ -41,9 +41,9 @@ from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
+from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
 from gigl_loader.remote.refusals import check_columns, check_leave
 from gigl_loader.remote.shared import Clients, Fetched, SharedProducer
-from gigl_loader.remote.slots import Slot, Slots
 from gigl_loader.sampler._kernels import load as load_kernels
 from gigl_loader.transport import Security, free_ports
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
@@ -100,7 +100,7 @@ class DistServer(PartitionAnswers):
         self._allowed = (_OWN_SAMPLERS, *allow_samplers)
         self._host = host
         self._started = time.time()
-        self._slots = Slots(server_rank)
+        self._entries = ProducerTable(server_rank)
         # for producers that are starting while one of their clients leaves, or has left: `_adopt`
         self._gone: OrderedDict[Hashable, None] = OrderedDict()
         """Clients that left, oldest first."""
@@ -146,34 +146,34 @@ class DistServer(PartitionAnswers):
             check_leave(options, self._allowed, self.server_rank)
         # a worker key is of its job: two jobs at a time may name theirs alike
         job = client[0] if isinstance(client, tuple) else None
-        slot, is_first = self._slots.take(
+        entry, is_first = self._entries.take(
             job, worker_options.worker_key, request.request_id, self._taking_part(request)
         )
         if not is_first:
             # to join the others, to start the workers and to connect them: each waits `timeout_s`,
             # as a rule
-            slot.ready.wait(3 * request.epoch_options.timeout_s)
-            if slot.error is not None:
-                raise slot.error
-            if slot.shared is None:
+            entry.ready.wait(3 * request.epoch_options.timeout_s)
+            if entry.error is not None:
+                raise entry.error
+            if entry.shared is None:
                 raise PeerTimeoutError(
                     f"storage server {self.server_rank}: the producer of worker key "
                     f"{worker_options.worker_key!r}, which another process asked for, is not up"
                 )
-            return slot.id
+            return entry.id
         try:
             shared = self._start(
-                slot.id, sampler_input, sampling_config, worker_options, sampler_options, request
+                entry.id, sampler_input, sampling_config, worker_options, sampler_options, request
             )
-            self._adopt(slot, shared, client)
+            self._adopt(entry, shared, client)
         except BaseException as error:
             # before the slot is forgotten and `ready` is set: whoever waited reads it then
-            slot.error = error
-            self._forget(slot.id)
+            entry.error = error
+            self._forget(entry.id)
             raise
         finally:
-            slot.ready.set()  # last: who waits for it looks at the slot next
-        return slot.id
+            entry.ready.set()  # last: who waits for it looks at the slot next
+        return entry.id
 
     def _start(
         self, number: int, sampler_input: NodeSamplerInput, config: SamplingConfig, options: Any,
@@ -217,47 +217,47 @@ class DistServer(PartitionAnswers):
     def _taking_part(self, request: ProducerRequest) -> Runs:
         return request.servers or Runs.of(range(self.num_servers))
 
-    def _adopt(self, slot: Slot, shared: SharedProducer, client: Hashable) -> None:
+    def _adopt(self, entry: ProducerEntry, shared: SharedProducer, client: Hashable) -> None:
         # before the look at `_gone`, and `client_gone` notes there before it looks at the slots:
         # whichever of the two comes second sees what the other one did
-        slot.shared = shared
+        entry.shared = shared
         _log.info(
             "server %d: producer %d (%s) started for %s, workers %s",
-            *(self.server_rank, slot.id, shared.key, client, shared.producer.pids),
+            *(self.server_rank, entry.id, shared.key, client, shared.producer.pids),
         )
         for one in shared.clients:  # not all that ever left: a server serves job after job
             if one in self._gone:
                 self.client_gone(one)
         # of a producer without a name nobody else knows; on the first server, its consumers end it
-        if slot.name and self.meet is not None and self.server_rank != slot.servers[0]:
+        if entry.name and self.meet is not None and self.server_rank != entry.servers[0]:
             threading.Thread(
-                target=self._end_with_host, args=(slot,), name=f"end of {slot.id}", daemon=True
+                target=self._end_with_host, args=(entry,), name=f"end of {entry.id}", daemon=True
             ).start()
         # `close` ends the producers that are up, and this one came up after it had looked
-        if self._slots.closed:
+        if self._entries.closed:
             shared.close(0.0)
 
-    def _end_with_host(self, slot: Slot) -> None:
+    def _end_with_host(self, entry: ProducerEntry) -> None:
         """End a producer when that of the first server that takes part has ended, or is gone.
 
         That is server 0 unless it is lost. A consumer releases its producer there and on the
         servers that it took batches from: the others never heard of it.
         """
         try:
-            self._await_end(slot)
+            self._await_end(entry)
         except GiglLoaderError as error:
-            _log.debug("the end of producer %d: %s", slot.id, error)
-        self._end(slot.id)
+            _log.debug("the end of producer %d: %s", entry.id, error)
+        self._end(entry.id)
 
-    def _await_end(self, slot: Slot) -> None:
+    def _await_end(self, entry: ProducerEntry) -> None:
         assert self.meet is not None
-        rendezvous = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
+        rendezvous = self.meet(f"{entry.name}: end", _LOOK_S, entry.servers)
         # for `close`, which ends the wait here by closing it
-        self._ends[slot.id] = rendezvous
+        self._ends[entry.id] = rendezvous
         try:
             # asked in pieces of `_LOOK_S`: when the producer has ended here, this thread ends
             # within one of them
-            while self._slots.has(slot):
+            while self._entries.has(entry):
                 try:
                     rendezvous.wait_for(_OVER)
                     return
@@ -268,30 +268,30 @@ class DistServer(PartitionAnswers):
                 except PeerError:
                     time.sleep(_AFTER_FAILURE_S)  # of another server: the host decides
         finally:
-            self._ends.pop(slot.id, None)
+            self._ends.pop(entry.id, None)
             rendezvous.close()
 
-    def _tell_of_end(self, slot: Slot) -> None:
+    def _tell_of_end(self, entry: ProducerEntry) -> None:
         """Let the other servers end theirs; one whose producer failed only leaves."""
-        if not slot.name or self.meet is None:
+        if not entry.name or self.meet is None:
             return
-        is_host = self.server_rank == slot.servers[0]
-        if not is_host and slot.shared is not None:
+        is_host = self.server_rank == entry.servers[0]
+        if not is_host and entry.shared is not None:
             return  # `_end_with_host` waits there, and leaves
         with contextlib.suppress(GiglLoaderError):  # the host is gone, and all it knew
-            rendezvous = self.meet(f"{slot.name}: end", _LOOK_S, slot.servers)
+            rendezvous = self.meet(f"{entry.name}: end", _LOOK_S, entry.servers)
             if is_host:
                 rendezvous.publish(_OVER, b"")
             rendezvous.close()
 
     def _forget(self, producer_id: int) -> SharedProducer | None:
-        slot = self._slots.forget(producer_id)
-        if slot is None:
+        entry = self._entries.forget(producer_id)
+        if entry is None:
             return None
         # here, since a producer that failed to start is forgotten, too, and others may wait for its
         # end
-        self._tell_of_end(slot)
-        return slot.shared
+        self._tell_of_end(entry)
+        return entry.shared
 
     def destroy_sampling_producer(self, producer_id: int, *, linger_s: float = LINGER_S) -> None:
         """End a producer, whoever else uses it.
@@ -303,7 +303,7 @@ class DistServer(PartitionAnswers):
         Raises:
             UsageError: There is no such producer.
         """
-        self._slots.producer(producer_id)
+        self._entries.producer(producer_id)
         self._end(producer_id, linger_s)
 
     def release_sampling_producer(
@@ -320,9 +320,9 @@ class DistServer(PartitionAnswers):
             UsageError: There never was such a producer, or consumer.
         """
         # asked again after a lost connection, or once a client is gone: there is nothing left to do
-        if self._slots.is_over(producer_id):
+        if self._entries.is_over(producer_id):
             return
-        if self._slots.producer(producer_id).release(consumer):
+        if self._entries.producer(producer_id).release(consumer):
             self._end(producer_id, linger_s)
 
     def _end(self, producer_id: int, linger_s: float = LINGER_S) -> None:
@@ -352,7 +352,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker is gone.
         """
-        return self._slots.producer(producer_id).start_epoch(epoch, request or EpochRequest())
+        return self._entries.producer(producer_id).start_epoch(epoch, request or EpochRequest())
 
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
         """Break the epoch of one consumer off; that of a producer that is over is broken off.
@@ -360,8 +360,8 @@ class DistServer(PartitionAnswers):
         Raises:
             UsageError: There never was such a producer.
         """
-        if not self._slots.is_over(producer_id):
-            self._slots.producer(producer_id).cancel_epoch(request)
+        if not self._entries.is_over(producer_id):
+            self._entries.producer(producer_id).cancel_epoch(request)
 
     def fetch(self, request: FetchRequest, attempt: int = 0) -> "Future[Fetched]":
         """Return a batch of a consumer, as soon as there is one. Never waits.
@@ -374,7 +374,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died or raised.
         """
-        return self._slots.producer(request.producer_id).fetch(request, attempt)
+        return self._entries.producer(request.producer_id).fetch(request, attempt)
 
     def fetch_one_sampled_message(
         self, producer_id: int, *, consumer: int = 0
@@ -385,7 +385,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died, stalled or raised.
         """
-        shared = self._slots.producer(producer_id)
+        shared = self._entries.producer(producer_id)
         limit = shared.producer.epoch_options.timeout_s
         try:
             request = FetchRequest(producer_id=producer_id, consumer=consumer)
@@ -411,7 +411,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died, stalled or raised.
         """
-        shared = self._slots.producer(producer_id)
+        shared = self._entries.producer(producer_id)
         # it came over the network, and a negative index would be read from the end of the input
         if index.dtype != torch.int64 or index.dim() != 1 or not shared.has_seeds(index):
             raise ProtocolError(
@@ -428,7 +428,7 @@ class DistServer(PartitionAnswers):
 
     def describe_workers(self, producer_id: int) -> str:
         """Say what the workers of a producer are doing, for an error elsewhere."""
-        return self._slots.producer(producer_id).describe_workers()
+        return self._entries.producer(producer_id).describe_workers()
 
     def client_gone(self, client: Hashable) -> None:
         """Release all that a client has: it ended, or can no longer be reached."""
@@ -440,7 +440,7 @@ class DistServer(PartitionAnswers):
             self._release_of_gone,
             [
                 (number, consumer, client)
-                for number, shared in self._slots.started().items()
+                for number, shared in self._entries.started().items()
                 for consumer in shared.consumers_of(client)
             ],
         )
@@ -459,7 +459,7 @@ class DistServer(PartitionAnswers):
     def close(self) -> None:
         """End all producers. Idempotent."""
         # first: a producer that comes up from here on ends itself
-        ids = self._slots.close()
+        ids = self._entries.close()
         # wakes the threads of `_end_with_host`, which would wait for hosts that may be gone
         for rendezvous in list(self._ends.values()):
             rendezvous.close()
@@ -471,7 +471,7 @@ class DistServer(PartitionAnswers):
     def status(self) -> dict[str, Any]:
         """Return this server's state as plain values."""
         view = self.dataset.view()
-        shared, starting = self._slots.started(), self._slots.starting()
+        shared, starting = self._entries.started(), self._entries.starting()
         # its lock is given back before those of the producers are taken
         connections = self.connections()
         producers = {number: producer.status() for number, producer in shared.items()}
@@ -486,7 +486,7 @@ class DistServer(PartitionAnswers):
             "partition_idx": view.partition_idx,
             "num_partitions": view.num_partitions,
             "num_nodes": dict(view.num_nodes),
-            "create_calls": self._slots.asked,
+            "create_calls": self._entries.asked,
             "producers": producers,
             "totals": self._counts.totals(),
             "starting_producers": starting,

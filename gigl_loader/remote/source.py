@@ -35,8 +35,8 @@ from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs, compacted, those_of
+from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.inputs import concatenated, digest_of
-from gigl_loader.remote.link import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.machine_rows import MachineRows, OwnRows
 from gigl_loader.remote.producers import RemoteProducers, check_turns, name_of_recovery, wait_turn
 from gigl_loader.remote.row_cache import RowKeeper
@@ -89,10 +89,10 @@ class RemoteSource:
             )
         self._cluster = current_cluster()
         # any server may have to sample for a lost one, so none may be left out
-        if sorted(self._servers) != list(range(len(self._cluster.links))):
+        if sorted(self._servers) != list(range(len(self._cluster.connections))):
             raise ConfigError(
-                f"worker_options.server_rank must name all {len(self._cluster.links)} storage "
-                f"servers, got {self._servers}"
+                f"worker_options.server_rank must name all {len(self._cluster.connections)} "
+                f"storage servers, got {self._servers}"
             )
         self._config, self._sampler_options = config, sampler_options
         # the caller's object may be used for another loader, with other servers
@@ -293,7 +293,8 @@ class RemoteSource:
         """Batches of an epoch that are this process's."""
         return len(self._share)
 
-    # -- epochs: gigl_loader.loader.epoch.Source ------------------------------------------------
+    # -- epochs: gigl_loader.loader.epoch.BatchSource
+    # ------------------------------------------------
 
     def start_epoch(self, epoch: int, batches: Sequence[int]) -> None:
         """Begin an epoch on the servers; ``batches`` count within this process's share."""
@@ -310,23 +311,23 @@ class RemoteSource:
     def _begin(self) -> None:
         if self._rows is not None:
             self._rows.stop()
-        places = {server: place for place, server in enumerate(self._sampling)}
-        batches = [self._place(index, places) for index in self._to_come]
+        positions = {server: position for position, server in enumerate(self._sampling)}
+        batches = [self._place(index, positions) for index in self._to_come]
         self._channel.start_epoch(self._epoch, batches)
         # only the servers' answer to the start of an epoch says whether rows come with the batches
         if self._rows is not None or self._channel.rows_apart:
             self._row_keeper().begin(self._channel, len(self._to_come))
 
-    def _place(self, index: int, places: Mapping[int, int]) -> tuple[int, int]:
-        """Return who samples a batch, by place among those that sample, and the batch."""
-        place, batch = self._share[index]
-        server = self._active[place]
+    def _place(self, index: int, positions: Mapping[int, int]) -> tuple[int, int]:
+        """Return who samples a batch, by position among those that sample, and the batch."""
+        position, batch = self._share[index]
+        server = self._active[position]
         # a twin that samples has the same rows in its memory. Where there is none, the batch is
         # dealt out by its number, which is the same on each attempt
-        if server not in places:
+        if server not in positions:
             twin = self._cluster.twin_of(server, self._sampling)
             server = self._sampling[batch % len(self._sampling)] if twin is None else twin
-        return places[server], batch
+        return positions[server], batch
 
     def cancel_epoch(self) -> None:
         """Stop sampling for the epoch under way."""
@@ -492,7 +493,7 @@ class RemoteSource:
             raise ServerDiedError("a storage server was started again")
         server = self._sampling[self._consumer % len(self._sampling)]  # each has the whole input
         limit = self.epoch_options.timeout_s + CALL_TIMEOUT_S  # the server's own, and the way
-        answer = self._cluster.link(server).call(
+        answer = self._cluster.connection(server).call(
             "sample_seeds", limit, producer_id=self._producers.ids[server], index=index
         )
         what = f"a batch of {index.numel()} seeds of storage server {server}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gigl_loader.errors import PeerError, ServerDiedError
 from gigl_loader.remote.answers import Nothing
-from gigl_loader.remote.link import ServerLink
+from gigl_loader.remote.connection import ServerConnection
 from gigl_loader.remote.messages import FetchAnswer
 from gigl_loader.transport import Caller, Reply
 
@@ -25,7 +25,7 @@ class Supplier:
 
     rank: int
     producer_id: int
-    link: ServerLink
+    connection: ServerConnection
     """Not the cluster's of later: the producer is that of the server that is there now."""
     left: int = 0
     """Batches of the epoch that have not arrived."""
@@ -59,7 +59,7 @@ class Supplier:
         self.fetches.put(None)
         for caller in (self.caller, self.giver):
             if caller is not None:
-                self.link.hang_up(caller)
+                self.connection.hang_up(caller)
 
     def unreadable(self, error: OSError) -> PeerError:
         """Return what to raise where a batch in its memory cannot be mapped."""

@@ -3,20 +3,22 @@
 Batches have numbers, in the order in which they became known, whoever asks for them: the clock.
 They are filled in about that order. One table is a handful of arrays::
 
-    ring                a place per row asked for ("reference"): its id and the batch that asks, in
+    ring                a position per row asked for ("reference"): its id and the batch that asks,
+    in
                         two columns, and its links with the references to the same id whose batches
-                        are still to be filled: the place + 1 of the one after it, and of the one
+                        are still to be filled: the position + 1 of the one after it, and of the one
                         before it; the first of them has its row's slot instead; 0: none
     starts, counts      by batch, modulo their length: its references
     index               finds the last of these references of an id, or its slot
     holders             by slot: the id that it is for
-    slots               by slot: the next slot with the same next use (-1: none), and the place + 1
+    slots               by slot: the next slot with the same next use (-1: none), and the position +
+    1
                         of the first reference to its row, or its place in the queue
     top                 by next use: a slot that has it; -1: none
     queue               slots whose next use is not known, in the order of their last use, some of
                         them left over
 
-A "code" is what a row is known by: the place + 1 of a reference, -1 - slot, or 0: nothing.
+A "code" is what a row is known by: the position + 1 of a reference, -1 - slot, or 0: nothing.
 
 A next use is a batch modulo the length of ``starts``, or `never`, that length: not known. Nothing
 is ever taken out of the middle: who has the next use of a batch has it until that batch, or goes
@@ -45,7 +47,7 @@ from gigl_loader.sampler._kernels import F, _at, _compile, _jit, _prefetch, mix
 from gigl_loader.sampler.cache_tables import STATE_SIZE
 
 OLDEST, NEWEST, HEAD, TAIL, USED, HITS, MISSES, UNKNOWN, IDLE, FIRST, LAST = range(STATE_SIZE)
-"""Places of ``state``: the first batch that is still to be filled, and the end of those that are
+"""Positions of ``state``: the first batch that is still to be filled, and the end of those that are
 known; references added and freed; slots in use; references that were found and not found; rows that
 the last decision kept without knowing when they are needed, and those of which that is not known
 now; where the queue begins and ends."""
@@ -56,7 +58,7 @@ BATCH_BITS = 15
 TWICE = (1 << BATCH_BITS) - 1
 """Batch of a reference: the batch has the same id before."""
 BELOW, PLACE = range(2)
-"""Columns of ``slots``. A place in the queue is negative: -1 - place."""
+"""Columns of ``slots``. A position in the queue is negative: -1 - position."""
 CODE, TAG = range(2)
 """Columns of ``index``."""
 TAG_BITS = 31
@@ -91,7 +93,7 @@ def _touch(table, row):  # type: ignore[no-untyped-def]
 
 @_inlined
 def _next(at, size):  # type: ignore[no-untyped-def]
-    """Return the place after one, of so many in a circle."""
+    """Return the position after one, of so many in a circle."""
     return at + 1 if at + 1 < size else 0
 
 
@@ -227,14 +229,14 @@ def _remove(index, hole):  # type: ignore[no-untyped-def]
 @_inlined
 def _enqueue(state, slot, slots, queue):  # type: ignore[no-untyped-def]
     """Append a slot whose next use is not known; of a full queue, drop what is left over."""
-    # Two places a slot, and one more: at least half of a full queue is left over, so that to
+    # Two positions a slot, and one more: at least half of a full queue is left over, so that to
     # go through it costs a few steps for each slot that was appended since.
     if state[LAST] == queue.shape[0]:
         end = 0
-        for place in range(state[FIRST], state[LAST]):
-            one = queue[place]
+        for position in range(state[FIRST], state[LAST]):
+            one = queue[position]
             # An entry counts if its slot says so; what ``slot`` itself says is of its last wait.
-            if slots[one, PLACE] == -1 - place and one != slot:
+            if slots[one, PLACE] == -1 - position and one != slot:
                 queue[end] = one
                 slots[one, PLACE] = -1 - end
                 end += 1
@@ -248,10 +250,10 @@ def _enqueue(state, slot, slots, queue):  # type: ignore[no-untyped-def]
 def _dequeue(state, slots, queue):  # type: ignore[no-untyped-def]
     """Return the slot without a next use that was not used for longest; there is one."""
     while True:
-        place = state[FIRST]
-        slot = queue[place]
+        position = state[FIRST]
+        slot = queue[position]
         state[FIRST] += 1
-        if slots[slot, PLACE] == -1 - place:
+        if slots[slot, PLACE] == -1 - position:
             return slot
 
 
@@ -348,15 +350,15 @@ def add(state, ring, starts, counts, index, holders, slots, top, queue, ids, tag
     for i in range(count):
         one, tag = ids[i], tags[i & TURNS - 1]
         _ask_before_adding(ring, index, slots, ids, tags, i)
-        place = _find(index, ring, holders, one, tag)
-        code = index[place, CODE]
-        # The batch has the id before: a place is taken, so that places and ids of a batch go
+        position = _find(index, ring, holders, one, tag)
+        code = index[position, CODE]
+        # The batch has the id before: a position is taken, so that positions and ids of a batch go
         # together, but it is in no chain.
         if code > 0 and _batch_at(ring, code - 1) == batch:
             _write_reference(ring, at, one, TWICE, 0)
         else:
             _write_reference(ring, at, one, batch, code)
-            _enter(index, place, tag, at + 1)
+            _enter(index, position, tag, at + 1)
             if code > 0:
                 ring[code - 1, AFTER] = at + 1  # and its slot, if any, has an earlier next use
             elif code < 0:
@@ -388,8 +390,8 @@ def forget(state, ring, starts, counts, index, holders, slots, top, queue, batch
 @_inlined
 def _look_up(state, ring, index, holders, one):  # type: ignore[no-untyped-def]
     """Return the slot of an id, `MISSING` for none."""
-    place = _find(index, ring, holders, one, _tag(index, one))
-    slot = _slot_of(ring, index[place, CODE])
+    position = _find(index, ring, holders, one, _tag(index, one))
+    slot = _slot_of(ring, index[position, CODE])
     state[HITS if slot >= 0 else MISSES] += 1
     return slot
 
@@ -444,7 +446,7 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
                 later = queue[state[FIRST] + _ROWS_AHEAD]
                 _touch(slots, later)
                 _touch(holders, later)
-        place, code = missing[i, 0], missing[i, 1]
+        position, code = missing[i, 0], missing[i, 1]
         use = _use_at(ring, code, never)
         slot = -1
         # Slots that were never used come first, also for rows that nobody known needs again.
@@ -470,10 +472,14 @@ def _keep(state, ring, index, holders, slots, top, queue, never, begin, out, mis
                     # The row that goes is still asked for: its references stay, without a slot.
                     ring[slots[slot, PLACE] - 1, LINK] = 0
         if slot >= 0:
-            at = begin + place if begin + place < ring.shape[0] else begin + place - ring.shape[0]
+            at = (
+                begin + position
+                if begin + position < ring.shape[0]
+                else begin + position - ring.shape[0]
+            )
             one = _id_at(ring, at)
             holders[slot] = one
-            out[place] = -2 - slot
+            out[position] = -2 - slot
             # The index has an id with references by the last one: only the first learns of the
             # slot.
             if code > 0:
@@ -519,15 +525,15 @@ def decide(  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def claim(places, ids, holders, stored, kept):  # type: ignore[no-untyped-def]
+def claim(positions, ids, holders, stored, kept):  # type: ignore[no-untyped-def]
     """Mark slots that are about to be written as empty; return how many still are for these ids."""
     found = 0
-    for i in range(places.shape[0]):
+    for i in range(positions.shape[0]):
         # Not where a later plan gave the slot to another row, and not where the row is already:
         # others may be copying it. -1 is no id: who copies while the slot is written notices
         # afterwards.
-        if holders[places[i]] == ids[i] and stored[places[i]] != ids[i]:
-            stored[places[i]] = -1
+        if holders[positions[i]] == ids[i] and stored[positions[i]] != ids[i]:
+            stored[positions[i]] = -1
             kept[found] = i
             found += 1
     return found
@@ -550,7 +556,7 @@ def publish(slots, ids, stored):  # type: ignore[no-untyped-def]
 
 @_kernel
 def find_absent(slots, ids, stored, out):  # type: ignore[no-untyped-def]
-    """Write the places of ids that their slots do not have; return how many."""
+    """Write the positions of ids that their slots do not have; return how many."""
     found = 0
     for i in range(slots.shape[0]):
         if stored[slots[i]] != ids[i]:

@@ -110,9 +110,9 @@ def count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts):  # t
 
 @_jit
 def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions):  # type: ignore[no-untyped-def]
-    """Draw ``counts[i]`` places of each row, row after row, into ``positions``.
+    """Draw ``counts[i]`` positions of each row, row after row, into ``positions``.
 
-    ``taken`` is a byte per place of the longest row, all zero on entry and on return.
+    ``taken`` is a byte per position of the longest row, all zero on entry and on return.
     """
     at = 0
     for i in range(nodes.shape[0]):
@@ -132,7 +132,7 @@ def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions)
         else:
             row = _row_key(key, nodes[i])
             for j in range(take):
-                # Floyd: the j-th draw is from the first ``last + 1`` places; one that is taken
+                # Floyd: the j-th draw is from the first ``last + 1`` positions; one that is taken
                 # stands for ``last``, which no draw before could reach. Each set is equally likely,
                 # in ``take`` steps.
                 last = degree - take + j
@@ -151,12 +151,12 @@ def draw_uniform(nodes, starts, degrees, counts, replace, key, taken, positions)
 def count_weighted(indptr, weights, nodes, fanout, replace, starts, degrees, counts):  # type: ignore[no-untyped-def]
     """Like `count_uniform`, where a neighbour of weight 0 is never drawn."""
     total, most = count_uniform(indptr, nodes, fanout, replace, starts, degrees, counts)
-    # Places of weight 0 count for scratch memory (``most``), but are never drawn.
+    # Positions of weight 0 count for scratch memory (``most``), but are never drawn.
     total = 0
     for i in range(nodes.shape[0]):
         possible = 0
-        for position in range(starts[i], starts[i] + degrees[i]):
-            if weights[position] > 0:
+        for offset in range(starts[i], starts[i] + degrees[i]):
+            if weights[offset] > 0:
                 possible += 1
         take = possible
         if fanout >= 0 and (possible > fanout or (replace and possible > 0)):
@@ -209,34 +209,34 @@ def draw_weighted(weights, nodes, starts, degrees, counts, replace, key, keys, i
         row = _row_key(key, nodes[i])
         if replace:
             total = 0.0
-            for position in range(start, end):
-                total += weights[position]
+            for offset in range(start, end):
+                total += weights[offset]
                 # Sums are float64 though weights are float32: over long rows the small ones would
                 # vanish.
-                keys[position - start] = total
+                keys[offset - start] = total
             for j in range(take):
                 goal = _unit(row, j) * total
-                # "right" passes over places of weight 0, whose sum equals the one before.
-                place = np.searchsorted(keys[: end - start], goal, side="right")
+                # "right" passes over positions of weight 0, whose sum equals the one before.
+                position = np.searchsorted(keys[: end - start], goal, side="right")
                 # Only weights that are not finite get past the end: no finite total is reached by
                 # less than 1 of it, rounded or not.
-                positions[at + j] = min(start + place, end - 1)
+                positions[at + j] = min(start + position, end - 1)
         else:
             size = 0  # the `take` smallest exponential keys, in a max-heap
-            for position in range(start, end):
-                weight = weights[position]
+            for offset in range(start, end):
+                weight = weights[offset]
                 if weight <= 0:
                     continue
                 # 1 - unit is in (0, 1]: its logarithm is finite.
-                value = -math.log(1.0 - _unit(row, position - start)) / weight
+                value = -math.log(1.0 - _unit(row, offset - start)) / weight
                 if size < take:
                     keys[size] = value
-                    items[size] = position
+                    items[size] = offset
                     _sift_up(keys, items, size)
                     size += 1
                 elif value < keys[0]:
                     keys[0] = value
-                    items[0] = position
+                    items[0] = offset
                     _sift_down(keys, items, size)
             # A heap leaves them in an order of its own; ascending, memory is read forwards and the
             # answer does not depend on how the heap works.
@@ -270,23 +270,23 @@ def draw_labor(indices, weights, starts, degrees, counts, key, keys, items, posi
             continue
         size = 0  # the `take` smallest numbers, in a max-heap
         copy = 0
-        for position in range(start, end):
-            neighbor = indices[position]
+        for offset in range(start, end):
+            neighbor = indices[offset]
             # Parallel edges lie side by side, as neighbours of a row ascend.
-            copy = copy + 1 if position > start and indices[position - 1] == neighbor else 0
+            copy = copy + 1 if offset > start and indices[offset - 1] == neighbor else 0
             value = _unit(_row_key(key, neighbor), copy)
             if weights.shape[0] > 0:
-                if weights[position] <= 0:
+                if weights[offset] <= 0:
                     continue
-                value = -math.log(1.0 - value) / weights[position]
+                value = -math.log(1.0 - value) / weights[offset]
             if size < take:
                 keys[size] = value
-                items[size] = position
+                items[size] = offset
                 _sift_up(keys, items, size)
                 size += 1
             elif value < keys[0]:
                 keys[0] = value
-                items[0] = position
+                items[0] = offset
                 _sift_down(keys, items, size)
         positions[at : at + take] = np.sort(items[:take])
         at += take
@@ -301,35 +301,35 @@ def gather(values, positions, out):  # type: ignore[no-untyped-def]
 
 @_jit
 def _find(table, mask, nodes, node):  # type: ignore[no-untyped-def]
-    """Return (place, label) of ``node``; label -1: it has none, and the place is free.
+    """Return (position, label) of ``node``; label -1: it has none, and the position is free.
 
-    ``table`` is an open-addressing table of ``mask + 1`` int64 places, at most half full. A place
-    holds 32 bits of the node's hash above ``label + 1``, or 0 where it is free: most probes end
-    without reading ``nodes``.
+    ``table`` is an open-addressing table of ``mask + 1`` int64 positions, at most half full. A
+    position holds 32 bits of the node's hash above ``label + 1``, or 0 where it is free: most
+    probes end without reading ``nodes``.
     """
     hashed = mix(np.uint64(node))
     tag = np.int64(hashed >> np.uint64(33)) << 32
-    # The low bits choose the place and the high ones are the tag: they tell different things.
-    place = np.int64(hashed & mask)
+    # The low bits choose the position and the high ones are the tag: they tell different things.
+    position = np.int64(hashed & mask)
     while True:
-        entry = table[place]
+        entry = table[position]
         if entry == 0:
-            return place, np.int64(-1), tag
+            return position, np.int64(-1), tag
         if (entry >> 32) << 32 == tag:
             # The tag is 31 bits of the hash, not the id: only the id decides.
             label = (entry & 0xFFFFFFFF) - 1
             if nodes[label] == node:
-                return place, label, tag
-        place = np.int64(np.uint64(place + 1) & mask)
+                return position, label, tag
+        position = np.int64(np.uint64(position + 1) & mask)
 
 
 @_jit
 def insert_nodes(table, mask, nodes, start, stop):  # type: ignore[no-untyped-def]
     """Enter ``nodes[start:stop]`` into the table; a repeated node keeps its first label."""
     for i in range(start, stop):
-        place, label, tag = _find(table, mask, nodes, nodes[i])
+        position, label, tag = _find(table, mask, nodes, nodes[i])
         if label < 0:
-            table[place] = tag | (i + 1)
+            table[position] = tag | (i + 1)
 
 
 @_jit
@@ -340,13 +340,13 @@ def relabel(table, mask, nodes, num_nodes, ids, out):  # type: ignore[no-untyped
         The new number of nodes. Labels are given in order of first appearance.
     """
     for i in range(ids.shape[0]):
-        place, label, tag = _find(table, mask, nodes, ids[i])
+        position, label, tag = _find(table, mask, nodes, ids[i])
         if label < 0:
             label = np.int64(num_nodes)
             # Appended at once: a repeat later in ``ids`` finds it.
             nodes[num_nodes] = ids[i]
             num_nodes += 1
-            table[place] = tag | num_nodes
+            table[position] = tag | num_nodes
         out[i] = label
     return num_nodes
 
@@ -383,14 +383,14 @@ def scatter_segments(starts, rows, counts, values, out):  # type: ignore[no-unty
 
 @_jit
 def group_by_owner(owners, order, sizes):  # type: ignore[no-untyped-def]
-    """Write the places of ``owners`` into ``order``, grouped by owner, ascending within a group.
+    """Write the positions of ``owners`` into ``order``, grouped by owner, ascending within a group.
 
-    ``sizes`` receives how many places each owner has.
+    ``sizes`` receives how many positions each owner has.
     """
     sizes[:] = 0
     for i in range(owners.shape[0]):
         sizes[owners[i]] += 1
-    # A counting sort: linear, and stable, so that places ascend within a group.
+    # A counting sort: linear, and stable, so that positions ascend within a group.
     ends = np.cumsum(sizes) - sizes
     for i in range(owners.shape[0]):
         owner = owners[i]
@@ -424,21 +424,21 @@ def _prefetch(context, pointer):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def row_addresses(rows, row_bytes, start, num_rows, places, addresses):  # type: ignore[no-untyped-def]
-    """Write the address of each of ``rows`` to the same place of ``addresses``, or to ``places``.
+def row_addresses(rows, row_bytes, start, num_rows, positions, addresses):  # type: ignore[no-untyped-def]
+    """Write the address of each of ``rows`` to its position of ``addresses``, or ``positions``.
 
-    ``start`` is the address of row 0; ``places`` is empty for all places in order.
+    ``start`` is the address of row 0; ``positions`` is empty for all positions in order.
 
     Returns:
         The first place of a row that is not in ``[0, num_rows)``; -1: all are.
     """
-    in_order = places.shape[0] == 0
+    in_order = positions.shape[0] == 0
     wrong = -1
     for i in range(rows.shape[0]):
         row = rows[i]
         if row < 0 or row >= num_rows:
             wrong = i if wrong < 0 else wrong
-        addresses[i if in_order else places[i]] = row * row_bytes + start
+        addresses[i if in_order else positions[i]] = row * row_bytes + start
     return wrong
 
 

@@ -1,8 +1,8 @@
 """Compiled inner loops of disjoint trees, with or without times: labels are of a node of a tree.
 
 A *key* is a number that holds the tree above the bits of the node's id. Neighbours come tree after
-tree, so the places of a tree in the hash table lie near each other: what is being worked on stays
-in the processor's cache, however large the table is.
+tree, so the positions of a tree in the hash table lie near each other: what is being worked on
+stays in the processor's cache, however large the table is.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from gigl_loader.sampler._kernels import _at, _jit, _prefetch, mix
 
 _NEAR = 16
-"""Places near a tree's that are tried before any place is: trees are not all of one size."""
+"""Positions near a tree's that are tried before any position is: trees are not all of one size."""
 _NEAREST = 1024
 _AHEAD = 16
 """Rows that memory is asked for before they are read."""
@@ -19,34 +19,34 @@ _ONE, _TAG = np.uint64(1), np.uint64(33)
 
 @_jit
 def _find(table, mask, window, shift, tree, keys, key):  # type: ignore[no-untyped-def]
-    """Return (place, label, tag) of ``key``; see `gigl_loader.sampler._kernels._find`."""
+    """Return (position, label, tag) of ``key``; see `gigl_loader.sampler._kernels._find`."""
     hashed = mix(np.uint64(key))
     tag = np.int64(hashed >> _TAG) << 32
     # ``tree << shift`` is where its share of the table begins, ``window`` how far its nodes spread.
-    place = ((np.uint64(tree) << shift) + (hashed & window)) & mask
+    position = ((np.uint64(tree) << shift) + (hashed & window)) & mask
     tried = 0
     while True:
-        entry = table[place]
+        entry = table[position]
         if entry == 0:
-            return place, np.int64(-1), tag
+            return position, np.int64(-1), tag
         if (entry >> 32) << 32 == tag:
             label = (entry & 0xFFFFFFFF) - 1
             if keys[label] == key:
-                return place, label, tag
+                return position, label, tag
         tried += 1
         # A tree with more nodes than the window would probe through its neighbours' shares: after a
-        # few places one anywhere is taken, and from there on the next ones. Each probe of a key
+        # few positions one anywhere is taken, and from there on the next ones. Each probe of a key
         # goes the same way, so that what was entered is found.
-        place = (hashed if tried == _NEAR else place + _ONE) & mask
+        position = (hashed if tried == _NEAR else position + _ONE) & mask
 
 
 @_jit
 def enter(table, mask, window, shift, bits, keys, start, stop):  # type: ignore[no-untyped-def]
     """Enter ``keys[start:stop]`` into the table; a repeated key keeps its first label."""
     for i in range(start, stop):
-        place, label, tag = _find(table, mask, window, shift, keys[i] >> bits, keys, keys[i])
+        position, label, tag = _find(table, mask, window, shift, keys[i] >> bits, keys, keys[i])
         if label < 0:
-            table[place] = tag | (i + 1)
+            table[position] = tag | (i + 1)
 
 
 @_jit
@@ -64,12 +64,12 @@ def reach(table, mask, window, shift, bits, keys, num_keys, ids, origins, from_b
         # Its own bits: types have different numbers of nodes, so a tree stands elsewhere in their
         # keys.
         key = (tree << bits) | ids[i]
-        place, label, tag = _find(table, mask, window, shift, tree, keys, key)
+        position, label, tag = _find(table, mask, window, shift, tree, keys, key)
         if label < 0:
             label = np.int64(num_keys)
             keys[num_keys] = key
             num_keys += 1
-            table[place] = tag | num_keys
+            table[position] = tag | num_keys
         out[i] = label
     return num_keys
 
@@ -104,7 +104,7 @@ def count_timed(indptr, times, nodes, since, until, fanout, replace, last, start
     """Like `count_uniform`, over rows by time, cut to what is within the times of each node.
 
     ``since`` is empty where no time is too early. With ``last`` a row is cut to its latest
-    ``fanout`` places.
+    ``fanout`` positions.
 
     Two passes, as waiting for memory is what it costs: where a row's times lie has to be known
     before they can be asked for ahead.
@@ -147,7 +147,7 @@ def seeds_of(keys, bits, seeds, out):  # type: ignore[no-untyped-def]
 
 
 def layout(size: int, num_trees: int) -> tuple[np.uint64, np.uint64]:
-    """Return (window, shift) of a table of ``size`` places: how trees lie in it.
+    """Return (window, shift) of a table of ``size`` positions: how trees lie in it.
 
     Trees begin evenly over the table; the nodes of one lie within four times what is its share.
     """

@@ -20,9 +20,9 @@ from gigl_loader.memory.segments import Array, storage_dtype
 from gigl_loader.message import Field
 from gigl_loader.sampler.cache_tables import Matrix, Owner, owner_of
 from gigl_loader.sampler.later import LaterRows
-from gigl_loader.sampler.questions import Peers, Pending, RowsAnswer
+from gigl_loader.sampler.questions import Peers, PendingAnswer, RowsAnswer
+from gigl_loader.sampler.reader import Scratch, Split, gather_rows, located, rows_request
 from gigl_loader.sampler.row_cache import MISSING, RowCache
-from gigl_loader.sampler.store import Scratch, Split, gather_rows, located, rows_request
 
 READY_S = 5.0
 """How long a batch waits for rows that another one is fetching before it fetches them itself: the
@@ -32,7 +32,7 @@ _IN_VAIN_SHARE = 0.05  # of that, after rows did not come, until some do
 # this one: a small part of what a batch takes. Each look costs a pass over the absent rows.
 _POLL_S = 0.0005
 
-Source = tuple[Owner, int]
+RowsOf = tuple[Owner, int]
 """Whose rows, and a number: one owner's rows for other ids are something else."""
 
 
@@ -41,13 +41,13 @@ class Remote:
     """The ids of one owner that a batch needs from other machines."""
 
     split: Split
-    """By partition, places in the batch's ids; other machines' partitions alone."""
+    """By partition, positions in the batch's ids; other machines' partitions alone."""
     ids: Array
     """``[n]`` int64, partition after partition."""
     matrices: list[Matrix]
 
     @property
-    def places(self) -> Array:
+    def positions(self) -> Array:
         """``[n]`` int64: where each id stands in the batch's ids."""
         return np.concatenate(list(self.split.values()))
 
@@ -57,9 +57,9 @@ class DrawnBatch:
     """A batch without its rows."""
 
     fields: list[Field]
-    sources: list[Source | None]
+    sources: list[RowsOf | None]
     """Of each field, which of ``remote`` it reads; None: nothing."""
-    remote: dict[Source, Remote]
+    remote: dict[RowsOf, Remote]
     nbytes: int
     """Of what is kept for it."""
 
@@ -76,7 +76,7 @@ def keep_structure(fields: Sequence[Field], here: Container[int]) -> DrawnBatch:
         here: Partitions that are read in this machine's memory.
     """
     batch = DrawnBatch([], [], {}, 0)
-    by_ids: dict[tuple[Owner, int], Source] = {}
+    by_ids: dict[tuple[Owner, int], RowsOf] = {}
     for one in fields:
         source = None
         if isinstance(one.write, LaterRows):
@@ -104,9 +104,9 @@ def _kept_bytes(field: Field) -> int:
 def _source(
     later: LaterRows,
     here: Container[int],
-    by_ids: dict[tuple[Owner, int], Source],
-    remote: dict[Source, Remote],
-) -> Source | None:
+    by_ids: dict[tuple[Owner, int], RowsOf],
+    remote: dict[RowsOf, Remote],
+) -> RowsOf | None:
     """Return what ``later`` reads from other machines, entered into ``remote``."""
     # Rows on this machine are not cached: they are in memory already, and read where they lie.
     split = {p: at for p, at in (later.split or {}).items() if p not in here}
@@ -114,7 +114,7 @@ def _source(
         return None
     owner = owner_of(later.kind, later.name)
     number = sum(one == owner for one, _ in by_ids)
-    # By identity, which the sampler keeps: `GraphStore` hands one split to all matrices that are
+    # By identity, which the sampler keeps: `GraphReader` hands one split to all matrices that are
     # asked for the same ids, and the fields keep it alive while it is looked for.
     source = by_ids.setdefault((owner, id(later.split)), (owner, number))
     if source not in remote:
@@ -203,7 +203,7 @@ class Filler:
             batch: From `keep_structure`.
             plans: From `RowCache.plan`.
         """
-        rows: dict[Source, RemoteRows] = {}
+        rows: dict[RowsOf, RemoteRows] = {}
         for source, remote in batch.remote.items():
             owner, number = source
             # The cache was told of the first set of ids of each owner alone (`DrawnBatch.wanted`);
@@ -247,9 +247,9 @@ class Filler:
             if again
             else self._scratch.matrix(f"{matrix} {number}", dtype, shape)
         )
-        pending: list[Pending[RowsAnswer]] = []
+        pending: list[PendingAnswer[RowsAnswer]] = []
         # ``remote.ids`` come partition after partition and ``at`` ascends: each asks for one slice.
-        ends = np.cumsum([places.size for places in remote.split.values()])
+        ends = np.cumsum([positions.size for positions in remote.split.values()])
         cuts = np.searchsorted(at, [0, *ends])
         for partition, start, stop in zip(remote.split, cuts[:-1], cuts[1:], strict=True):
             if start < stop:
@@ -271,8 +271,8 @@ class Filler:
         parts: list[tuple[Array, Array, Array | None]] = []
         for partition in self._here.keys() & later.split.keys():
             rows = self._matrix(later.kind, later.name, partition)
-            places = later.split[partition]
-            parts.append((rows.values, located(rows, later.ids.take(places)), places))
+            positions = later.split[partition]
+            parts.append((rows.values, located(rows, later.ids.take(positions)), positions))
         if remote is not None:
             parts += remote.parts((later.kind, later.name))
         gather_rows(parts, out)
@@ -285,7 +285,7 @@ class Filler:
 @dataclass(frozen=True)
 class _Pieces:
     rows: Array
-    pending: list[Pending[RowsAnswer]]
+    pending: list[PendingAnswer[RowsAnswer]]
 
     def wait(self) -> Array:
         for answer in self.pending:
@@ -302,8 +302,8 @@ class RemoteRows:
         remote: Which of them.
         plan: From `RowCache.plan`, for ``remote.ids``.
         cache: None: nothing is kept, and ``plan`` says so.
-        ask: Given a matrix, ``remote`` and ascending places in ``remote.ids``, asks for these rows;
-            with ``again``, for some that were to be here.
+        ask: Given a matrix, ``remote`` and ascending positions in ``remote.ids``, asks for these
+            rows; with ``again``, for some that were to be here.
         scratch: For copies of rows that are here.
         earlier: Batches of the same owner that are stored before this one. Their slots may be
             planned for others before their rows come; these are then taken from them.
@@ -318,13 +318,14 @@ class RemoteRows:
         self._earlier = earlier
         self._owner, self._remote, self._cache, self._ask = owner, remote, cache, ask
         self._plan = plan
-        self._places = remote.places
+        self._positions = remote.positions
         self._fetched = np.flatnonzero(plan < 0)
         self._cached = np.flatnonzero(plan >= 0)
         self._scratch = scratch
         self._asked = {matrix: ask(matrix, remote, self._fetched) for matrix in remote.matrices}
         self._copies: list[tuple[Array, dict[Matrix, Array], Array]] = []
-        """Rows that are no longer read in their slots: places, rows by matrix, which of these."""
+        """Rows that are no longer read in their slots: positions, rows by matrix, which of
+        these."""
         self._num_again = 0
         self._has_come = self._is_stored = False
         if self._fetched.size and not is_alone:
@@ -460,7 +461,7 @@ class RemoteRows:
         return int(planned) - self._num_again
 
     def _absent(self) -> Array:
-        """Return the places in ``_cached`` whose rows are not in their slots."""
+        """Return the positions in ``_cached`` whose rows are not in their slots."""
         at = self._cached
         if at.size == 0:
             return at
@@ -472,16 +473,18 @@ class RemoteRows:
         return not self._here.is_held(self._owner, self._plan[at], self._remote.ids[at])
 
     def parts(self, matrix: Matrix) -> list[tuple[Array, Array, Array | None]]:
-        """Return (matrix, rows, places in the batch) as `gather_rows` takes them."""
+        """Return (matrix, rows, positions in the batch) as `gather_rows` takes them."""
         found: list[tuple[Array, Array, Array | None]] = []
         if self._cached.size:
             rows = self._here.rows(self._owner, matrix)
             slots = self._plan[self._cached].astype(np.int64)
-            found.append((rows, slots, self._places[self._cached]))
+            found.append((rows, slots, self._positions[self._cached]))
         if self._fetched.size:
             rows, at = self._asked[matrix].rows, self._fetched
-            found.append((rows, np.arange(at.size), self._places[at]))
-        found += [(copied[matrix], which, self._places[at]) for at, copied, which in self._copies]
+            found.append((rows, np.arange(at.size), self._positions[at]))
+        found += [
+            (copied[matrix], which, self._positions[at]) for at, copied, which in self._copies
+        ]
         return found
 
     def repair(self, matrix: Matrix, out: Array) -> None:
@@ -490,4 +493,4 @@ class RemoteRows:
         if absent.size:
             at = self._cached[absent]
             self._num_again += absent.size
-            out[self._places[at]] = self._ask(matrix, self._remote, at, again=True).wait()
+            out[self._positions[at]] = self._ask(matrix, self._remote, at, again=True).wait()

@@ -21,7 +21,7 @@ from gigl_loader.memory.segments import align, nbytes_of
 Owner = tuple[str, NodeType | EdgeType]
 """``"node"`` or ``"edge"``, and a type: rows of its matrices are kept together."""
 Matrix = tuple[str, Any]
-"""Kind and name, as `GraphStore.fetch` has them."""
+"""Kind and name, as `GraphReader.fetch` has them."""
 
 WINDOW = 5
 """How many times as many rows as fit the batches known ahead ask for: then what is kept is, as a
@@ -36,7 +36,7 @@ _RING_SPARE = 1 << 18
 """References beyond those of the window: of the batches that are being filled. These have as many
 rows whatever the cache's size, and where rows of one type are few, so have those of the window."""
 _MOST_SLOTS = ((1 << 31) - 1 - _RING_SPARE) // (2 * WINDOW)
-"""Of a table: places of references are int32."""
+"""Of a table: positions of references are int32."""
 _FULL = 0.8
 """Of a hashed index, entries where all batches ask for different rows; with more, each search would
 read several cache lines."""
@@ -61,7 +61,7 @@ class Table:
 
     @property
     def index_shape(self) -> tuple[int, int]:
-        """Entries and columns: a place for each id, or two words for each that is of use."""
+        """Entries and columns: a position for each id, or two words for each that is of use."""
         # An id is in the index if it has a reference or a slot: there are no more of these than
         # both.
         hashed = (int((self.references + self.capacity) / _FULL) + 1, 2)

@@ -22,8 +22,8 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Peers
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import Placed
-from gigl_loader.sampler.store import GraphStore
 
 
 class EdgeRoots:
@@ -53,7 +53,7 @@ class EdgeRoots:
 
     def __init__(
         self,
-        store: GraphStore,
+        reader: GraphReader,
         plan: SamplingPlan,
         *,
         edge_type: Sequence[str],
@@ -63,12 +63,12 @@ class EdgeRoots:
         src_weight: Sequence[float] | None = None,
         dst_weight: Sequence[float] | None = None,
     ) -> None:
-        self._is_heterogeneous = store.view.is_heterogeneous
+        self._is_heterogeneous = reader.view.is_heterogeneous
         src, relation, dst = edge_type
         self._edge_type: EdgeType = (src, relation, dst)
         self._kind = negatives
         self._negatives = Negatives(
-            store, plan, self._edge_type, kind=negatives, amount=amount, strict=strict,
+            reader, plan, self._edge_type, kind=negatives, amount=amount, strict=strict,
             src_weight=src_weight, dst_weight=dst_weight,
         )  # fmt: skip
 
@@ -113,7 +113,7 @@ class EdgeRoots:
         fields = [
             Field.of(IS_HETERO, np.uint8(self._is_heterogeneous)),
             Field.of(EDGE_LABEL_INDEX, links),
-            # a loader may send other numbers than places, in a column of that name
+            # a loader may send other numbers than positions, in a column of that name
             Field.of(EDGE_INPUT_ID, request.extra.get(INPUT_ID, request.input_id)),
         ]
         if EDGE_LABEL in request.extra:
@@ -134,4 +134,4 @@ def edge_sampler(
     view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None, **keywords: Any
 ) -> NeighborSampler:
     """Return a sampler around seed edges; ``keywords`` are those of `EdgeRoots`."""
-    return NeighborSampler(view, plan, peers, lambda store: EdgeRoots(store, plan, **keywords))
+    return NeighborSampler(view, plan, peers, lambda reader: EdgeRoots(reader, plan, **keywords))

@@ -8,9 +8,9 @@ from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import SamplingPlan, draw_key
 from gigl_loader.sampler.questions import Asked, Draw, Drawn
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import EdgeFilter
 from gigl_loader.sampler.sampled import EdgeCollector, Sampled
-from gigl_loader.sampler.store import GraphStore
 from gigl_loader.sampler.subgraph import bidirectional, induced
 from gigl_loader.sampler.times import Limits, SeedTimes
 
@@ -26,10 +26,10 @@ class Expansion:
     """
 
     def __init__(
-        self, store: GraphStore, plan: SamplingPlan, nodes: BatchNodes, times: SeedTimes
+        self, reader: GraphReader, plan: SamplingPlan, nodes: BatchNodes, times: SeedTimes
     ) -> None:
-        self._store, self._plan, self._nodes, self._times = store, plan, nodes, times
-        self._ends = {name: store.ends(name) for name in plan.fanouts}
+        self._reader, self._plan, self._nodes, self._times = reader, plan, nodes, times
+        self._ends = {name: reader.ends(name) for name in plan.fanouts}
 
     def run(self, ticket: BatchTicket, keep_edges: EdgeFilter | None) -> Sampled:
         """Grow the batch from the roots that are in its nodes; return its edges."""
@@ -50,7 +50,7 @@ class Expansion:
         # An induced subgraph starts from the nodes alone; the edges that led to them are dropped.
         kind = self._plan.expansion.subgraph_type
         if kind == "induced":
-            return induced(self._nodes, self._store, self._plan, keep_edges)
+            return induced(self._nodes, self._reader, self._plan, keep_edges)
         return bidirectional(found) if kind == "bidirectional" else found
 
     def _expand(
@@ -69,7 +69,7 @@ class Expansion:
                 trees = self._nodes.trees(expanded, start, stop)
                 # An edge type may have no times though others have: its neighbours are of any time.
                 asked = limits.asked(trees) if limits and draw.timed else Asked(trees)
-            pending.append((edge_type, start, self._store.draw(draw, nodes, asked)))
+            pending.append((edge_type, start, self._reader.draw(draw, nodes, asked)))
         for edge_type, start, drawn in pending:  # asked all before the first is waited for
             # In the order of the plan, whatever comes first: labels count up in the order of this.
             self._collect(edge_type, start, drawn(), found.edges[edge_type], keep_edges)
@@ -101,6 +101,6 @@ class Expansion:
             with_weight=plan.with_weight,
             with_edge=plan.with_edge,
             labor=labor,
-            timed=how.time_attr is not None and edge_type in self._store.view.times,
+            timed=how.time_attr is not None and edge_type in self._reader.view.times,
             last=how.temporal_strategy == "last",
         )

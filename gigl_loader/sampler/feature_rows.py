@@ -22,7 +22,7 @@ class RecentRows:
 
     def __init__(self, most: int, like: Array) -> None:
         self._most, self._rows = most, np.empty((0, *like.shape[1:]), like.dtype)
-        self._places: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
         self._ids = np.empty(0, np.int64)
         self._used = np.empty(0, np.int64)
         self._turn = 0
@@ -37,13 +37,13 @@ class RecentRows:
         self._turn += 1
         # Each id once: a database is asked for no row twice, and no row is kept twice.
         asked, inverse = np.unique(ids, return_inverse=True)
-        places = np.array([self._places.get(one, -1) for one in asked.tolist()], np.int64)
-        known, missing = np.flatnonzero(places >= 0), np.flatnonzero(places < 0)
+        positions = np.array([self._positions.get(one, -1) for one in asked.tolist()], np.int64)
+        known, missing = np.flatnonzero(positions >= 0), np.flatnonzero(positions < 0)
         # Copied out before anything is replaced: with more rows than fit, those that are kept take
-        # the places of some that were found.
+        # the positions of some that were found.
         found = np.empty((asked.size, *self._rows.shape[1:]), self._rows.dtype)
-        found[known] = self._rows[places[known]]
-        self._used[places[known]] = self._turn
+        found[known] = self._rows[positions[known]]
+        self._used[positions[known]] = self._turn
         if missing.size:
             found[missing] = ask(asked[missing])
             self._keep(asked[missing], found[missing])
@@ -53,15 +53,15 @@ class RecentRows:
     def _keep(self, ids: Array, rows: Array) -> None:
         """Keep ``rows``, in place of those that were not used for longest."""
         ids, rows = ids[: self._most], rows[: self._most]
-        self._grow(min(self._most, len(self._places) + ids.size))
-        # Places are taken in order and never given back, so the used ones are the first ones.
-        free = np.arange(len(self._places), self._ids.size)[: ids.size]
-        stale = np.argsort(self._used[: len(self._places)], kind="stable")
-        places = np.concatenate([free, stale[: ids.size - free.size]])
-        for place in places[free.size :].tolist():
-            del self._places[int(self._ids[place])]
-        self._rows[places], self._ids[places], self._used[places] = rows, ids, self._turn
-        self._places.update(zip(ids.tolist(), places.tolist(), strict=True))
+        self._grow(min(self._most, len(self._positions) + ids.size))
+        # Positions are taken in order and never given back, so the used ones are the first ones.
+        free = np.arange(len(self._positions), self._ids.size)[: ids.size]
+        stale = np.argsort(self._used[: len(self._positions)], kind="stable")
+        positions = np.concatenate([free, stale[: ids.size - free.size]])
+        for position in positions[free.size :].tolist():
+            del self._positions[int(self._ids[position])]
+        self._rows[positions], self._ids[positions], self._used[positions] = rows, ids, self._turn
+        self._positions.update(zip(ids.tolist(), positions.tolist(), strict=True))
 
     def _grow(self, size: int) -> None:
         """Make room for ``size`` rows; memory is taken as it is needed."""
@@ -92,7 +92,7 @@ class FeatureRows:
     def __init__(self, options: FeatureStoreOptions, view: PartitionView[Array]) -> None:
         module, _, name = options.class_path.rpartition(".")
         self._options = options
-        self._store = getattr(importlib.import_module(module), name)(**options.keywords)
+        self._reader = getattr(importlib.import_module(module), name)(**options.keywords)
         self._grouped = view.is_heterogeneous
         wanted = options.node_types or sorted(set(view.num_nodes) - set(view.node_features))
         self._rows: dict[NodeType, RecentRows] = {}
@@ -117,7 +117,7 @@ class FeatureRows:
 
         group = node_type if self._grouped else None
         name = self._options.attr_name
-        found = self._store.get_tensor(
+        found = self._reader.get_tensor(
             group_name=group, attr_name=name, index=torch.from_numpy(ids), convert_type=True
         )
         shape = None if found is None else tuple(found.shape)

@@ -1,6 +1,6 @@
 """Rows that a sampler asks for and somebody reads later: for batches that are drawn ahead.
 
-The sampler does not notice: `gigl_loader.sampler.store.GraphStore` hands out `LaterRows` where its
+The sampler does not notice: `gigl_loader.sampler.reader.GraphStore` hands out `LaterRows` where its
 ``peers`` are `Later`, and `gigl_loader.sampler.ahead` reads them.
 """
 
@@ -13,7 +13,7 @@ from gigl_loader.sampler.questions import (
     Drawn,
     DrawRequest,
     Peers,
-    Pending,
+    PendingAnswer,
     RowsAnswer,
     RowsRequest,
 )
@@ -36,11 +36,11 @@ class Later:
         assert self._to_ask is not None, "what is not on this machine has peers to ask"
         return self._to_ask
 
-    def draw(self, partition: int, request: DrawRequest) -> Pending[Drawn]:
+    def draw(self, partition: int, request: DrawRequest) -> PendingAnswer[Drawn]:
         """Ask a worker of ``partition`` for neighbours."""
         return self._peers.draw(partition, request)
 
-    def rows(self, partition: int, request: RowsRequest, out: Array) -> Pending[RowsAnswer]:
+    def rows(self, partition: int, request: RowsRequest, out: Array) -> PendingAnswer[RowsAnswer]:
         """Ask a worker of ``partition`` for rows."""
         return self._peers.rows(partition, request, out)
 
@@ -54,7 +54,7 @@ class LaterRows:
     ids: Array
     """``[n]`` int64, global ids; a copy, that nobody writes to."""
     split: dict[int, Array] | None
-    """Places by owner, as `GraphStore.split` returns them."""
+    """Positions by owner, as `GraphReader.split` returns them."""
     read: Callable[[Array], None]
     """Reads them now, for a sampler that draws by what they say, such as times."""
 

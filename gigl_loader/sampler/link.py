@@ -20,8 +20,8 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Draw, Drawn, Peers
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import NodeRoots, Placed
-from gigl_loader.sampler.store import GraphStore
 
 _LABEL_TYPES = {
     POSITIVE: message_passing_to_positive_label,
@@ -38,7 +38,8 @@ class _Labels:
     counts: Array
     """``[batch_size]`` int64, labels of each anchor."""
     links: Array
-    """``[2, counts.sum()]`` int64: places of anchors in the batch, local labels of label nodes."""
+    """``[2, counts.sum()]`` int64: positions of anchors in the batch, local labels of label
+    nodes."""
 
 
 class AnchorRoots:
@@ -64,7 +65,7 @@ class AnchorRoots:
 
     def __init__(
         self,
-        store: GraphStore,
+        reader: GraphReader,
         plan: SamplingPlan,
         *,
         supervision: Sequence[EdgeType],
@@ -72,8 +73,8 @@ class AnchorRoots:
         labels_in_input: bool = False,
         max_labels: int | None = None,
     ) -> None:
-        self._store, self._plan = store, plan
-        self._seeds = NodeRoots(store, plan)
+        self._reader, self._plan = reader, plan
+        self._seeds = NodeRoots(reader, plan)
         self._supervision = [_as_type(edge_type) for edge_type in supervision]
         self._exclude = [_as_type(edge_type) for edge_type in exclude]
         self._labels_in_input = labels_in_input
@@ -118,12 +119,12 @@ class AnchorRoots:
     ) -> Callable[[], tuple[Array, Array]] | None:
         """The same of the label edges, which may be on another partition."""
         label_type = _LABEL_TYPES[sign](edge_type)
-        if label_type not in self._store.view.adjacency:
+        if label_type not in self._reader.view.adjacency:
             # Negatives are optional; without positives there is nothing to predict.
             if sign == NEGATIVE:
                 return None
             raise ProtocolError(f"the graph has no label edges {label_type}")
-        answer = self._store.draw(Draw(label_type, fanout=-1, key=0), request.seeds)
+        answer = self._reader.draw(Draw(label_type, fanout=-1, key=0), request.seeds)
 
         def read() -> tuple[Array, Array]:
             drawn = answer()
@@ -136,7 +137,7 @@ class AnchorRoots:
     ) -> "_WithoutCopies":
         """Return what drops the positives of this batch, as edges that could be a copy of them."""
         roots = {name: nodes.count(name) for name in nodes.types}
-        # Links name places in the batch; an anchor that is there twice has two, and
+        # Links name positions in the batch; an anchor that is there twice has two, and
         # `_WithoutCopies` knows it by the label of its first.
         firsts = nodes.find(self._plan.input_type, seeds)
         positives = [
@@ -146,25 +147,25 @@ class AnchorRoots:
         ]
         keys = {}
         for copy_type in self._exclude:
-            _, neighbor = self._store.ends(copy_type)
+            _, neighbor = self._reader.ends(copy_type)
             ends = [
                 directed
                 for edge_type, links in positives
                 for directed in _as_edges_of(copy_type, edge_type, links)
             ]
             src, dst = np.concatenate([np.empty((2, 0), np.int64), *ends], axis=1)
-            by_target = self._store.view.edge_dir == "in"
+            by_target = self._reader.view.edge_dir == "in"
             expanded, other = (dst, src) if by_target else (src, dst)
             # one number for a pair of roots, as the other label is below ``roots[neighbor]``
             keys[copy_type] = expanded * roots[neighbor] + other
-        return _WithoutCopies(self._store, nodes, keys, roots)
+        return _WithoutCopies(self._reader, nodes, keys, roots)
 
 
 @dataclass(frozen=True)
 class _WithoutCopies:
     """Leaves the edges between some roots out of a batch."""
 
-    store: GraphStore
+    reader: GraphReader
     nodes: BatchNodes
     keys: dict[EdgeType, Array]
     """``[num_links]`` int64: label of the expanded node * roots of the other type + other label."""
@@ -175,18 +176,18 @@ class _WithoutCopies:
         """Return the edges that are no copy of a positive."""
         if edge_type not in self.keys:
             return targets, drawn
-        expanded, neighbor = self.store.ends(edge_type)
-        places = np.flatnonzero(targets < self.roots[expanded])  # both ends of a link are roots
+        expanded, neighbor = self.reader.ends(edge_type)
+        positions = np.flatnonzero(targets < self.roots[expanded])  # both ends of a link are roots
         # In all hops but the first nothing is expanded that was a root: most calls end here.
-        if places.size == 0:
+        if positions.size == 0:
             return targets, drawn
-        others = self.nodes.find(neighbor, drawn.neighbors[places])
+        others = self.nodes.find(neighbor, drawn.neighbors[positions])
         is_root = (others >= 0) & (others < self.roots[neighbor])
-        places, others = places[is_root], others[is_root]
-        own = self.nodes.ids(expanded)[targets[places]]
+        positions, others = positions[is_root], others[is_root]
+        own = self.nodes.ids(expanded)[targets[positions]]
         firsts = self.nodes.find(expanded, own)  # a repeated anchor counts as its first
         keys = firsts * self.roots[neighbor] + others
-        gone = places[np.isin(keys, self.keys[edge_type])]
+        gone = positions[np.isin(keys, self.keys[edge_type])]
         if gone.size == 0:
             return targets, drawn
         return _without(gone, targets, drawn)
@@ -196,7 +197,7 @@ def anchor_sampler(
     view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None, **keywords: Any
 ) -> NeighborSampler:
     """Return a sampler around anchors and labels; ``keywords`` are those of `AnchorRoots`."""
-    return NeighborSampler(view, plan, peers, lambda store: AnchorRoots(store, plan, **keywords))
+    return NeighborSampler(view, plan, peers, lambda reader: AnchorRoots(reader, plan, **keywords))
 
 
 def _as_edges_of(copy_type: EdgeType, edge_type: EdgeType, links: Array) -> list[Array]:
@@ -208,7 +209,7 @@ def _as_edges_of(copy_type: EdgeType, edge_type: EdgeType, links: Array) -> list
 
 
 def _without(gone: Array, targets: Array, drawn: Drawn) -> tuple[Array, Drawn]:
-    """Return the edges but for those at the places ``gone``."""
+    """Return the edges but for those at the positions ``gone``."""
     keep = np.ones(targets.size, bool)
     keep[gone] = False
     # Edges were drawn first and are left out now: a node may get fewer than its fanout.
@@ -222,7 +223,7 @@ def _at_most(most: int | None, counts: Array, ids: Array) -> tuple[Array, Array]
     """Return the first ``most`` of each row's ``ids``, and how many these are."""
     if most is None:
         return counts, ids
-    # Of each id, where its row starts: the place less that is the place in the row.
+    # Of each id, where its row starts: the position less that is the position in the row.
     starts = np.repeat(counts.cumsum() - counts, counts)
     kept = np.arange(ids.size) - starts < most
     return np.minimum(counts, most), ids[kept]

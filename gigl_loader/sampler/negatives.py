@@ -12,7 +12,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.plan import SamplingPlan, draw_key
 from gigl_loader.sampler.questions import Draw
-from gigl_loader.sampler.store import GraphStore
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.times import SeedTimes
 
 BINARY, TRIPLET = "binary", "triplet"
@@ -25,21 +25,21 @@ _SOURCES, _DESTINATIONS = (0, *range(100, 100 + _ROUNDS - 1)), tuple(range(1, 1 
 """Numbers of the rounds that draw sources and destinations, above `_FIRST`."""
 
 Refused = Callable[[Array, Any], Array]
-"""Takes nodes and the places of the negatives that they would serve; returns which may not."""
+"""Takes nodes and the positions of the negatives that they would serve; returns which may not."""
 
 
 class Negatives:
     """Draws the negatives of seed edges; see `gigl_loader.sampler.edges.EdgeRoots`."""
 
     def __init__(
-        self, store: GraphStore, plan: SamplingPlan, edge_type: EdgeType, *,
+        self, reader: GraphReader, plan: SamplingPlan, edge_type: EdgeType, *,
         kind: str | None, amount: float, strict: bool,
         src_weight: Sequence[float] | None, dst_weight: Sequence[float] | None,
     ) -> None:  # fmt: skip
-        self._store, self._plan, self._edge_type = store, plan, edge_type
+        self._reader, self._plan, self._edge_type = reader, plan, edge_type
         self._kind, self._amount, self._strict = kind, amount, strict
-        self._times = SeedTimes(store, plan)
-        num_nodes = store.view.num_nodes
+        self._times = SeedTimes(reader, plan)
+        num_nodes = reader.view.num_nodes
         self._draw_src = _drawer(num_nodes[edge_type[0]], src_weight)
         self._draw_dst = _drawer(num_nodes[edge_type[2]], dst_weight)
 
@@ -75,29 +75,29 @@ class Negatives:
         return own, self._destinations(ticket, sources, times)
 
     def _sources(self, ticket: BatchTicket, count: int, times: Array | None) -> Array:
-        def later(nodes: Array, places: Any) -> Array:
+        def later(nodes: Array, positions: Any) -> Array:
             assert times is not None
-            return self._times.later(self._edge_type[0], nodes, times[places])
+            return self._times.later(self._edge_type[0], nodes, times[positions])
 
         # Generators: a second round is drawn only where something was refused in the first.
         rounds = (self._draw_src(self._key(ticket, number), count) for number in _SOURCES)
-        num_nodes = self._store.view.num_nodes[self._edge_type[0]]
+        num_nodes = self._reader.view.num_nodes[self._edge_type[0]]
         return next(rounds) if times is None else self._allowed(rounds, later, num_nodes)
 
     def _destinations(self, ticket: BatchTicket, sources: Array, times: Array | None) -> Array:
-        def refused(nodes: Array, places: Any) -> Array:
+        def refused(nodes: Array, positions: Any) -> Array:
             wrong = np.zeros(nodes.size, bool)
             if self._strict:
-                wrong |= self._are_edges(np.broadcast_to(sources[places], nodes.shape), nodes)
+                wrong |= self._are_edges(np.broadcast_to(sources[positions], nodes.shape), nodes)
             if times is not None:
-                wrong |= self._times.later(self._edge_type[2], nodes, times[places])
+                wrong |= self._times.later(self._edge_type[2], nodes, times[positions])
             return wrong
 
         keys = (self._key(ticket, number) for number in _DESTINATIONS)
         rounds = (self._draw_dst(key, sources.size) for key in keys)
         if times is None and not self._strict:
             return next(rounds)
-        return self._allowed(rounds, refused, self._store.view.num_nodes[self._edge_type[2]])
+        return self._allowed(rounds, refused, self._reader.view.num_nodes[self._edge_type[2]])
 
     def _key(self, ticket: BatchTicket, number: int) -> int:
         return draw_key(self._plan, ticket, _FIRST + number, self._edge_type)
@@ -118,17 +118,19 @@ class Negatives:
         # A source with edges to nearly all nodes may never draw one of the few that are left: these
         # are looked up one by one, from the node that was drawn last on, so that low ids are not
         # preferred.
-        for place in np.flatnonzero(refused(found, everywhere)):
-            found[place] = self._first_allowed(refused, int(place), int(found[place]), num_nodes)
+        for position in np.flatnonzero(refused(found, everywhere)):
+            found[position] = self._first_allowed(
+                refused, int(position), int(found[position]), num_nodes
+            )
         return found
 
-    def _first_allowed(self, refused: Refused, place: int, start: int, num_nodes: int) -> int:
+    def _first_allowed(self, refused: Refused, position: int, start: int, num_nodes: int) -> int:
         """Return the first node from ``start`` on, around the end, that may serve."""
         # In pieces: each asks for the times of so many nodes, and the first free one is near as a
         # rule.
         for first in range(0, num_nodes, 4096):
             nodes = (start + np.arange(first, min(first + 4096, num_nodes))) % num_nodes
-            free = np.flatnonzero(~refused(nodes, np.full(nodes.size, place)))
+            free = np.flatnonzero(~refused(nodes, np.full(nodes.size, position)))
             if free.size:
                 return int(nodes[free[0]])
         reasons = ["has an edge to every node (use strict=False)"] if self._strict else []
@@ -141,10 +143,10 @@ class Negatives:
 
     def _are_edges(self, src: Array, dst: Array) -> Array:
         """Return for each pair whether the graph has it, asking the owners of its rows."""
-        rows, others = (dst, src) if self._store.view.edge_dir == "in" else (src, dst)
+        rows, others = (dst, src) if self._reader.view.edge_dir == "in" else (src, dst)
         # Each row is asked for once, whole: a source in a batch of triplets comes ``amount`` times.
         asked, position = np.unique(rows, return_inverse=True)
-        answer = self._store.draw(Draw(self._edge_type, fanout=-1, key=0), asked)()
+        answer = self._reader.draw(Draw(self._edge_type, fanout=-1, key=0), asked)()
         owner = np.repeat(np.arange(asked.size), answer.counts)
         # One number for a pair: a row of those asked for, and the node at the other end.
         width = 1 + max(int(others.max()), int(answer.neighbors.max(initial=0)))

@@ -28,9 +28,9 @@ from gigl_loader.sampler.feature_rows import FeatureRows
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import Field, SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Peers
+from gigl_loader.sampler.reader import GraphReader, Split
 from gigl_loader.sampler.roots import DistinctRoots, MakeRoots, NodeRoots, Roots
 from gigl_loader.sampler.sampled import Sampled
-from gigl_loader.sampler.store import GraphStore, Split
 from gigl_loader.sampler.times import SeedTimes
 
 
@@ -58,12 +58,12 @@ class NeighborSampler:
         roots: MakeRoots | None = None,
     ) -> None:
         self._view, self._plan = view, plan
-        self._store = GraphStore(view, peers)
-        self._roots: Roots = NodeRoots(self._store, plan) if roots is None else roots(self._store)
+        self._reader = GraphReader(view, peers)
+        self._roots: Roots = NodeRoots(self._reader, plan) if roots is None else roots(self._reader)
         how = plan.expansion
         self._nodes = BatchNodes(view.num_nodes, disjoint=how.in_trees, by_time=how.by_time)
-        self._times = SeedTimes(self._store, plan)
-        self._expansion = Expansion(self._store, plan, self._nodes, self._times)
+        self._times = SeedTimes(self._reader, plan)
+        self._expansion = Expansion(self._reader, plan, self._nodes, self._times)
         self._elsewhere: FeatureRows | None = None
         if plan.feature_store is not None:
             self._elsewhere = FeatureRows(plan.feature_store, view)
@@ -97,15 +97,15 @@ class NeighborSampler:
                 write = partial(self._nodes.write_seeds, node_type)
                 fields.append(Field(key(TREE, name), "int64", nodes.shape, write))
             # One split for features, labels and attributes: whose ids they are is found out once.
-            split = self._store.split(self._view.node_books.get(node_type), nodes)
+            split = self._reader.split(self._view.node_books.get(node_type), nodes)
             if self._plan.collect_features and node_type in self._view.node_features:
-                rows = self._store.fetch("node_features", node_type, nodes, split)
+                rows = self._reader.fetch("node_features", node_type, nodes, split)
                 fields.append(Field(key(NODE_FEATURES, name), *rows))
             elif self._elsewhere is not None and node_type in self._elsewhere:
                 found_rows = self._elsewhere.fetch(node_type, nodes)
                 fields.append(Field.of(key(NODE_FEATURES, name), found_rows))
             if node_type in self._view.node_labels:
-                rows = self._store.fetch("node_labels", node_type, nodes, split)
+                rows = self._reader.fetch("node_labels", node_type, nodes, split)
                 fields.append(Field(key(NODE_LABELS, name), *rows))
             fields += self._attribute_fields("node_attributes", node_type, name, nodes, split)
         return fields
@@ -116,7 +116,7 @@ class NeighborSampler:
         """Return further attributes of a type: ``owner`` in the dataset, ``name`` in a batch."""
         fields = []
         for attribute in self._attributes.get(owner, ()):
-            rows = self._store.fetch(kind, (owner, attribute), ids, split)
+            rows = self._reader.fetch(kind, (owner, attribute), ids, split)
             fields.append(Field(key(ATTRIBUTE + attribute, name), *rows))
         return fields
 
@@ -147,9 +147,9 @@ class NeighborSampler:
         # Before the split, which costs a pass over all edges.
         if not has_features and edge_type not in self._attributes:
             return []
-        split = self._store.split(self._view.edge_books.get(edge_type), ids)
+        split = self._reader.split(self._view.edge_books.get(edge_type), ids)
         if has_features:
-            rows = self._store.fetch("edge_features", edge_type, ids, split)
+            rows = self._reader.fetch("edge_features", edge_type, ids, split)
             fields.append(Field(key(EDGE_FEATURES, name), *rows))
         return fields + self._attribute_fields("edge_attributes", edge_type, name, ids, split)
 
@@ -158,7 +158,7 @@ def subgraph_sampler(
     view: PartitionView[Array], plan: SamplingPlan, peers: Peers | None
 ) -> NeighborSampler:
     """Return a sampler whose batches hold each seed once; see `DistinctRoots`."""
-    return NeighborSampler(view, plan, peers, lambda store: DistinctRoots(store, plan))
+    return NeighborSampler(view, plan, peers, lambda reader: DistinctRoots(reader, plan))
 
 
 def _names_by_type(*attributes: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:

@@ -60,7 +60,7 @@ class NodeLabels:
         if need > self._nodes.size:
             # A quarter more: batches are of about one size, and the memory stays for the next one.
             self._nodes = np.resize(self._nodes, need + need // 4)
-        # At most half full, so that a search reads few places, and always comes to a free one.
+        # At most half full, so that a search reads few positions, and always comes to a free one.
         # Before labels are given: the kernels do not grow anything.
         if 2 * need > self._table.size:
             size = 1 << (2 * need - 1).bit_length()

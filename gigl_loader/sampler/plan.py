@@ -74,7 +74,7 @@ class SampleRequest:
     seeds: Array
     """``[batch_size]`` int64, global ids of the input type; repeats allowed."""
     input_id: Array
-    """``[batch_size]`` int64, places in the loader's input."""
+    """``[batch_size]`` int64, positions in the loader's input."""
     extra: dict[str, Array] = field(default_factory=dict)
     """Further columns of the input, one row per seed (labels of anchors, for example)."""
 
@@ -83,7 +83,7 @@ class Sampler(Protocol):
     """Turns seeds into the fields of a message. Used by one thread; holds its scratch memory.
 
     A class of one's own is named by `CustomSamplerOptions` and is built in every sampling thread as
-    ``cls(view, plan, peers, **keywords)``. `gigl_loader.sampler.store.GraphStore` of ``view`` and
+    ``cls(view, plan, peers, **keywords)``. `gigl_loader.sampler.reader.GraphStore` of ``view`` and
     ``peers`` reads the whole graph: what this partition has, what is in ``view.same_host``, and
     what ``peers`` have to be asked for (None: nobody has).
     """

@@ -23,7 +23,7 @@ from gigl_loader.sampler.sampled import EdgeCollector, Sampled
 
 _ROOTS = {"anchor_sampler": AnchorRoots, "edge_sampler": EdgeRoots}
 _HOP = 1 << 33
-"""Takes the place of a hop in the keys of rows that are too long: above those of negatives."""
+"""Takes the position of a hop in the keys of rows that are too long: above those of negatives."""
 _NOT_A_ROOT = 1 << 62
 
 
@@ -56,7 +56,7 @@ class PPRSampler(NeighborSampler):
         super().__init__(view, plan, peers, roots)
         self._options, self._seed_types = options, sorted(set(seed_types))
         self._edge_types = list(plan.fanouts)
-        self._ends = {edge_type: self._store.ends(edge_type) for edge_type in self._edge_types}
+        self._ends = {edge_type: self._reader.ends(edge_type) for edge_type in self._edge_types}
         self._channels = [edge_types for edge_types, _ in channels]
         self._targets = target_counts([ratio for _, ratio in channels], options.max_ppr_nodes)
 
@@ -101,7 +101,7 @@ class PPRSampler(NeighborSampler):
             return keep(edge_type, np.repeat(labels, drawn.counts), drawn)[1]
 
         return Neighbourhood(
-            self._store, self._ends, draws, self._nodes.types, None if keep is None else kept
+            self._reader, self._ends, draws, self._nodes.types, None if keep is None else kept
         )
 
     def _tops(
@@ -179,7 +179,7 @@ def ppr_sampler(
     make: MakeRoots | None = None
     if around:
         kind, keywords = _ROOTS[around], dict(roots or {})
-        make = lambda store: kind(store, plan, **keywords)  # noqa: E731
+        make = lambda reader: kind(reader, plan, **keywords)  # noqa: E731
     typed = [
         ([(src, relation, dst) for src, relation, dst in edge_types], ratio)
         for edge_types, ratio in channels

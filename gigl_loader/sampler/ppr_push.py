@@ -27,7 +27,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.sampler import _ppr_kernels as kernels
 from gigl_loader.sampler.nodes import NodeLabels
 from gigl_loader.sampler.questions import Draw, Drawn
-from gigl_loader.sampler.store import GraphStore
+from gigl_loader.sampler.reader import GraphReader
 
 _UNKNOWN = -1
 _FAR = 1 << 62
@@ -49,7 +49,7 @@ class Column:
         return self._values[:size]
 
 
-class RowCache:
+class NeighborCache:
     """Rows of one edge type that were asked for, by node."""
 
     def __init__(self) -> None:
@@ -91,9 +91,9 @@ class RowCache:
         """Return (expanded node, neighbour, edge id) of all rows, by ascending expanded node."""
         starts, counts, neighbors = self.table(total)
         owners = np.repeat(np.arange(total), counts)
-        places = np.arange(owners.size) + np.repeat(starts - (counts.cumsum() - counts), counts)
-        ids = self._edge_ids.upto(self._size)[places] if self.with_ids else None
-        return owners, neighbors[places], ids
+        positions = np.arange(owners.size) + np.repeat(starts - (counts.cumsum() - counts), counts)
+        ids = self._edge_ids.upto(self._size)[positions] if self.with_ids else None
+        return owners, neighbors[positions], ids
 
 
 class Neighbourhood:
@@ -110,18 +110,18 @@ class Neighbourhood:
 
     def __init__(
         self,
-        store: GraphStore,
+        reader: GraphReader,
         ends: Mapping[EdgeType, tuple[NodeType, NodeType]],
         draws: Mapping[EdgeType, Draw],
         types: Sequence[NodeType],
         keep: Callable[[EdgeType, Array, Drawn], Drawn] | None = None,
     ) -> None:
-        self._store, self._ends, self._draws, self._keep = store, ends, draws, keep
+        self._reader, self._ends, self._draws, self._keep = reader, ends, draws, keep
         self.types = list(types)
         self._number = {name: number for number, name in enumerate(self.types)}
         self._labels = NodeLabels()
         self._degrees = Column(np.int64, _UNKNOWN)
-        self.rows = {edge_type: RowCache() for edge_type in ends}
+        self.rows = {edge_type: NeighborCache() for edge_type in ends}
 
     @property
     def size(self) -> int:
@@ -156,7 +156,7 @@ class Neighbourhood:
             own = self.rows[edge_type].missing(own, self.size)
             if own.size:
                 _, ids = self.ids(self._ends[edge_type][0], own)
-                answer = self._store.draw(self._draws[edge_type], ids)
+                answer = self._reader.draw(self._draws[edge_type], ids)
                 pending.append((edge_type, own, ids, answer))
         for edge_type, own, ids, answer in pending:  # asked all before the first is waited for
             found = answer()
@@ -180,18 +180,18 @@ class Neighbourhood:
             for edge_type, (expanded, _) in self._ends.items():
                 own, ids = self.ids(expanded, new)
                 if own.size:
-                    pending.append((own, self._store.degrees(edge_type, ids)))
+                    pending.append((own, self._reader.degrees(edge_type, ids)))
             for own, answer in pending:
                 known[own] += answer()
         return known
 
 
 @dataclass
-class Slots:
+class SeedScores:
     """Scores of all seeds, a row for each node that one of them came to."""
 
     seed: Array
-    """``[n]`` int64: place of the seed in the batch."""
+    """``[n]`` int64: position of the seed in the batch."""
     node: Array
     """``[n]`` int64: number of the node in its `Neighbourhood`."""
     score: Array
@@ -225,7 +225,7 @@ class ForwardPush:
     _hop: Column = field(default_factory=lambda: Column(np.int64, _FAR))
     _seen: Column = field(default_factory=lambda: Column(np.int64, 0))
 
-    def run(self, node_type: NodeType, seeds: Array) -> Slots:
+    def run(self, node_type: NodeType, seeds: Array) -> SeedScores:
         """Push until nothing is due; ``seeds`` are ``[n]`` int64 global ids, repeats allowed."""
         # Slots are found by seed and node in one number; a repeated seed has slots of its own.
         start = (np.arange(seeds.size) << 32) | self.around.number(node_type, seeds)
@@ -242,7 +242,7 @@ class ForwardPush:
                 fetches += self.around.fetch(nodes, self.edge_types)
             due = self._due(self._push(due, turn))
         count = self._keys.count
-        return Slots(
+        return SeedScores(
             self._keys.nodes >> 32, self._nodes(), self._score.upto(count),
             self.alpha * self._residual.upto(count), self._hop.upto(count),
         )  # fmt: skip
@@ -272,11 +272,11 @@ class ForwardPush:
             )
         return self._receive(self._keys.label(keys), shares, steps, turn)
 
-    def _receive(self, slots: Array, shares: Array, steps: Array, turn: int) -> Array:
+    def _receive(self, scores: Array, shares: Array, steps: Array, turn: int) -> Array:
         count = self._keys.count
-        touched = np.empty(min(slots.size, count), np.int64)
+        touched = np.empty(min(scores.size, count), np.int64)
         found = kernels.receive(
-            slots, shares, steps, self._residual.upto(count), self._hop.upto(count),
+            scores, shares, steps, self._residual.upto(count), self._hop.upto(count),
             self._seen.upto(count), turn, touched, 0,
         )  # fmt: skip
         return touched[:found]

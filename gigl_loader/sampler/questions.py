@@ -45,7 +45,7 @@ class Asked:
     """The same, the earliest time."""
 
     def take(self, at: Array) -> "Asked":
-        """Return what is told of the nodes at the places ``at``."""
+        """Return what is told of the nodes at the positions ``at``."""
         return Asked(*(None if one is None else one.take(at) for one in self._columns()))  # type: ignore[arg-type]
 
     def fits(self, num_nodes: int, timed: bool) -> bool:
@@ -107,7 +107,7 @@ class RowsAnswer:
     """Of quantised rows, where asked for; see `gigl_loader.dataset.view.Rows.scales`."""
 
 
-class Pending(Protocol[T_co]):
+class PendingAnswer(Protocol[T_co]):
     """An answer under way."""
 
     def wait(self) -> T_co:
@@ -118,11 +118,11 @@ class Pending(Protocol[T_co]):
 class Peers(Protocol):
     """The other partitions. Both methods return before the answer is there."""
 
-    def draw(self, partition: int, request: DrawRequest) -> Pending[Drawn]:
+    def draw(self, partition: int, request: DrawRequest) -> PendingAnswer[Drawn]:
         """Ask a worker of ``partition`` for neighbours."""
         ...
 
-    def rows(self, partition: int, request: RowsRequest, out: Array) -> Pending[RowsAnswer]:
+    def rows(self, partition: int, request: RowsRequest, out: Array) -> PendingAnswer[RowsAnswer]:
         """Ask a worker of ``partition`` for rows, which may come to lie in ``out``.
 
         The answer says where they are; ``out`` is memory for them, of its shape and type,

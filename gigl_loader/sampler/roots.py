@@ -17,7 +17,7 @@ from gigl_loader.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, Fie
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Drawn
-from gigl_loader.sampler.store import GraphStore
+from gigl_loader.sampler.reader import GraphReader
 
 EdgeFilter = Callable[[EdgeType, Array, Drawn], tuple[Array, Drawn]]
 """Takes drawn edges and the local labels of the nodes that each was drawn for (``[num_edges]``
@@ -42,18 +42,18 @@ class Roots(Protocol):
         ...
 
 
-MakeRoots = Callable[[GraphStore], Roots]
+MakeRoots = Callable[[GraphReader], Roots]
 
 
 class NodeRoots:
     """The seeds as they are given, repeats too."""
 
-    def __init__(self, store: GraphStore, plan: SamplingPlan) -> None:
-        self._view, self._plan = store.view, plan
+    def __init__(self, reader: GraphReader, plan: SamplingPlan) -> None:
+        self._view, self._plan = reader.view, plan
 
     def place(self, request: SampleRequest, nodes: BatchNodes) -> Placed:
         """Put the seeds first."""
-        # Repeats keep places of their own, as in PyG: the first ``batch_size`` outputs are the
+        # Repeats keep positions of their own, as in PyG: the first ``batch_size`` outputs are the
         # seeds.
         nodes.place(self._plan.input_type, request.seeds)
         return Placed(self.fields(request, nodes))

@@ -263,7 +263,7 @@ class RowCache:
         return bool(((arrays.holders[slots] == ids) & awaited).any())
 
     def absent(self, owner: Owner, slots: Array, ids: Array) -> Array:
-        """Return the places of ``ids`` that their slots do not have, or not any more: ``[k]``.
+        """Return the positions of ``ids`` that their slots do not have, or not any more: ``[k]``.
 
         Rows that were copied out of slots before the call are right but for these.
         """

@@ -14,21 +14,21 @@ from gigl_loader.sampler import _kernels as kernels
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sampler.questions import Draw, Drawn
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import EdgeFilter
 from gigl_loader.sampler.sampled import EdgeCollector, Sampled
-from gigl_loader.sampler.store import GraphStore
 
 
 def induced(
-    nodes: BatchNodes, store: GraphStore, plan: SamplingPlan, keep_edges: EdgeFilter | None
+    nodes: BatchNodes, reader: GraphReader, plan: SamplingPlan, keep_edges: EdgeFilter | None
 ) -> Sampled:
     """Return all edges between the sampled nodes, of the types that are walked."""
     pending = []
     for edge_type in plan.fanouts:
         # No key: of all neighbours nothing is drawn.
         draw = Draw(edge_type, fanout=-1, key=0, with_edge=plan.with_edge)
-        asked = nodes.ids(store.ends(edge_type)[0]).copy()
-        pending.append((edge_type, store.draw(draw, asked)))
+        asked = nodes.ids(reader.ends(edge_type)[0]).copy()
+        pending.append((edge_type, reader.draw(draw, asked)))
     found = Sampled({})
     for edge_type, answer in pending:  # asked all before the first is waited for
         drawn = answer()
@@ -36,7 +36,7 @@ def induced(
         kernels.repeat_rows(drawn.counts, 0, targets)
         if keep_edges is not None:
             targets, drawn = keep_edges(edge_type, targets, drawn)
-        found.edges[edge_type] = _inside(nodes, store.ends(edge_type)[1], targets, drawn)
+        found.edges[edge_type] = _inside(nodes, reader.ends(edge_type)[1], targets, drawn)
     return found
 
 

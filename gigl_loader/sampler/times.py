@@ -10,7 +10,7 @@ from gigl_loader.message import SEED_TIME
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Asked
-from gigl_loader.sampler.store import GraphStore
+from gigl_loader.sampler.reader import GraphReader
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Limits:
 class SeedTimes:
     """Finds the times of seeds: those that come with them, or else their own."""
 
-    def __init__(self, store: GraphStore, plan: SamplingPlan) -> None:
-        self._store, self._plan = store, plan
+    def __init__(self, reader: GraphReader, plan: SamplingPlan) -> None:
+        self._reader, self._plan = reader, plan
         self._attr = plan.expansion.time_attr
-        self._is_float = any(order.is_float for order in store.view.times.values())
+        self._is_float = any(order.is_float for order in reader.view.times.values())
 
     def of(self, request: SampleRequest) -> Array | None:
         """Return ``[batch_size]`` int64 or float64; None: no time counts."""
@@ -49,8 +49,8 @@ class SeedTimes:
 
     def of_nodes(self, node_type: str, ids: Array) -> Array:
         """Return the times that nodes have as an attribute."""
-        split = self._store.split(self._store.view.node_books.get(node_type), ids)
-        dtype, shape, write = self._store.fetch(
+        split = self._reader.split(self._reader.view.node_books.get(node_type), ids)
+        dtype, shape, write = self._reader.fetch(
             "node_attributes", (node_type, self._attr or ""), ids, split
         )
         # Read at once, although a field may be written later: what is drawn depends on it.
@@ -60,7 +60,7 @@ class SeedTimes:
 
     def later(self, node_type: str, ids: Array, times: Array) -> Array:
         """Return which of ``ids`` have a time after ``times``; a type without times has none."""
-        if (node_type, self._attr) not in self._store.view.node_attributes:
+        if (node_type, self._attr) not in self._reader.view.node_attributes:
             return np.zeros(ids.size, bool)
         found: Array = self.of_nodes(node_type, ids).reshape(-1) > times
         return found

@@ -34,8 +34,8 @@ class Job:
         memory: Bytes that the process may use.
         threads: Of the engine, and of look-ups.
         progress: Show it on stderr.
-        run_steps: Runs steps that do not need each other, in any order, and yields (place, result)
-            of each as it ends. None: here, one after the other.
+        run_steps: Runs steps that do not need each other, in any order, and yields (position,
+            result) of each as it ends. None: here, one after the other.
 
     Raises:
         ConfigError: ``folder`` holds something else.
@@ -89,8 +89,8 @@ class Job:
         for name in makes:
             if name not in to_do:
                 yield name, json.loads(self._note(name).read_text())
-        for place, found in self._run_steps([makes[name] for name in to_do]):
-            yield to_do[place], self._done(to_do[place], found)
+        for position, found in self._run_steps([makes[name] for name in to_do]):
+            yield to_do[position], self._done(to_do[position], found)
 
     def _note(self, name: str) -> Path:
         return self.folder / "done" / f"{name}.json"
@@ -162,8 +162,8 @@ RunSteps = Callable[[list[Callable[[], Any]]], Iterable[tuple[int, Any]]]
 
 
 def _one_by_one(makes: list[Callable[[], Any]]) -> Iterator[tuple[int, Any]]:
-    for place, make in enumerate(makes):
-        yield place, make()
+    for position, make in enumerate(makes):
+        yield position, make()
 
 
 def allow_files(count: int) -> None:

@@ -239,7 +239,7 @@ def _ldg_pass(union: Union, before: Array, num_partitions: int) -> Array:
 
 
 @numba.njit(cache=True, nogil=True)
-def _ldg_place(node, owners, loads, scores, capacity):  # type: ignore[no-untyped-def]
+def _ldg_position(node, owners, loads, scores, capacity):  # type: ignore[no-untyped-def]
     best, best_score = -1, 0.0
     for k in range(loads.shape[0]):
         if loads[k] >= capacity:
@@ -261,7 +261,7 @@ def _ldg(nodes, neighbors, owners, before, loads, scores, capacity, node):  # ty
         # Nodes without edges do not come up, and are placed on the way. `nodes[i]` itself waits:
         # its edges may go on in the next batch.
         while node < nodes[i]:
-            _ldg_place(node, owners, loads, scores, capacity)
+            _ldg_position(node, owners, loads, scores, capacity)
             node += 1
         owner = owners[neighbors[i]]
         if owner < 0:
@@ -274,5 +274,5 @@ def _ldg(nodes, neighbors, owners, before, loads, scores, capacity, node):  # ty
 @numba.njit(cache=True, nogil=True)
 def _ldg_rest(owners, loads, scores, capacity, node):  # type: ignore[no-untyped-def]
     while node < owners.shape[0]:
-        _ldg_place(node, owners, loads, scores, capacity)
+        _ldg_position(node, owners, loads, scores, capacity)
         node += 1

@@ -1,8 +1,8 @@
-"""Nodes: numbers for ids, and rows of features, labels and splits at the place of their number.
+"""Nodes: numbers for ids, and rows of features, labels and splits at the position of their number.
 
 Ids of the dataset count partition by partition, and within a partition in the order of the table.
-So a row's place in every file of its partition is known without a join or a sort, and a file of the
-table can be done again without touching what others wrote.
+So a row's position in every file of its partition is known without a join or a sort, and a file of
+the table can be done again without touching what others wrote.
 """
 
 import os
@@ -83,14 +83,15 @@ class Placer:
         self.taken = numbering.before[table.files.index(file)].copy()
 
     def next(self, row: int, count: int) -> tuple[Array, list[tuple[int, int, Array]]]:
-        """Return the place of the rows of a batch.
+        """Return the position of the rows of a batch.
 
         Args:
             row: The first row of the batch in its file.
             count: Its rows; batches come in order.
 
         Returns:
-            (``[count]`` int64 numbers, list of (partition, first row in it, places in the batch))
+            (``[count]`` int64 numbers, list of (partition, first row in it, positions in the
+            batch))
         """
         start = self._first + row
         owners = np.asarray(self._numbering.owners[start : start + count])
@@ -239,8 +240,8 @@ class _Ids:
     def add(self, ids: Any, pieces: list[tuple[int, int, Array]]) -> None:
         if self._out is None:
             return
-        for partition, first, places in pieces:
-            mine = ids.take(pa.array(places))
+        for partition, first, positions in pieces:
+            mine = ids.take(pa.array(positions))
             if pa.types.is_integer(ids.type):
                 self._write("values", partition, 8 * first, mine.to_numpy())
                 continue
@@ -328,17 +329,17 @@ def check_unique(job: Job, table: Table, column: str, node_type: NodeType, folde
 
 
 def _refuse_twice(table: Table, column: str, ids: list[Any], count: int) -> None:
-    places = []
+    positions = []
     # The user's table is read again: the pairs know no files and rows, and would be larger if so.
     for file in table.files:
         for row, batch in table.batches(file, [column]):
             values = ids_in(table, file, column, row, batch.column(0))
             for at in np.flatnonzero(pc.is_in(values, pa.array(ids)).to_numpy(False)):
                 value = values[int(at)].as_py()
-                places.append(f"{value!r} in {file.name}, {file.place(row + int(at))}")
+                positions.append(f"{value!r} in {file.name}, {file.place(row + int(at))}")
     raise ConfigError(
         f"{table.where}: column {column!r} has {count} id(s) more than once: "
-        f"{'; '.join(sorted(places)[:6])}; an id may name one node"
+        f"{'; '.join(sorted(positions)[:6])}; an id may name one node"
     )
 
 

@@ -2,8 +2,9 @@
 
 ::
 
-    sorted edges --count--> degrees --rank--> lookup: the place of each node's row
-    tables, in their order --deal--> buckets of neighbouring places --place--> rows, in their order
+    sorted edges --count--> degrees --rank--> lookup: the position of each node's row
+    tables, in their order --deal--> buckets of neighbouring positions --place--> rows, in their
+    order
 
 Ids stay as they are, so edges, splits and dictionaries know nothing of this. What is in memory has
 a limit, whatever the size of the graph: degrees are counted for as many nodes at a time as fit,
@@ -143,11 +144,12 @@ def _add(neighbors, first, degrees):  # type: ignore[no-untyped-def]
             degrees[at] += 1
 
 
-# --- places ---------------------------------------------------------------------------------------
+# --- positions
+# ---------------------------------------------------------------------------------------
 
 
-class Places:
-    """The place of each row of a node type in its partition: the highest degree first.
+class Positions:
+    """The position of each row of a node type in its partition: the highest degree first.
 
     Args:
         job: The run.
@@ -171,7 +173,7 @@ class Places:
                 progress(end - first)
 
     def path(self, k: int) -> Path:
-        """Return the file with the places of a partition's rows."""
+        """Return the file with the positions of a partition's rows."""
         return array_path(self.out / f"part{k}", self.name)
 
     def dtype(self, k: int) -> "np.dtype[Any]":
@@ -186,7 +188,7 @@ class Places:
 
 
 def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> None:
-    """Write the places of a range of nodes; of equal degrees, the lower id comes first."""
+    """Write the positions of a range of nodes; of equal degrees, the lower id comes first."""
     # First pass: how many nodes have each degree. Both arrays are as long as there are different
     # ones.
     known, counts = np.empty(0, degrees.dtype), np.empty(0, np.int64)
@@ -203,17 +205,17 @@ def _rank(degrees: Degrees, first: int, end: int, path: Path, dtype: Any) -> Non
     # Second pass, in the order of ids.
     with path.open("wb") as file:
         for chunk in degrees.chunks(first, end):
-            places = np.empty(chunk.size, dtype)
-            _take(chunk, known, free, places)
-            file.write(places.data)
+            positions = np.empty(chunk.size, dtype)
+            _take(chunk, known, free, positions)
+            file.write(positions.data)
 
 
 @_compiled
-def _take(degrees, known, free, places):  # type: ignore[no-untyped-def]
-    """Give each node the next place that is free for its degree."""
+def _take(degrees, known, free, positions):  # type: ignore[no-untyped-def]
+    """Give each node the next position that is free for its degree."""
     for i in range(degrees.shape[0]):
         at = np.searchsorted(known, degrees[i])
-        places[i] = free[at]
+        positions[i] = free[at]
         free[at] += 1
 
 
@@ -227,45 +229,47 @@ class Buckets:
     rows of a file of the table are in one file, in slices: (bucket, rows, offset, bytes).
 
     Args:
-        places: Where rows go.
+        positions: Where rows go.
         widths: By name of a matrix, the bytes of a row.
     """
 
-    def __init__(self, places: Places, widths: Mapping[str, int]) -> None:
-        memory = places.job.usable_bytes
-        self._places, self.widths = places, dict(widths)
+    def __init__(self, positions: Positions, widths: Mapping[str, int]) -> None:
+        memory = positions.job.usable_bytes
+        self._positions, self.widths = positions, dict(widths)
         self.deal_bytes = min(memory // _DEAL_SHARE, _MOST_BYTES)
         record = 4 + sum(widths.values())
         self.rows = max(1, min(memory // _BUCKET_SHARE, _MOST_BYTES) // record)
-        several = -(-places.counts // self.rows)  # buckets of each partition, rounded up
+        several = -(-positions.counts // self.rows)  # buckets of each partition, rounded up
         self.ends = np.cumsum(several)
         self.starts = self.ends - several
         self.count = int(self.ends[-1])
-        self.name = f"{places.node_type}/{self.rows}"  # see `count_degrees`
+        self.name = f"{positions.node_type}/{self.rows}"  # see `count_degrees`
 
     def file(self, i: int) -> Path:
         """Return where the rows of a file of the table are; their slices are beside it."""
-        return self._places.job.folder / "buckets" / self.name / f"{i}.bin"
+        return self._positions.job.folder / "buckets" / self.name / f"{i}.bin"
 
     def sink(self, i: int) -> "_Dealer":
         """Return what takes the rows of a file of the table."""
-        return _Dealer(self, self._places, self.file(i))
+        return _Dealer(self, self._positions, self.file(i))
 
     def place(self, num_files: int) -> None:
         """Write all rows to their places, bucket by bucket, once all files were dealt."""
-        # A bucket is a step: it writes a range of places that no other one does, so buckets are
+        # A bucket is a step: it writes a range of positions that no other one does, so buckets are
         # done in any order, and elsewhere.
-        makes, places = {}, self._places
+        makes, positions = {}, self._positions
         files = [self.file(i) for i in range(num_files)]
         for bucket in range(self.count):
             k = int(np.searchsorted(self.ends, bucket, "right"))
             first = (bucket - int(self.starts[k])) * self.rows
-            count = min(self.rows, int(places.counts[k]) - first)
-            makes[f"place/{self.name}/{bucket}"] = partial(
-                _place, files, bucket, first, count, self.widths, places.out / f"part{k}"
+            count = min(self.rows, int(positions.counts[k]) - first)
+            makes[f"position/{self.name}/{bucket}"] = partial(
+                _place, files, bucket, first, count, self.widths, positions.out / f"part{k}"
             )
-        with places.job.stage(f"place {places.node_type}", self.count, "buckets") as progress:
-            for _ in places.job.steps(makes):
+        with positions.job.stage(
+            f"position {positions.node_type}", self.count, "buckets"
+        ) as progress:
+            for _ in positions.job.steps(makes):
                 progress(1)
 
 
@@ -274,19 +278,19 @@ class _Dealer:
 
     Args:
         buckets: The buckets.
-        places: The place of each row.
+        positions: The position of each row.
         path: The file to write.
     """
 
-    def __init__(self, buckets: Buckets, places: Places, path: Path) -> None:
-        self._buckets, self._places, self._path = buckets, places, path
+    def __init__(self, buckets: Buckets, positions: Positions, path: Path) -> None:
+        self._buckets, self._positions, self._path = buckets, positions, path
         self._waiting: list[tuple[Array, Array]] = []
         self._nbytes, self._slices = 0, [np.empty((0, 4), np.int64)]
         self._lookups: dict[int, Any] = {}
 
     def __enter__(self) -> "_Dealer":
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        allow_files(len(self._places.counts))  # a look-up for each partition
+        allow_files(len(self._positions.counts))  # a look-up for each partition
         self._file = self._path.open("wb")
         return self
 
@@ -305,16 +309,16 @@ class _Dealer:
 
     def add(self, rows: Mapping[str, Array], pieces: list[tuple[int, int, Array]]) -> None:
         """Take a batch in: by name, ``[n, width]``; and where `Placer` says that it goes."""
-        count = sum(len(places) for _, _, places in pieces)
+        count = sum(len(positions) for _, _, positions in pieces)
         if not count:
             return
         buckets, at = np.empty(count, np.int64), np.empty((count, 1), np.uint32)
-        # `first` and following are rows by ids, which is the order of the look-up's file; `places`
-        # are those of the batch.
-        for partition, first, places in pieces:
-            found = self._look_up(partition, first, len(places))
-            bucket, at[places, 0] = np.divmod(found, self._buckets.rows)
-            buckets[places] = bucket + self._buckets.starts[partition]
+        # `first` and following are rows by ids, which is the order of the look-up's file;
+        # `positions` are those of the batch.
+        for partition, first, positions in pieces:
+            found = self._look_up(partition, first, len(positions))
+            bucket, at[positions, 0] = np.divmod(found, self._buckets.rows)
+            buckets[positions] = bucket + self._buckets.starts[partition]
         fields = [at, *rows.values()]
         # Bytes, whatever the types: rows of several matrices move in one piece, and are split by
         # the widths when they are placed.
@@ -328,8 +332,8 @@ class _Dealer:
         # Read, not mapped: a batch's rows of a partition are neighbours in ids, so it is one read,
         # and pages of a mapping would count as memory of this process.
         if partition not in self._lookups:
-            self._lookups[partition] = self._places.path(partition).open("rb", buffering=0)
-        file, dtype = self._lookups[partition], self._places.dtype(partition)
+            self._lookups[partition] = self._positions.path(partition).open("rb", buffering=0)
+        file, dtype = self._lookups[partition], self._positions.dtype(partition)
         found: Array = np.frombuffer(
             os.pread(file.fileno(), count * dtype.itemsize, first * dtype.itemsize), dtype
         )
@@ -357,7 +361,7 @@ def _place(
     files: list[Path], bucket: int, first: int, count: int, widths: Mapping[str, int], folder: Path
 ) -> None:
     """Write the rows of a bucket to their places, ``first`` and following ones of a partition."""
-    # Every row is written: the places of a bucket are those of as many rows, each dealt once.
+    # Every row is written: the positions of a bucket are those of as many rows, each dealt once.
     rows = np.empty((count, sum(widths.values())), np.uint8)
     for path in files:
         slices = np.load(path.with_suffix(".npy"))

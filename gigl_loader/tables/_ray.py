@@ -1,7 +1,7 @@
 """Steps of `partition_tables` as tasks of Ray: the functions are those that run without it.
 
-Ray places a task on a node with enough processors and memory, and runs it again on another where a
-node is lost. It raises nothing while no node is large enough, so that is looked at here.
+Ray positions a task on a node with enough processors and memory, and runs it again on another where
+a node is lost. It raises nothing while no node is large enough, so that is looked at here.
 """
 
 import os
@@ -64,19 +64,20 @@ def _import_ray() -> Any:
 def _run(
     ray: Any, makes: list[Callable[[], Any]], memory: int, threads: int
 ) -> Iterator[tuple[int, Any]]:
-    # Both are what Ray counts when it places a task; that it keeps to the memory is ours to see to.
+    # Both are what Ray counts when it positions a task; that it keeps to the memory is ours to see
+    # to.
     task = ray.remote(num_cpus=threads, memory=memory)(_call)
-    places = {task.remote(make): place for place, make in enumerate(makes)}
+    positions = {task.remote(make): position for position, make in enumerate(makes)}
     try:
-        while places:
-            done, _ = ray.wait(list(places), timeout=_LOOK_SECONDS)
+        while positions:
+            done, _ = ray.wait(list(positions), timeout=_LOOK_SECONDS)
             for one in done:
-                yield places.pop(one), _result(ray, one)
+                yield positions.pop(one), _result(ray, one)
             # Nodes may have left since tasks began. Ray would wait for new ones without a word.
             if not done and not _fits(ray, memory, threads):
                 raise UsageError(f"{_too_small(ray, memory, threads)}; call again to go on")
     finally:  # of an error of one, or where who takes results stops: nothing is left otherwise
-        _end(ray, list(places))
+        _end(ray, list(positions))
 
 
 def _end(ray: Any, tasks: list[Any]) -> None:

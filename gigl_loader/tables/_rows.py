@@ -1,4 +1,4 @@
-"""Features, labels and splits of nodes, written at the place that a node's number gives them."""
+"""Features, labels and splits of nodes, written at the position that a node's number gives them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.tables._job import Job
 from gigl_loader.tables._nodes import Numbering, PartFiles, Placer, note_array, part_files
-from gigl_loader.tables._order import Buckets, Places
+from gigl_loader.tables._order import Buckets, Positions
 from gigl_loader.tables._source import (
     BATCH_ROWS,
     Table,
@@ -73,9 +73,9 @@ class _InPlace:
         for name, found in rows.items():
             # `first` counts rows from the partition's first: a batch's rows of one partition are
             # neighbours there, so a piece is one write.
-            for partition, first, places in pieces:
+            for partition, first, positions in pieces:
                 offset = first * found.shape[1] * found.itemsize
-                self._files[name].write(partition, offset, found[places])
+                self._files[name].write(partition, offset, found[positions])
 
 
 class NodeRows:
@@ -158,7 +158,7 @@ class NodeRows:
         return bool(self._types)
 
     def write(
-        self, out: Path, numbering: Numbering, parts: list[Part], places: Places | None
+        self, out: Path, numbering: Numbering, parts: list[Part], positions: Positions | None
     ) -> int | None:
         """Write the rows to their partitions and note them in the manifests.
 
@@ -166,13 +166,13 @@ class NodeRows:
             out: Where partitions are written.
             numbering: Of the nodes.
             parts: The manifests of the partitions.
-            places: Where rows lie in a partition; None: in the order of ids.
+            positions: Where rows lie in a partition; None: in the order of ids.
 
         Returns:
             The number of classes, as `DistDataset.num_classes` counts them; None: there are none.
         """
         widths = {name: width * dtype.itemsize for name, (dtype, width) in self._types.items()}
-        buckets = None if places is None else Buckets(places, widths)
+        buckets = None if positions is None else Buckets(positions, widths)
         # By degree, the steps have the size of a bucket in their names: a run that goes on with
         # another memory deals rows again, to buckets of another size.
         step, highest = f"rows/{self._node_type if buckets is None else buckets.name}", -1
@@ -184,11 +184,11 @@ class NodeRows:
                 progress(file.num_rows)
         if buckets is not None:
             buckets.place(len(self._table.files))
-        self._note(out, numbering, parts, places)
+        self._note(out, numbering, parts, positions)
         return self._num_classes(highest)
 
     def _note(
-        self, out: Path, numbering: Numbering, parts: list[Part], places: Places | None
+        self, out: Path, numbering: Numbering, parts: list[Part], positions: Positions | None
     ) -> None:
         counts = np.diff(numbering.ends, prepend=0)
         for k, part in enumerate(parts):
@@ -197,8 +197,8 @@ class NodeRows:
                 shape = (int(counts[k]),) if where in self._flat else (int(counts[k]), width)
                 note_array(part, folder, f"{where}/values", dtype.name, shape)
                 part.ranges[where] = {"first": int(numbering.starts[k])}
-                if places is not None:
-                    places.note(part, k, where)
+                if positions is not None:
+                    positions.note(part, k, where)
             if self._spec.split is not None:
                 self._write_splits(folder, part, k)
 

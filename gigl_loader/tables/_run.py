@@ -46,7 +46,7 @@ from gigl_loader.tables._nodes import (
     open_dictionary,
     write_dictionary,
 )
-from gigl_loader.tables._order import EdgeFile, Places, count_degrees
+from gigl_loader.tables._order import EdgeFile, Positions, count_degrees
 from gigl_loader.tables._report import Report, describe_part
 from gigl_loader.tables._rows import NodeRows
 from gigl_loader.tables._source import BATCH_ROWS, Table, id_kind, stamp
@@ -104,8 +104,8 @@ class Run:
         counts = self._sort(mapped, extras)
         # Rows come after edges: by degree, their places follow from the edges that were written.
         for node_type, writer in rows.items():
-            places = self._places(node_type) if self._by_degree and writer.has_rows else None
-            classes = writer.write(out, self._numbering[node_type], self._parts, places)
+            positions = self._positions(node_type) if self._by_degree and writer.has_rows else None
+            classes = writer.write(out, self._numbering[node_type], self._parts, positions)
             self._classes |= {} if classes is None else {node_type: classes}
         # After rows, which hold the times of nodes.
         if self._time_attr is not None:
@@ -159,8 +159,8 @@ class Run:
             path, spec = self._owners_path(node_type), self._graph.nodes[node_type]
             if not before:
                 method = "contiguous" if self._count == 1 else self._method
-                place = partial(place_alone, method, table, spec, self._count, self._seed, path)
-                job.step(f"owners/{node_type}", place)
+                position = partial(place_alone, method, table, spec, self._count, self._seed, path)
+                job.step(f"owners/{node_type}", position)
             size = table.num_rows
             # Mapped: two bytes a node that are read once for each stage. The system maps no empty
             # file.
@@ -323,7 +323,7 @@ class Run:
                 found[edge_type] = ends.tolist()
         return found
 
-    def _places(self, node_type: NodeType) -> Places:
+    def _positions(self, node_type: NodeType) -> Positions:
         """Find where the rows of a type's nodes are to lie, by the edges that were written."""
         # Of label edges nothing is read in an epoch but seeds, so they do not count.
         edges = []
@@ -336,7 +336,7 @@ class Run:
                     edges.append(EdgeFile(path, spec.dtype, spec.shape[0]))
         numbering = self._numbering[node_type]
         degrees = count_degrees(self._job, node_type, numbering.num_nodes, edges)
-        return Places(self._job, self._out, node_type, numbering, degrees)
+        return Positions(self._job, self._out, node_type, numbering, degrees)
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -330,9 +330,9 @@ def in_type(
     elif dtype.kind == "i" and values.dtype.kind == "u" and dtype.itemsize <= values.dtype.itemsize:
         lost = found < 0  # numpy takes the bits as they are
     if lost is not None and lost.any():
-        rows, places = np.nonzero(lost)
-        column = columns[places[0]] if len(columns) > 1 else columns[0]
-        wrong = values[rows, places].tolist()
+        rows, positions = np.nonzero(lost)
+        column = columns[positions[0]] if len(columns) > 1 else columns[0]
+        wrong = values[rows, positions].tolist()
         table.refuse(file, column, first + rows, f"has numbers too large for {dtype}", wrong)
     return found
 

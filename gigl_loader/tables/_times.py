@@ -85,13 +85,13 @@ def _write(
     out: Path, parts: list[Part], k: int, kept: str, where: str, edge_type: EdgeType, ends: Array
 ) -> None:
     """Write the times of one partition's neighbours; of all nodes, only what is asked is read."""
-    # One number a node, so rows are places in the file. Mapped: neighbours of a partition lie in
+    # One number a node, so rows are positions in the file. Mapped: neighbours of a partition lie in
     # all others, in no order, and together those are the whole graph's times.
     allow_files(2 * len(parts))  # a mapping keeps a descriptor of its file
     times = [_open(out, other, p, kept) for p, other in enumerate(parts)]
-    places = f"{LOOKUPS}/{kept.split('/')[1]}"  # where rows do not follow their ids
-    ordered = [_open(out, other, p, places) for p, other in enumerate(parts)
-               if places in other.arrays]  # fmt: skip
+    positions = f"{LOOKUPS}/{kept.split('/')[1]}"  # where rows do not follow their ids
+    ordered = [_open(out, other, p, positions) for p, other in enumerate(parts)
+               if positions in other.arrays]  # fmt: skip
     # By degree, all partitions have look-ups, else none has: an owner's is found by its number.
     starts = np.concatenate([[0], ends[:-1]])
     neighbors = _open(out, parts[k], k, f"edges/{edge_type_str(edge_type)}/indices")

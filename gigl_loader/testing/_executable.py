@@ -32,13 +32,13 @@ from gigl_loader.workers import pipe
 _STAND_IN = """\
 import array, os, pickle, signal, socket, sys
 
-place, executable, *words = sys.argv[1:]
+position, executable, *words = sys.argv[1:]
 while words[:1] == ["-u"]:  # all streams of what is forked are unbuffered
     del words[0]
 if not words or words[0][:1] == "-" and words[0] not in ("-c", "-m", "-"):
     os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-server.connect(place)
+server.connect(position)
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, lambda number, frame: server.send(b"%d" % number))
 fds = sorted(int(name) for name in os.listdir("/proc/self/fd"))
@@ -66,16 +66,16 @@ def forked_executable(*modules: str) -> Iterator[str]:
             None that starts a thread, or reads the variables of its process once and for all.
     """
     with tempfile.TemporaryDirectory() as name:
-        place, path = f"{name}/socket", Path(name, "python")
+        position, path = f"{name}/socket", Path(name, "python")
         stand_in = Path(name, "stand_in.py")
         stand_in.write_text(_STAND_IN)
         # isolated and without site: the stand-in needs a few modules of the standard library, and
         # to be quick
-        words = [sys.executable, "-IS", str(stand_in), place, str(path)]
+        words = [sys.executable, "-IS", str(stand_in), position, str(path)]
         path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         path.chmod(0o700)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.bind(place)
+            door.bind(position)
             door.listen()  # who comes while modules are imported waits
             # the socket is handed over, and closed here: when the server ends, connecting is
             # refused

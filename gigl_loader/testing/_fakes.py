@@ -12,7 +12,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import SampleMessage
 from gigl_loader.sampler.plan import Sampler, SampleRequest
 from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
-from gigl_loader.sampler.store import LocalStore
+from gigl_loader.sampler.reader import LocalReader
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class InProcessPeers:
     """
 
     def __init__(self, views: Sequence[PartitionView]) -> None:
-        self._stores = [LocalStore(as_worker_gets(view)) for view in views]
+        self._stores = [LocalReader(as_worker_gets(view)) for view in views]
         self.asked: list[tuple[int, DrawRequest | RowsRequest]] = []
 
     def draw(self, partition: int, request: DrawRequest) -> _Answered[Drawn]:

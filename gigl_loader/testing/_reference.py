@@ -185,7 +185,7 @@ def _check_hop(
     per_hop = nodes[expanded].num_sampled_nodes
     frontier = range(sum(per_hop[:hop]), sum(per_hop[: hop + 1]))
     neighbors, targets = store.edge_index[:, slice(*span)].tolist()
-    chosen: dict[int, list[int]] = {place: [] for place in frontier}
+    chosen: dict[int, list[int]] = {position: [] for position in frontier}
     for neighbor, target in zip(neighbors, targets, strict=True):
         _must(
             target in chosen, "sampled for a node that was not in the frontier", name, hop, target
@@ -197,10 +197,10 @@ def _check_hop(
     # in plain Python and by dicts: slow, and nothing of the samplers is used to check them
     possible = rules.possible(name)
     ids, of = nodes[expanded].n_id.tolist(), nodes[reached].n_id.tolist()
-    for place, drawn in chosen.items():
-        edges = possible.get(ids[place], {})
+    for position, drawn in chosen.items():
+        edges = possible.get(ids[position], {})
         found = Counter(of[neighbor] for neighbor in drawn)
-        where = f"{name}, hop {hop}, node {ids[place]}"
+        where = f"{name}, hop {hop}, node {ids[position]}"
         _must(set(found) <= set(edges.values()), "no such edge", where, found, edges)
         _must(len(drawn) == rules.expected(len(edges), fanout), "neighbours", where, found, edges)
         # parallel edges are different edges with the same ends: each may come once

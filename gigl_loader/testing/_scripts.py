@@ -53,9 +53,9 @@ def run_python(
     Raises:
         subprocess.TimeoutExpired: One did not end in time. None is left.
     """
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as pipes:
         started = [
-            _Running(list(words), Path(place) / str(rank), text, variables, folder)
+            _Running(list(words), Path(pipes) / str(rank), text, variables, folder)
             # all are started before any is waited for: ranks wait for each other
             for rank, variables in enumerate(_environments(ranks, environment))
         ]
@@ -177,20 +177,20 @@ def _be(words: list[str], to_children: bool, finalized: bool) -> None:
 
 class _Running:
     def __init__(
-        self, words: list[str], place: Path, text: str, variables: dict[str, str], folder: Any
+        self, words: list[str], pipes: Path, text: str, variables: dict[str, str], folder: Any
     ) -> None:
-        self._place = place
-        place.mkdir()
-        (place / "in").write_text(text)
+        self._pipes = pipes
+        pipes.mkdir()
+        (pipes / "in").write_text(text)
         self.process = ForkedProcess(
-            target=_run, args=(words, place, variables, folder or Path.cwd())
+            target=_run, args=(words, pipes, variables, folder or Path.cwd())
         )
         self.process.start()
         assert self.process.pid is not None
         self._pid = self.process.pid
 
     def printed(self, to: str) -> str:
-        path = self._place / to
+        path = self._pipes / to
         return path.read_text() if path.exists() else ""
 
     def kill(self) -> None:
@@ -231,13 +231,13 @@ def _await_all(
             raise subprocess.TimeoutExpired(words, timeout_s, printed)
 
 
-def _run(words: list[str], place: Path, variables: dict[str, str], folder: Path) -> None:
+def _run(words: list[str], pipes: Path, variables: dict[str, str], folder: Path) -> None:
     # a group of its own, to be killed with all that is in it
     os.setsid()
     for number, name in enumerate(("in", "out", "err")):
         flags = os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY
         # files, not pipes: nobody has to read them while the script runs
-        fd = os.open(place / name, flags, 0o600)
+        fd = os.open(pipes / name, flags, 0o600)
         os.dup2(fd, number)
         os.close(fd)
     os.environ.clear()

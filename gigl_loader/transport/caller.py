@@ -66,7 +66,7 @@ _SLICE_S = 0.25  # longest sleep before what may have changed is looked at again
 _STOOD_STILL_S = 1.0  # between two looks: this process was suspended, or nobody waited
 
 
-class _Link:
+class _Connection:
     """A connection that was admitted."""
 
     def __init__(self, stream: Stream, max_ask_bytes: int) -> None:
@@ -113,7 +113,7 @@ class Caller:
     def _reset(self) -> None:
         """Start with no connection: at first, and in a fork, where all of it is the parent's."""
         self._pid, self._lane = os.getpid(), secrets.token_hex(8)
-        self._link: _Link | None = None
+        self._connection: _Connection | None = None
         self._unanswered: deque[Reply[Any]] = deque()
         self._heard = self._looked = time.monotonic()
         self._fruitless = 0  # connections in a row on which nothing was heard
@@ -121,7 +121,9 @@ class Caller:
         # Order of locks: the role, then _sending, then _state. Whoever asks has _sending first, and
         # therefore takes the role only if nobody has it.
         self._state = threading.Condition()
-        self._sending = threading.RLock()  # for a whole question, and while a link is replaced
+        self._sending = (
+            threading.RLock()
+        )  # for a whole question, and while a connection is replaced
         self._reader: int | None = None  # the thread that has the role: it reads and connects
 
     # --- asking -------------------------------------------------------------------------------
@@ -151,17 +153,17 @@ class Caller:
         reply: Reply[T] = Reply(self._wait_for, method, views, answer_type, into)
         # for appending and sending together: answers are matched to questions by their order
         with self._sending:
-            link = self._link
-            if link is not None:
-                self._check_size(reply, link.max_ask_bytes)
+            connection = self._connection
+            if connection is not None:
+                self._check_size(reply, connection.max_ask_bytes)
             with self._state:
                 if self._closed is not None:
                     raise _again(self._closed)
                 if not self._unanswered:
                     self._heard = time.monotonic()  # before, the peer had nothing to say
                 self._unanswered.append(reply)
-            if link is not None and not link.broken:
-                self._send(link, reply)
+            if connection is not None and not connection.broken:
+                self._send(connection, reply)
             else:
                 with self._role() as mine:
                     if mine:  # else whoever has it sees to it
@@ -178,22 +180,24 @@ class Caller:
                 "split the input, or raise the listener's max_ask_bytes"
             )
 
-    def _send(self, link: _Link, reply: Reply[Any]) -> None:
+    def _send(self, connection: _Connection, reply: Reply[Any]) -> None:
         """Send one question; reads meanwhile, since the peer may be blocked by an answer to us."""
         views = list(reply.views)  # `push` takes them out; the reply keeps them to be asked again
         try:
-            with link.stream.send_lock:
-                while not link.stream.push(views):
-                    self._wait_to_send(link)
+            with connection.stream.send_lock:
+                while not connection.stream.push(views):
+                    self._wait_to_send(connection)
         except (EOFError, OSError):
-            link.lose()  # whoever waits for the answer replaces it
+            connection.lose()  # whoever waits for the answer replaces it
 
-    def _wait_to_send(self, link: _Link) -> None:
+    def _wait_to_send(self, connection: _Connection) -> None:
         with self._role() as mine:
-            ready = link.stream.wait(select.POLLOUT | (select.POLLIN if mine else 0), _SLICE_S)
+            ready = connection.stream.wait(
+                select.POLLOUT | (select.POLLIN if mine else 0), _SLICE_S
+            )
             if mine and ready & ~select.POLLOUT:
-                self._read(link)
-        if not ready and self._silent_s(link) > self._patience_s:
+                self._read(connection)
+        if not ready and self._silent_s(connection) > self._patience_s:
             raise OSError("the peer takes no bytes and is silent")
 
     # --- waiting ------------------------------------------------------------------------------
@@ -241,28 +245,30 @@ class Caller:
 
     def _turn(self, deadline: float) -> None:
         """Do what comes next for an answer to come. Has the role."""
-        link = self._link
+        connection = self._connection
         if self._closed is not None:
             self._fail_all(self._closed)
-        elif link is None or link.broken:
+        elif connection is None or connection.broken:
             self._replace(deadline)
-        elif not self._read(link) and not link.broken:
-            self._wait_to_read(link, deadline)
+        elif not self._read(connection) and not connection.broken:
+            self._wait_to_read(connection, deadline)
 
-    def _read(self, link: _Link) -> bool:
+    def _read(self, connection: _Connection) -> bool:
         """Take what came; True if that was a whole frame. Has the role."""
-        link.steps = link.steps or read_frame(link.stream, MAX_ANSWER_BYTES, self._room)
+        connection.steps = connection.steps or read_frame(
+            connection.stream, MAX_ANSWER_BYTES, self._room
+        )
         try:
             try:
-                next(link.steps)  # a later call goes on where this one leaves
+                next(connection.steps)  # a later call goes on where this one leaves
             except StopIteration as whole:
-                link.steps = None
-                self._take(link, whole.value)
+                connection.steps = None
+                self._take(connection, whole.value)
                 return True
         except (EOFError, OSError):
-            link.lose()
+            connection.lose()
         except ProtocolError as error:
-            self._break_off(link, error)
+            self._break_off(connection, error)
         return False
 
     def _room(self, specs: list[ArraySpec]) -> list[Array]:
@@ -271,11 +277,11 @@ class Caller:
             reply = self._unanswered[0] if self._unanswered else None
         return empty_arrays(specs) if reply is None else reply.room(specs)
 
-    def _take(self, link: _Link, frame: Frame) -> None:
+    def _take(self, connection: _Connection, frame: Frame) -> None:
         if frame.kind is Kind.ALIVE:
             return
         if frame.kind is Kind.BYE:
-            self._dismissed(link, decode(frame.body, [], Goodbye))
+            self._dismissed(connection, decode(frame.body, [], Goodbye))
             return
         with self._state:
             reply = self._unanswered.popleft() if self._unanswered else None
@@ -285,39 +291,41 @@ class Caller:
         with self._state:
             self._state.notify_all()
 
-    def _dismissed(self, link: _Link, goodbye: Goodbye) -> None:
-        link.lose()
+    def _dismissed(self, connection: _Connection, goodbye: Goodbye) -> None:
+        connection.lose()
         if goodbye.end is End.PROTOCOL:
             self._fail_all(ProtocolError(f"{self.what} did not understand: {goodbye.words}"))
         elif goodbye.end is not End.REPLACED:
             text = f"{self.what} ended the connection ({goodbye.end.value}): {goodbye.words}"
             self._fail_all(PeerLostError(text, goodbye.end))
 
-    def _break_off(self, link: _Link, error: ProtocolError) -> None:
-        link.stream.end(farewell(End.PROTOCOL, str(error)))  # the other side's log says why, too
-        link.lose()
+    def _break_off(self, connection: _Connection, error: ProtocolError) -> None:
+        connection.stream.end(
+            farewell(End.PROTOCOL, str(error))
+        )  # the other side's log says why, too
+        connection.lose()
         self._fail_all(ProtocolError(f"{self.what}: {error}"))
 
-    def _wait_to_read(self, link: _Link, deadline: float) -> None:
-        if link.stream.wait(select.POLLIN, min(_SLICE_S, deadline - time.monotonic())):
+    def _wait_to_read(self, connection: _Connection, deadline: float) -> None:
+        if connection.stream.wait(select.POLLIN, min(_SLICE_S, deadline - time.monotonic())):
             return
-        silent_s = self._silent_s(link)
+        silent_s = self._silent_s(connection)
         if silent_s > self._patience_s:
-            link.lose()
+            connection.lose()
         # not before an "alive" was missed; with a short patience still in time for two attempts
         elif silent_s > max(1.5 * TICK_S, min(_SUSPECT_S, self._patience_s / 2)):
             self._try(deadline)
 
-    def _silent_s(self, link: _Link | None) -> float:
+    def _silent_s(self, connection: _Connection | None) -> float:
         """Return for how long nothing was heard; a fresh connection has time to be heard on.
 
         Once that is broken, what came with its handshake does not count: a listener may let this
         side in and drop it, again and again.
         """
-        if link is not None and link.stream.heard > link.since:
-            self._heard = max(self._heard, link.stream.heard)
+        if connection is not None and connection.stream.heard > connection.since:
+            self._heard = max(self._heard, connection.stream.heard)
         self._look()
-        since = 0.0 if link is None or link.broken else link.since
+        since = 0.0 if connection is None or connection.broken else connection.since
         return time.monotonic() - max(self._heard, since)
 
     def _look(self) -> None:
@@ -347,7 +355,7 @@ class Caller:
             self._reset()
         # from 50 ms, for a listener that is about to come up, to 1 s, where hundreds call one
         nap, started = 0.05, time.monotonic()
-        while self._link is None or self._link.broken:
+        while self._connection is None or self._connection.broken:
             try:
                 with self._role(deadline) as mine, self._sending:
                     if not mine:
@@ -367,7 +375,7 @@ class Caller:
                 time.sleep(nap)
                 nap = min(nap * 1.5, 1.0)
 
-    def _dial(self, deadline: float) -> _Link:
+    def _dial(self, deadline: float) -> _Connection:
         """Return a fresh connection to the first address that admits this caller.
 
         Raises:
@@ -389,7 +397,7 @@ class Caller:
                 failure = error
         raise failure
 
-    def _join(self, stream: Stream, address: addresses.Address, deadline: float) -> _Link:
+    def _join(self, stream: Stream, address: addresses.Address, deadline: float) -> _Connection:
         latest = max(deadline, time.monotonic() + _HANDSHAKE_S)
 
         def patience() -> float:
@@ -405,14 +413,14 @@ class Caller:
         stream.connect(address, patience)
         try:
             steps = join(stream, self._security, self._name, self.session, self._lane)
-            return _Link(stream, drive(steps, stream, patience).max_ask_bytes)
+            return _Connection(stream, drive(steps, stream, patience).max_ask_bytes)
         except JoinRefusedError as error:
             text = f"{self.what} and {self._name} do not let each other in: {error}"
             raise JoinRefusedError(text, error.end) from error
 
-    def _adopt(self, link: _Link) -> None:
-        """Use ``link`` from here on and ask again what is unanswered. Has ``_sending``."""
-        former, self._link = self._link, link
+    def _adopt(self, connection: _Connection) -> None:
+        """Use ``connection`` from here on and ask again what is unanswered. Has ``_sending``."""
+        former, self._connection = self._connection, connection
         if former is not None:
             was_heard = former.stream.heard > former.since
             self._fruitless = 0 if was_heard else self._fruitless + 1
@@ -421,15 +429,17 @@ class Caller:
         with self._state:
             again = list(self._unanswered)  # nobody can append meanwhile: that needs `_sending`
         for reply in again:
-            if not reply.done and not link.broken:
-                self._send(link, reply)
+            if not reply.done and not connection.broken:
+                self._send(connection, reply)
 
     def _replace(self, deadline: float) -> None:
         """Connect, at first or after a connection was lost. Has the role."""
-        silent_s = self._silent_s(link := self._link)
+        silent_s = self._silent_s(connection := self._connection)
         if silent_s <= self._patience_s + _GRACE_S:
-            if link is not None:  # one that drops connections is not dialled as fast as it can
-                time.sleep(max(0.0, link.since + 0.1 - time.monotonic()))
+            if (
+                connection is not None
+            ):  # one that drops connections is not dialled as fast as it can
+                time.sleep(max(0.0, connection.since + 0.1 - time.monotonic()))
             self._try(deadline)
         elif self._fruitless > 1:
             self._give_up(End.GONE, "it lets this side in and then drops the connection")
@@ -452,8 +462,8 @@ class Caller:
         except GiglLoaderError as error:
             self._fail_all(error)
         else:
-            if self._link is not None:
-                self._link.lose()  # whoever sends into it lets go
+            if self._connection is not None:
+                self._connection.lose()  # whoever sends into it lets go
             with self._sending:
                 self._adopt(fresh)
 
@@ -463,8 +473,8 @@ class Caller:
     def _fail_all(self, error: GiglLoaderError) -> None:
         with self._state:
             failed, self._unanswered = list(self._unanswered), deque()
-            if self._link is not None:
-                self._link.lose()  # its answers would be taken for those to later questions
+            if self._connection is not None:
+                self._connection.lose()  # its answers would be taken for those to later questions
             for reply in failed:
                 reply.end(_again(error))
             self._state.notify_all()
@@ -478,10 +488,10 @@ class Caller:
         with self._state:
             if self._closed is None:
                 self._closed = PeerLostError(f"{self.what}: closed on this side", End.CLOSED)
-            link = self._link
-        if link is not None:
-            link.stream.end(farewell(end, words or f"{self._name} is done"))
-            link.broken = True
+            connection = self._connection
+        if connection is not None:
+            connection.stream.end(farewell(end, words or f"{self._name} is done"))
+            connection.broken = True
         self._fail_all(self._closed)
         self._release_if_closed()
 
@@ -490,8 +500,8 @@ class Caller:
         if self._closed is None:
             return
         with self._role() as mine:
-            if mine and self._link is not None and self._sending.acquire(blocking=False):
-                self._link.stream.close()
+            if mine and self._connection is not None and self._sending.acquire(blocking=False):
+                self._connection.stream.close()
                 self._sending.release()
 
     def __enter__(self) -> "Caller":

@@ -48,11 +48,11 @@ class Plan:
         """
         if not self.everyone:
             return {}
-        known = msgspec.msgpack.decode(self.everyone, type=list[_Place])
+        known = msgspec.msgpack.decode(self.everyone, type=list[_Published])
         return assignments(_by_partition(known, self.num_partitions), self.partition)
 
 
-class _Place(NamedTuple):
+class _Published(NamedTuple):
     """Where a rank's workers answer, and for which partition."""
 
     partition: int
@@ -193,8 +193,8 @@ class Agreement:
         # loader only where all of them have the same rows as before
         names = "\n".join([cache, *(member.rows for member in found)])
         self.name_of_cache = hashlib.sha256(names.encode()).hexdigest()
-        places = [_Place(one.partition, one.host, one.ports) for one in found]
-        plan = Plan(offers, own, self._view.num_partitions, msgspec.msgpack.encode(places))
+        published = [_Published(one.partition, one.host, one.ports) for one in found]
+        plan = Plan(offers, own, self._view.num_partitions, msgspec.msgpack.encode(published))
         plan.assignments()  # raises where a partition has no rank
         return plan
 
@@ -262,7 +262,7 @@ def _first_like(mine: _Member, members: list[_Member]) -> int | None:
 
 
 def _by_partition(
-    members: Sequence["_Member | _Place"], num_partitions: int
+    members: Sequence["_Member | _Published"], num_partitions: int
 ) -> dict[int, tuple[WorkerAddress, ...]]:
     """Return all workers by partition, in the order of ranks."""
     # the order of ranks is the same for all who build this: `assignments` goes by positions in it

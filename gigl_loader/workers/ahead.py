@@ -98,7 +98,7 @@ class DrawnAhead:
 
     def _num_drawn(self, sequence: int, most: int) -> int:
         """Return how many batches are drawn without a gap from the first one on, up to ``most``."""
-        # Goes on from where it was, so that an epoch costs one look at each batch. A place that
+        # Goes on from where it was, so that an epoch costs one look at each batch. A position that
         # has been taken by a batch one round later has a larger mark, and its batch was drawn.
         known, number = self._counted
         number = number if known == sequence else 0

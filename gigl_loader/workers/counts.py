@@ -19,15 +19,15 @@ class BatchCounts:
     busy_until: dict[Any, float] = field(default_factory=dict)
     """Up to when that was counted, in seconds since 1970."""
     restarts: dict[Any, int] = field(default_factory=dict)
-    """Workers that were replaced, by the place where they are."""
+    """Workers that were replaced, by the position where they are."""
 
-    def count(self, stats: dict[str, Any], worker: Hashable, place: Hashable) -> None:
+    def count(self, stats: dict[str, Any], worker: Hashable, position: Hashable) -> None:
         """Count one batch.
 
         Args:
             stats: What the worker measured, and how many workers its producer has replaced.
             worker: Who sampled it.
-            place: Its producer or server.
+            position: Its producer or server.
         """
         self.batches += 1
         self.seeds += stats.get("seeds", 0)
@@ -36,7 +36,7 @@ class BatchCounts:
         self.sample_s += sample_s
         self.gather_s += gather_s
         # each batch tells the total of its producer, and an older one may come later
-        self.restarts[place] = max(self.restarts.get(place, 0), stats.get("restarts", 0))
+        self.restarts[position] = max(self.restarts.get(position, 0), stats.get("restarts", 0))
         # a worker samples several batches at a time: what two of them took together counts once.
         # Both times are of the worker's own clock
         ended = stats.get("ended_ns", 0) / 1e9

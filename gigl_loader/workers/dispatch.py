@@ -18,7 +18,7 @@ from gigl_loader.workers.ahead import STREAM, LookAhead
 from gigl_loader.workers.recovery import Recovery
 from gigl_loader.workers.restarts import Task
 from gigl_loader.workers.sampled_input import SeedOrders
-from gigl_loader.workers.schedule import FairQueue, Stream
+from gigl_loader.workers.schedule import BatchStream, FairQueue
 
 _MANY_MESSAGES = 1 << 20
 """More than are ever under way: a channel with room for them is not limited by its bytes."""
@@ -77,7 +77,7 @@ class Dispatcher:
         self.look_ahead: LookAhead | None = None
         """Says how far to draw ahead of the rows, where rows of other machines are kept."""
 
-    def add(self, stream: Stream[Received]) -> None:
+    def add(self, stream: BatchStream[Received]) -> None:
         """Add a consumer."""
         self._queue.add(stream)
 
@@ -111,7 +111,7 @@ class Dispatcher:
             if not state.finished:
                 self._announce(worker, state)
 
-    def _announce(self, worker: int, state: Stream[Received]) -> None:
+    def _announce(self, worker: int, state: BatchStream[Received]) -> None:
         order = self._orders.of(state.number, state.epoch)
         message = (messages.GENERATION, state.number, state.generation, order is not None)
         self._recovery.send(worker, message, order)

@@ -11,7 +11,7 @@ from gigl_loader.ranks import suspect_ranks
 from gigl_loader.workers import messages
 from gigl_loader.workers.among_ranks import AmongRanks
 from gigl_loader.workers.dispatch import Dispatcher, MessageMemory
-from gigl_loader.workers.pool import Event
+from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
 
 Failures = list[tuple[int, SamplingError]]
@@ -39,7 +39,7 @@ class Inbox:
         # One thread at a time reads and files, so that what a worker sent is filed before its
         # death is. Taken before `lock`, never inside it.
         self._pumping = threading.RLock()
-        self._unfiled: list[Event] = []
+        self._unfiled: list[WorkerEvent] = []
         """Messages that `count_batches` has read, for the next `pump`."""
         self._failed: Failures = []
         """What was filed by a thread that does not wait for it."""
@@ -86,9 +86,9 @@ class Inbox:
 
     def raise_failed(self, stream: int) -> None:
         """Raise what failed while somebody else filed it: the epoch is broken off, not over."""
-        for place, (number, error) in enumerate(self._failed):
+        for position, (number, error) in enumerate(self._failed):
             if number == stream:
-                del self._failed[place]
+                del self._failed[position]
                 raise error
 
     def raise_if_fatal(self) -> None:
@@ -110,7 +110,7 @@ class Inbox:
         for event in unfiled:
             segments.close_fds(list(event.fds))
 
-    def _file(self, event: Event, failed: Failures) -> None:
+    def _file(self, event: WorkerEvent, failed: Failures) -> None:
         kind, *rest = event.message
         self._recovery.note_progress()
         if kind == messages.BATCH:
@@ -131,7 +131,7 @@ class Inbox:
             self._fatal = SamplingError(f"start of sampling worker {event.worker}", *rest)
 
     def _file_batch(
-        self, event: Event, ticket: BatchTicket, position: int, slot: int, nbytes: int,
+        self, event: WorkerEvent, ticket: BatchTicket, position: int, slot: int, nbytes: int,
         retired: tuple[int, ...], layout: Any, stats: dict[str, Any],
     ) -> None:  # fmt: skip
         # first of all, and whether the batch is still wanted or not: the worker is done with it

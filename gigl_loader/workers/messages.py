@@ -14,7 +14,7 @@
 """
 
 FORK, KILL, FORKED, EXITED = "fork", "kill", "forked", "exited"
-PLACE, PEERS, GENERATION, TASK, STOP = "place", "peers", "generation", "task", "stop"
+PLACE, PEERS, GENERATION, TASK, STOP = "position", "peers", "generation", "task", "stop"
 SLOTS = "slots"
 READY, FAILED, BATCH, ERROR, STALE = "ready", "failed", "batch", "error", "stale"
 LINGERING, UNHEARD, DRAWN, DIED = "lingering", "unheard", "drawn", "died"

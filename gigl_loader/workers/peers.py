@@ -3,7 +3,7 @@
 A worker answers for its partition with `Answering` and asks the other partitions through `Asking`::
 
     worker A, partition 0                             worker B, partition 1
-    sampling thread --draw, rows--> Asking  --------> Answering --> LocalStore, a thread per caller
+    sampling thread --draw, rows--> Asking  --------> Answering --> LocalReader, a thread per caller
                     <-- answers, in the arrays given ---
 
 Of each other partition a worker asks one worker, always the same; which one follows from the
@@ -30,7 +30,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.memory.segments import Array
 from gigl_loader.sampler.questions import Drawn, DrawRequest, RowsAnswer, RowsRequest
-from gigl_loader.sampler.store import LocalStore
+from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.transport import (
     SILENCE_S,
     Caller,
@@ -213,18 +213,18 @@ class Answering:
             self._changed.notify_all()
 
     def _draw(self, question: DrawQuestion, peer: Peer) -> DrawAnswer:
-        return DrawAnswer.of(self._store().answer_draw(question.unpacked()))
+        return DrawAnswer.of(self._reader().answer_draw(question.unpacked()))
 
     def _rows(self, question: RowsQuestion, peer: Peer) -> RowsAnswer:
         # in scratch memory of this thread, which sends it before it takes the next question
-        return self._store().answer_rows(question.unpacked())
+        return self._reader().answer_rows(question.unpacked())
 
-    def _store(self) -> LocalStore:
+    def _reader(self) -> LocalReader:
         self.last_asked = time.monotonic()
-        store: LocalStore | None = getattr(self._per_thread, "store", None)
-        if store is None:
-            store = self._per_thread.store = LocalStore(self._view)
-        return store
+        reader: LocalReader | None = getattr(self._per_thread, "store", None)
+        if reader is None:
+            reader = self._per_thread.reader = LocalReader(self._view)
+        return reader
 
 
 @dataclass
@@ -248,7 +248,7 @@ class Traffic:
 
 
 class Answer(Generic[T]):
-    """An answer under way; `gigl_loader.sampler.questions.Pending`.
+    """An answer under way; `gigl_loader.sampler.questions.PendingAnswer`.
 
     Args:
         reply: Of the transport.

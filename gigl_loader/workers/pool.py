@@ -63,7 +63,7 @@ class _Worker:
 
 
 @dataclass(frozen=True)
-class Event:
+class WorkerEvent:
     """One message of a worker."""
 
     worker: int
@@ -85,7 +85,7 @@ class WorkerPool:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._control: pipe.Socket | None = None
         self._selector = selectors.DefaultSelector()
-        self._events: deque[Event] = deque()
+        self._events: deque[WorkerEvent] = deque()
         # where a thread takes two of these, it takes them in this order
         self._ending = threading.Lock()  # of two that stop the pool, one does
         self._reading = threading.RLock()  # one thread at a time waits for the workers
@@ -237,7 +237,7 @@ class WorkerPool:
             except OSError:
                 pass
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[WorkerEvent]:
         """Return what workers sent, waiting up to ``timeout_s`` seconds for the first.
 
         The end of a worker comes once, as `messages.DIED` with pid and exit code, after all that it
@@ -255,7 +255,7 @@ class WorkerPool:
                         -1 if worker.pid is None else worker.pid,
                         worker.exitcode,
                     )
-                    self._events.append(Event(worker.number, died, ()))
+                    self._events.append(WorkerEvent(worker.number, died, ()))
             events = list(self._events)
             self._events.clear()
             return events
@@ -302,7 +302,7 @@ class WorkerPool:
                 os.set_inheritable(fd, False)
                 self._listeners[worker.number] = fd
             fds = []
-        self._events.append(Event(worker.number, message, tuple(fds)))
+        self._events.append(WorkerEvent(worker.number, message, tuple(fds)))
 
     def _on_supervisor(self, message: tuple[Any, ...]) -> None:
         kind, number, pid, *rest = message

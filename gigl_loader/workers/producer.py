@@ -48,7 +48,7 @@ from gigl_loader.workers.pool import WorkerPool
 from gigl_loader.workers.recovery import LOOK_EVERY_S, Attendant, Recovery
 from gigl_loader.workers.rendezvous import Rendezvous
 from gigl_loader.workers.sampled_input import SeedOrders, make_plan, seed_or_drawn, view_of
-from gigl_loader.workers.schedule import Stream
+from gigl_loader.workers.schedule import BatchStream
 from gigl_loader.workers.setup import Plugins, SeedInput, WorkerSetup
 
 LINGER_S = 30.0
@@ -260,7 +260,7 @@ class DistSamplingProducer:
     def add_stream(self, number: int, limit: int) -> None:
         """Add a consumer that may have ``limit`` batches started and not taken."""
         with self._lock:
-            self._dispatcher.add(Stream(number, limit, self.epoch_options.in_order))
+            self._dispatcher.add(BatchStream(number, limit, self.epoch_options.in_order))
 
     def remove_stream(self, number: int) -> None:
         """Forget a consumer and what is under way for it."""
@@ -336,7 +336,7 @@ class DistSamplingProducer:
         """
         return self._wait_for(self.start_at_once(index))
 
-    def start_at_once(self, index: Tensor) -> Stream[Received]:
+    def start_at_once(self, index: Tensor) -> BatchStream[Received]:
         """Let a worker sample the batch of the seeds at ``index``; it comes as `sample` says.
 
         Returns:
@@ -353,7 +353,7 @@ class DistSamplingProducer:
             self._dispatcher.dispatch()
             return self._dispatcher.streams[AT_ONCE_STREAM]
 
-    def _wait_for(self, state: Stream[Received]) -> Received:
+    def _wait_for(self, state: BatchStream[Received]) -> Received:
         """Return the one batch of ``state``; what fails of others is told to who takes those."""
         limit = self.epoch_options.timeout_s
         while True:
@@ -422,7 +422,7 @@ class DistSamplingProducer:
         with self._lock:
             return self._recovery.replace_stalled(limit_s)
 
-    def _raise_stalled(self, state: Stream[Received], limit: float) -> None:
+    def _raise_stalled(self, state: BatchStream[Received], limit: float) -> None:
         busy = [number for number, load in enumerate(self._recovery.under_way.loads) if load]
         raise PeerTimeoutError(
             f"no sampling worker made progress for {limit:.1f} s; waiting for batch "

@@ -9,7 +9,7 @@ from gigl_loader.message import BatchTicket
 T = TypeVar("T")
 
 
-class Stream(Generic[T]):
+class BatchStream(Generic[T]):
     """One consumer's epoch.
 
     ::
@@ -127,13 +127,13 @@ class FairQueue(Generic[T]):
     """The streams of one producer, served in turn, so that no consumer starves another."""
 
     def __init__(self) -> None:
-        self.streams: dict[int, Stream[T]] = {}
+        self.streams: dict[int, BatchStream[T]] = {}
         # only those with room: of thousands of consumers, few want a batch at a time. A stream that
         # gets room says so; one that loses it, as it is cancelled, is passed over at its turn
         self._turns: deque[int] = deque()
         self._in_turns: set[int] = set()  # the same numbers: each has one turn at a time
 
-    def add(self, stream: Stream[T]) -> None:
+    def add(self, stream: BatchStream[T]) -> None:
         """Add a consumer."""
         self.streams[stream.number] = stream
         stream.on_room = self._give_turn

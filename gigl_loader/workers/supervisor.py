@@ -2,7 +2,7 @@
 
 Forking from a process that has loaded the compiled kernels costs milliseconds a worker, and the
 workers share that memory. The supervisor reports how each worker ended, and forks another in its
-place when it is asked to. When the trainer is gone, however it went, the supervisor ends every
+position when it is asked to. When the trainer is gone, however it went, the supervisor ends every
 worker, stopped ones too; when the supervisor itself is killed, the kernel ends the workers
 (PR_SET_PDEATHSIG).
 """

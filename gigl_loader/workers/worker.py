@@ -91,7 +91,7 @@ class Worker:
     def __init__(self, sock: pipe.Socket, number: int) -> None:
         self._sock, self._number = sock, number
         self._setup: WorkerSetup[Array] = pipe.receive_object(sock)
-        self._replaces, self._listens_on = _receive_place(sock)
+        self._replaces, self._listens_on = _receive_position(sock)
         self._plugins = Plugins()
         self._slots = SlotWriter()
         self._tasks: queue.SimpleQueue[tuple[BatchTicket, int] | None] = queue.SimpleQueue()
@@ -433,7 +433,7 @@ def _all_fields(
     return [*fields, *scale_fields(view, fields)]
 
 
-def _receive_place(sock: pipe.Socket) -> tuple[bool, int | None]:
+def _receive_position(sock: pipe.Socket) -> tuple[bool, int | None]:
     """Return whether this worker replaces another, and that one's listening socket if it had one.
 
     Raises:

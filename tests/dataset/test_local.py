@@ -21,7 +21,7 @@ directions = st.sampled_from(["in", "out"])
 
 
 @given(graphs(), directions)
-def test_a_whole_graph_has_every_value_in_its_place(graph: Graph, edge_dir: str) -> None:
+def test_a_whole_graph_has_every_value_in_its_position(graph: Graph, edge_dir: str) -> None:
     dataset = DistDataset.from_pyg(
         graph.to_pyg(), edge_dir=edge_dir, supervision=graph.supervision()
     )

@@ -21,7 +21,7 @@ def test_a_part_of_another_run_is_named(tmp_path: Path) -> None:
         DistDataset.load(tmp_path / "a", 1)
 
 
-def test_a_part_in_the_place_of_another_is_named(tmp_path: Path) -> None:
+def test_a_part_in_the_position_of_another_is_named(tmp_path: Path) -> None:
     write(RING, tmp_path)
     shutil.rmtree(tmp_path / "part1")
     shutil.copytree(tmp_path / "part0", tmp_path / "part1")

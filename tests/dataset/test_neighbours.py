@@ -17,8 +17,8 @@ def test_edges_come_node_after_node(rows: list[list[int]], first_row: int, data)
     ids = data.draw(st.lists(st.integers(first_row, first_row + len(rows) + 2), max_size=8))
     found = all_edges(adjacency, torch.tensor(ids, dtype=torch.int64))
     expected = [
-        (rows[id - first_row][i], place, int(ends[id - first_row]) + i)
-        for place, id in enumerate(ids)
+        (rows[id - first_row][i], position, int(ends[id - first_row]) + i)
+        for position, id in enumerate(ids)
         if id - first_row < len(rows)
         for i in range(len(rows[id - first_row]))
     ]

@@ -169,7 +169,7 @@ def test_a_run_that_fails_leaves_the_old_directory(tmp_path: Path, monkeypatch) 
     assert [path.name for path in tmp_path.iterdir()] == ["graph"]
 
 
-def test_a_directory_that_cannot_take_its_place_leaves_the_old_one(
+def test_a_directory_that_cannot_take_its_position_leaves_the_old_one(
     tmp_path: Path, monkeypatch
 ) -> None:
     written(RING, 2, tmp_path / "graph")

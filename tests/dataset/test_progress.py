@@ -16,10 +16,10 @@ GRAPH = TinyGraph.random(40, 200)
 
 
 @pytest.fixture
-def bars(monkeypatch) -> list[_progress.Progress]:
+def bars(monkeypatch) -> list[_progress.ProgressBar]:
     made = []
 
-    class Recorded(_progress.Progress):
+    class Recorded(_progress.ProgressBar):
         def __init__(self, title: str, total: int, *, shown: bool) -> None:
             super().__init__(title, total, shown=False)
             self.moves: list[float] = []
@@ -29,7 +29,7 @@ def bars(monkeypatch) -> list[_progress.Progress]:
             super().add(nbytes)
             self.moves.append(self.done / self._total)
 
-    monkeypatch.setattr(_progress, "Progress", Recorded)
+    monkeypatch.setattr(_progress, "ProgressBar", Recorded)
     return made
 
 

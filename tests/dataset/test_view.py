@@ -43,9 +43,9 @@ def test_rows_are_found_by_index_by_range_and_by_ids(as_tensor: bool) -> None:
         Rows(array([40, 50, 60, 70]), first=4),
         Rows(array(list(range(0, 80, 10)))),
     ):
-        places = rows.locate(asked)
-        assert str(places.dtype).removeprefix("torch.") == "int64"
-        assert rows.values[places].tolist() == wanted
+        positions = rows.locate(asked)
+        assert str(positions.dtype).removeprefix("torch.") == "int64"
+        assert rows.values[positions].tolist() == wanted
 
 
 def test_rows_know_their_type_by_torchs_name() -> None:
@@ -54,7 +54,7 @@ def test_rows_know_their_type_by_torchs_name() -> None:
     assert Rows(np.ones(1, np.uint16), dtype="bfloat16").dtype == "bfloat16", "bits of one"
 
 
-def test_ids_of_edges_are_listed_or_follow_from_their_place() -> None:
+def test_ids_of_edges_are_listed_or_follow_from_their_position() -> None:
     listed = Adjacency(np.array([0, 2]), np.array([3, 4]), np.array([8, 6]), None)
     placed = Adjacency(np.array([0, 2]), np.array([3, 4]), None, None, first_row=5, first_edge=9)
     none = Adjacency(np.array([0, 2]), np.array([3, 4]), None, None)

@@ -16,7 +16,7 @@ def _check(folder: Path, num_ranks: int, steps: int) -> None:
         whole = killed.checkpoint(folder / "whole", rank)
         found = killed.checkpoint(folder / "killed", rank)
         assert len(whole) == killed.EPOCHS * steps
-        assert [place for place, _ in found] == [place for place, _ in whole]
+        assert [position for position, _ in found] == [position for position, _ in whole]
         assert found == whole
         epochs = [whole[i : i + steps] for i in range(0, len(whole), steps)]
         assert all(one != other for one in epochs for other in epochs if one is not other)

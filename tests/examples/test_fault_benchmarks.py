@@ -55,14 +55,14 @@ def test_the_queries_of_the_dashboard(scripts) -> None:
 
 
 def test_other_bits_are_noticed(scripts, tmp_path: Path) -> None:
-    """The digest is over the places of the sequence, whoever took them, once or twice."""
+    """The digest is over the positions of the sequence, whoever took them, once or twice."""
     job_class = scripts("_cluster").Job
 
     def digest(*lines: tuple[float, int, int, str]) -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        for at, rank, place, found in lines:
-            line = {"at": at, "epoch": 0, "place": place, "rank": rank, "digest": found}
+        for at, rank, position, found in lines:
+            line = {"at": at, "epoch": 0, "position": position, "rank": rank, "digest": found}
             with (folder / f"{rank}.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
         (folder / "9.jsonl").write_text('{"at": 3, "cut sho')  # by a kill

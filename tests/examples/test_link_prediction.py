@@ -41,9 +41,9 @@ def _write_lastfm(root: Path) -> None:
     """Write 30 users in three tastes, of 12 artists each, in the files of the real data."""
     train, test = [], []
     for user in range(1, 31):
-        for place in range(8):
-            artist = 1 + 12 * (user % 3) + (user + place) % 12
-            (test if place == 7 else train).append(f"{user}\t{artist}\t1.5e+03")
+        for position in range(8):
+            artist = 1 + 12 * (user % 3) + (user + position) % 12
+            (test if position == 7 else train).append(f"{user}\t{artist}\t1.5e+03")
     (root / "data1.txt").write_text("\n".join(train) + "\n")
     (root / "test1.txt").write_text("\n".join(test) + "\n")
     ties = [f"{user}\t{1 + (user + 2) % 30}" for user in range(1, 31)]
@@ -59,7 +59,7 @@ def test_one_process_reads_the_files_of_the_real_data(tmp_path: Path) -> None:
     )  # fmt: skip
     found = _results(printed)
     assert set(found) == {"1 processes, gigl_loader", "items by popularity"}
-    assert found["1 processes, gigl_loader"][0] > 0.9  # 12 artists of one's taste, 20 places
+    assert found["1 processes, gigl_loader"][0] > 0.9  # 12 artists of one's taste, 20 positions
 
 
 @pytest.fixture

@@ -62,8 +62,8 @@ def test_chunks_are_all_edges_and_rows_whatever_others_have_done(
     pairs = torch.cat([data.edge_index[:, :0], *(one[1] for one in found)], 1)
     order = torch.argsort(pairs[1] * 40 + pairs[0], stable=True)
     assert torch.equal(pairs[:, order], data.edge_index[:, into])
-    for place, wanted in ((2, data.edge_weight), (3, data.edge_attr)):
-        values = torch.cat([wanted[:0], *(one[place] for one in found)])
+    for position, wanted in ((2, data.edge_weight), (3, data.edge_attr)):
+        values = torch.cat([wanted[:0], *(one[position] for one in found)])
         assert torch.equal(values[order], wanted[into])
 
 

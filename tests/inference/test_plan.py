@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
-from gigl_loader.inference.plan import EdgePlan, narrow_plans, place_of, plan_edges
+from gigl_loader.inference.plan import EdgePlan, narrow_plans, plan_edges, position_of
 from gigl_loader.inference.shares import NodeShares
 
 
 def test_place_of() -> None:
     ids = torch.tensor([5, 2, 9, 7, 2])
-    assert place_of(ids, torch.tensor([2, 5, 8])).tolist() == [1, 0, -1, -1, 0]
-    assert place_of(ids, ids[:0]).tolist() == [-1] * 5
-    assert place_of(ids[:0], ids).tolist() == []
+    assert position_of(ids, torch.tensor([2, 5, 8])).tolist() == [1, 0, -1, -1, 0]
+    assert position_of(ids, ids[:0]).tolist() == [-1] * 5
+    assert position_of(ids[:0], ids).tolist() == []
 
 
 def _plan(data: Any, exchange: Any) -> tuple[EdgePlan, Tensor]:

@@ -47,8 +47,8 @@ def test_edges_of_a_partition(world: int, weight: bool, attr: bool) -> None:
         ids = graph.owners.own[NODE][exchange.rank :: 2]
         found = graph.edges(EDGE, ids, weight=weight, attr=attr)
         assert torch.equal(found.targets, found.targets.sort().values)
-        for place, node in enumerate(ids.tolist()):
-            mine, wanted = found.targets == place, DATA.edge_index[1] == node
+        for position, node in enumerate(ids.tolist()):
+            mine, wanted = found.targets == position, DATA.edge_index[1] == node
             assert torch.equal(found.sources[mine], DATA.edge_index[0, wanted])
             if weight:
                 assert found.weight is not None
@@ -104,10 +104,10 @@ class _Store:
 
     def edges(self, name: Any, ids: Tensor, *, weights: bool, edge_ids: bool = False) -> Any:
         self.asked.append((ids.numel(), weights, edge_ids))
-        places = [(DATA.edge_index[1] == node).nonzero().view(-1) for node in ids.tolist()]
-        chosen = torch.cat([torch.empty(0, dtype=torch.int64), *places])
+        positions = [(DATA.edge_index[1] == node).nonzero().view(-1) for node in ids.tolist()]
+        chosen = torch.cat([torch.empty(0, dtype=torch.int64), *positions])
         return SimpleNamespace(
-            sources=DATA.edge_index[0, chosen], counts=torch.tensor([len(p) for p in places]),
+            sources=DATA.edge_index[0, chosen], counts=torch.tensor([len(p) for p in positions]),
             weights=DATA.edge_weight[chosen] if weights else None,
             edge_ids=chosen if edge_ids and self._with_edge_ids else None,
         )  # fmt: skip

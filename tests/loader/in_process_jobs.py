@@ -27,7 +27,7 @@ from gigl_loader import (
 )
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
-from gigl_loader.sampler.store import LocalStore
+from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import Footprint, check_same_batches
 from gigl_loader.testing._processes import meet_in_store
 from gigl_loader.workers.pool import process_state
@@ -206,7 +206,7 @@ def _an_answer_fails(rank: int, size: int, asked: str) -> None:
     with _loader(rank, size) as loader:
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
-                patch.setattr(LocalStore, asked, fail)
+                patch.setattr(LocalReader, asked, fail)
             with pytest.raises(kind, match=text):
                 list(loader)
             dist.barrier()  # until both have failed

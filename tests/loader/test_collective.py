@@ -26,7 +26,7 @@ from gigl_loader.loader.collective import (
     host_backend,
 )
 from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
-from gigl_loader.sampler.store import LocalStore
+from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, one_rank
 from gigl_loader.transport import codec
 
@@ -65,7 +65,7 @@ def test_one_round_answers_all_that_was_asked_before_it(peers: CollectivePeers) 
     again = peers.draw(0, DrawRequest(ALL, _nodes(5)))
     found = drawn.wait()
     assert peers.rounds == before + 1
-    expected = LocalStore(as_worker_gets(GRAPH.dataset().view())).answer_draw(
+    expected = LocalReader(as_worker_gets(GRAPH.dataset().view())).answer_draw(
         DrawRequest(ALL, nodes)
     )
     for one, other in ((found.counts, expected.counts), (found.neighbors, expected.neighbors),

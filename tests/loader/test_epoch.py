@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gigl_loader import ConfigError
-from gigl_loader.loader.epoch import LoaderStats, Progress, _in_words
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats, _in_words
 from gigl_loader.message import BatchTicket, Received
 from gigl_loader.options import parse_size
 
@@ -54,20 +54,22 @@ IDENTITY = {"num_seeds": 9, "num_batches": 3, "rank": 1, "world_size": 2, "seed"
 
 def test_ranks_in_step_share_one_state() -> None:
     of_rank_0 = {**IDENTITY, "rank": 0, "num_seeds": 10}
-    state = Progress(epoch=4, yielded=2).to_dict(of_rank_0)
-    assert Progress.from_dict(state, IDENTITY, in_step=True) == Progress(epoch=4, yielded=2)
+    state = EpochProgress(epoch=4, yielded=2).to_dict(of_rank_0)
+    assert EpochProgress.from_dict(state, IDENTITY, in_step=True) == EpochProgress(
+        epoch=4, yielded=2
+    )
     with pytest.raises(ConfigError, match=r"rank: 0 -> 1.*what it saved itself; with even_ranks"):
-        Progress.from_dict(state, IDENTITY)
+        EpochProgress.from_dict(state, IDENTITY)
     hints = dict.fromkeys(("num_batches", "seed"), "build this loader")
     for name, hint in {**hints, "world_size": r'.*shard="world"'}.items():
         with pytest.raises(ConfigError, match=rf"now\) {name}: \d+ -> \d: {hint}"):
-            Progress.from_dict({**state, name: 99}, IDENTITY, in_step=True)
+            EpochProgress.from_dict({**state, name: 99}, IDENTITY, in_step=True)
     own = {**state, "rank": 1}
     with pytest.raises(ConfigError, match=r"now\) num_seeds: 10 -> 9"):
-        Progress.from_dict(own, IDENTITY, in_step=True)
-    out_of_order = Progress(epoch=4, yielded=0, ahead={2}).to_dict(of_rank_0)
+        EpochProgress.from_dict(own, IDENTITY, in_step=True)
+    out_of_order = EpochProgress(epoch=4, yielded=0, ahead={2}).to_dict(of_rank_0)
     with pytest.raises(ConfigError, match="rank: 0 -> 1"):
-        Progress.from_dict(out_of_order, IDENTITY, in_step=True)
+        EpochProgress.from_dict(out_of_order, IDENTITY, in_step=True)
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ def _expected(seeds, number, how, *, make=NeighborSampler, epoch=0, **extra):
     )  # fmt: skip
     dataset, time_attr = GRAPH.dataset(), how.get("time_attr")
     view = dataset.view() if time_attr is None else dataset.view_by_time(time_attr)
-    places = torch.arange(seeds.numel())
-    request = SampleRequest(BatchTicket(0, 1, epoch, number), seeds, places, extra)
+    positions = torch.arange(seeds.numel())
+    request = SampleRequest(BatchTicket(0, 1, epoch, number), seeds, positions, extra)
     return sample_message(make(as_worker_gets(view), plan, None), request)
 
 

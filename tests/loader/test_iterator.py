@@ -8,7 +8,7 @@ import torch
 
 from gigl_loader import UsageError
 from gigl_loader.device.prefetch import CopyEngine
-from gigl_loader.loader.epoch import LoaderStats, Progress
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.loader.iterator import EpochIterator
 from gigl_loader.message import BatchTicket, Received
 
@@ -50,8 +50,8 @@ class Owner:
         return int(message["x"])
 
 
-def _iterate(owner: Owner, places: list[int]) -> EpochIterator:
-    return EpochIterator(owner, places, Progress())
+def _iterate(owner: Owner, positions: list[int]) -> EpochIterator:
+    return EpochIterator(owner, positions, EpochProgress())
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -72,15 +72,15 @@ def test_batches_come_and_are_counted(ahead: bool) -> None:
     assert owner._source.cancelled == 0, "the source may be in the next epoch by now"
 
 
-def test_a_batch_that_comes_twice_is_of_two_places() -> None:
-    """With even_ranks="wrap" places go on beyond the batches, which then start again."""
+def test_a_batch_that_comes_twice_is_of_two_positions() -> None:
+    """With even_ranks="wrap" positions go on beyond the batches, which then start again."""
     owner = Owner(Source(0, 1, 0), 2)
     iterator = _iterate(owner, [0, 1, 2])
     assert list(iterator) == [0, 1, 0]
     assert iterator._progress.yielded == 3
 
 
-def test_batches_out_of_order_are_places_ahead_of_the_run() -> None:
+def test_batches_out_of_order_are_positions_ahead_of_the_run() -> None:
     owner = Owner(Source(2, 0), 3)
     iterator = _iterate(owner, [0, 1, 2])
     next(iterator)

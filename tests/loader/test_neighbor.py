@@ -66,12 +66,14 @@ def made(request: pytest.FixtureRequest) -> Iterator[SimpleNamespace]:
         yield one
 
 
-def _places(made, epoch: int) -> list[list[int]]:
-    """Return the places in the input of every batch."""
+def _positions(made, epoch: int) -> list[list[int]]:
+    """Return the positions in the input of every batch."""
     how, length = made.how, made.seeds.numel()
-    places = epoch_order(length, 11, epoch).tolist() if how.get("shuffle") else list(range(length))
+    positions = (
+        epoch_order(length, 11, epoch).tolist() if how.get("shuffle") else list(range(length))
+    )
     size = how["batch_size"]
-    batches = [places[i : i + size] for i in range(0, length, size)]
+    batches = [positions[i : i + size] for i in range(0, length, size)]
     return [b for b in batches if len(b) == size] if how.get("drop_last") else batches
 
 
@@ -102,7 +104,7 @@ def _run(made, epoch: int, most: int | None = None) -> list:
 
 def test_every_epoch_is_whole_and_every_batch_right(made) -> None:
     for epoch in (0, 1, 7):
-        batches, expected = _run(made, epoch), _places(made, epoch)
+        batches, expected = _run(made, epoch), _positions(made, epoch)
         assert len(batches) == len(expected) == len(made.loader)
         found = [_input(made, batch).input_id.tolist() for batch in batches]
         if made.how.get("in_order", True):
@@ -132,7 +134,7 @@ def test_a_break_leaves_no_trace(made, most: int) -> None:
     found = _run(made, 6)
     if made.how.get("in_order", True):
         check_same_batches(found, expected)
-    assert sorted(_input(made, b).input_id.tolist() for b in found) == sorted(_places(made, 6))
+    assert sorted(_input(made, b).input_id.tolist() for b in found) == sorted(_positions(made, 6))
 
 
 def test_an_exception_in_the_training_loop_leaves_no_trace(made) -> None:
@@ -153,7 +155,7 @@ def test_a_second_iter_ends_the_first(made) -> None:
     with pytest.raises(UsageError, match="newer iter"):
         next(first)
     found = [next(second) for _ in range(len(made.loader))]
-    assert sorted(_input(made, b).input_id.tolist() for b in found) == sorted(_places(made, 9))
+    assert sorted(_input(made, b).input_id.tolist() for b in found) == sorted(_positions(made, 9))
     with pytest.raises(StopIteration):
         next(second)
     with pytest.raises(StopIteration):
@@ -165,12 +167,12 @@ def test_epochs_count_up_by_themselves(made) -> None:
     for epoch in (20, 21):
         assert made.loader.epoch == epoch
         found = [_input(made, b).input_id.tolist() for b in made.loader]
-        assert sorted(found) == sorted(_places(made, epoch))
+        assert sorted(found) == sorted(_positions(made, epoch))
 
 
 @pytest.mark.parametrize("stops", [[0, 2, 1, 50], [1, 50], [3, 3, 50]])
 def test_resuming_yields_exactly_what_was_not_yielded(made, stops: list[int]) -> None:
-    expected, found = _places(made, 12), []
+    expected, found = _positions(made, 12), []
     made.loader.set_epoch(12)
     for stop in stops:
         iterator = iter(made.loader)

@@ -37,14 +37,14 @@ BUYS, REV, KNOWS = _BY_NAME["buys"], _BY_NAME["rev_buys"], _BY_NAME["knows"]
 def exact(graph: TinyGraph, start: tuple[str, int], alpha: float, walked: Any = None) -> dict:
     """Return the score of each (type, node), walking from destinations to sources."""
     nodes = [(t, i) for t, count in sorted(graph.num_nodes.items()) for i in range(count)]
-    place = {node: number for number, node in enumerate(nodes)}
+    position = {node: number for number, node in enumerate(nodes)}
     counts = np.zeros((len(nodes), len(nodes)))
     for edge_type, pairs in graph.edges.items():
         if walked is None or edge_type in walked:
             for src, dst in pairs:
-                counts[place[edge_type[2], dst], place[edge_type[0], src]] += 1
+                counts[position[edge_type[2], dst], position[edge_type[0], src]] += 1
     step = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    source = np.eye(len(nodes))[place[start]]
+    source = np.eye(len(nodes))[position[start]]
     found = alpha * np.linalg.solve(np.eye(len(nodes)) - (1 - alpha) * step.T, source)
     return dict(zip(nodes, found.tolist(), strict=True))
 
@@ -77,9 +77,9 @@ def test_a_homogeneous_batch_has_the_exact_scores() -> None:
         assert batch.num_sampled_edges == []
         assert batch.edge_attr.dtype == torch.float32
         assert batch.num_sampled_nodes == [batch.batch_size, batch.num_nodes - batch.batch_size]
-        for place, seed in enumerate(batch.batch.tolist()):
+        for position, seed in enumerate(batch.batch.tolist()):
             wanted = exact(graph, (node_type, seed), 0.3)
-            mine = batch.edge_index[0] == place
+            mine = batch.edge_index[0] == position
             ids = batch.n_id[batch.edge_index[1][mine]].tolist()
             found = batch.edge_attr[mine, 0].tolist()
             best = sorted(wanted.values(), reverse=True)[:7]
@@ -112,14 +112,14 @@ def test_heterogeneous_walks_cross_types_and_channels_do_not(edge_dir: Any) -> N
     assert typed["user", "ppr", "user"].edge_attr.shape[1] == 8
     assert set(batch.edge_types) == {("user", "ppr", "item"), ("user", "ppr", "user")}
     parts = [[BUYS], [REV, KNOWS]]
-    for place, seed in enumerate([4, 0]):
+    for position, seed in enumerate([4, 0]):
         wanted = exact(USERS, ("user", seed), 0.4)
         by_channel = [exact(USERS, ("user", seed), 0.4, part) for part in parts]
         for node_type in ("item", "user"):
             own = {i: s for (t, i), s in wanted.items() if t == node_type and s > 1e-7}
-            found = {i: row[0] for i, row in scores(batch, place, "user", node_type).items()}
+            found = {i: row[0] for i, row in scores(batch, position, "user", node_type).items()}
             assert found == pytest.approx(own, abs=1e-6)
-            for node, row in scores(typed, place, "user", node_type).items():
+            for node, row in scores(typed, position, "user", node_type).items():
                 both = [one[node_type, node] for one in by_channel]
                 assert [row[2], row[5]] == pytest.approx(both, abs=1e-6)
                 assert row[0] == max(row[2], row[5])
@@ -176,10 +176,10 @@ def test_labels_and_seed_edges_are_roots_too() -> None:
     assert batch["item"].n_id[batch.y_positive[0]].tolist() == [1, 5]
     assert batch["item"].n_id[batch.y_positive[1]].tolist() == [7]
     assert {edge_type[0] for edge_type in batch.edge_types} == {"user", "item"}
-    for place, item in enumerate([1, 5, 7]):
+    for position, item in enumerate([1, 5, 7]):
         wanted = exact(USERS, ("item", item), 0.4)
         own = {i: s for (t, i), s in wanted.items() if t == "user" and s > 1e-7}
-        found = {i: row[0] for i, row in scores(batch, place, "item", "user").items()}
+        found = {i: row[0] for i, row in scores(batch, position, "item", "user").items()}
         assert found == pytest.approx(own, abs=1e-6)
     with DistLinkNeighborLoader(
         USERS.dataset(), edge_label_index=(BUYS, links), neg_sampling="binary", **how

@@ -45,8 +45,8 @@ def _reversed(out: Any) -> Any:
     assert isinstance(out, SamplerOutput)
     first = out.num_sampled_nodes[0]
     order = torch.cat([torch.arange(first), torch.arange(out.node.numel() - 1, first - 1, -1)])
-    place = order.argsort()
-    out.row, out.col, out.edge = place[out.row[::2]], place[out.col[::2]], out.edge[::2]
+    position = order.argsort()
+    out.row, out.col, out.edge = position[out.row[::2]], position[out.col[::2]], out.edge[::2]
     out.node, out.num_sampled_edges = out.node[order], None
     return out
 

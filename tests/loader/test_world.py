@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader
-from gigl_loader.loader.epoch import Progress
+from gigl_loader.loader.epoch import EpochProgress
 from gigl_loader.loader.world import WorldShare, check_shard
 from gigl_loader.testing import batch_digest, run_cluster, run_ranks
 
@@ -40,25 +40,27 @@ class Deck:
         return hand
 
 
-def _ranks(size: int, total: int, even: str | None, state: dict | None) -> list[Progress]:
+def _ranks(size: int, total: int, even: str | None, state: dict | None) -> list[EpochProgress]:
     """Return the progress of each rank of a job, resumed from ``state``."""
     found = []
     for rank in range(size):
-        progress = Progress() if state is None else Progress.from_dict(state, {"shard": "world"})
+        progress = (
+            EpochProgress() if state is None else EpochProgress.from_dict(state, {"shard": "world"})
+        )
         progress.share = WorldShare(rank=rank, world_size=size, total=total, even_ranks=even)
         found.append(progress)
     return found
 
 
-def _take(progresses: list[Progress], total: int, steps: int) -> Iterator[list[int | None]]:
+def _take(progresses: list[EpochProgress], total: int, steps: int) -> Iterator[list[int | None]]:
     """Yield the batches of up to ``steps`` steps of all ranks, and count them."""
-    places = [progress.places_left(total) for progress in progresses]
-    for step in range(min(steps, max(map(len, places)))):
-        now = [own[step] if step < len(own) else None for own in places]
-        for progress, place in zip(progresses, now, strict=True):
-            if place is not None:
-                progress.note(place)
-        yield [None if place is None else place % total for place in now]
+    positions = [progress.positions_left(total) for progress in progresses]
+    for step in range(min(steps, max(map(len, positions)))):
+        now = [own[step] if step < len(own) else None for own in positions]
+        for progress, position in zip(progresses, now, strict=True):
+            if position is not None:
+                progress.note(position)
+        yield [None if position is None else position % total for position in now]
 
 
 @settings(deadline=None, max_examples=300)
@@ -80,15 +82,15 @@ def test_any_ranks_and_any_cuts(
 
 
 def test_uneven_ends() -> None:
-    def places(rank: int, even: str | None, taken: int = 0) -> list[int]:
+    def positions(rank: int, even: str | None, taken: int = 0) -> list[int]:
         share = WorldShare(rank=rank, world_size=3, total=8, even_ranks=even)
-        return list(share.places(taken))
+        return list(share.positions(taken))
 
-    assert [places(rank, None) for rank in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5]]
-    assert [places(rank, "drop") for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
-    assert [places(rank, "wrap") for rank in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
-    assert [places(rank, None, taken=4) for rank in range(3)] == [[4, 7], [5], [6]]
-    assert [places(rank, "wrap", taken=8) for rank in range(3)] == [[], [], []]
+    assert [positions(rank, None) for rank in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5]]
+    assert [positions(rank, "drop") for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
+    assert [positions(rank, "wrap") for rank in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    assert [positions(rank, None, taken=4) for rank in range(3)] == [[4, 7], [5], [6]]
+    assert [positions(rank, "wrap", taken=8) for rank in range(3)] == [[], [], []]
 
 
 @pytest.mark.parametrize(

@@ -187,9 +187,9 @@ def test_a_slot_is_written_again_when_it_was_given_back_and_never_when_it_was_lo
     writer, memory, mappings = SlotWriter(), ServerMemory(4), Mappings(most_idle=0)
     packed, dropped = _write(writer, memory, 1.0), []
     assert memory.leased_bytes > 0
-    place = packed.lease.lend()
+    position = packed.lease.lend()
     assert memory.leased_bytes == 0, "what a client reads is not queued any more"
-    read = tensors_over(mappings.lease(place, lambda: dropped.append(1)), packed.layout)["x"]
+    read = tensors_over(mappings.lease(position, lambda: dropped.append(1)), packed.layout)["x"]
     part = read[10:20]
     del read
     assert memory.returned(0, 4) == ([], [])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gigl_loader import ResourceError, partition_graph
-from gigl_loader.ray.server import ServerOptions, StorageServer, free_place
+from gigl_loader.ray.server import ServerOptions, StorageServer, free_address
 from gigl_loader.testing import TinyGraph, wait_until
 from gigl_loader.transport.security import TOKEN_VARIABLE
 
@@ -23,8 +23,14 @@ TOKEN = {TOKEN_VARIABLE: "0123456789abcdef0123456789abcdef"}
 
 
 def _options(root: Path, **how: Any) -> ServerOptions:
-    place = free_place(0, 1, HOST)
-    options = {"rank": 0, "num_servers": 1, "master": place, "port": place[1], "environment": TOKEN}
+    address = free_address(0, 1, HOST)
+    options = {
+        "rank": 0,
+        "num_servers": 1,
+        "master": address,
+        "port": address[1],
+        "environment": TOKEN,
+    }
     return ServerOptions(root=str(root), **{**options, **how})
 
 
@@ -143,8 +149,8 @@ def test_a_real_server_ends_with_its_actor(root: Path) -> None:
 
 def test_servers_of_one_node_get_different_ports() -> None:
     with pytest.raises(ResourceError, match=r"no port of 192\.0\.2\.1 .* an address of this node"):
-        free_place(0, 5, "192.0.2.1")  # kept for examples in texts: no machine has it
-    found = {free_place(rank, 5, HOST) for rank in range(5)}
+        free_address(0, 5, "192.0.2.1")  # kept for examples in texts: no machine has it
+    found = {free_address(rank, 5, HOST) for rank in range(5)}
     assert len(found) == 5
     assert {port % 5 for _, port in found} == {0, 1, 2, 3, 4}
 

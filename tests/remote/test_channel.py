@@ -119,8 +119,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     def make_one(num_servers: int = 2, **how: Any) -> Any:
         servers = [_Server(rank) for rank in range(num_servers)]
         cluster: Any = SimpleNamespace(
-            renewals={}, links=SimpleNamespace(made=dict(enumerate(servers))),
-            link=servers.__getitem__,
+            renewals={}, connections=SimpleNamespace(made=dict(enumerate(servers))),
+            connection=servers.__getitem__,
         )  # fmt: skip
         ranks = range(num_servers)
         channel = RemoteReceivingChannel(

@@ -26,7 +26,7 @@ class _Cluster:
         self.calls: list[tuple[Any, ...]] = []
         self.answer: Future[Any] = Future()
 
-    def link(self, server: int) -> Any:
+    def connection(self, server: int) -> Any:
         def call(name: str, timeout_s: float, /, **arguments: Any) -> "Future[Any]":
             self.calls.append((server, name, arguments))
             return self.answer

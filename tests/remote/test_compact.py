@@ -18,17 +18,17 @@ some_numbers = st.sets(st.integers(0, 60)).map(sorted)
 def test_runs_are_read_like_a_list(numbers: list[int], any_one: int) -> None:
     runs = Runs.of(numbers)
     assert (list(runs), len(runs), bool(runs)) == (numbers, len(numbers), bool(numbers))
-    assert [runs[place] for place in range(len(numbers))] == numbers
-    assert [runs[place] for place in range(-len(numbers), 0)] == numbers
+    assert [runs[position] for position in range(len(numbers))] == numbers
+    assert [runs[position] for position in range(-len(numbers), 0)] == numbers
     assert runs[1:] == numbers[1:]
     assert [runs.index(number) for number in numbers] == list(range(len(numbers)))
     assert (any_one in runs) == (any_one in numbers)
     assert runs.before(any_one) == sum(number < any_one for number in numbers)
     assert Runs.of(runs) == Runs.of(tuple(numbers)) == runs
     assert str(runs) == str(numbers)
-    for place in (len(numbers), -len(numbers) - 1):
+    for position in (len(numbers), -len(numbers) - 1):
         with pytest.raises(IndexError):
-            runs[place]
+            runs[position]
     if any_one not in numbers:
         with pytest.raises(ValueError, match=f"{any_one} is not among"):
             runs.index(any_one)
@@ -38,7 +38,9 @@ def test_runs_are_read_like_a_list(numbers: list[int], any_one: int) -> None:
     ("numbers", "num_ranges"),
     [(range(4096), 1), (range(3, 4096, 8), 1), ([*range(40), *range(41, 4096)], 2), ([], 0)],
 )
-def test_ranks_of_a_job_or_of_a_place_on_their_machines_are_one_range(numbers, num_ranges) -> None:
+def test_ranks_of_a_job_or_of_a_position_on_their_machines_are_one_range(
+    numbers, num_ranges
+) -> None:
     runs = Runs.of(numbers)
     assert list(runs) == list(numbers)
     assert len(runs.ranges) == num_ranges
@@ -65,7 +67,7 @@ def test_addresses_are_read_like_a_list(addresses: list[tuple[str, int]]) -> Non
 def test_generations_are_read_like_a_list(numbers: list[int]) -> None:
     found = Generations.of(numbers)
     assert (list(found), len(found)) == (numbers, len(numbers))
-    assert [found[place] for place in range(len(numbers))] == numbers
+    assert [found[position] for position in range(len(numbers))] == numbers
     assert found[1:] == numbers[1:]
     with pytest.raises(IndexError):
         found[len(numbers)]

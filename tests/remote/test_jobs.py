@@ -152,7 +152,7 @@ def test_who_was_given_up_is_told_so_and_a_stranger_that_the_server_is_new(
     assert attendance.find(member.session, 0) is None, "the oldest is forgotten"
 
 
-def test_a_later_server_keeps_the_place_of_the_one_before() -> None:
+def test_a_later_server_keeps_the_position_of_the_one_before() -> None:
     attendance, join = Attendance(), Join(role=Role.SERVER, rank=1, num_servers=2)
     former, later = Member("a", join, "server 1"), Member("b", join, "server 1")
     attendance.came(former)

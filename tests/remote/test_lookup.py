@@ -88,18 +88,18 @@ def test_edges_of_several_servers_are_put_in_the_order_of_the_nodes(data: st.Dat
     """Against edges that are labelled by their node: ``100 * node + number``."""
     counts = data.draw(st.lists(st.integers(0, 3), max_size=8))
     owners = data.draw(st.lists(st.integers(0, 2), min_size=len(counts), max_size=len(counts)))
-    places, parts = [], []
+    positions, parts = [], []
     for owner in sorted(set(owners)) or [0]:
         at = [node for node, one in enumerate(owners) if one == owner]
         edges = [100 * node + number for node in at for number in range(counts[node])]
-        places.append(torch.tensor(at, dtype=torch.int64))
+        positions.append(torch.tensor(at, dtype=torch.int64))
         parts.append({
             "counts": torch.tensor([counts[node] for node in at], dtype=torch.int64),
             "indices": torch.tensor(edges, dtype=torch.int64),
             "edge_ids": torch.tensor(edges, dtype=torch.int64) + 7,
         })  # fmt: skip
     parts[0]["weights"] = parts[0]["indices"].float()
-    found = _in_order(len(counts), places, parts)
+    found = _in_order(len(counts), positions, parts)
     expected = [100 * node + number for node, n in enumerate(counts) for number in range(n)]
     assert found.counts.tolist() == counts
     assert found.sources.tolist() == expected

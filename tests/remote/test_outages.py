@@ -39,8 +39,12 @@ def memory(request, monkeypatch):
 @pytest.mark.usefixtures("memory")
 def test_lost_connections_cost_no_batch():
     """After each third batch all connections are reset, some of them with answers under way."""
-    with storage() as (endpoint,), Relay(endpoint.address) as relay, joined(relay.address) as link:
-        with channel_of(link) as channel:
+    with (
+        storage() as (endpoint,),
+        Relay(endpoint.address) as relay,
+        joined(relay.address) as connection,
+    ):
+        with channel_of(connection) as channel:
             start(channel, 0)
             expected = take(channel)
             assert len(expected) == 30
@@ -63,7 +67,7 @@ def test_a_long_outage_ends_when_the_links_are_renewed():
         joined(relay.address, patience_s=PATIENCE_S) as cluster,
     ):
         create(cluster)
-        former = cluster.links[0]
+        former = cluster.connections[0]
         relay.cut.set()
         wait_until(lambda: cluster.lost, "the link is given up", 60)
         with pytest.raises(ServerDiedError, match="storage server 0"):
@@ -71,7 +75,7 @@ def test_a_long_outage_ends_when_the_links_are_renewed():
         relay.cut.clear()
         cluster.await_servers(time.monotonic() + 60.0)
         assert not cluster.lost
-        assert cluster.links[0] is not former
+        assert cluster.connections[0] is not former
         assert endpoint.status()["clients"] == [0]
         with channel_of(cluster) as channel:
             start(channel, 0)
@@ -82,8 +86,8 @@ def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
     with (
         storage(patience_s=PATIENCE_S) as (endpoint,),
         Relay(endpoint.address) as relay,
-        joined(relay.address, patience_s=PATIENCE_S) as link,
-        channel_of(link) as channel,
+        joined(relay.address, patience_s=PATIENCE_S) as connection,
+        channel_of(connection) as channel,
     ):
         start(channel, 0)
         expected = take(channel)
@@ -98,7 +102,7 @@ def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
         _same(found, expected)
         relay.cut.set()  # while idle
         threading.Timer(OUTAGE_S, relay.cut.clear).start()
-        assert link.links[0].call("ping").result(60) == os.getpid()
+        assert connection.connections[0].call("ping").result(60) == os.getpid()
         start(channel, 1)
         assert len(take(channel)) == 30
         assert endpoint.status()["clients"] == [0]
@@ -109,10 +113,10 @@ def test_a_short_outage_costs_its_length_and_a_long_one_is_an_error():
             start(channel, 2)
         assert time.monotonic() - start_at < PATIENCE_S + 1.0 + AT_ONCE_S
         with pytest.raises(ServerDiedError):
-            raise_if_broken(link.links)
-        assert link.links[0].error is not None, "whoever asks next does not wait again"
+            raise_if_broken(connection.connections)
+        assert connection.connections[0].error is not None, "whoever asks next does not wait again"
         with pytest.raises(ServerDiedError):
-            link.links[0].call("ping").result(60)
+            connection.connections[0].call("ping").result(60)
         relay.cut.clear()  # the relay has taken all bytes, so that the server sees no silence
         wait_until(lambda: endpoint.status()["clients"] == [], "the server frees the client")
         wait_until(lambda: endpoint.server.status()["producers"] == {}, "and its producers")
@@ -122,9 +126,9 @@ def test_a_client_that_is_cut_off_without_a_goodbye_is_freed_at_once():
     with (
         storage(patience_s=100.0) as (endpoint,),
         Relay(endpoint.address) as relay,
-        joined(relay.address) as link,
+        joined(relay.address) as connection,
     ):
-        create(link)
+        create(connection)
         assert len(endpoint.server.status()["producers"]) == 1
         began = time.monotonic()
         relay.close()  # as when its process was killed: nobody comes back
@@ -133,17 +137,17 @@ def test_a_client_that_is_cut_off_without_a_goodbye_is_freed_at_once():
 
 
 def test_what_is_asked_again_happens_once():
-    with storage() as (endpoint,), joined(endpoint.address) as link:
+    with storage() as (endpoint,), joined(endpoint.address) as connection:
         server = endpoint.server
-        first = create(link, "request 1")
-        assert create(link, "request 1") == first
+        first = create(connection, "request 1")
+        assert create(connection, "request 1") == first
         assert server.status()["create_calls"] == 1
-        assert create(link, "request 2") != first
+        assert create(connection, "request 2") != first
         (producer,) = first
-        call = link.links[0].call
+        call = connection.connections[0].call
         epoch = {"producer_id": producer, "epoch": 0, "request": EpochRequest(generation=1)}
         call("start_new_epoch_sampling", **epoch).result(60)
-        caller = link.links[0].dial()
+        caller = connection.connections[0].dial()
 
         def fetch(position, generation=1):
             request = FetchRequest(producer_id=producer, generation=generation, position=position)
@@ -170,8 +174,8 @@ def test_what_is_asked_again_happens_once():
 
 def test_a_process_that_was_given_up_is_told_so():
     """Its connections are cut off for too long, and come back."""
-    with storage() as (endpoint,), joined(endpoint.address) as link:
+    with storage() as (endpoint,), joined(endpoint.address) as connection:
         member = next(iter(endpoint._attendance.members.values()))
         endpoint._left(member)
         with pytest.raises(Exception, match="was given up: its producers have ended"):
-            link.links[0].call("ping").result(30)
+            connection.connections[0].call("ping").result(30)

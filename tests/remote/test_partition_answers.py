@@ -225,7 +225,7 @@ def test_labels_are_those_of_the_anchors() -> None:
     negatives = [[-1], [-1], [-1], [2]]
     answers = _labelled()
     assert _input(answers) == ("user", [0, 1, 2, 3], positives, negatives)
-    of_split = [[*rows] for place, rows in enumerate(positives) if place != 1]
+    of_split = [[*rows] for position, rows in enumerate(positives) if position != 1]
     found = _input(answers, split="train", anchor_node_type="user")
     assert found == ("user", [0, 2, 3], of_split, [[-1], [-1], [2]])
     share = _input(answers, share=Share(1, 2, 2))

@@ -57,10 +57,10 @@ class _Cluster:
     def __init__(self, patch: pytest.MonkeyPatch | None = None) -> None:
         found = {rank: _Link(rank) for rank in range(3)}
 
-        class Links(list):
+        class Connections(list):
             made = found
 
-        self.links, self.renewals, self.closed = Links(found.values()), {}, False
+        self.connections, self.renewals, self.closed = Connections(found.values()), {}, False
         self.rank, self.job, self.generations = 0, 0, (5, 5, 5)
         self.asked: list[tuple[int, str, tuple, dict]] = []
         self.answers: dict[tuple[int, str], Any] = {}
@@ -68,8 +68,8 @@ class _Cluster:
             patch.setattr(producers, "call_server", self._call_server)
             patch.setattr(producers, "_PING_S", 0.05)
 
-    def link(self, rank: int) -> _Link:
-        return self.links.made[rank]
+    def connection(self, rank: int) -> _Link:
+        return self.connections.made[rank]
 
     def _call_server(
         self, server: int, func: Callable[..., Any], *args: Any, **kwargs: Any
@@ -95,7 +95,9 @@ def _create(one: RemoteProducers, servers: tuple[int, ...] = (0, 1, 2)) -> None:
 
 
 def _ended(cluster: _Cluster) -> dict[int, list[tuple[str, dict[str, Any]]]]:
-    return {link.rank: link.calls for link in cluster.links if link.calls}
+    return {
+        connection.rank: connection.calls for connection in cluster.connections if connection.calls
+    }
 
 
 # --- creation -------------------------------------------------------------------------------------
@@ -176,16 +178,16 @@ def test_a_share_is_released_once_where_it_was_used() -> None:
     cluster = _Cluster()
     one = _made(cluster)
     one.adopt({0: 10, 1: 11, 2: 12})
-    del cluster.links.made[0], cluster.links.made[1]
+    del cluster.connections.made[0], cluster.connections.made[1]
     first, second = _Link(0), _Link(1)
-    links = {0: first, 1: second, 2: cluster.links[2]}
-    cluster.link = links.__getitem__
+    connections = {0: first, 1: second, 2: cluster.connections[2]}
+    cluster.connection = connections.__getitem__
     for _ in range(2):
         one.release(3, is_broken=False)
     asked = ("release_sampling_producer", {"producer_id": 10, "consumer": 3, "linger_s": LINGER_S})
     assert first.calls == [asked], "the host, where the servers agreed on the producer"
     assert second.calls == []
-    assert [arguments["producer_id"] for _, arguments in links[2].calls] == [12]
+    assert [arguments["producer_id"] for _, arguments in connections[2].calls] == [12]
     assert dict(one.ids) == {}
 
 
@@ -194,7 +196,7 @@ def test_workers_end_at_once_after_a_failure() -> None:
     one = _made(cluster)
     one.adopt({0: 10})
     one.release(0, is_broken=True, waits=False)
-    ((_, arguments),) = cluster.links[0].calls
+    ((_, arguments),) = cluster.connections[0].calls
     assert arguments["linger_s"] == 0.0
 
 
@@ -216,7 +218,7 @@ def test_a_server_that_was_started_again_is_not_asked() -> None:
 def test_a_release_never_raises(error, is_broken: bool, level: str, caplog) -> None:
     caplog.set_level(logging.DEBUG, producers.__name__)
     cluster = _Cluster()
-    cluster.links[0].answer = error
+    cluster.connections[0].answer = error
     one = _made(cluster)
     one.adopt({0: 10, 1: 11})
     one.release(0, is_broken=is_broken)
@@ -242,13 +244,13 @@ def test_turns_are_checked() -> None:
 
 
 @given(st.integers(0, 20), st.none() | st.floats(0, 10), st.none() | st.integers(1, 5))
-def test_leaders_begin_in_batches(place: int, gap: float | None, most: int | None) -> None:
+def test_leaders_begin_in_batches(position: int, gap: float | None, most: int | None) -> None:
     slept: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(producers, "time", SimpleNamespace(sleep=slept.append))
-        wait_turn(place, gap, most)
+        wait_turn(position, gap, most)
     begins = sum(slept)
-    before = 0 if most is None else place // most
+    before = 0 if most is None else position // most
     assert begins == pytest.approx(before * (gap or 0.0))
     assert len(slept) == (begins > 0), "the first batch does not wait"
 

@@ -15,7 +15,7 @@ from gigl_loader.remote.membership import Gather, Gathered, Leave, Publish
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 
 SERVERS = Runs.of([1, 4, 5])
-"""Server 0 is lost: ranks are places among these."""
+"""Server 0 is lost: ranks are positions among these."""
 
 
 def _publish(rank: int, value: bytes, key: str = "key", name: str = "a") -> Publish:
@@ -54,7 +54,7 @@ def test_keys_and_names_do_not_mix_and_some_can_be_gathered() -> None:
     assert table.gather(_gather(2)).result(0) == Gathered((b"two",))
     waits = table.gather(_gather(0, 2))
     assert not waits.done()
-    assert table.missing(_gather(0, 1, 2)) == [1, 4], "by server, not by place"
+    assert table.missing(_gather(0, 1, 2)) == [1, 4], "by server, not by position"
     assert table.missing(_gather(0, name="c")) == [1]
     table.publish(_publish(0, b"zero"))
     assert waits.result(0) == Gathered((b"zero", b"two"))

@@ -141,7 +141,7 @@ class _Servers:
 
     def by_owner(self, owner, ids):
         found = {server: np.flatnonzero(ids % 3 == server) for server in range(3)}
-        return {server: places for server, places in found.items() if places.size}
+        return {server: positions for server, positions in found.items() if positions.size}
 
     def ask(self, spec, asked) -> Fetched:
         ids = np.concatenate([np.empty(0, np.int64), *(some for _, some in asked)])
@@ -207,7 +207,7 @@ def _traces(draw: st.DrawFn) -> tuple[int, list[np.ndarray]]:
 
 
 def _keeper(servers: _Servers, options: CacheOptions | None, memory: MachineRows | None = None):
-    keeper = RowKeeper(SimpleNamespace(links=[]), options, 3, 20.0, False, memory)
+    keeper = RowKeeper(SimpleNamespace(connections=[]), options, 3, 20.0, False, memory)
     keeper._questions.close()
     keeper._questions = servers
     return keeper

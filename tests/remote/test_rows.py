@@ -73,7 +73,7 @@ class _Link:
 
 class _Cluster:
     def __init__(self) -> None:
-        self.links = [_Link(rank, self) for rank in range(5)]
+        self.connections = [_Link(rank, self) for rank in range(5)]
         self.asked: list[tuple[int, str, Any, list[int]]] = []
         self.stand_ins: dict[int, int] = {}
         self.refuses: set[int] = set()
@@ -93,8 +93,8 @@ class _Cluster:
     def stand_in(self, server: int) -> int:
         return self.stand_ins.get(server, server)
 
-    def link(self, server: int) -> _Link:
-        return self.links[server]
+    def connection(self, server: int) -> _Link:
+        return self.connections[server]
 
 
 @contextmanager
@@ -110,15 +110,15 @@ def _questions(cluster: Any, timeout_s: float = 60.0) -> Iterator[RowQuestions]:
 
 
 @given(st.lists(st.integers(0, 9), max_size=30), st.sampled_from(["user", "item"]))
-def test_each_id_is_its_owners_and_places_ascend(ids: list[int], name: str) -> None:
+def test_each_id_is_its_owners_and_positions_ascend(ids: list[int], name: str) -> None:
     owners = TABLE if name == "user" else np.searchsorted(BOUNDS, np.arange(10), "right")
     with _questions(_Cluster()) as questions:
         found = questions.by_owner(("node", name), np.array(ids, np.int64))
     expected: dict[int, list[int]] = {}
     for partition in range(3):
-        if places := [place for place, one in enumerate(ids) if owners[one] == partition]:
-            expected[HOLDERS[partition]] = places
-    assert {server: places.tolist() for server, places in found.items()} == expected
+        if positions := [position for position, one in enumerate(ids) if owners[one] == partition]:
+            expected[HOLDERS[partition]] = positions
+    assert {server: positions.tolist() for server, positions in found.items()} == expected
     assert list(found) == list(expected), "by partition: cuts count along this order"
 
 
@@ -126,7 +126,7 @@ def test_rows_that_all_have_are_asked_of_one() -> None:
     with _questions(_Cluster()) as questions:
         owner = ("edge", ("a", "to", "b"))
         found = questions.by_owner(owner, np.array([3, 3, 0]))
-        assert {server: places.tolist() for server, places in found.items()} == {4: [0, 1, 2]}
+        assert {server: positions.tolist() for server, positions in found.items()} == {4: [0, 1, 2]}
         assert questions.by_owner(owner, np.empty(0, np.int64)) == {}
         assert questions.num_ids(owner) == 10
         with pytest.raises(ProtocolError, match=r"rows of 'shop' were announced, and no server"):
@@ -160,15 +160,17 @@ def test_a_twin_is_asked_for_a_lost_server_and_connections_are_kept() -> None:
             questions.ask(USERS, [(4, TABLE)]).wait()
         cluster.stand_ins[4] = 3
         assert questions.ask(USERS, [(4, np.array([5]))]).wait().tolist() == [[5, 3]]
-        former = cluster.links[3]
-        cluster.links[3] = _Link(3, cluster)  # it was started again
+        former = cluster.connections[3]
+        cluster.connections[3] = _Link(3, cluster)  # it was started again
         questions.ask(USERS, [(4, TABLE)]).wait()
-        assert [len(one.dialled) for one in (cluster.links[4], former, cluster.links[3])] == [1] * 3
+        assert [
+            len(one.dialled) for one in (cluster.connections[4], former, cluster.connections[3])
+        ] == [1] * 3
         questions.hang_up()
-        assert cluster.links[4].hung_up == cluster.links[4].dialled
+        assert cluster.connections[4].hung_up == cluster.connections[4].dialled
         questions.ask(USERS, [(4, TABLE)]).wait()
-        assert len(cluster.links[3].dialled) == 2, "the next question connects again"
-    assert cluster.links[3].hung_up == cluster.links[3].dialled
+        assert len(cluster.connections[3].dialled) == 2, "the next question connects again"
+    assert cluster.connections[3].hung_up == cluster.connections[3].dialled
 
 
 def test_who_does_not_answer_is_named() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gigl_loader.dataset.held import check_place
+from gigl_loader.dataset.held import check_position
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.membership import Join, Role
 from gigl_loader.remote.servers import ServerBook
@@ -68,7 +68,7 @@ def test_a_job_begins_without_a_server_that_was_lost_but_not_without_one_that_lo
 
 def test_a_server_with_the_partition_of_another_is_refused() -> None:
     for rank in range(5):
-        check_place(2, rank % 2, rank, 5)
-    check_place(2, 1, 0, 2)  # one server per partition: clients need not tell twins
+        check_position(2, rank % 2, rank, 5)
+    check_position(2, 1, 0, 2)  # one server per partition: clients need not tell twins
     with pytest.raises(ConfigError, match="has partition 1, but must have partition 0"):
-        check_place(2, 1, 2, 4)
+        check_position(2, 1, 2, 4)

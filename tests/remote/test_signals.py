@@ -16,7 +16,7 @@ from gigl_loader.errors import PeerTimeoutError, ServerDiedError
 from gigl_loader.graph_store import DistServer, request_server
 from gigl_loader.remote import patience
 from gigl_loader.remote.client import call_server
-from gigl_loader.remote.link import result_of
+from gigl_loader.remote.connection import result_of
 from gigl_loader.testing import Footprint, wait_until
 from gigl_loader.workers.pool import process_state
 

@@ -30,7 +30,7 @@ class _Cluster:
     """Servers 0 to 3 of two partitions: 0 and 2 are twins, and so are 1 and 3."""
 
     def __init__(self) -> None:
-        self.links = [SimpleNamespace(name=f"server {rank}") for rank in range(NUM_SERVERS)]
+        self.connections = [SimpleNamespace(name=f"server {rank}") for rank in range(NUM_SERVERS)]
         self.rank, self.world_size, self.job = 0, 1, 0
         self.generations, self.renewals = (1,) * NUM_SERVERS, {}
         self.lost: list[int] = []
@@ -91,9 +91,9 @@ class _Channel:
             self.events.popleft()()
         if not self.left:
             return None
-        place, batch = self.left.popleft()
+        position, batch = self.left.popleft()
         ticket = BatchTicket(0, 0, self.epoch, batch)
-        return Received(ticket, {}, {"server": self.servers[place]})
+        return Received(ticket, {}, {"server": self.servers[position]})
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -11,14 +11,14 @@ from gigl_loader.remote.supplier import Supplier
 
 def _supplier(rank: int = 2) -> tuple[Supplier, list[Any]]:
     hung_up: list[Any] = []
-    link: Any = SimpleNamespace(hang_up=hung_up.append)
-    return Supplier(rank, 5, link), hung_up
+    connection: Any = SimpleNamespace(hang_up=hung_up.append)
+    return Supplier(rank, 5, connection), hung_up
 
 
 def test_suppliers_are_told_apart_by_themselves() -> None:
     """Two of one server are not equal, and neither changes its place in a dict as it changes."""
-    link: Any = SimpleNamespace()
-    one, other = Supplier(2, 5, link), Supplier(2, 5, link)
+    connection: Any = SimpleNamespace()
+    one, other = Supplier(2, 5, connection), Supplier(2, 5, connection)
     batches = {one: [0], other: [1]}
     one.total = one.asked = 7
     assert batches[one] == [0]

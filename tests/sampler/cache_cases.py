@@ -69,9 +69,9 @@ def check_arrays(arrays: Any) -> set[int]:
         codes[one] = [-1 - kept[one] if one in kept else 0, *references.get(one, []), 0]
         for before, code, after in zip(codes[one], codes[one][1:], codes[one][2:], strict=False):
             assert tuple(ring[code - 1, [kernels.LINK, kernels.AFTER]]) == (before, after)
-        place = kernels._find(arrays.index, ring, arrays.holders, one,
+        position = kernels._find(arrays.index, ring, arrays.holders, one,
                               kernels._tag(arrays.index, one))  # fmt: skip
-        assert arrays.index[place, kernels.CODE] == codes[one][-2]
+        assert arrays.index[position, kernels.CODE] == codes[one][-2]
         if one in kept and one in references:
             assert arrays.slots[kept[one], kernels.PLACE] == references[one][0]
     assert np.count_nonzero(arrays.index[:, kernels.CODE]) == len(codes), "of no other id"

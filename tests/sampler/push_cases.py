@@ -8,10 +8,10 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGES
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODES
 from gigl_loader.sampler.ppr_push import ForwardPush, Neighbourhood, Slots
 from gigl_loader.sampler.questions import Draw
-from gigl_loader.sampler.store import GraphStore
+from gigl_loader.sampler.reader import GraphReader
 
 
-def push(store: GraphStore, seeds: list[int], alpha: float, eps: float, **how: Any) -> Any:
+def push(store: GraphReader, seeds: list[int], alpha: float, eps: float, **how: Any) -> Any:
     fanout = how.pop("fanout", -1)
     around = Neighbourhood(store, {EDGES: (NODES, NODES)}, {EDGES: Draw(EDGES, fanout, 5)}, [NODES])
     return around, ForwardPush(around, [EDGES], alpha, eps, **how).run(NODES, np.array(seeds))

@@ -17,8 +17,8 @@ from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.sampler.questions import RowsRequest
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.row_cache import RowCache
-from gigl_loader.sampler.store import GraphStore
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
 
@@ -164,7 +164,7 @@ def _two_partitions() -> tuple[list, Any, RowCache]:
 
 def test_a_drawn_batch_outlives_the_next_one_of_its_sampler() -> None:
     views, view, _ = _two_partitions()
-    store, scratch = GraphStore(view, Later(InProcessPeers(views))), np.arange(20)
+    store, scratch = GraphReader(view, Later(InProcessPeers(views))), np.arange(20)
     split = store.split(view.node_books[NODE], scratch)
     rows = store.fetch("node_features", NODE, scratch, split)
     batch = keep_structure([Field.of("n", scratch), Field("x", *rows)], {0: view})
@@ -173,7 +173,7 @@ def test_a_drawn_batch_outlives_the_next_one_of_its_sampler() -> None:
     assert batch.sources == [None, (OWNER, 0)]
     (remote,) = batch.remote.values()
     owners = view.node_books[NODE].owner(np.arange(20))
-    assert remote.ids.tolist() == np.flatnonzero(owners == 1).tolist() == remote.places.tolist()
+    assert remote.ids.tolist() == np.flatnonzero(owners == 1).tolist() == remote.positions.tolist()
     assert batch.wanted()[OWNER] is remote.ids
     assert batch.nbytes == 2 * 20 * 8, "the ids that it has, and those that rows are asked by"
     everything_here = keep_structure([Field("x", *rows)], {0: view, 1: view})
@@ -183,7 +183,7 @@ def test_a_drawn_batch_outlives_the_next_one_of_its_sampler() -> None:
 def test_rows_of_one_matrix_for_several_sets_of_ids() -> None:
     """Both are under way at once; of the second the cache is told nothing."""
     views, view, cache = _two_partitions()
-    store = GraphStore(view, Later(InProcessPeers(views)))
+    store = GraphReader(view, Later(InProcessPeers(views)))
     several, fields = [np.arange(20), np.arange(5, 40)[::-1].copy()], []
     for number, ids in enumerate(several):
         split = store.split(view.node_books[NODE], ids)

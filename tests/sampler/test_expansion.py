@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gigl_loader import ConfigError
 from gigl_loader.options import EpochOptions, ExpansionKeywords, ExpansionOptions
 from gigl_loader.sampler.questions import Draw
-from gigl_loader.sampler.store import LocalStore
+from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import (
     TinyGraph,
     as_worker_gets,
@@ -76,7 +76,7 @@ def test_labor_is_unbiased() -> None:
     """Each edge of a row is drawn equally often, parallel ones too; the mean of a sum is right."""
     pairs = [(i, 20) for i in range(8)] + [(3, 20), (3, 20)]
     graph = TinyGraph.homogeneous(21, pairs)
-    store = LocalStore(as_worker_gets(graph.dataset().view()))
+    store = LocalReader(as_worker_gets(graph.dataset().view()))
     edge_type, rounds, fanout = next(iter(graph.edges)), 6000, 3
     seen: Counter = Counter()
     for key in range(rounds):

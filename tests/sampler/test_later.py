@@ -7,7 +7,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.sampler.later import Later, LaterRows
 from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
-from gigl_loader.sampler.store import GraphStore
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
 
@@ -31,7 +31,7 @@ def test_nobody_to_ask_is_said() -> None:
 def test_a_store_asks_for_no_row_until_it_is_read() -> None:
     views = [part.view() for part in TinyGraph.random(20, 60).partitions(2)]
     peers, view = InProcessPeers(views), as_worker_gets(views[0])
-    store = GraphStore(view, Later(peers))
+    store = GraphReader(view, Later(peers))
     ids = np.array([19, 3, 3, 0, 12])
     split = store.split(view.node_books[NODE], ids)
     fields = {
@@ -48,7 +48,7 @@ def test_a_store_asks_for_no_row_until_it_is_read() -> None:
     write(out := np.empty(shape, dtype))
     assert out[:, 0].tolist() == features.ids.tolist() == [19, 3, 3, 0, 12]
     assert [request.kind for _, request in peers.asked] == ["node_features"]
-    here = GraphStore(as_worker_gets(TinyGraph.random(20, 60).dataset().view()), Later(None))
+    here = GraphReader(as_worker_gets(TinyGraph.random(20, 60).dataset().view()), Later(None))
     dtype, shape, write = here.fetch("node_features", NODE, np.array([4, 2]), None)
     assert (write.split, write.kind, write.name) == (None, "node_features", NODE)
     write(out := np.empty(shape, dtype))

@@ -15,7 +15,7 @@ from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.negatives import Negatives, uniform
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sampler.store import GraphStore
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.testing import TinyGraph, as_worker_gets
 
 
@@ -69,7 +69,7 @@ def test_negatives_are_uniform_and_follow_weights() -> None:
 
 def _negatives(graph: TinyGraph, **how) -> Negatives:
     edge_type = DEFAULT_HOMOGENEOUS_EDGE_TYPE
-    store = GraphStore(as_worker_gets(graph.dataset().view()), None)
+    store = GraphReader(as_worker_gets(graph.dataset().view()), None)
     plan = SamplingPlan(input_type=edge_type[0], fanouts={edge_type: (1,)}, seed=3)
     given = {"kind": "binary", "amount": 1, "strict": False, "src_weight": None, "dst_weight": None}
     return Negatives(store, plan, edge_type, **{**given, **how})
@@ -91,7 +91,7 @@ def test_each_negative_belongs_to_a_seed_edge(kind, amount, num_edges, seeds) ->
     assert (found.dtype, found.tolist()) == (np.int64, seeds)
 
 
-def test_one_draw_for_a_place_whatever_others_are_refused() -> None:
+def test_one_draw_for_a_position_whatever_others_are_refused() -> None:
     """A negative that may stay is the same with ``strict`` and without it."""
     graph = TinyGraph.random(12, 60)
     known = set(graph.edges[DEFAULT_HOMOGENEOUS_EDGE_TYPE])
@@ -109,8 +109,8 @@ def test_one_draw_for_a_place_whatever_others_are_refused() -> None:
     assert again.tolist() != kept.tolist(), "the batch is part of the key"
 
 
-def test_a_place_is_drawn_again_whatever_becomes_of_the_others() -> None:
-    """Its second number is its own, however many places before it need one, too."""
+def test_a_position_is_drawn_again_whatever_becomes_of_the_others() -> None:
+    """Its second number is its own, however many positions before it need one, too."""
     graph = TinyGraph.homogeneous(12, [(0, node) for node in range(6)])
     strict, ticket = _negatives(graph, kind="triplet", strict=True), BatchTicket(0, 1, 0, 4)
     seeds, found = np.arange(60), []

@@ -143,22 +143,22 @@ def test_hops_over_one_edge_type_draw_differently() -> None:
     batch = _sample(dataset, graph, plan, seeds)
     check_batch(batch, graph, seeds=seeds, num_neighbors=[-1, 5])
     drawn = {
-        int(batch.n_id[place]): set(
-            batch.n_id[batch.edge_index[0][batch.edge_index[1] == place]].tolist()
+        int(batch.n_id[position]): set(
+            batch.n_id[batch.edge_index[0][batch.edge_index[1] == position]].tolist()
         )
-        for place in range(batch.n_id.numel())
+        for position in range(batch.n_id.numel())
     }
     assert len(drawn[0]) == len(drawn[31]) == 5
     assert drawn[0] != drawn[31]
 
 
-def test_repeated_seeds_keep_their_places_and_their_neighbours() -> None:
+def test_repeated_seeds_keep_their_positions_and_their_neighbours() -> None:
     graph = TinyGraph.random(10, 80)
     plan = _plan(graph, _everywhere(graph, [3]))
     seeds = torch.tensor([4, 1, 4, 4])
     batch = _sample(graph.dataset(), graph, plan, seeds)
     check_batch(batch, graph, seeds=seeds, num_neighbors=[3])
-    ids = [batch.e_id[batch.edge_index[1] == place].tolist() for place in (0, 2, 3)]
+    ids = [batch.e_id[batch.edge_index[1] == position].tolist() for position in (0, 2, 3)]
     assert ids[0] == ids[1] == ids[2]
     assert len(ids[0]) == 3
 

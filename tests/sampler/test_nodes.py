@@ -49,7 +49,8 @@ def test_labels_grow_past_every_size() -> None:
 
 
 def test_a_batch_is_labelled_in_memory_of_the_batch() -> None:
-    """Ids of a graph of 2**60 nodes: whatever held a place per node could not even be asked for."""
+    """Ids of a graph of 2**60 nodes: whatever held a position per node could not even be asked
+    for."""
     labels = NodeLabels()
     ids = np.arange(5000) * 2**47 + 2**58
     labels.label(ids)  # compiles, and reserves
@@ -89,7 +90,7 @@ def test_labels_of_trees_count_up_too(roots, more, num_trees: int) -> None:
 
 
 def test_one_large_tree_among_small_ones() -> None:
-    """It leaves the places that trees have near each other, and is found all the same."""
+    """It leaves the positions that trees have near each other, and is found all the same."""
     labels = TreeLabels(bits=20)
     labels.append(np.arange(1000) << 20 | 2**19)
     ids = np.random.default_rng(0).permutation(2**19)
@@ -145,7 +146,7 @@ def test_seeds_of_one_time_share_a_tree() -> None:
     nodes = BatchNodes({"user": 30}, disjoint=True, by_time=True)
     nodes.reset(np.array([9.0, 4.0, 9.0]))
     assert nodes.seeds.tolist() == [1, 0], "trees by time, each named by its first seed"
-    assert nodes.place("user", _array([7, 7, 7])).tolist() == [0, 1, 2], "places are kept"
+    assert nodes.place("user", _array([7, 7, 7])).tolist() == [0, 1, 2], "positions are kept"
     assert nodes.trees("user").tolist() == [1, 0, 1]
     more = nodes.label("user", _array([7, 8, 8]), _array([2, 0, 2]))
     assert more.tolist() == [0, 3, 3], "found in the tree of its seed, by the first that is there"

@@ -39,8 +39,8 @@ def test_numbers_of_any_width_lie_side_by_side(bits, first, steps, size, data) -
         last = values[-1] if steps else first
     words = np.full(-(-size * bits // 64), 0xAB, np.uint64)
     kernels.pack(np.array(values, np.int64), first, bits, steps, words)
-    whole = sum(number << place * bits for place, number in enumerate(numbers))
-    assert sum(int(word) << 64 * place for place, word in enumerate(words)) == whole
+    whole = sum(number << position * bits for position, number in enumerate(numbers))
+    assert sum(int(word) << 64 * position for position, word in enumerate(words)) == whole
     out = np.empty(size, np.int64)
     kernels.unpack(words, first, bits, steps, out)
     assert out.tolist() == values

@@ -46,10 +46,10 @@ def _sample(graph, seeds, *, parts=1, options=None, batch=0, extra=None, **how):
 @pytest.mark.parametrize("parts", [1, 2])
 def test_scores_that_can_be_followed_by_hand(parts: int) -> None:
     found = _sample(STAR, [4, 5, 4], parts=parts)
-    ids, (seed, place) = found[IDS], found[EDGE_INDEX]
+    ids, (seed, position) = found[IDS], found[EDGE_INDEX]
     assert ids[:3].tolist() == [4, 5, 4], "seeds keep their places, repeats too"
     by_seed = [
-        dict(zip(ids[place[seed == one]].tolist(), found[EDGE_FEATURES][seed == one].tolist(),
+        dict(zip(ids[position[seed == one]].tolist(), found[EDGE_FEATURES][seed == one].tolist(),
                  strict=True))
         for one in range(3)
     ]  # fmt: skip
@@ -62,7 +62,7 @@ def test_scores_that_can_be_followed_by_hand(parts: int) -> None:
     assert found[EDGES_PER_HOP].size == 0
 
 
-def test_a_node_takes_no_more_than_its_places() -> None:
+def test_a_node_takes_no_more_than_its_positions() -> None:
     found = _sample(STAR, [4], options={"max_ppr_nodes": 2})
     assert found[IDS].tolist() == [4, 0]
     found = _sample(STAR, [0, 4], options={"max_ppr_nodes": 1})
@@ -106,7 +106,7 @@ def test_seed_edges_push_from_both_ends() -> None:
         STAR, [4], around="edge_sampler", roots={"edge_type": EDGE, "negatives": None},
         extra={EDGE_TARGETS: np.array([5])},
     )  # fmt: skip
-    seed, place = found[EDGE_INDEX]
+    seed, position = found[EDGE_INDEX]
     assert found[IDS][:2].tolist() == [4, 5]
-    assert set(found[IDS][place[seed == 0]].tolist()) == {4, 0, 1, 2, 3}
-    assert found[IDS][place[seed == 1]].tolist() == [5]
+    assert set(found[IDS][position[seed == 0]].tolist()) == {4, 0, 1, 2, 3}
+    assert found[IDS][position[seed == 1]].tolist() == [5]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from push_cases import push, vector
 
 from gigl_loader.sampler.questions import DrawRequest
-from gigl_loader.sampler.store import GraphStore
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
 
@@ -32,16 +32,16 @@ def test_the_bound_of_the_source_holds(pairs, alpha, log_eps, seeds) -> None:
     """On undirected graphs; edges may be repeated, and nodes may have none."""
     pairs = [(a, b) for a, b in pairs if a != b]
     edges = [edge for a, b in pairs for edge in ((a, b), (b, a))]
-    store = GraphStore(as_worker_gets(TinyGraph.homogeneous(12, edges).dataset().view()), None)
+    store = GraphReader(as_worker_gets(TinyGraph.homogeneous(12, edges).dataset().view()), None)
     eps = 10**log_eps
-    around, slots = push(store, seeds, alpha, eps)
+    around, scores = push(store, seeds, alpha, eps)
     degrees = np.bincount([dst for _, dst in edges], minlength=12)
-    for place, seed in enumerate(seeds):
+    for position, seed in enumerate(seeds):
         wanted = exact(edges, 12, seed, alpha)
-        missing = wanted - vector(around, slots, place, 12, "score")
+        missing = wanted - vector(around, scores, position, 12, "score")
         assert (missing >= -1e-12).all()
         assert (missing <= eps * np.maximum(degrees, 1) + 1e-12).all()
-        residual = vector(around, slots, place, 12, "residual") / alpha
+        residual = vector(around, scores, position, 12, "residual") / alpha
         assert (residual < eps * np.maximum(degrees, 1)).all()
 
 
@@ -50,19 +50,19 @@ def test_directed_graphs_converge_too_and_hops_are_counted() -> None:
     for edge_dir in ("in", "out"):
         walked = edges if edge_dir == "in" else [(b, a) for a, b in edges]
         view = TinyGraph.homogeneous(6, walked).dataset(edge_dir=edge_dir).view()
-        around, slots = push(GraphStore(as_worker_gets(view), None), [0, 5, 0], 0.3, 1e-9)
-        for place, seed in enumerate([0, 5, 0]):
-            found = vector(around, slots, place, 6, "score")
+        around, scores = push(GraphReader(as_worker_gets(view), None), [0, 5, 0], 0.3, 1e-9)
+        for position, seed in enumerate([0, 5, 0]):
+            found = vector(around, scores, position, 6, "score")
             assert found == pytest.approx(exact(edges, 6, seed, 0.3), abs=1e-8)
-        assert vector(around, slots, 0, 6, "hop").tolist() == [0, 1, 1, 2, 3, 0]
+        assert vector(around, scores, 0, 6, "hop").tolist() == [0, 1, 1, 2, 3, 0]
 
 
 def test_any_number_of_partitions_gives_the_same_bits() -> None:
     graph = TinyGraph.random(60, 400)
-    alone = GraphStore(as_worker_gets(graph.dataset().view()), None)
+    alone = GraphReader(as_worker_gets(graph.dataset().view()), None)
     views = [part.view() for part in graph.partitions(3)]
     peers = InProcessPeers(views)
-    shared = GraphStore(as_worker_gets(views[1]), peers)
+    shared = GraphReader(as_worker_gets(views[1]), peers)
     for how in ({}, {"fanout": 2}, {"max_fetches": 2}):
         _, wanted = push(alone, [3, 50, 3, 7], 0.2, 1e-4, **how)
         asked = len(peers.asked)
@@ -77,8 +77,8 @@ def test_any_number_of_partitions_gives_the_same_bits() -> None:
 
 def test_a_row_that_is_too_long_is_drawn_from() -> None:
     star = TinyGraph.homogeneous(41, [(i, 0) for i in range(1, 41)])
-    store = GraphStore(as_worker_gets(star.dataset().view()), None)
-    around, slots = push(store, [0], 0.5, 1e-6, fanout=10)
-    score = vector(around, slots, 0, 41, "score")
+    store = GraphReader(as_worker_gets(star.dataset().view()), None)
+    around, scores = push(store, [0], 0.5, 1e-6, fanout=10)
+    score = vector(around, scores, 0, 41, "score")
     assert (score > 0).sum() == 11
     assert score[score > 0][1:] == pytest.approx(np.full(10, 0.5 * 0.5 / 10))

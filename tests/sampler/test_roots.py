@@ -9,8 +9,8 @@ from gigl_loader.message import BATCH, INPUT_ID, IS_HETERO, META, SEED_TIME, Bat
 from gigl_loader.options import ExpansionOptions
 from gigl_loader.sampler.nodes import BatchNodes
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
+from gigl_loader.sampler.reader import GraphReader
 from gigl_loader.sampler.roots import DistinctRoots, NodeRoots
-from gigl_loader.sampler.store import GraphStore
 from gigl_loader.testing import TinyGraph, as_worker_gets
 
 SEEDS, PLACES = np.array([7, 2, 7]), np.array([30, 31, 32])
@@ -18,7 +18,7 @@ SEEDS, PLACES = np.array([7, 2, 7]), np.array([30, 31, 32])
 
 def _place(make, *, hetero: bool = False, how: dict | None = None, times=None, **extra):
     graph = TinyGraph.random(10, 20, heterogeneous=hetero)
-    store = GraphStore(as_worker_gets(graph.dataset().view()), None)
+    store = GraphReader(as_worker_gets(graph.dataset().view()), None)
     options = ExpansionOptions(**(how or {}))
     input_type = "user" if hetero else NODE
     plan = SamplingPlan(input_type=input_type, fanouts={EDGE: (1,)}, seed=1, expansion=options)
@@ -35,7 +35,7 @@ def _place(make, *, hetero: bool = False, how: dict | None = None, times=None, *
 
 
 @pytest.mark.parametrize("hetero", [False, True])
-def test_seeds_keep_their_places_repeats_too(hetero: bool) -> None:
+def test_seeds_keep_their_positions_repeats_too(hetero: bool) -> None:
     nodes, found = _place(NodeRoots, hetero=hetero)
     prefix, name = ("user.", "user") if hetero else ("", NODE)
     assert nodes.ids(name).tolist() == [7, 2, 7]
@@ -44,7 +44,7 @@ def test_seeds_keep_their_places_repeats_too(hetero: bool) -> None:
     }  # fmt: skip
 
 
-def test_a_loader_may_send_other_numbers_than_places() -> None:
+def test_a_loader_may_send_other_numbers_than_positions() -> None:
     assert _place(NodeRoots, **{INPUT_ID: SEEDS})[1][INPUT_ID] == [7, 2, 7]
 
 

@@ -75,9 +75,9 @@ class _Reference:
     def check_plan(self, number: int, ids: list[int], plan: list[int], after: set[int]) -> None:
         """Compare a plan, and what the cache keeps after it, with what is best."""
         is_known = self.known.pop(number, None) is not None
-        first = {one: place for place, one in reversed(list(enumerate(ids)))}
-        for one, place in first.items():
-            assert (plan[place] >= 0) == (one in self.kept), "found where it is kept"
+        first = {one: position for position, one in reversed(list(enumerate(ids)))}
+        for one, position in first.items():
+            assert (plan[position] >= 0) == (one in self.kept), "found where it is kept"
         if not is_known:
             assert after == self.kept
             return
@@ -137,15 +137,15 @@ def _fetched(traces: list[list[np.ndarray]], cache: RowCache, window: int, seed:
     known: list[list[int]] = [[] for _ in traces]
     done, fetched, length = [0] * len(traces), 0, len(traces[0])
     while min(done) < length:
-        for place in random.permutation(len(traces)).tolist():
-            while len(known[place]) < min(length, done[place] + window + 1):
-                ids = traces[place][len(known[place])]
-                known[place].append(cache.add(users[place], {OWNER: ids}))
+        for position in random.permutation(len(traces)).tolist():
+            while len(known[position]) < min(length, done[position] + window + 1):
+                ids = traces[position][len(known[position])]
+                known[position].append(cache.add(users[position], {OWNER: ids}))
             for _ in range(int(random.integers(3))):  # one may be a few batches before the other
-                if done[place] < min(length, min(done) + 4, len(known[place])):
-                    number, ids = known[place][done[place]], traces[place][done[place]]
+                if done[position] < min(length, min(done) + 4, len(known[position])):
+                    number, ids = known[position][done[position]], traces[position][done[position]]
                     fetched += int((cache.plan(number, {OWNER: ids})[OWNER] < 0).sum())
-                    done[place] += 1
+                    done[position] += 1
     return fetched
 
 

@@ -21,7 +21,7 @@ from gigl_loader.sampler.edges import edge_sampler
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.sampler.questions import Asked, Draw, DrawRequest
-from gigl_loader.sampler.store import GraphStore, LocalStore
+from gigl_loader.sampler.reader import GraphReader, LocalReader
 from gigl_loader.sampler.times import SeedTimes
 from gigl_loader.testing import (
     InProcessPeers,
@@ -98,7 +98,7 @@ def _plan(case, input_type: str) -> SamplingPlan:
 def _trees(case, times) -> list[int]:
     """Return which seed tells the tree of each seed: itself, or the first of its time."""
     shared = case[4]["disjoint"] == "by_time"
-    return [list(times).index(time) if shared else place for place, time in enumerate(times)]
+    return [list(times).index(time) if shared else position for position, time in enumerate(times)]
 
 
 def _walked(edge_type, edge_dir):
@@ -329,8 +329,8 @@ def test_a_question_by_time_must_bring_times() -> None:
     graph = TinyGraph.random(6, 20)
     edge_type = next(iter(graph.edges))
     nodes = np.arange(3)
-    plain = LocalStore(as_worker_gets(graph.dataset().view()))
-    timed = LocalStore(as_worker_gets(graph.dataset().view_by_time("node_time")))
+    plain = LocalReader(as_worker_gets(graph.dataset().view()))
+    timed = LocalReader(as_worker_gets(graph.dataset().view_by_time("node_time")))
     draw = Draw(edge_type, 2, 1, timed=True)
     for store in (plain, timed):
         with pytest.raises(ProtocolError, match="has no times"):
@@ -398,7 +398,7 @@ def test_whole_times_and_times_with_fractions_of_different_types(count: int, win
         reached = batch["user"].n_id[batch["user"].batch == seed].tolist()
         since = -9 if window is None else time - window
         assert reached == [u for u in range(4) if since <= times["user"][u] <= time]
-    seed_times = SeedTimes(GraphStore(view, peers), plan)
+    seed_times = SeedTimes(GraphReader(view, peers), plan)
     assert batch["item"].seed_time.tolist() == times["item"].tolist()
     late = seed_times.later("item", np.arange(4), np.array([-1, 0, 0, -2]))
     assert late.tolist() == [True, False, True, True], "-0.5 is after -1, and 0.5 after 0"

@@ -29,16 +29,16 @@ def test_rows_are_cut_to_the_times_of_each_node(rows, fanout, replace, last, win
     total, most = kernels.count_timed(
         indptr, times, nodes, since, until, fanout, replace, last, starts, degrees, counts
     )
-    for place, node in enumerate(nodes.tolist()):
+    for position, node in enumerate(nodes.tolist()):
         row = range(indptr[node], indptr[node + 1]) if node < len(rows) else range(0)
-        fit = [at for at in row if times[at] <= until[place]]
-        fit = [at for at in fit if not window or times[at] >= since[place]]
+        fit = [at for at in row if times[at] <= until[position]]
+        fit = [at for at in fit if not window or times[at] >= since[position]]
         if last and fanout >= 0:
             fit = fit[len(fit) - min(fanout, len(fit)) :]
-        assert degrees[place] == len(fit)
-        assert not fit or list(range(starts[place], starts[place] + len(fit))) == fit
+        assert degrees[position] == len(fit)
+        assert not fit or list(range(starts[position], starts[position] + len(fit))) == fit
         few = fanout < 0 or (len(fit) <= fanout and not replace) or not fit
-        assert counts[place] == (len(fit) if few else fanout)
+        assert counts[position] == (len(fit) if few else fanout)
     assert (total, most) == (counts.sum(), degrees.max())
 
 

@@ -153,19 +153,19 @@ def _check_edges(graph, datasets, names, edge_type, pairs, edge_dir) -> None:
             assert node in owned
             neighbors = adjacency.indices[pointer[row] : pointer[row + 1]].tolist()
             assert neighbors == sorted(neighbors)
-            for place, neighbor in enumerate(neighbors, pointer[row]):
+            for position, neighbor in enumerate(neighbors, pointer[row]):
                 ends = names[row_type][node], names[other][neighbor]
-                edge_id = adjacency.first_edge + place
+                edge_id = adjacency.first_edge + position
                 edge_ids.append(edge_id)
                 extra = ()
                 if edge_type == BUYS:
                     rows = view.edge_features[edge_type]
                     feature = rows.values[edge_id - rows.first].tolist()
                     weight = view.edge_attributes[edge_type, "edge_weight"]
-                    assert weight.values[place] == adjacency.weights[place]
+                    assert weight.values[position] == adjacency.weights[position]
                     time = view.edge_attributes[edge_type, "time"]
                     assert time.values[edge_id - time.first] == 10**15 + feature[0]
-                    extra = (float(adjacency.weights[place]), *feature)
+                    extra = (float(adjacency.weights[position]), *feature)
                 found.append((*(ends[::-1] if edge_dir == "in" else ends), *extra))
         if len(datasets) > 1:
             book = view.edge_books[edge_type]
@@ -210,5 +210,5 @@ def _check_order(graph, dataset, names, edge_dir) -> None:
                 name = pair[end // 2]
                 degrees[name] = degrees.get(name, 0) + 1
         wanted = sorted(owned.tolist(), key=lambda i: (-degrees.get(names[node_type][i], 0), i))
-        assert [wanted[place] for place in rows.locate(owned).tolist()] == owned.tolist()
+        assert [wanted[position] for position in rows.locate(owned).tolist()] == owned.tolist()
         assert rows.index.numel() == owned.numel()

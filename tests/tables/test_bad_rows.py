@@ -152,9 +152,9 @@ def test_features_beside_the_table_and_a_column_of_owners(tmp_path: Path) -> Non
         dataset = DistDataset.load(tmp_path / "parts", index)
         assert dataset.to_original(dataset.node_ids).tolist() == wanted
         rows = next(iter(dataset.view().node_features.values()))
-        places = ["abcde".index(name) for name in wanted]
+        positions = ["abcde".index(name) for name in wanted]
         found = rows.values[rows.locate(dataset.node_ids)].tolist()
-        assert found == [[2.0 * i, 2.0 * i + 1] for i in places]
+        assert found == [[2.0 * i, 2.0 * i + 1] for i in positions]
         assert dataset.from_original(wanted).tolist() == dataset.node_ids.tolist()
     with pytest.raises(ConfigError, match=r"1 of these ids are no .*'zz'"):
         dataset.from_original(["a", "zz"])

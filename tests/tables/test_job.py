@@ -43,7 +43,7 @@ def test_steps_that_are_left_are_handed_out_together(tmp_path: Path) -> None:
 
     def backwards(makes: list[Any]) -> Iterator[tuple[int, Any]]:
         given.append(len(makes))
-        yield from ((place, makes[place]()) for place in reversed(range(len(makes))))
+        yield from ((position, makes[position]()) for position in reversed(range(len(makes))))
 
     job = _job(tmp_path, run_steps=backwards)
     makes = {name: partial(str.upper, name) for name in "abc"}

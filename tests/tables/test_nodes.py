@@ -1,4 +1,4 @@
-"""Numbers of nodes, and rows at the place that these give them."""
+"""Numbers of nodes, and rows at the position that these give them."""
 
 import resource
 from pathlib import Path
@@ -70,13 +70,13 @@ def test_numbers_count_by_partition_and_then_by_row(
             first = file.first_row + row
             assert numbers.tolist() == [wanted[first + i] for i in range(count)]
             seen = {}
-            for partition, begin, places in pieces:
+            for partition, begin, positions in pieces:
                 at = numbering.starts[partition] + begin
-                seen |= {int(place): int(at) + i for i, place in enumerate(places)}
+                seen |= {int(position): int(at) + i for i, position in enumerate(positions)}
             assert seen == dict(enumerate(numbers.tolist()))
 
 
-def test_files_of_parts_are_written_in_any_place(tmp_path: Path) -> None:
+def test_files_of_parts_are_written_in_any_position(tmp_path: Path) -> None:
     with part_files(tmp_path, "x", 2) as files:
         files.write(1, 8, np.array([[3, 4]], np.int32))
         files.write(1, 0, np.array([1, 2], np.int32))

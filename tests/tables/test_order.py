@@ -13,11 +13,11 @@ from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_tables
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as N
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote.row_answers import _of_arrays
-from gigl_loader.sampler.store import located
+from gigl_loader.sampler.reader import located
 from gigl_loader.tables import _order
 from gigl_loader.tables._job import Job
 from gigl_loader.tables._nodes import Numbering
-from gigl_loader.tables._order import EdgeFile, Places, count_degrees
+from gigl_loader.tables._order import EdgeFile, Positions, count_degrees
 
 NODES = 1000
 
@@ -65,9 +65,9 @@ def test_degrees_and_places(
 
     ends = np.array([10, 10, 700, NODES])
     numbering = Numbering(np.empty(0, np.uint16), ends, [])
-    places = Places(job, tmp_path / "out", N, numbering, degrees)
+    positions = Positions(job, tmp_path / "out", N, numbering, degrees)
     for k, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        found = np.fromfile(places.path(k), np.int32)
+        found = np.fromfile(positions.path(k), np.int32)
         order = sorted(range(first, end), key=lambda i: (-counts[i], i))
         assert [order[place] + 0 for place in found] == list(range(first, end))
 

@@ -41,12 +41,12 @@ def test_each_edge_has_the_time_of_its_neighbour(
     parts, starts, neighbors = [Part() for _ in range(3)], (0, 4, 4), []
     for k, part in enumerate(parts):
         end = int(ENDS["user"][k])
-        places = random.permutation(end - starts[k])
+        positions = random.permutation(end - starts[k])
         stored = np.empty(end - starts[k], np.int64)
-        stored[places if by_degree else slice(None)] = times[starts[k] : end]
+        stored[positions if by_degree else slice(None)] = times[starts[k] : end]
         _put(tmp_path, part, k, "node_attributes/user/joined/values", stored)
         if by_degree:
-            _put(tmp_path, part, k, "lookup/user", places.astype(np.int32))
+            _put(tmp_path, part, k, "lookup/user", positions.astype(np.int32))
         neighbors.append(random.integers(0, 10, 20 * (k != 1)).astype(np.int32))
         _put(tmp_path, part, k, "edges/user__buys__item/indices", neighbors[-1])
         part.ranges["edges/user__buys__item"] = {"first_row": 0, "first_edge": 20 * (k > 0)}

@@ -32,14 +32,14 @@ TWINS = replace(SMALL, partitions=2)
 def test_batches_are_those_of_the_epochs_order() -> None:
     job = SimulatedJob(SMALL).run()
     found = {
-        place: seeds
+        position: seeds
         for rank in job.ranks
-        for place, seeds in zip(rank.places, rank.seeds, strict=True)
+        for position, seeds in zip(rank.positions, rank.seeds, strict=True)
     }
     for epoch in range(2):
         order = epoch_order(72, 5, epoch).tolist()
-        assert [found[epoch, place] for place in range(72)] == [(seed,) for seed in order]
-    assert [rank.places[0] for rank in job.ranks] == [(0, place) for place in range(6)]
+        assert [found[epoch, position] for position in range(72)] == [(seed,) for seed in order]
+    assert [rank.positions[0] for rank in job.ranks] == [(0, position) for position in range(6)]
 
 
 def test_one_seed_is_one_trace() -> None:
@@ -83,8 +83,8 @@ def test_another_number_of_ranks_goes_on_with_the_job() -> None:
     job = SimulatedJob(SMALL).run([LostRank(3.9, 4, resumed_by=9)])
     assert job.restarts == 1
     assert len(job.ranks) == 6 + 9
-    places = sorted(place for rank in job.ranks for place in rank.places)
-    assert places == [(epoch, place) for epoch in range(2) for place in range(72)]
+    positions = sorted(position for rank in job.ranks for position in rank.positions)
+    assert positions == [(epoch, position) for epoch in range(2) for position in range(72)]
 
 
 def test_a_slow_rank_costs_time_alone() -> None:
@@ -139,7 +139,7 @@ def test_start_up_does_not_grow_with_ranks_and_servers() -> None:
         held.append(job.held)
         followers = job.ranks[1:]
         means.append(sum(rank.messages_at_start for rank in followers) / len(followers))
-        assert max(rank.links for rank in followers) <= 2
+        assert max(rank.connections for rank in followers) <= 2
     assert means[1] <= 1.5 * means[0]
     # an address and a generation of each server take 25 bytes: see `remote.compact`
     assert 0 < held[0].rank < held[1].rank < held[0].rank + 9 * 100

@@ -17,7 +17,7 @@ from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.options import EpochOptions
 from gigl_loader.testing import as_worker_gets
 from gigl_loader.workers import messages
-from gigl_loader.workers.pool import Event
+from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.setup import WorkerSetup
 from gigl_loader.workers.worker import Worker, load_sampler
@@ -95,7 +95,7 @@ class FakePool:
         """Given a ticket, whether the worker dies of it."""
         self.deaths = 0
         self._dead: set[int] = set()
-        self._news: list[Event] = []
+        self._news: list[WorkerEvent] = []
 
     def start(self, setup: WorkerSetup, timeout_s: float) -> None:
         self._setup = setup
@@ -111,8 +111,8 @@ class FakePool:
         if number in self._dead:
             return
         worker = self.workers[number]
-        self._news += [Event(number, message, tuple(fds)) for message, fds in worker.sent] + [
-            Event(number, (messages.DIED, 1000 + number, -9), ())
+        self._news += [WorkerEvent(number, message, tuple(fds)) for message, fds in worker.sent] + [
+            WorkerEvent(number, (messages.DIED, 1000 + number, -9), ())
         ]
         worker.sent.clear()
         worker.vanish()
@@ -123,11 +123,11 @@ class FakePool:
         assert number in self._dead
         self._dead.remove(number)
         self.workers[number] = FakeWorker(number, self._setup)
-        self._news.append(Event(number, (messages.READY, None), ()))
+        self._news.append(WorkerEvent(number, (messages.READY, None), ()))
 
     def refuse_askers(self) -> None: ...
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[WorkerEvent]:
         events, self._news = self._news, []
         while True:
             busy = [worker for worker in self.workers if worker.tasks]
@@ -142,7 +142,7 @@ class FakePool:
             for worker in self.workers:
                 while worker.sent:
                     message, fds = worker.sent.popleft()
-                    events.append(Event(worker._number, message, tuple(fds)))
+                    events.append(WorkerEvent(worker._number, message, tuple(fds)))
             if not busy and not events and self._dead:
                 time.sleep(timeout_s)
                 return []

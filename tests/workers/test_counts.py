@@ -12,7 +12,7 @@ def _measured(ended_s: float, sample_s: float = 0.0, gather_s: float = 0.0, **mo
     return {"sample_s": sample_s, "gather_s": gather_s, "ended_ns": ended, **more}
 
 
-def test_sums_over_all_workers_and_places() -> None:
+def test_sums_over_all_workers_and_positions() -> None:
     counts = BatchCounts()
     counts.count(_measured(1, 0.25, 0.5, seeds=3, nbytes=100), "a", 0)
     counts.count(_measured(2, 0.5, 0.125, seeds=4, nbytes=20), "b", 1)
@@ -32,9 +32,9 @@ def test_a_worker_is_busy_once_with_batches_that_overlap() -> None:
     assert counts.busy_until == {"a": 20.0, "b": 11.0}
 
 
-def test_each_batch_tells_the_restarts_of_its_place() -> None:
+def test_each_batch_tells_the_restarts_of_its_position() -> None:
     counts = BatchCounts()
-    for place, restarts in ((0, 1), (1, 4), (0, 3), (0, 2)):
-        counts.count({"restarts": restarts}, "a", place)
+    for position, restarts in ((0, 1), (1, 4), (0, 3), (0, 2)):
+        counts.count({"restarts": restarts}, "a", position)
     counts.count({}, "a", 1)
     assert counts.restarts == {0: 3, 1: 4}

@@ -9,7 +9,7 @@ from gigl_loader.message import AT_ONCE_EPOCH, AT_ONCE_STREAM
 from gigl_loader.workers import messages
 from gigl_loader.workers.dispatch import Dispatcher
 from gigl_loader.workers.recovery import Recovery
-from gigl_loader.workers.schedule import Stream
+from gigl_loader.workers.schedule import BatchStream
 
 MIB = 2**20
 
@@ -71,7 +71,7 @@ def _make(
     recovery = Recovery(pool, concurrency, 3, lambda task: [])  # type: ignore[arg-type]
     found = Dispatcher(recovery, channel, orders, concurrency)  # type: ignore[arg-type]
     for number in range(streams):
-        found.add(Stream(number, limit))
+        found.add(BatchStream(number, limit))
     return found, pool, channel
 
 
@@ -164,7 +164,7 @@ def test_workers_are_told_of_an_epoch_that_is_broken_off_once() -> None:
     assert pool.sent == []
 
 
-def test_one_that_takes_anothers_place_hears_of_epochs_under_way() -> None:
+def test_one_that_takes_anothers_position_hears_of_epochs_under_way() -> None:
     found, pool, _ = _make(streams=3)
     found.begin(0, 4, range(2))
     found.begin(2, 0, range(2))
@@ -203,7 +203,7 @@ def test_a_batch_at_once_goes_out_where_the_channel_is_full() -> None:
     found.begin(0, 0, range(9))
     found.dispatch()
     assert _batches(pool.take(messages.TASK)) == [(0, 0)]
-    found.add(Stream(AT_ONCE_STREAM, 1))
+    found.add(BatchStream(AT_ONCE_STREAM, 1))
     found.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
     found.dispatch()
     ((worker, (ticket, *_)),) = pool.take(messages.TASK)
@@ -229,7 +229,7 @@ def test_the_look_ahead_says_how_many_are_started_and_the_channel_does_not() -> 
     channel.largest = 1
     found.dispatch()
     assert ahead.asked[-1] == (1, channel.capacity)
-    found.add(Stream(AT_ONCE_STREAM, 1))
+    found.add(BatchStream(AT_ONCE_STREAM, 1))
     found.begin(AT_ONCE_STREAM, AT_ONCE_EPOCH, (0,))
     assert ahead.begun == [(1, 9)], "a batch at once is no epoch"
 

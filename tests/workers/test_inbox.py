@@ -18,9 +18,9 @@ from gigl_loader.workers import inbox as module
 from gigl_loader.workers import messages
 from gigl_loader.workers.dispatch import Dispatcher
 from gigl_loader.workers.inbox import Failures, Inbox
-from gigl_loader.workers.pool import Event
+from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
-from gigl_loader.workers.schedule import Stream
+from gigl_loader.workers.schedule import BatchStream
 
 
 class _Pool:
@@ -30,12 +30,12 @@ class _Pool:
     pids = (100, 101)
 
     def __init__(self) -> None:
-        self.polls: deque[list[Event]] = deque()
+        self.polls: deque[list[WorkerEvent]] = deque()
         self.sent: list[tuple[int, Any]] = []
         self.waited: list[float] = []
         self.is_news = False
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self, timeout_s: float) -> list[WorkerEvent]:
         self.waited.append(timeout_s)
         return self.polls.popleft() if self.polls else []
 
@@ -46,7 +46,7 @@ class _Pool:
         self.sent.append((number, message))
 
     def replace(self, number: int) -> None:
-        self.polls.append([Event(number, (messages.READY, None), ())])
+        self.polls.append([WorkerEvent(number, (messages.READY, None), ())])
 
     def describe(self, numbers: list[int]) -> str:
         return f"workers {numbers}"
@@ -78,26 +78,28 @@ class _Producer:
         self.inbox = Inbox(recovery, self.dispatcher, ranks, self.channel, self.lock)  # type: ignore[arg-type]
         self.recovery = recovery
         for number in range(streams):
-            self.dispatcher.add(Stream(number, 8))
+            self.dispatcher.add(BatchStream(number, 8))
             self.dispatcher.begin(number, 0, range(8))
         self.dispatcher.dispatch()
 
     def tasks(self, worker: int) -> list[Any]:
         return list(self.recovery.under_way._of[worker])
 
-    def batch(self, worker: int, task: Any, value: float = 1.0) -> Event:
+    def batch(self, worker: int, task: Any, value: float = 1.0) -> WorkerEvent:
         """Return what a worker sends that has sampled ``task``."""
         written = self.writers[worker].write([field_of("x", torch.full((3,), value))])
         fds = () if written.fd is None else (written.fd,)
-        return Event(
+        return WorkerEvent(
             worker,
             (messages.BATCH, task.ticket, task.position, written.slot, written.nbytes,
              written.retired, written.layout, {"seeds": 4}),
             fds,
         )  # fmt: skip
 
-    def error(self, worker: int, task: Any, words: str) -> Event:
-        return Event(worker, (messages.ERROR, task.ticket, f"ValueError: {words}", "its trace"), ())
+    def error(self, worker: int, task: Any, words: str) -> WorkerEvent:
+        return WorkerEvent(
+            worker, (messages.ERROR, task.ticket, f"ValueError: {words}", "its trace"), ()
+        )
 
 
 @pytest.fixture
@@ -163,7 +165,7 @@ def test_what_is_left_of_a_broken_off_epoch_is_dropped_and_its_slot_comes_back(
     producer.dispatcher.cancel(0)
     producer.pool.polls.append([
         producer.batch(0, done), producer.error(0, failed, "late"),
-        Event(0, (messages.STALE, stale.ticket), ()),
+        WorkerEvent(0, (messages.STALE, stale.ticket), ()),
     ])  # fmt: skip
     assert producer.inbox.pump(1.0), "no error"
     assert producer.dispatcher.streams[0].waiting == 0
@@ -216,7 +218,7 @@ def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(monkeyp
         give_up=lambda: given_up.append("ahead"), limit=lambda taken, room: 8
     )
     producer.pool.polls.append([
-        producer.batch(0, producer.tasks(0)[0]), Event(0, (messages.DIED, 100, -9), ())
+        producer.batch(0, producer.tasks(0)[0]), WorkerEvent(0, (messages.DIED, 100, -9), ())
     ])  # fmt: skip
     producer.inbox.pump(60.0)
     assert producer.dispatcher.streams[0].waiting == 1, "what it had sent"
@@ -234,7 +236,7 @@ def test_a_worker_that_died_is_replaced_and_told_all_that_it_has_to_know(monkeyp
 
 def test_what_ends_the_sampling_is_raised_anew_for_each_caller() -> None:
     producer = _Producer(max_restarts=0)
-    producer.pool.polls.append([Event(1, (messages.DIED, 101, -9), ())])
+    producer.pool.polls.append([WorkerEvent(1, (messages.DIED, 101, -9), ())])
     raised = []
     for _ in range(2):
         with pytest.raises(WorkerDiedError, match="worker 1") as found:
@@ -246,7 +248,7 @@ def test_what_ends_the_sampling_is_raised_anew_for_each_caller() -> None:
 
 def test_a_worker_that_cannot_start_again_ends_the_sampling(producer: _Producer) -> None:
     failed = (messages.FAILED, "ValueError: no such sampler", "its trace")
-    producer.pool.polls.append([Event(1, failed, ())])
+    producer.pool.polls.append([WorkerEvent(1, failed, ())])
     with pytest.raises(SamplingError, match=r"start of sampling worker 1.*no such sampler"):
         producer.inbox.pump(1.0)
 
@@ -254,7 +256,7 @@ def test_a_worker_that_cannot_start_again_ends_the_sampling(producer: _Producer)
 def test_ranks_that_did_not_answer_a_worker_are_suspected(producer: _Producer, monkeypatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(module, "suspect_ranks", told.append)
-    producer.pool.polls.append([Event(0, (messages.UNHEARD, "rank 3 is silent"), ())])
+    producer.pool.polls.append([WorkerEvent(0, (messages.UNHEARD, "rank 3 is silent"), ())])
     producer.inbox.pump(1.0)
     assert told == ["rank 3 is silent"]
 
@@ -281,7 +283,7 @@ def test_an_attendant_keeps_failures_for_those_who_wait(producer: _Producer) -> 
 
 
 def test_a_death_that_was_counted_and_not_filed_is_attended_to(producer: _Producer) -> None:
-    producer.pool.polls.append([Event(1, (messages.DIED, 101, -9), ())])
+    producer.pool.polls.append([WorkerEvent(1, (messages.DIED, 101, -9), ())])
     assert producer.inbox.count_batches() == 0
     producer.inbox.attend()
     assert producer.recovery.is_pending
@@ -290,7 +292,7 @@ def test_a_death_that_was_counted_and_not_filed_is_attended_to(producer: _Produc
 def test_the_lock_is_free_while_messages_are_waited_for(producer: _Producer) -> None:
     taken: list[bool] = []
 
-    def poll(timeout_s: float) -> list[Event]:
+    def poll(timeout_s: float) -> list[WorkerEvent]:
         def take() -> None:
             taken.append(producer.lock.acquire(blocking=False))
             if taken[-1]:
@@ -312,6 +314,6 @@ def test_batches_drawn_are_counted_by_epoch(producer: _Producer) -> None:
         count=lambda *given: told.append(given), limit=lambda taken, room: 8
     )
     ticket = BatchTicket(0, 9, 0, 3)
-    producer.pool.polls.append([Event(0, (messages.DRAWN, ticket, 1000, 50), ())])
+    producer.pool.polls.append([WorkerEvent(0, (messages.DRAWN, ticket, 1000, 50), ())])
     producer.inbox.pump(0.0)
     assert told == [(9, 1000, 50)]

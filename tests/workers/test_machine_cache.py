@@ -168,8 +168,8 @@ def test_ranks_need_not_name_their_types_in_one_order() -> None:
     plans = maker.rows.plan(maker.rows.add(user, ids), ids)
     values = {
         owner: {
-            matrix: np.full((5, *shape), 10 * at + place, dtype)
-            for place, (matrix, (dtype, shape)) in enumerate(matrices[owner].items())
+            matrix: np.full((5, *shape), 10 * at + position, dtype)
+            for position, (matrix, (dtype, shape)) in enumerate(matrices[owner].items())
         }
         for at, owner in enumerate(owners)
     }

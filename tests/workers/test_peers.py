@@ -20,7 +20,7 @@ from gigl_loader.errors import (
     ProtocolError,
 )
 from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
-from gigl_loader.sampler.store import LocalStore
+from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
 from gigl_loader.transport import SILENCE_S, Security
 from gigl_loader.workers import peers
@@ -93,7 +93,7 @@ def test_answers_are_those_of_the_partition(answering: Answering) -> None:
                 drawn = asking.draw(1, request)
                 rows = asking.rows(1, RowsRequest("node_features", NODE, nodes), out)
                 assert rows.wait().values is out
-                one, other = drawn.wait(), LocalStore(VIEW).answer_draw(request)
+                one, other = drawn.wait(), LocalReader(VIEW).answer_draw(request)
                 for name in ("counts", "neighbors", "edge_ids"):
                     assert np.array_equal(getattr(one, name), getattr(other, name))
                 matrix = VIEW.node_features[NODE]
@@ -168,7 +168,7 @@ def test_a_lost_answer_is_asked_for_again(answering: Answering) -> None:
         for caller in asking._callers.values():
             caller._link.stream.shutdown()
         assert np.array_equal(
-            drawn.wait().neighbors, LocalStore(VIEW).answer_draw(request).neighbors
+            drawn.wait().neighbors, LocalReader(VIEW).answer_draw(request).neighbors
         )
     asking.close()
 
@@ -187,7 +187,7 @@ def test_a_link_that_is_cut(answering: Answering) -> None:
         with pytest.raises(PeerTimeoutError, match=r"rank 1 worker 0 .*is cut off"):
             hasty.draw(1, request).wait()
         relay.cut.clear()
-        expected = LocalStore(VIEW).answer_draw(request).neighbors
+        expected = LocalReader(VIEW).answer_draw(request).neighbors
         assert np.array_equal(late.wait().neighbors, expected)
         assert np.array_equal(hasty.draw(1, request).wait().neighbors, expected), "and again"
         hasty.close()
@@ -207,8 +207,8 @@ def test_a_worker_that_is_gone_and_one_that_is_busy(answering: Answering, monkey
     asking, request = _asking(answering), DrawRequest(Draw(EDGE, 2, 5), OWN)
     asking.draw(1, request).wait()
     busy = threading.Event()
-    draw = LocalStore.answer_draw
-    monkeypatch.setattr(LocalStore, "answer_draw", lambda *a: (busy.wait(60), draw(*a))[1])
+    draw = LocalReader.answer_draw
+    monkeypatch.setattr(LocalReader, "answer_draw", lambda *a: (busy.wait(60), draw(*a))[1])
     late = asking.draw(1, request)
     late._timeout_s = 0.3
     with pytest.raises(PeerTimeoutError, match=r"rank 1 worker 0 \(partition 1\).*is stopped"):

@@ -10,7 +10,7 @@ import pytest
 
 from gigl_loader.errors import UsageError
 from gigl_loader.workers import messages, pipe
-from gigl_loader.workers.pool import Event, WorkerPool, _Worker, process_state
+from gigl_loader.workers.pool import WorkerEvent, WorkerPool, _Worker, process_state
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def ends():
         sock.close()
 
 
-def _died(events: list[Event]) -> list[tuple]:
+def _died(events: list[WorkerEvent]) -> list[tuple]:
     return [(e.worker, *e.message[1:]) for e in events if e.message[0] == messages.DIED]
 
 
@@ -42,7 +42,7 @@ def test_a_death_is_told_once_while_others_keep_sending(ends) -> None:
     assert not pool.has_news()
     pipe.send(supervisor, (messages.EXITED, 0, 100, -signal.SIGKILL))
     assert pool.has_news()
-    heard: list[Event] = []
+    heard: list[WorkerEvent] = []
     for _ in range(4):
         pipe.send(second, (messages.STALE, None))
         heard += [event for event in pool.poll(1.0) if event.worker == 0]

@@ -36,12 +36,12 @@ def setups(draw):
 
 
 def _expected(seeds: torch.Tensor, how: dict, epoch: int, seed: int = 3) -> list[list[int]]:
-    """Return the places in the input of every batch of an epoch."""
-    places = list(range(seeds.numel()))
+    """Return the positions in the input of every batch of an epoch."""
+    positions = list(range(seeds.numel()))
     if how["shuffle"]:
-        places = epoch_order(seeds.numel(), seed, epoch).tolist()
+        positions = epoch_order(seeds.numel(), seed, epoch).tolist()
     size = how["batch_size"]
-    batches = [places[i : i + size] for i in range(0, len(places), size)]
+    batches = [positions[i : i + size] for i in range(0, len(positions), size)]
     return batches[:-1] if how["drop_last"] and batches and len(batches[-1]) < size else batches
 
 
@@ -59,9 +59,9 @@ def test_every_epoch_has_every_seed_once(setup, in_order: bool) -> None:
         assert (order if in_order else sorted(order)) == list(range(len(expected)))
         for one in received:
             assert one.ticket.epoch == epoch
-            places = expected[one.ticket.batch]
-            assert one.message["input_id"].tolist() == places
-            assert one.message["batch"].tolist() == seeds[places].tolist()
+            positions = expected[one.ticket.batch]
+            assert one.message["input_id"].tolist() == positions
+            assert one.message["batch"].tolist() == seeds[positions].tolist()
         assert producer.next() is None, "the end stays the end"
     producer.shutdown()
 
@@ -150,8 +150,8 @@ def test_batches_that_are_kept_keep_their_memory() -> None:
     kept, copies = [], []
     for epoch in range(3):
         producer.start_epoch(epoch)
-        for place, received in enumerate(drain(producer)):
-            if place % 2 == 0:
+        for position, received in enumerate(drain(producer)):
+            if position % 2 == 0:
                 kept.append(received.message)
                 copies.append({name: value.clone() for name, value in received.message.items()})
     producer.shutdown()

@@ -9,8 +9,8 @@ from gigl_loader.workers.restarts import Restarts, Task, UnderWay
 
 
 def _task(batch: int, *, stream: int = 0, generation: int = 1, position: int | None = None) -> Task:
-    place = batch if position is None else position
-    return Task(BatchTicket(stream, generation, 5, batch), place)
+    position = batch if position is None else position
+    return Task(BatchTicket(stream, generation, 5, batch), position)
 
 
 def _always(ticket: BatchTicket) -> bool:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gigl_loader.workers.schedule import FairQueue, Stream, num_batches
+from gigl_loader.workers.schedule import BatchStream, FairQueue, num_batches
 
 
 @given(seeds=st.integers(0, 200), size=st.integers(1, 50), drop_last=st.booleans())
@@ -20,7 +20,7 @@ class Streams(RuleBasedStateMachine):
 
     @initialize(limit=st.integers(1, 4), in_order=st.booleans())
     def make(self, limit: int, in_order: bool) -> None:
-        self.stream: Stream[int] = Stream(3, limit, in_order)
+        self.stream: BatchStream[int] = BatchStream(3, limit, in_order)
         self.batches: list[int] = []
         self.under_way: list[tuple] = []
         self.stale: list[tuple] = []
@@ -110,7 +110,7 @@ TestStreams.settings = settings(max_examples=100, stateful_step_count=40)
 def test_streams_are_served_in_turn(counts: list[int]) -> None:
     queue: FairQueue[int] = FairQueue()
     for number, count in enumerate(counts):
-        stream: Stream[int] = Stream(number, 100)
+        stream: BatchStream[int] = BatchStream(number, 100)
         queue.add(stream)
         stream.start(0, range(count))
     served = []
@@ -125,7 +125,7 @@ def test_streams_are_served_in_turn(counts: list[int]) -> None:
 
 def test_a_removed_stream_is_cancelled_and_forgotten() -> None:
     queue: FairQueue[int] = FairQueue()
-    one, other = Stream[int](0, 2), Stream[int](1, 2)
+    one, other = BatchStream[int](0, 2), BatchStream[int](1, 2)
     queue.add(one)
     queue.add(other)
     one.start(0, range(5))

@@ -116,10 +116,10 @@ def _ticket(batch: int, generation: int = 1, stream: int = 0) -> BatchTicket:
 def test_batches_are_those_of_the_input_in_its_order(trainer: _Trainer) -> None:
     trainer.start()
     trainer.tell((messages.GENERATION, 0, 1, False))
-    for batch, places in enumerate((range(4), range(4, 8), range(8, 10))):
+    for batch, positions in enumerate((range(4), range(4, 8), range(8, 10))):
         message, _ = trainer.ask(_ticket(batch))
-        assert message[INPUT_ID].tolist() == list(places), "the last one is incomplete"
-        assert message[BATCH].tolist() == SEEDS[list(places)].tolist()
+        assert message[INPUT_ID].tolist() == list(positions), "the last one is incomplete"
+        assert message[BATCH].tolist() == SEEDS[list(positions)].tolist()
 
 
 def test_an_epoch_has_an_order_of_its_own_and_single_batches_any_size(trainer: _Trainer) -> None:
@@ -225,19 +225,19 @@ def test_a_worker_ends_when_it_is_told_or_its_trainer_is_gone(trainer: _Trainer)
         trainer.worker.run()
 
 
-def test_where_a_worker_takes_anothers_place_it_has_that_ones_door() -> None:
+def test_where_a_worker_takes_anothers_position_it_has_that_ones_door() -> None:
     ours, theirs = pipe.pair()
     with ours, theirs:
         pipe.send(ours, (messages.PLACE, True), [ours.fileno()])
-        replaces, listener = module._receive_place(theirs)
+        replaces, listener = module._receive_position(theirs)
         assert replaces
         assert listener is not None
         os.close(listener)
         pipe.send(ours, (messages.PLACE, False))
-        assert module._receive_place(theirs) == (False, None)
+        assert module._receive_position(theirs) == (False, None)
         ours.close()
         with pytest.raises(ConnectionError, match="gone"):
-            module._receive_place(theirs)
+            module._receive_position(theirs)
 
 
 def test_a_worker_that_cannot_start_says_why(setup: WorkerSetup, monkeypatch) -> None:

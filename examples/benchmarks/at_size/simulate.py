@@ -42,7 +42,7 @@ def measure(ranks: int, batches: int, cache: float) -> dict[str, float]:
     job = SimulatedJob(Size(ranks=ranks, servers=servers, batches=batches, cache=cache)).run()
     seconds = time.perf_counter() - started
     assert not any(rank.error or rank.wrong_rows for rank in job.ranks)
-    assert len({place for rank in job.ranks for place in rank.places}) == ranks * batches
+    assert len({position for rank in job.ranks for position in rank.positions}) == ranks * batches
     followers = [rank for rank in job.ranks if rank.number > 0]
     return {
         "ranks": ranks,

@@ -17,9 +17,9 @@ _END_OF_TIME = 1000
 def links(job: Job) -> Tensor:
     """Return the seed edges, ``[2, needed_seeds]`` int64: drawn from all edges of the graph."""
     graph = job.graph
-    places = np.random.default_rng(3).integers(0, graph.indices.size, job.needed_seeds)
-    target = np.searchsorted(graph.indptr, places, side="right") - 1
-    return torch.from_numpy(np.stack([graph.indices[places], target]))
+    positions = np.random.default_rng(3).integers(0, graph.indices.size, job.needed_seeds)
+    target = np.searchsorted(graph.indptr, positions, side="right") - 1
+    return torch.from_numpy(np.stack([graph.indices[positions], target]))
 
 
 def edge_times(job: Job) -> Tensor:

@@ -25,8 +25,8 @@ def draw(results: Path, target: Path) -> None:
     colors = ["tab:orange" if row["contestant"] == "gigl_loader" else "tab:gray" for row in rows]
     figure, axis = pyplot.subplots(figsize=(7, 2.9), dpi=110, layout="constrained")
     axis.barh([row["contestant"] for row in rows], medians, xerr=spread, color=colors, capsize=3)
-    for place, row in enumerate(rows):
-        axis.text(row["most"] + 1500, place, f"{row['median']:,}", va="center")
+    for position, row in enumerate(rows):
+        axis.text(row["most"] + 1500, position, f"{row['median']:,}", va="center")
     axis.set_xlim(0, 1.15 * max(row["most"] for row in rows))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.spines[["top", "right"]].set_visible(False)

@@ -198,13 +198,13 @@ class Job:
         """Return the sha256 over the batches in the order of the job's sequence.
 
         Raises:
-            AssertionError: One place was taken twice with other bits.
+            AssertionError: One position was taken twice with other bits.
         """
         found: dict[tuple[int, int], str] = {}
         for line in self.notes():
-            place = (line["epoch"], line["place"])
-            assert found.setdefault(place, line["digest"]) == line["digest"], place
-        text = "".join(f"{place} {digest}\n" for place, digest in sorted(found.items()))
+            position = (line["epoch"], line["position"])
+            assert found.setdefault(position, line["digest"]) == line["digest"], position
+        text = "".join(f"{position} {digest}\n" for position, digest in sorted(found.items()))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def longest_pause(self) -> float:

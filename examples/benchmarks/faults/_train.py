@@ -1,7 +1,7 @@
-"""One training process of the scripts in this folder: writes each batch's place, time and hash.
+"""One training process of the scripts in this folder: writes each batch's position, time and hash.
 
 Of a graph store with ``--store``, else colocated: rank ``r`` loads partition ``r``. The loader has
-``shard="world"``, so that a place in the job's sequence means the same batch on any number of
+``shard="world"``, so that a position in the job's sequence means the same batch on any number of
 ranks. Goes on where the state in ``--folder`` says, if there is one.
 """
 
@@ -76,10 +76,11 @@ class Notes:
     def add(self, step: int, batch: Any) -> None:
         """Write down the batch of this rank's ``step``-th step."""
         args = self._args
-        place = (self.taken + args.rank + step * args.world) % self.total
+        position = (self.taken + args.rank + step * args.world) % self.total
         line = {
-            "at": time.monotonic(), "epoch": self._loader.epoch, "place": place, "rank": args.rank,
-            "digest": batch_digest(batch), "restarts": self._loader.stats()["restarts"],
+            "at": time.monotonic(), "epoch": self._loader.epoch, "position": position,
+            "rank": args.rank, "digest": batch_digest(batch),
+            "restarts": self._loader.stats()["restarts"],
         }  # fmt: skip
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()

@@ -248,10 +248,10 @@ def measure(case: Case) -> dict[str, Any]:
         addresses = [machine.address for machine in there]
         started, outs = [], []
         try:
-            for place, machine in enumerate(there):
-                is_server = case.is_store and place < case.parts
-                number = place % case.parts
-                out = Path(folder, f"{place}.json")
+            for position, machine in enumerate(there):
+                is_server = case.is_store and position < case.parts
+                number = position % case.parts
+                out = Path(folder, f"{position}.json")
                 started.append(_start(machine, is_server, number, case, addresses, out))
                 if not is_server:
                     outs.append(out)

@@ -39,13 +39,13 @@ def dataset_of(case: Case, partition: int) -> glt.distributed.DistDataset:
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
     indices = adjacency.indices.long()
     assert int(indptr[-1]) == indices.numel(), "its edges are those of its nodes, in their order"
-    place = torch.full((book.num_ids,), -1)
-    place[own] = features.locate(own)
+    position = torch.full((book.num_ids,), -1)
+    position[own] = features.locate(own)
     topology = glt.data.Topology((indices, indptr), input_layout="CSC", layout="CSC")
     return glt.distributed.DistDataset(
         num_partitions=case.parts, partition_idx=partition,
         graph_partition=glt.data.Graph(topology, "CPU"),
-        node_feature_partition=glt.data.Feature(features.values, id2index=place, with_gpu=False),
+        node_feature_partition=glt.data.Feature(features.values, id2index=position, with_gpu=False),
         node_pb=owners, edge_pb=torch.zeros(1, dtype=torch.uint8), edge_dir="in",
     )  # fmt: skip
 

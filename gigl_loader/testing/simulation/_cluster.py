@@ -31,7 +31,7 @@ from gigl_loader.errors import GiglLoaderError
 from gigl_loader.loader import config as loader_config
 from gigl_loader.loader import iterator
 from gigl_loader.loader import world as loader_world
-from gigl_loader.loader.epoch import LoaderStats, Progress
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.loader.world import WorldShare, check_same_start
 from gigl_loader.message import BATCH
 from gigl_loader.options import CacheOptions, EpochOptions
@@ -39,18 +39,18 @@ from gigl_loader.remote import (
     channel,
     client,
     cluster,
+    connection,
     endpoint,
     handout,
     leader,
-    link,
     patience,
+    producer_table,
     producers,
     rendezvous,
     row_cache,
     rows,
     service,
     shared,
-    slots,
     source,
     supplier,
 )  # fmt: skip
@@ -73,8 +73,8 @@ from gigl_loader.workers import agreement, among_ranks, inbox, producer, recover
 
 _MODULES = (
     agreement, among_ranks, channel, client, cluster, endpoint, handout, inbox, iterator, leader,
-    link, loader_world, patience, producer, producers, recovery, rendezvous, row_cache, rows,
-    sampled_input, service, shared, slots, source, supplier, tables,
+    connection, loader_world, patience, producer, producers, recovery, rendezvous, row_cache, rows,
+    sampled_input, service, shared, producer_table, source, supplier, tables,
 )  # fmt: skip
 """Whose threads, locks, futures, time, callers and listeners are simulated."""
 # of simulated time: longer than the longest outage that faults draw, so that joining is never what
@@ -152,8 +152,8 @@ class Rank:
     ended: float | None = None
     messages_at_start: int = 0
     bytes_at_start: int = 0
-    places: list[tuple[int, int]] = field(default_factory=list)
-    """(epoch, place in the job's sequence) of each batch, as they came."""
+    positions: list[tuple[int, int]] = field(default_factory=list)
+    """(epoch, position in the job's sequence) of each batch, as they came."""
     seeds: list[tuple[int, ...]] = field(default_factory=list)
     """Of each batch."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class Rank:
     """Batches that came with rows other than theirs."""
     hit_rate: float = 0.0
     """Share of the rows that were kept."""
-    links: int = 0
+    connections: int = 0
     """Storage servers that it was connected with."""
 
 
@@ -174,7 +174,7 @@ class SimulatedJob:
 
     Args:
         size: How many of what.
-        keep: Remember seeds and places of every batch.
+        keep: Remember seeds and positions of every batch.
     """
 
     def __init__(self, size: Size, *, keep: bool = True) -> None:
@@ -305,8 +305,8 @@ class SimulatedJob:
         self._state = min(states, key=_progress_of, default=self._state)
         epoch, yielded = _progress_of(self._state) if self._state else (0, 0)
         for rank in self.ranks:  # what came after the state was saved is trained on again
-            kept = [n for n, place in enumerate(rank.places) if place < (epoch, yielded)]
-            rank.places = [rank.places[n] for n in kept]
+            kept = [n for n, position in enumerate(rank.positions) if position < (epoch, yielded)]
+            rank.positions = [rank.positions[n] for n in kept]
             rank.seeds = [rank.seeds[n] for n in kept]
         count, self._resumed_by = self._resumed_by or len(left), 0
         self._start_ranks(count)
@@ -426,15 +426,15 @@ class SimulatedJob:
             self._note_start(rank, loaded)
             total = size.ranks * size.batches
             share = WorldShare(rank=rank.number, world_size=world_size, total=total)
-            progress = Progress(share=share)
+            progress = EpochProgress(share=share)
             if self._state is not None:
-                progress = Progress.from_dict(self._state, _identity(size), in_step=True)
+                progress = EpochProgress.from_dict(self._state, _identity(size), in_step=True)
                 progress.share = share
             for epoch in range(progress.epoch, size.epochs):
                 if epoch != progress.epoch:
-                    progress = Progress(epoch, share=share)
+                    progress = EpochProgress(epoch, share=share)
                 self._epoch(rank, loaded, progress, world_size)
-            rank.links = len(joined.links.made)
+            rank.connections = len(joined.connections.made)
             self.memory_at_end = _resident_bytes()
             loaded.shutdown()
         finally:
@@ -467,19 +467,21 @@ class SimulatedJob:
         process = self._of_attempt[number].process
         return held_by(self._loaded[number], self._clusters[process])
 
-    def _epoch(self, rank: Rank, loaded: RemoteSource, progress: Progress, world_size: int) -> None:
+    def _epoch(
+        self, rank: Rank, loaded: RemoteSource, progress: EpochProgress, world_size: int
+    ) -> None:
         check_same_start(progress.epoch, progress.yielded, world_size)
-        places = progress.places_left(0)
+        positions = progress.positions_left(0)
         left = self.size.ranks * self.size.batches - progress.yielded
         common = left // world_size  # steps that all ranks make: the last may be one of a few
-        loaded.start_epoch(progress.epoch, places)
+        loaded.start_epoch(progress.epoch, positions)
         loader = _Loader(loaded)
-        batches = iterator.EpochIterator(loader, places, progress)
+        batches = iterator.EpochIterator(loader, positions, progress)
         for step, message in enumerate(batches):
             if self.size.cache:
                 rank.wrong_rows += not are_right(message)
                 rank.hit_rate = loader.hit_rate
-            self._note_batch(rank, (progress.epoch, places[step]), message[BATCH].tolist())
+            self._note_batch(rank, (progress.epoch, positions[step]), message[BATCH].tolist())
             self.world.sleep(self.size.costs.step_s * rank.process.slowness)
             if self.size.in_step and step < common:
                 self.group.step()
@@ -488,10 +490,10 @@ class SimulatedJob:
                 # yielded
                 rank.state = progress.to_dict(_identity(self.size))
 
-    def _note_batch(self, rank: Rank, place: tuple[int, int], seeds: list[int]) -> None:
-        self._trace.update(f"{self.world.clock.now:.9f} {rank.number} {place} {seeds}".encode())
+    def _note_batch(self, rank: Rank, position: tuple[int, int], seeds: list[int]) -> None:
+        self._trace.update(f"{self.world.clock.now:.9f} {rank.number} {position} {seeds}".encode())
         if self.keep:
-            rank.places.append(place)
+            rank.positions.append(position)
             rank.seeds.append(tuple(seeds))
 
     @property
@@ -534,11 +536,11 @@ def _resident_bytes() -> int:
 
 
 def digest(job: SimulatedJob) -> str:
-    """Return the sha256 of all batches of a job: (epoch, place, seeds), in that order."""
-    # by place, not by rank or time: the same for any number of ranks
+    """Return the sha256 of all batches of a job: (epoch, position, seeds), in that order."""
+    # by position, not by rank or time: the same for any number of ranks
     found = sorted(
-        (place, seeds)
+        (position, seeds)
         for rank in job.ranks
-        for place, seeds in zip(rank.places, rank.seeds, strict=True)
+        for position, seeds in zip(rank.positions, rank.seeds, strict=True)
     )
     return hashlib.sha256(repr(found).encode()).hexdigest()

@@ -119,7 +119,7 @@ class Outcome:
     seconds: float
     """Of simulated time."""
     digest: str
-    """Of all batches: epoch, place in the job's sequence, seeds."""
+    """Of all batches: epoch, position in the job's sequence, seeds."""
     trace: str
     """Of the same, to whom and when."""
     restarts: int
@@ -140,13 +140,13 @@ def run_job(size: Size, faults: Faults) -> Outcome:
 
 def _wrong(job: SimulatedJob) -> str:
     """Return which batches were lost, or came twice; and errors of ranks that nobody killed."""
-    places = sorted(place for rank in job.ranks for place in rank.places)
+    positions = sorted(position for rank in job.ranks for position in rank.positions)
     total = job.size.ranks * job.size.batches
-    # each place once, whichever rank has it: what was trained on after the last state is not
+    # each position once, whichever rank has it: what was trained on after the last state is not
     # counted, see SimulatedJob._resume
-    wanted = [(epoch, place) for epoch in range(job.size.epochs) for place in range(total)]
-    if places != wanted:
-        lost, more = sorted(set(wanted) - set(places)), len(places) - len(set(places))
+    wanted = [(epoch, position) for epoch in range(job.size.epochs) for position in range(total)]
+    if positions != wanted:
+        lost, more = sorted(set(wanted) - set(positions)), len(positions) - len(set(positions))
         errors = [f"{rank.process.name}: {rank.error!r}" for rank in job.ranks if rank.error]
         return f"{len(lost)} batches lost {lost[:5]}, {more} twice; {errors[:3]}"
     wrong_rows = sum(rank.wrong_rows for rank in job.ranks)

@@ -12,7 +12,7 @@ import msgspec
 
 from gigl_loader.errors import PeerError
 from gigl_loader.testing.simulation._network import SimulatedNetwork
-from gigl_loader.testing.simulation._world import Event, Process, World
+from gigl_loader.testing.simulation._world import Process, SimulatedEvent, World
 
 
 class _Round:
@@ -20,7 +20,7 @@ class _Round:
         self.values: list[bytes | None] = [None] * size
         self.came = 0
         self.answer: Any = None
-        self.done = Event(world)
+        self.done = SimulatedEvent(world)
 
 
 class SimulatedGroup:

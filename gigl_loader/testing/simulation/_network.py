@@ -14,7 +14,7 @@ from gigl_loader.testing._memory_network import (
     MemoryNetwork,
     MemoryReply,
 )
-from gigl_loader.testing.simulation._world import Event, World
+from gigl_loader.testing.simulation._world import SimulatedEvent, World
 from gigl_loader.transport import End, Method, Security
 
 _AGAIN_S = 0.2
@@ -101,7 +101,7 @@ class SimulatedListener(MemoryListener):
 class SimulatedReply(MemoryReply[Any]):
     """A reply that a thread can wait for."""
 
-    _event: Event | None = None
+    _event: SimulatedEvent | None = None
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Return the answer.
@@ -110,7 +110,7 @@ class SimulatedReply(MemoryReply[Any]):
             PeerTimeoutError: It did not come in time.
         """
         if not self.done:
-            self._event = Event(self._caller.network.world)  # type: ignore[attr-defined]
+            self._event = SimulatedEvent(self._caller.network.world)  # type: ignore[attr-defined]
             self._event.wait(timeout_s)
         # asked again: the event may have been set in the moment in which the time was over
         if not self.done:

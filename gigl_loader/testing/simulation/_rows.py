@@ -114,7 +114,7 @@ def packed(seeds: Array, law: RowLaw) -> tuple[Layout, memoryview]:
     at = 0
     for key, values in ((BATCH, seeds), (NODE, law.ids(seeds)), (ROWS, _TOLD)):
         layout.append((key, values.dtype.name, values.shape, at))
-        # tensors of a message start at aligned places, as in a slot
+        # tensors of a message start at aligned positions, as in a slot
         parts.append(values.tobytes().ljust(align(values.nbytes), b"\0"))
         at += align(values.nbytes)
     return layout, memoryview(b"".join(parts))
@@ -157,7 +157,7 @@ class SimulatedRows(RowQuestions):
         job, number = self.job, self._cluster.stand_in(server)
         process, _ = job.servers[number]
         if not process.alive:
-            raise self._cluster.link(number).named(
+            raise self._cluster.connection(number).named(
                 PeerLostError(f"{process.name} is gone", End.GONE)
             )
         now, size = job.world.clock.now, count * job.size.rows.row_bytes

@@ -12,9 +12,9 @@ from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.slots import Layout, Written
 from gigl_loader.message import BATCH, SampleMessage
 from gigl_loader.testing.simulation._rows import RowLaw, packed
-from gigl_loader.testing.simulation._world import Event, World
+from gigl_loader.testing.simulation._world import SimulatedEvent, World
 from gigl_loader.workers import messages
-from gigl_loader.workers.pool import Event as PoolEvent
+from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.setup import WorkerSetup
 
 
@@ -41,8 +41,8 @@ class SimulatedPool:
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self._process = self.world.process
-        self._news = Event(self.world)
-        self._events: deque[PoolEvent] = deque()
+        self._news = SimulatedEvent(self.world)
+        self._events: deque[WorkerEvent] = deque()
         self._generations: dict[int, int] = {}
         self._order: dict[tuple[int, int], Any] = {}
         self._free_at: list[list[float]] = []
@@ -97,17 +97,17 @@ class SimulatedPool:
             message = (
                 messages.BATCH, ticket, position, 0, seeds.nbytes, (), seeds, {"worker": number}
             )  # fmt: skip
-        self._events.append(PoolEvent(number, message, ()))
+        self._events.append(WorkerEvent(number, message, ()))
         self._news.set()
 
     def _seeds(self, ticket: Any) -> Any:
         assert self._setup is not None
         order, size = self._order[ticket.stream, ticket.generation], self._setup.batch_size
         seeds = self._setup.seed_input.seeds.numpy()
-        places = slice(ticket.batch * size, (ticket.batch + 1) * size)
-        return seeds[places if order is None else order[places].numpy()]
+        positions = slice(ticket.batch * size, (ticket.batch + 1) * size)
+        return seeds[positions if order is None else order[positions].numpy()]
 
-    def poll(self, timeout_s: float) -> list[PoolEvent]:
+    def poll(self, timeout_s: float) -> list[WorkerEvent]:
         """Return what came, waiting for the first."""
         if not self._events and timeout_s > 0:
             self._news.wait(timeout_s)

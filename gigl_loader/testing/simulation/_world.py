@@ -238,7 +238,8 @@ class World:
         bind = lambda kind: lambda *args, **how: kind(self, *args, **how)  # noqa: E731
         threads = SimpleNamespace(
             Thread=bind(Thread), Lock=bind(Lock), RLock=bind(RLock), Condition=bind(Condition),
-            Event=bind(Event), current_thread=lambda: self.current, main_thread=lambda: None,
+            Event=bind(SimulatedEvent), current_thread=lambda: self.current,
+            main_thread=lambda: None,
         )  # fmt: skip
         now = lambda: self.clock.now  # noqa: E731
         times = SimpleNamespace(
@@ -294,7 +295,7 @@ class World:
             if not left or timed_out or (done and return_when == futures.FIRST_COMPLETED):
                 return done, left
             # a new one each round: callbacks of futures that are not done stay with the former
-            event = Event(self)
+            event = SimulatedEvent(self)
             for one in left:
                 one.add_done_callback(lambda _, event=event: event.set())
             event.wait(None if until is None else until - self.clock.now)
@@ -309,7 +310,7 @@ class Thread:
     ) -> None:  # fmt: skip
         self._world, self._name = world, name
         self._run = lambda: target(*args, **(kwargs or {}))
-        self._over = Event(world)
+        self._over = SimulatedEvent(world)
         self._task: Any = None
 
     def start(self) -> None:
@@ -430,7 +431,7 @@ class Condition:
             self._world.wake(waiter)
 
 
-class Event:
+class SimulatedEvent:
     """Stands in for ``threading.Event``."""
 
     __slots__ = ("_set", "_waiting", "_world")

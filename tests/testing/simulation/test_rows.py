@@ -34,7 +34,7 @@ def test_the_first_rows_are_in_most_batches() -> None:
     assert counts[:20].mean() > 5 * counts[-200:].mean()
 
 
-def test_tensors_lie_one_after_the_other_at_aligned_places() -> None:
+def test_tensors_lie_one_after_the_other_at_aligned_positions() -> None:
     law, seeds = RowLaw(per_batch=5), np.array([7])
     layout, payload = packed(seeds, law)
     assert [key for key, *_ in layout] == [BATCH, NODE, ROWS]

@@ -33,7 +33,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.remote.membership import Join, News, hear
 from gigl_loader.remote.messages import CALLS
-from gigl_loader.remote.patience import Progress
+from gigl_loader.remote.patience import WaitReport
 from gigl_loader.transport import Caller, End, Security
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ _WHY = {
 T = TypeVar("T")
 
 
-class ServerLink:
+class ServerConnection:
     """The connections to one storage server.
 
     Args:
@@ -94,12 +94,12 @@ class ServerLink:
     # -- connections ----------------------------------------------------------------------------
 
     def dial(self) -> Caller:
-        """Return a caller of the server; it is closed with this link, or by `hang_up`.
+        """Return a caller of the server; it is closed with this connection, or by `hang_up`.
 
         The first one says who this process is, before anything else is asked.
 
         Raises:
-            ServerDiedError, UsageError: The link is over.
+            ServerDiedError, UsageError: The connection is over.
             PeerTimeoutError: The server did not come up, or does not answer.
         """
         self.meet(_ENTER_S)
@@ -111,7 +111,7 @@ class ServerLink:
             if self._join is None or self._error is not None:
                 return
             deadline = time.monotonic() + timeout_s
-            progress = Progress(self.own_name, deadline)
+            progress = WaitReport(self.own_name, deadline)
             self.enter(self._join, deadline, progress)
             self.wait_until_in(lambda news: news.number > 0, deadline, timeout_s, progress)
             # last: an attempt that failed is made again by the next one who asks
@@ -142,7 +142,7 @@ class ServerLink:
 
     @property
     def error(self) -> Exception | None:
-        """Why the link is over; a fresh exception each time. None: it is up."""
+        """Why the connection is over; a fresh exception each time. None: it is up."""
         return None if self._error is None else self._copy_of_error()
 
     def _copy_of_error(self) -> Exception:
@@ -175,18 +175,18 @@ class ServerLink:
         """End as if the server had gone: another one says that it has."""
         self._end(ServerDiedError(f"{self.name} is gone: {why}"))
 
-    def again(self, address: tuple[str, int]) -> "ServerLink":
-        """Return a link to the same server, started again or out of reach for too long."""
+    def again(self, address: tuple[str, int]) -> "ServerConnection":
+        """Return a connection to the same server, started again or out of reach for too long."""
         self.close("it was started again")
         # another session: under the former one the server has given this process up, or may still
-        return ServerLink(
+        return ServerConnection(
             self.rank, address, self._security, self.own_name, secrets.token_hex(16),
             self._patience_s,
         )  # fmt: skip
 
     # -- presence -------------------------------------------------------------------------------
 
-    def enter(self, join: Join, deadline: float, progress: Progress) -> None:
+    def enter(self, join: Join, deadline: float, progress: WaitReport) -> None:
         """Connect, patiently, and tell who this process is; then hear what is new, in a thread.
 
         Raises:
@@ -204,7 +204,7 @@ class ServerLink:
         )
         thread.start()
 
-    def _wait_on(self, progress: Progress, why: str) -> None:
+    def _wait_on(self, progress: WaitReport, why: str) -> None:
         if self._is_away():
             self.give_up(f"it does not answer ({why}), and storage server 0 says that it is away")
             raise self._copy_of_error()
@@ -228,7 +228,7 @@ class ServerLink:
             self._changed.notify_all()
 
     def wait_until_in(
-        self, is_in: Callable[[News], bool], deadline: float, timeout_s: float, progress: Progress
+        self, is_in: Callable[[News], bool], deadline: float, timeout_s: float, progress: WaitReport
     ) -> News:
         """Wait until the news say that this process may begin; return them.
 
@@ -239,8 +239,8 @@ class ServerLink:
         """
         with self._changed:
             while not is_in(self.news):
-                # the most telling one first: a refusal also ends the link, and the loss of a server
-                # its news
+                # the most telling one first: a refusal also ends the connection, and the loss of a
+                # server its news
                 if self._refusal is not None:
                     raise self._refusal
                 if self._error is not None:

@@ -17,7 +17,7 @@ from gigl_loader.errors import ProtocolError
 from gigl_loader.message import BatchTicket
 from gigl_loader.sampler.plan import SamplingPlan, draw_key
 from gigl_loader.sampler.questions import Draw, Drawn, DrawRequest, RowsRequest
-from gigl_loader.sampler.store import GraphStore, LocalStore, gather_rows
+from gigl_loader.sampler.reader import GraphReader, LocalReader, gather_rows
 from gigl_loader.testing import InProcessPeers
 
 PLAN = SamplingPlan(input_type=NODE, fanouts={EDGE: (2, 2)}, seed=7)
@@ -43,7 +43,7 @@ def _key(epoch: int = 0, batch: int = 0, hop: int = 0) -> int:
 
 
 def _draw(view: PartitionView, nodes: np.ndarray, fanout: int, key: int = 1, **how: bool):
-    return LocalStore(view).draw(Draw(EDGE, fanout, key, **how), nodes)
+    return LocalReader(view).draw(Draw(EDGE, fanout, key, **how), nodes)
 
 
 def _rows(drawn, nodes: np.ndarray) -> list[list[int]]:
@@ -116,7 +116,7 @@ def test_with_replacement_always_the_fanout(with_weight: bool) -> None:
 def test_edge_ids_that_are_not_kept() -> None:
     view = _view(2)
     bare = Adjacency(view.adjacency[EDGE].indptr, view.adjacency[EDGE].indices, None, None)
-    store = LocalStore(PartitionView(False, "in", 1, 0, {NODE: 2}, {EDGE: bare}))
+    store = LocalReader(PartitionView(False, "in", 1, 0, {NODE: 2}, {EDGE: bare}))
     with pytest.raises(ProtocolError, match="edge ids"):
         store.draw(Draw(EDGE, 1, 1, with_edge=True), np.array([0]))
     assert store.draw(Draw(EDGE, 1, 1), np.array([0])).edge_ids is None
@@ -227,7 +227,7 @@ def test_draws_are_independent(other: str) -> None:
 
 def test_weighted_draws_of_one_node_over_batches() -> None:
     view, nodes = _view(4, 1, [1.0, 1.0, 1.0, 1.0]), np.zeros(1, np.int64)
-    store = LocalStore(view)
+    store = LocalReader(view)
     found = [
         store.draw(Draw(EDGE, 1, _key(batch=b), with_weight=True), nodes).neighbors.item()
         for b in range(8000)
@@ -246,7 +246,7 @@ def test_a_draw_depends_on_node_and_key_alone(replace: bool, with_weight: bool) 
     how = {"replace": replace, "with_weight": with_weight, "with_edge": True}
     nodes = np.arange(300)
     whole = _rows(_draw(view, nodes, 4, key=11, **how), nodes)
-    store = LocalStore(view)
+    store = LocalReader(view)
     shuffled = np.random.default_rng(1).permutation(300)
     # another order, other frontiers, one store's scratch
     for part in np.split(shuffled, range(70, 300, 70)):
@@ -270,8 +270,8 @@ def _cut(view: PartitionView, owner: np.ndarray, count: int) -> list[PartitionVi
             adjacency.indices[mine], adjacency.edge_ids[mine], weights,
         )  # fmt: skip
         ids = np.flatnonzero(owner == index)
-        place = np.full_like(owner, -1)
-        place[ids] = np.arange(ids.size)
+        position = np.full_like(owner, -1)
+        position[ids] = np.arange(ids.size)
         parts.append(
             PartitionView(
                 False,
@@ -281,7 +281,7 @@ def _cut(view: PartitionView, owner: np.ndarray, count: int) -> list[PartitionVi
                 view.num_nodes,
                 {EDGE: own},
                 node_books={NODE: Book(table=owner)},
-                node_features={NODE: Rows(ids.astype(np.float32)[:, None], place)},
+                node_features={NODE: Rows(ids.astype(np.float32)[:, None], position)},
             )
         )
     return parts
@@ -302,15 +302,15 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
                     "with_edge": bool(flags & 4),
                 }  # fmt: skip
                 draw = Draw(EDGE, fanout, 2**64 - 5, **how)
-                one = LocalStore(view).draw(draw, nodes)
-                other = GraphStore(part, peers).draw(draw, nodes)()
+                one = LocalReader(view).draw(draw, nodes)
+                other = GraphReader(part, peers).draw(draw, nodes)()
                 assert np.array_equal(one.counts, other.counts)
                 assert np.array_equal(one.neighbors, other.neighbors)
                 if how["with_edge"]:
                     assert np.array_equal(one.edge_ids, other.edge_ids)
                 else:
                     assert other.edge_ids is None
-        store = GraphStore(part, peers)
+        store = GraphReader(part, peers)
         split = store.split(part.node_books[NODE], nodes)
         dtype, shape, write = store.fetch("node_features", NODE, nodes, split)
         out = np.empty(shape, dtype)
@@ -321,7 +321,7 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
 @pytest.mark.parametrize("book", [Book(table=np.arange(10) // 5), Book(bounds=np.array([5, 10]))])
 def test_ids_of_nobody_have_no_owner(book: Book) -> None:
     """Answers of other machines name neighbours, which are asked for in the next hop."""
-    store = GraphStore(_cut(_view(3, 10), np.arange(10) // 5, 2)[0], None)
+    store = GraphReader(_cut(_view(3, 10), np.arange(10) // 5, 2)[0], None)
     store._alone = False
     split = store.split(book, np.array([9, 0, 5]))
     assert {partition: at.tolist() for partition, at in split.items()} == {0: [1], 1: [0, 2]}
@@ -335,7 +335,7 @@ def test_only_owners_are_asked() -> None:
     view = _view(3, 10)
     parts = _cut(view, np.arange(10) // 4, 3)  # 0-3, 4-7, 8-9
     peers = InProcessPeers(parts)
-    store = GraphStore(parts[0], peers)
+    store = GraphReader(parts[0], peers)
     store.draw(Draw(EDGE, 1, 1), np.array([0, 3, 1]))()
     store.draw(Draw(EDGE, 1, 1), np.array([], np.int64))()
     assert peers.asked == []
@@ -345,7 +345,7 @@ def test_only_owners_are_asked() -> None:
 
 def test_questions_for_what_there_is_not() -> None:
     """They come from another machine: none of them may read anything else, or end the worker."""
-    store, ids = LocalStore(_view(1)), np.arange(1)
+    store, ids = LocalReader(_view(1)), np.arange(1)
     draws = [
         (Draw(("no", "such", "type"), 1, 1), ids, "unknown type"),
         (Draw(EDGE, -2, 1), ids, "fanout -2"),
@@ -368,7 +368,7 @@ def test_questions_for_nodes_before_the_first(node: int, first_row: int) -> None
     """No kernel checks bounds: far before the first row a worker would be killed by a signal."""
     view, nodes = _view(3, 4, [1.0, 2, 3]), np.array([first_row + 1, first_row + node])
     rows = dataclasses.replace(view.adjacency[EDGE], first_row=first_row)
-    store = LocalStore(dataclasses.replace(view, adjacency={EDGE: rows}))
+    store = LocalReader(dataclasses.replace(view, adjacency={EDGE: rows}))
     for how in ({}, {"with_weight": True}, {"replace": True}, {"labor": True}):
         with pytest.raises(ProtocolError, match=f"where the first is {first_row}"):
             store.answer_draw(DrawRequest(Draw(EDGE, 2, 1, **how), nodes))
@@ -380,9 +380,9 @@ def test_questions_for_nodes_before_the_first(node: int, first_row: int) -> None
 
 
 @pytest.mark.parametrize("node", [-1, -100, 6, 2**62])
-def test_an_id_that_the_index_has_no_place_for(node: int) -> None:
+def test_an_id_that_the_index_has_no_position_for(node: int) -> None:
     features = Rows(np.arange(8.0).reshape(4, 2), np.array([-1, 0, 2, 1, -1, 3]), first=10)
-    store = LocalStore(dataclasses.replace(_view(1), node_features={NODE: features}))
+    store = LocalReader(dataclasses.replace(_view(1), node_features={NODE: features}))
     ask = functools.partial(RowsRequest, "node_features", NODE)
     assert store.answer_rows(ask(np.array([15, 12]))).values.tolist() == [[6, 7], [4, 5]]
     with pytest.raises(ProtocolError, match="where there are only 10 to 15"):
@@ -395,7 +395,7 @@ def test_an_id_that_the_index_has_no_place_for(node: int) -> None:
 def test_rows_of_one_matrix_for_several_sets_of_ids(in_turn: bool) -> None:
     """All are asked before the first is read: the answers may not lie in the same memory."""
     parts = _cut(_view(3, 40), np.arange(40) % 2, 2)
-    store = GraphStore(parts[0], InProcessPeers(parts))
+    store = GraphReader(parts[0], InProcessPeers(parts))
     for _ in range(3):
         asked = []
         for ids in (np.arange(30), np.arange(10, 40)[::-1].copy(), np.array([7])):
@@ -411,7 +411,7 @@ def test_rows_of_one_matrix_for_several_sets_of_ids(in_turn: bool) -> None:
 def test_answers_that_do_not_fit_are_not_merged() -> None:
     view = _view(3, 10)
     parts = _cut(view, np.arange(10) // 5, 2)
-    good = LocalStore(parts[1]).answer_draw(DrawRequest(Draw(EDGE, 2, 1), np.array([9, 8])))
+    good = LocalReader(parts[1]).answer_draw(DrawRequest(Draw(EDGE, 2, 1), np.array([9, 8])))
     bad = [
         Drawn(good.counts[:1], good.neighbors, None),
         Drawn(good.counts, good.neighbors[:-1], None),
@@ -423,7 +423,7 @@ def test_answers_that_do_not_fit_are_not_merged() -> None:
         peers = InProcessPeers(parts)
         peers._stores[1].answer_draw = lambda request, answer=answer: answer
         with pytest.raises(ProtocolError, match="neighbours of 2 nodes"):
-            GraphStore(parts[0], peers).draw(Draw(EDGE, 2, 1), np.array([9, 8, 0]))()
+            GraphReader(parts[0], peers).draw(Draw(EDGE, 2, 1), np.array([9, 8, 0]))()
 
 
 def test_the_bits_are_the_same_on_any_machine_and_version() -> None:
@@ -446,7 +446,7 @@ def test_the_bits_are_the_same_on_any_machine_and_version() -> None:
     count=st.integers(0, 40), shift=st.integers(0, 8), data=st.data(),
 )  # fmt: skip
 def test_rows_of_several_matrices(dtype, width, sizes, count, shift, data) -> None:
-    """Any type, any shape, wherever they lie: each place gets the row that was named for it."""
+    """Any type, any shape, wherever they lie: each position gets the row that was named for it."""
     rng = np.random.default_rng(count)
 
     def placed(shape: tuple[int, ...]) -> np.ndarray:  # `shift` bytes past an aligned address
@@ -466,8 +466,8 @@ def test_rows_of_several_matrices(dtype, width, sizes, count, shift, data) -> No
         for number, matrix in enumerate(matrices)
     ]
     gather_rows(parts, out)
-    for place in range(count):
-        assert (out[place] == matrices[owner[place]][rows[place]]).all()
+    for position in range(count):
+        assert (out[position] == matrices[owner[position]][rows[position]]).all()
     if len(sizes) == 1:
         again = placed((count, *width))
         gather_rows([(matrices[0], rows, None)], again)

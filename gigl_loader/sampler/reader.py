@@ -1,7 +1,8 @@
 """Neighbours and rows by global id, from this partition or from another.
 
-`LocalStore` answers from shared memory; `GraphStore` splits a question by owner, asks for what this
-machine does not have while it reads the rest, and puts the answers back in the order of the ids.
+`LocalReader` answers from shared memory; `GraphReader` splits a question by owner, asks for what
+this machine does not have while it reads the rest, and puts the answers back in the order of the
+ids.
 """
 
 import math
@@ -25,7 +26,7 @@ from gigl_loader.sampler.questions import (
     Drawn,
     DrawRequest,
     Peers,
-    Pending,
+    PendingAnswer,
     RowsAnswer,
     RowsRequest,
 )
@@ -67,10 +68,10 @@ class _Unread:
 
 
 Split = dict[int, Array]
-"""By partition, the places of the ids that it owns: int64, ascending."""
+"""By partition, the positions of the ids that it owns: int64, ascending."""
 
 
-class LocalStore:
+class LocalReader:
     """One partition in this machine's memory. One object per thread: it owns scratch memory.
 
     Args:
@@ -85,27 +86,27 @@ class LocalStore:
     def draw(self, draw: Draw, nodes: Array, asked: Asked | None = None) -> Drawn:
         """Draw neighbours of ``nodes`` (``[n]`` int64, global ids owned here)."""
         adjacency = self._view.adjacency[draw.edge_type]
-        positions, counts = self._draw_positions(draw, adjacency, nodes, asked)
+        offsets, counts = self._draw_offsets(draw, adjacency, nodes, asked)
         # Fresh: the answer outlives this call, while scratch memory is of the next one.
-        neighbors = np.empty(len(positions), np.int64)
-        read_ahead.want(adjacency.indices, positions)
-        kernels.gather(adjacency.indices, positions, neighbors)
+        neighbors = np.empty(len(offsets), np.int64)
+        read_ahead.want(adjacency.indices, offsets)
+        kernels.gather(adjacency.indices, offsets, neighbors)
         edge_ids = None
         if draw.with_edge:
-            edge_ids = self._edge_ids(draw, adjacency, positions)
+            edge_ids = self._edge_ids(draw, adjacency, offsets)
         return Drawn(counts.copy(), neighbors, edge_ids)
 
-    def _edge_ids(self, draw: Draw, adjacency: Adjacency[Array], positions: Array) -> Array:
+    def _edge_ids(self, draw: Draw, adjacency: Adjacency[Array], offsets: Array) -> Array:
         if adjacency.edge_ids is not None:
-            edge_ids = np.empty(len(positions), np.int64)
-            read_ahead.want(adjacency.edge_ids, positions)
-            kernels.gather(adjacency.edge_ids, positions, edge_ids)
+            edge_ids = np.empty(len(offsets), np.int64)
+            read_ahead.want(adjacency.edge_ids, offsets)
+            kernels.gather(adjacency.edge_ids, offsets, edge_ids)
             return edge_ids
         if adjacency.first_edge is None:
             raise ProtocolError(f"edge ids of {draw.edge_type} were asked for, none are kept")
-        return positions + adjacency.first_edge
+        return offsets + adjacency.first_edge
 
-    def _draw_positions(
+    def _draw_offsets(
         self, draw: Draw, adjacency: Adjacency[Array], ids: Array, asked: Asked | None
     ) -> tuple[Array, Array]:
         get, size = self._scratch.get, len(ids)
@@ -127,23 +128,23 @@ class LocalStore:
             )
         else:
             total, most = kernels.count_uniform(adjacency.indptr, at, draw.fanout, replace, *rows)
-        positions = get("positions", total)
+        offsets = get("positions", total)
         if draw.labor:
             keys, items = get("keys", most, np.float64), get("items", most)
             some = weights if weights is not None else _NO_WEIGHTS
-            kernels.draw_labor(adjacency.indices, some, *rows, key, keys, items, positions)
+            kernels.draw_labor(adjacency.indices, some, *rows, key, keys, items, offsets)
         elif weights is not None:
             keys, items = get("keys", most, np.float64), get("items", most)
-            kernels.draw_weighted(weights, ids, *rows, replace, key, keys, items, positions)
+            kernels.draw_weighted(weights, ids, *rows, replace, key, keys, items, offsets)
         else:
             taken = get("taken", most, np.uint8)
-            kernels.draw_uniform(ids, *rows, replace, key, taken, positions)
+            kernels.draw_uniform(ids, *rows, replace, key, taken, offsets)
         if order is not None:
-            # Rows were cut and drawn from in the order of times: places there, to positions of
+            # Rows were cut and drawn from in the order of times: positions there, to positions of
             # edges.
-            places, positions = positions, get("in order", total)
-            kernels.gather(order.order, places, positions)
-        return positions, rows[2]
+            positions, offsets = offsets, get("in order", total)
+            kernels.gather(order.order, positions, offsets)
+        return offsets, rows[2]
 
     def degrees(self, edge_type: EdgeType, nodes: Array) -> Array:
         """Return how many edges each of ``nodes`` (global ids owned here) has, ``[n]`` int64."""
@@ -231,7 +232,7 @@ class LocalStore:
         )  # fmt: skip
 
 
-class GraphStore:
+class GraphReader:
     """All partitions. One object per sampling thread."""
 
     def __init__(self, view: PartitionView[Array], peers: Peers | None) -> None:
@@ -239,7 +240,7 @@ class GraphStore:
         self._peers = peers
         self._scratch = Scratch()
         here = {view.partition_idx: view, **view.same_host}
-        self._here = {p: LocalStore(part, self._scratch) for p, part in here.items()}
+        self._here = {p: LocalReader(part, self._scratch) for p, part in here.items()}
         self._alone = peers is None and len(self._here) == 1
         self._local = self._here[view.partition_idx]
         self._later = isinstance(peers, Later)
@@ -271,7 +272,7 @@ class GraphStore:
         return (dst, src) if self._view.edge_dir == "in" else (src, dst)
 
     def split(self, book: Book[Array] | None, ids: Array) -> Split | None:
-        """Return the places of ``ids`` by owner; None: all of them are here.
+        """Return the positions of ``ids`` by owner; None: all of them are here.
 
         Raises:
             ProtocolError: An id is of nobody.
@@ -298,7 +299,7 @@ class GraphStore:
 
     def _merge(
         self, draw: Draw, nodes: Array, told: Asked | None, split: Split,
-        asked: dict[int, Pending[Drawn]],
+        asked: dict[int, PendingAnswer[Drawn]],
     ) -> Drawn:  # fmt: skip
         parts: dict[int, Drawn] = {}
         for partition in self._here.keys() & split.keys():  # meanwhile the others answer
@@ -425,7 +426,7 @@ class GraphStore:
     def _ask_rows(
         self, kind: str, name: _Name, split: Split, ids: Array, like: Rows[Array],
         scratch: str | None,
-    ) -> dict[int, Pending[RowsAnswer]]:  # fmt: skip
+    ) -> dict[int, PendingAnswer[RowsAnswer]]:  # fmt: skip
         """Ask for rows; answers go to the work memory ``scratch``, None: to fresh memory."""
         asked = {}
         for partition, at in split.items():
@@ -516,7 +517,7 @@ def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) 
     """Write rows of matrices to ``out``.
 
     Args:
-        parts: (matrix, rows of it, where in ``out`` they go; None: to all places, in order). All
+        parts: (matrix, rows of it, where in ``out`` they go; None: to all positions, in order). All
             matrices are contiguous and of one type and width; together they fill ``out``.
         out: ``[num_rows, ...]``, contiguous.
 
@@ -529,11 +530,11 @@ def gather_rows(parts: Sequence[tuple[Array, Array, Array | None]], out: Array) 
     addresses = np.empty(out.shape[0], np.int64)
     # The widest word that divides rows and all addresses: words have to be aligned.
     word_bytes = math.gcd(row_bytes, out.ctypes.data, 8)
-    for values, rows, places in parts:
+    for values, rows, positions in parts:
         _check_alike(values, out)
         start = values.ctypes.data
         word_bytes = math.gcd(word_bytes, start)
-        to = _NO_PLACES if places is None else places
+        to = _NO_PLACES if positions is None else positions
         rows = np.ascontiguousarray(rows)
         wrong = kernels.row_addresses(rows, row_bytes, start, values.shape[0], to, addresses)
         if wrong >= 0:

@@ -14,7 +14,7 @@ _MOST_REQUESTS = 4096
 
 
 @dataclass
-class Slot:
+class ProducerEntry:
     """A worker key: whoever asks first creates, the others wait for the same outcome."""
 
     id: int
@@ -28,7 +28,7 @@ class Slot:
     error: BaseException | None = None
 
 
-class Slots:
+class ProducerTable:
     """All slots of a server. Thread-safe; nobody waits in here.
 
     Args:
@@ -40,9 +40,9 @@ class Slots:
         # guards all below. Producers are started, asked and ended without it, since that may take
         # long
         self._lock = threading.Lock()
-        self._slots: dict[int, Slot] = {}
+        self._entries: dict[int, ProducerEntry] = {}
         self._by_key: dict[tuple[Hashable, str], int] = {}
-        self._by_request: OrderedDict[str, Slot] = OrderedDict()
+        self._by_request: OrderedDict[str, ProducerEntry] = OrderedDict()
         self._over: set[int] = set()
         self._next_id = 0
         self.asked = 0
@@ -51,7 +51,7 @@ class Slots:
 
     def take(
         self, job: Hashable, key: str | None, request_id: str, servers: Runs
-    ) -> tuple[Slot, bool]:
+    ) -> tuple[ProducerEntry, bool]:
         """Return the slot of a request, and whether it is for the caller to fill it.
 
         Raises:
@@ -65,26 +65,26 @@ class Slots:
                 return self._by_request[request_id], False
             self.asked += 1
             known = self._by_key.get((job, key)) if key is not None else None
-            slot = self._slots[known] if known is not None else None
-            slot = slot or Slot(self._next_id, request_id, servers)
+            entry = self._entries[known] if known is not None else None
+            entry = entry or ProducerEntry(self._next_id, request_id, servers)
             # who joins a key may ask again, too: it is to get this slot, and not one of a later
             # producer of the key
             if request_id:
-                self._remember(request_id, slot)
+                self._remember(request_id, entry)
             if known is not None:
-                return slot, False
-            self._slots[slot.id] = slot
+                return entry, False
+            self._entries[entry.id] = entry
             self._next_id += 1
             if key is not None:
-                self._by_key[job, key] = slot.id
-            return slot, True
+                self._by_key[job, key] = entry.id
+            return entry, True
 
-    def _remember(self, request_id: str, slot: Slot) -> None:
-        self._by_request[request_id] = slot
+    def _remember(self, request_id: str, entry: ProducerEntry) -> None:
+        self._by_request[request_id] = entry
         while len(self._by_request) > _MOST_REQUESTS:
             self._by_request.popitem(last=False)
 
-    def forget(self, number: int) -> Slot | None:
+    def forget(self, number: int) -> ProducerEntry | None:
         """Let a slot go; None where somebody else has done so."""
         with self._lock:
             # also where it never came up: who asks for it is told that it was destroyed, and not
@@ -92,11 +92,11 @@ class Slots:
             self._over.add(number)
             # others that come with the key get a producer of their own, and not one that is ending
             self._by_key = {k: v for k, v in self._by_key.items() if v != number}
-            return self._slots.pop(number, None)
+            return self._entries.pop(number, None)
 
-    def has(self, slot: Slot) -> bool:
+    def has(self, entry: ProducerEntry) -> bool:
         """Return whether ``slot`` is there, and the server goes on."""
-        return slot.id in self._slots and not self.closed
+        return entry.id in self._entries and not self.closed
 
     def is_over(self, number: int) -> bool:
         """Return whether there was such a producer."""
@@ -109,28 +109,28 @@ class Slots:
             UsageError: There is none.
         """
         with self._lock:
-            slot = self._slots.get(number)
+            entry = self._entries.get(number)
         # with no `shared` it is starting: nobody has been told its number
-        if slot is None or slot.shared is None:
+        if entry is None or entry.shared is None:
             what = "was destroyed" if number in self._over else "never existed"
             raise UsageError(
                 f"producer {number} of storage server {self._server_rank} {what}: build a new "
                 "loader"
             )
-        return slot.shared
+        return entry.shared
 
     def started(self) -> dict[int, SharedProducer]:
         """Return the producers that are up, by number."""
         with self._lock:
-            return {s.id: s.shared for s in self._slots.values() if s.shared is not None}
+            return {s.id: s.shared for s in self._entries.values() if s.shared is not None}
 
     def starting(self) -> list[int]:
         """Return the numbers of those that are not up yet."""
         with self._lock:
-            return [slot.id for slot in self._slots.values() if slot.shared is None]
+            return [entry.id for entry in self._entries.values() if entry.shared is None]
 
     def close(self) -> list[int]:
         """Take no more; return the numbers of those that are up."""
         with self._lock:
             self.closed = True
-            return [slot.id for slot in self._slots.values() if slot.shared is not None]
+            return [entry.id for entry in self._entries.values() if entry.shared is not None]

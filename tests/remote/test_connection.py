@@ -19,7 +19,7 @@ from gigl_loader.errors import (
     UsageError,
     WorkerDiedError,
 )
-from gigl_loader.remote.link import ServerLink, result_of
+from gigl_loader.remote.connection import ServerConnection, result_of
 from gigl_loader.transport import End, Security
 
 
@@ -27,63 +27,63 @@ from gigl_loader.transport import End, Security
 def test_a_link_that_was_closed_says_so(caplog):
     with storage() as (endpoint,):
         with joined(endpoint.address) as cluster:
-            link = cluster.links[0]
-            assert link.call("ping").result(60) == os.getpid()
+            connection = cluster.connections[0]
+            assert connection.call("ping").result(60) == os.getpid()
             cluster.close()
         with pytest.raises(Exception, match="this process left the cluster"):
-            link.call("ping").result(10)
+            connection.call("ping").result(10)
         assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.fixture
-def link() -> ServerLink:
+def connection() -> ServerConnection:
     """To a server that nobody asks anything: no connection is made."""
-    return ServerLink(3, ("127.0.0.1", 7), Security.local(), "me", "a session", 1.0)
+    return ServerConnection(3, ("127.0.0.1", 7), Security.local(), "me", "a session", 1.0)
 
 
-def test_errors_keep_their_class_and_name_the_server(link: ServerLink) -> None:
+def test_errors_keep_their_class_and_name_the_server(connection: ServerConnection) -> None:
     name = "storage server 3 at 127.0.0.1:7"
     for error in (ConfigError("no"), UsageError("no"), PeerError("no")):
-        found = link.named(error)
+        found = connection.named(error)
         assert type(found) is type(error)
         assert str(found) == f"{name}: no"
-    sampling = link.named(SamplingError("worker 1", "ValueError: no", "a traceback"))
+    sampling = connection.named(SamplingError("worker 1", "ValueError: no", "a traceback"))
     assert isinstance(sampling, SamplingError)
     assert sampling.where == f"{name}, worker 1"
     assert sampling.remote_traceback == "a traceback"
-    remote = link.named(RemoteError("the listener", "KeyError: no", "another"))
+    remote = connection.named(RemoteError("the listener", "KeyError: no", "another"))
     assert isinstance(remote, RemoteError)
     assert (remote.where, remote.remote_traceback) == (name, "another")
-    died = link.named(WorkerDiedError(1, 99, -9, "its note"))
+    died = connection.named(WorkerDiedError(1, 99, -9, "its note"))
     assert isinstance(died, WorkerDiedError)
     assert (died.worker, died.pid, died.exitcode) == (1, 99, -9)
     assert name in str(died)
     for error in (PeerTimeoutError("no"), ProtocolError("no"), JoinRefusedError("no", End.CLOSED)):
-        assert link.named(error) is error, "these name the server themselves"
-    unknown = link.named(KeyboardInterrupt())
+        assert connection.named(error) is error, "these name the server themselves"
+    unknown = connection.named(KeyboardInterrupt())
     assert type(unknown) is PeerError
     assert name in str(unknown)
-    assert link.error is None, "none of these ends the link"
+    assert connection.error is None, "none of these ends the link"
 
 
 def test_a_process_that_has_ended_ends_the_link_and_one_lost_connection_does_not(
-    link: ServerLink,
+    connection: ServerConnection,
 ) -> None:
-    silent = link.named(PeerLostError("nothing was heard", End.SILENT))
+    silent = connection.named(PeerLostError("nothing was heard", End.SILENT))
     assert isinstance(silent, ServerDiedError)
     assert "nothing was heard from it" in str(silent)
-    assert link.error is None, "the watch decides"
-    gone = link.named(PeerLostError("no more", End.GONE))
+    assert connection.error is None, "the watch decides"
+    gone = connection.named(PeerLostError("no more", End.GONE))
     assert isinstance(gone, ServerDiedError)
     assert "its process ended or was killed" in str(gone)
-    first, second = link.error, link.error
+    first, second = connection.error, connection.error
     assert isinstance(first, ServerDiedError)
     assert first is not second, "each that raises it has a traceback of its own"
     assert str(first) == str(second) == str(gone)
-    link.close()
-    assert str(link.error) == str(gone), "the first reason counts"
+    connection.close()
+    assert str(connection.error) == str(gone), "the first reason counts"
     with pytest.raises(ServerDiedError, match="its process ended"):
-        link.call("ping").result(10)
+        connection.call("ping").result(10)
 
 
 def test_a_wait_ends_by_the_answer_its_error_or_the_time() -> None:
