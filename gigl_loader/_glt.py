@@ -9,7 +9,7 @@ it on any torch from 2.4 on, with or without CUDA, and leaves the process as it 
 
 - GLT converts COO to CSR through ``torch_sparse``, which has no wheels for new torch releases and
   takes long to compile. Where it is not installed, a stand-in with that one conversion takes its
-  position for the time of the import. GLT's ``utils.topo`` keeps its reference to it afterwards;
+  place for the time of the import. GLT's ``utils.topo`` keeps its reference to it afterwards;
   ``torch_geometric``, imported before, never sees it.
 - Default arguments of GLT read ``torch.device(0)`` while its modules run, an error on torch >= 2.5
   without a GPU. Meanwhile ``torch.device`` reads 0 as ``cuda:0``, without asking for the device.

@@ -68,14 +68,15 @@ class WorkerDiedError(PeerError):
             how, hint = "exit code unknown", "its supervising process ended with it"
         # multiprocessing gives the signal that ended a process as a negative exit code
         elif self.exitcode < 0:
-            how = _signal_name(-self.exitcode)
+            how = signal_name(-self.exitcode)
             hint = "if nobody sent it, the host ran out of memory: lower num_workers or batch_size"
         tail = f"; {self.note}" if self.note else ""
         who = f"{self.where}: " if self.where else ""
         return f"{who}sampling worker {self.worker} (pid {self.pid}) died: {how}; {hint}{tail}"
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal, for messages."""
     try:
         return signal.Signals(number).name
     except ValueError:  # most real-time signals have none

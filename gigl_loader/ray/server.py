@@ -8,7 +8,6 @@ import contextlib
 import os
 import platform
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gigl_loader.errors import GiglLoaderError, ResourceError
+from gigl_loader.errors import GiglLoaderError, ResourceError, signal_name
 from gigl_loader.remote import status
 from gigl_loader.transport import Security, address_towards
 from gigl_loader.transport.addresses import is_free
@@ -233,5 +232,5 @@ class StorageServer:
 
 def _how(code: int) -> str:
     if code < 0:
-        return f"it was ended by {signal.Signals(-code).name}"
+        return f"it was ended by {signal_name(-code)}"
     return f"it ended with exit code {code}"

@@ -65,7 +65,7 @@ class Request:
         Raises:
             ConfigError: One of them cannot travel.
         """
-        # fields have no defaults: a second position for those of the methods would drift away from
+        # fields have no defaults: a second place for those of the methods would drift away from
         # them, so whoever asks names every argument
         return cls(**{name: values.to_message(value) for name, value in arguments.items()})
 

@@ -266,9 +266,7 @@ class Buckets:
             makes[f"position/{self.name}/{bucket}"] = partial(
                 _place, files, bucket, first, count, self.widths, positions.out / f"part{k}"
             )
-        with positions.job.stage(
-            f"position {positions.node_type}", self.count, "buckets"
-        ) as progress:
+        with positions.job.stage(f"place {positions.node_type}", self.count, "buckets") as progress:
             for _ in positions.job.steps(makes):
                 progress(1)
 

@@ -64,7 +64,7 @@ def _import_ray() -> Any:
 def _run(
     ray: Any, makes: list[Callable[[], Any]], memory: int, threads: int
 ) -> Iterator[tuple[int, Any]]:
-    # Both are what Ray counts when it positions a task; that it keeps to the memory is ours to see
+    # Both are what Ray counts when it places a task; that it keeps to the memory is ours to see
     # to.
     task = ray.remote(num_cpus=threads, memory=memory)(_call)
     positions = {task.remote(make): position for position, make in enumerate(makes)}
