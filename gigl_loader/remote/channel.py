@@ -423,8 +423,8 @@ class RemoteReceivingChannel(ChannelBase):
                 if quiet >= limit:
                     received = None
                     break
-                # a second at most: a link that breaks, and news of a server elsewhere, wake nobody
-                # here
+                # a second at most: neither a connection that breaks nor news of a server elsewhere
+                # wakes anybody here
                 self._changed.wait(min(1.0, limit - quiet))
         if received is None:
             raise self._stalled(limit)  # without the lock: it asks the servers
@@ -442,7 +442,7 @@ class RemoteReceivingChannel(ChannelBase):
         raise_if_broken(server.connection for server in self._servers.values())
         watched, cluster = self._watched, self._cluster
         connections = list(cluster.connections.made.items())
-        # Further than the suppliers': their links are those of when they were met, and other
+        # Further than the suppliers': their connections are those of when they were met, and other
         # servers are asked for rows by the workers of these. Copied, as other threads add links.
         raise_if_broken(
             connection for rank, connection in connections if watched is None or rank in watched

@@ -97,7 +97,7 @@ class News:
     def sharing(self, former: "News") -> "News":
         """Return the same, which holds no second copy of what the former ones said, too."""
         # each news is decoded afresh: of thousands of servers, the addresses would be held once
-        # more by each link that hears them, though they are the same
+        # more by each connection that hears them, though they are the same
         same = {
             name: value
             for name in ("addresses", "generations")

@@ -159,7 +159,7 @@ class RowQuestions:
         return self._threads.submit(receive)
 
     def _caller(self, connection: ServerConnection) -> Caller:
-        # by rank, and compared: after a restart there is another link, and the callers of the
+        # by rank, and compared: after a restart there is another connection, and the callers of the
         # former one were closed with it
         known = self._callers.get(connection.rank)
         if known is not None and known[0] is connection:

@@ -410,7 +410,7 @@ class RemoteSource:
         about_peers = isinstance(error, SamplingError) and error.cause.startswith("Peer")
         unknown = isinstance(error, UsageError)  # to a server that was started again
         deadline = time.monotonic() + (_NOTICE_S if about_peers or unknown else 0.0)
-        # polled: what tells of it may be a link, the news of server 0, or a connection made again
+        # polled: a connection that is over tells of it, or one made again, or the news of server 0
         while not (lost := self._lost()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return lost
