@@ -173,7 +173,11 @@ def allow_files(count: int) -> None:
         UsageError: It may not have as many.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = len(os.listdir("/proc/self/fd")) + count + _SPARE_FILES
+    try:
+        held = len(os.listdir("/proc/self/fd"))
+    except OSError:  # it needs one more to look: all of them are in use
+        held = soft
+    need = held + count + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or need <= soft:
         return
     if hard != resource.RLIM_INFINITY and need > hard:

@@ -138,7 +138,7 @@ def test_a_mapped_file_is_handed_on_by_its_descriptor(tmp_path: Path) -> None:
     path, values = tmp_path / "x.bin", np.arange(20, dtype=np.int32)
     path.write_bytes(values.tobytes())
     gc.collect()
-    before = open_files()
+    before, known = open_files(), set(tensors._mapped_files)  # other tests keep theirs
     mapped = tensors.map_file(path, "int32", (5, 4))
     assert mapped.tolist() == values.reshape(5, 4).tolist()
     assert tensors.is_mapped_file(mapped[2:])
@@ -151,7 +151,7 @@ def test_a_mapped_file_is_handed_on_by_its_descriptor(tmp_path: Path) -> None:
     del mapped, found
     gc.collect()
     assert open_files() == before
-    assert tensors._mapped_files == {}
+    assert set(tensors._mapped_files) <= known
 
 
 def test_an_empty_file_is_an_empty_tensor(tmp_path: Path) -> None:

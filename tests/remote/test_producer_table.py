@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader.errors import UsageError
-from gigl_loader.remote import entries as module
+from gigl_loader.remote import producer_table as module
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
 

@@ -71,7 +71,7 @@ def test_a_token_given_as_an_argument_protects_the_workers_too(monkeypatch):
     with storage(2, guarded) as endpoints, joined(endpoints[0].address, 2, guarded) as cluster:
         create(cluster, "with workers that listen")
         for endpoint in endpoints:
-            (shared,) = endpoint.server._slots.started().values()
+            (shared,) = endpoint.server._entries.started().values()
             (address,) = shared.producer._pool.addresses
             assert address is not None, "they listen: two servers"
             for stranger in (Security.local(), Security.local("guess"), guarded):

@@ -1,5 +1,6 @@
 """Steps are noted when they are done, and run again where they are not."""
 
+import os
 import pickle
 import resource
 from collections.abc import Iterator
@@ -118,11 +119,15 @@ def test_progress_is_shown_of_what_is_done(tmp_path: Path, capsys: Any) -> None:
 def test_files_of_all_partitions_may_be_open() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        held = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held + 100, hard))
         allow_files(10)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 200, "they fit"
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == held + 100, "they fit"
         allow_files(300)
-        assert 300 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] < min(700, hard)
+        assert held + 300 < resource.getrlimit(resource.RLIMIT_NOFILE)[0] < min(held + 500, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held - 1, hard))
+        allow_files(10)  # not even one more can be opened, to count them
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > held + 10
         if hard != resource.RLIM_INFINITY:
             with pytest.raises(UsageError, match=rf"may have {hard}: raise ulimit -n"):
                 allow_files(hard)

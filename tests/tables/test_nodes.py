@@ -1,5 +1,6 @@
 """Numbers of nodes, and rows at the position that these give them."""
 
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,8 @@ def test_files_of_parts_are_written_in_any_position(tmp_path: Path) -> None:
 def test_more_partitions_than_files_that_may_be_open(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        held = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held + 200, hard))
         PartFiles([tmp_path / str(k) for k in range(300)]).close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

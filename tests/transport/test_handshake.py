@@ -234,11 +234,11 @@ def test_16_gib_from_one_who_is_let_in_cost_nothing(network: Network) -> None:
     service = network.service()
     caller = network.caller(service.listener.address)
     caller.connect(time.monotonic() + 60)
-    assert caller._link is not None
+    assert caller._connection is not None
     head = struct.pack("<4sBBxxIIQ", b"GLt\0", stream.VERSION, stream.Kind.ASK, 100, 1, 16 << 30)
     tracemalloc.start()
     try:
-        caller._link.stream.push([memoryview(head)])
+        caller._connection.stream.push([memoryview(head)])
         wait_until(lambda: service.ends, "the listener has read it")
         assert tracemalloc.get_traced_memory()[1] < 16 << 20, "numpy's memory is counted, too"
     finally:

@@ -124,8 +124,8 @@ def test_a_killed_caller_is_known_while_its_question_is_worked_on(network: Netwo
     caller.ask("gated", question(1), Answer)
     wait_until(lambda: service.asked, "the question is there")
     started = time.monotonic()
-    link = caller._link  # type: ignore[attr-defined]
-    link.stream.shutdown()  # what the kernel does for a killed process
+    connection = caller._connection  # type: ignore[attr-defined]
+    connection.stream.shutdown()  # what the kernel does for a killed process
     assert service.peers[0].gone.wait(60)
     assert time.monotonic() - started < AT_ONCE_S
     service.gate.set()
@@ -151,7 +151,7 @@ def test_an_asker_that_stops_in_the_middle_is_cut_off(plain: Network) -> None:
     service = plain.service(silence_s=0.5)
     caller = plain.caller(service.listener.address)
     caller.connect(time.monotonic() + 10)
-    sock = caller._link.stream.sock  # type: ignore[attr-defined, union-attr]
+    sock = caller._connection.stream.sock  # type: ignore[attr-defined, union-attr]
     sock.send(bytes(pack(Kind.ASK, question(1), "double")[0])[:30])
     wait_until(lambda: service.ends == [("tester", End.SILENT)], "it is cut off")
 
@@ -198,10 +198,10 @@ def test_hostile_bytes_inside_tls(network: Network) -> None:
     for _ in range(40):
         caller = Caller(*service.listener.address, network.security, "fuzz")
         caller.connect(time.monotonic() + 10)
-        link = caller._link
-        assert link is not None
+        connection = caller._connection
+        assert connection is not None
         with contextlib.suppress(OSError):
-            link.stream.say(exchange([ask, ask, ALIVE_FRAME], dice))
+            connection.stream.say(exchange([ask, ask, ALIVE_FRAME], dice))
         caller.close()
     wait_until(lambda: service.listener.stats()["open"] == 0, "all of them are gone")
     caller = network.caller(service.listener.address)

@@ -146,7 +146,7 @@ def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering, monke
     asking["first"].close()
     wait_until(lambda: "first" not in answering.wait_for_askers(names, 0.1), "it left")
     for caller in asking["cut off"]._callers.values():
-        caller._link.stream.shutdown()
+        caller._connection.stream.shutdown()
     asking["second"].close()
     wait_until(lambda: answering.wait_for_askers(names, 0.1) == {"cut off"}, "it is waited for")
     monkeypatch.setattr(peers, "_RETURN_S", 0.0)
@@ -166,7 +166,7 @@ def test_a_lost_answer_is_asked_for_again(answering: Answering) -> None:
     for _ in range(10):
         drawn = asking.draw(1, request)
         for caller in asking._callers.values():
-            caller._link.stream.shutdown()
+            caller._connection.stream.shutdown()
         assert np.array_equal(
             drawn.wait().neighbors, LocalReader(VIEW).answer_draw(request).neighbors
         )

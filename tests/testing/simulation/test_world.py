@@ -10,12 +10,12 @@ import pytest
 from gigl_loader.testing.simulation._world import (
     Condition,
     Deadlock,
-    Event,
     Lock,
     Process,
     RLock,
     SimFuture,
     SimpleQueue,
+    SimulatedEvent,
     Thread,
     World,
 )
@@ -110,11 +110,11 @@ def test_waiting_on_a_condition_gives_the_lock_away_however_often_it_was_taken()
 
 
 def test_an_event_wakes_all_and_a_wait_may_time_out() -> None:
-    made: list[Event] = []
+    made: list[SimulatedEvent] = []
 
     def waits(timeout: float | None) -> Any:
         def run(world: World, notes: list[Any]) -> None:
-            made[:] = made or [Event(world)]
+            made[:] = made or [SimulatedEvent(world)]
             notes.append((made[0].wait(timeout), world.clock.now))
 
         return run
