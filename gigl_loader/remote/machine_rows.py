@@ -30,7 +30,7 @@ from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
 from gigl_loader.memory.same_host import HostMark, Mark, Region, open_region, region_of, sees
 from gigl_loader.memory.segments import Array, array_in
 from gigl_loader.options import CacheOptions, reads_same_memory
-from gigl_loader.sampler.cache_tables import CacheMemory, Owner, Table, segment_bytes
+from gigl_loader.sampler.cache_tables import CacheMemory, Owner, Table, in_order, segment_bytes
 from gigl_loader.sampler.row_cache import RowCache
 
 _log = logging.getLogger(__name__)
@@ -108,9 +108,7 @@ class MachineRows:
             SharedMemoryError: The machine does not have as much memory.
             PeerTimeoutError: A process of this machine that made it was stopped meanwhile.
         """
-        # one order for all: where a table lies follows from those before it, and a sampler of the
-        # user's own may name the types in another order on another rank
-        tables = {owner: tables[owner] for owner in sorted(tables, key=repr)}
+        tables = in_order(tables)
         digest = np.frombuffer(_digest_of(tables), np.uint8)
         with self._lock, holding(self._header[:MUTEX_BYTES], _LOCK_S):
             # written last: of one who was killed in the middle nothing is left to be seen

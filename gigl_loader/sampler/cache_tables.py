@@ -10,7 +10,7 @@ than one that finds the ids that are of use, and those follow from the number of
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeType, NodeType
@@ -171,6 +171,22 @@ def tables_of(
     if isinstance(size, float):
         return tables(size)
     return tables(_share_of_bytes(tables, size))
+
+
+def in_order(tables: Mapping[Owner, Table]) -> dict[Owner, Table]:
+    """Return the same tables in an order that follows from the names in them.
+
+    For memory that processes share: where a table lies in it follows from those before it, and
+    each process has the types in the order of its own dicts, or of its user's sampler.
+    """
+
+    def name(item: tuple[Any, Any]) -> str:
+        return repr(item[0])
+
+    return {
+        owner: replace(table, matrices=dict(sorted(table.matrices.items(), key=name)))
+        for owner, table in sorted(tables.items(), key=name)
+    }
 
 
 def _share_of_bytes(tables: Any, size: int) -> float:

@@ -33,6 +33,7 @@ from gigl_loader.sampler.cache_tables import (
     CacheMemory,
     Owner,
     Table,
+    in_order,
     make_tables,
     segment_bytes,
 )
@@ -106,7 +107,7 @@ class MachineCache:
     """
 
     def __init__(self, fd: int, tables: dict[Owner, Table], source: Region | None = None) -> None:
-        tables = _in_order(tables)
+        tables = in_order(tables)
         nbytes = segment_bytes(tables)
         # open as long as this object is: other processes find the memory by the descriptor
         self._release = weakref.finalize(self, os.close, fd)
@@ -150,28 +151,12 @@ class MachineCache:
         offered = {
             owner: replace(table, capacity=capacity, references=references)
             for (owner, table), (capacity, references) in zip(
-                _in_order(tables).items(), offer.sizes, strict=True
+                in_order(tables).items(), offer.sizes, strict=True
             )
         }
         if segment_bytes(offered) != offer.region.nbytes:
             raise ProtocolError(f"{offer.region.nbytes} bytes were offered for other rows")
         return cls(open_region(offer.region), offered, offer.region)
-
-
-def _in_order(tables: Mapping[Owner, Table]) -> dict[Owner, Table]:
-    """Return the same tables in an order that follows from the names in them.
-
-    The memory is laid out in it. Ranks have their types in the order of their own dicts, and would
-    read one type's rows as another's.
-    """
-
-    def name(item: tuple[Any, Any]) -> str:
-        return repr(item[0])
-
-    return {
-        owner: replace(table, matrices=dict(sorted(table.matrices.items(), key=name)))
-        for owner, table in sorted(tables.items(), key=name)
-    }
 
 
 _tokens: dict[int, str] = {}
@@ -220,7 +205,7 @@ def cache_of_machine(tables: dict[Owner, Table], name: str, share: Share) -> Mac
     """
     specs = tuple(
         (one, table.num_ids, tuple(table.matrices.items()))
-        for one, table in _in_order(tables).items()
+        for one, table in in_order(tables).items()
     )
     key = (name, specs)
     known = _kept.get(key)

@@ -17,28 +17,6 @@ from gigl_loader.testing import (
 )
 
 
-def stores_of(batch, graph, edge_type):
-    """Return (of the edges, of sources, of destinations)."""
-    if not graph.is_heterogeneous:
-        return batch, batch, batch
-    return batch[edge_type], batch[edge_type[0]], batch[edge_type[2]]
-
-
-def pairs_of(batch, graph, edge_type, kind):
-    """Return (seed edges, negatives), each as pairs of global ids."""
-    links, src, dst = stores_of(batch, graph, edge_type)
-    count = links.input_id.numel()
-    if kind == "triplet":
-        own = src.n_id[src.src_index].tolist()
-        pos = dst.n_id[dst.dst_pos_index].tolist()
-        neg = dst.n_id[dst.dst_neg_index].reshape(count, -1).tolist()
-        pairs = [(s, d) for s, row in zip(own, neg, strict=True) for d in row]
-        return list(zip(own, pos, strict=True)), pairs
-    ends = torch.stack([src.n_id[links.edge_label_index[0]], dst.n_id[links.edge_label_index[1]]])
-    pairs = [(s, d) for s, d in ends.t().tolist()]
-    return pairs[:count], pairs[count:]
-
-
 def sample_edges(views, graph, edge_type, plan, edges, *, edge_dir, kind, where=0, batch=0, **how):
     peers = InProcessPeers(views) if len(views) > 1 else None
     sampler = edge_sampler(

@@ -3,9 +3,10 @@
 import math
 
 import torch
-from edge_cases import cases, pairs_of, sample_edges, stores_of
+from edge_cases import cases, sample_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from link_reference import edge_pairs, edge_stores
 
 from gigl_loader.testing import (
     check_batch,
@@ -21,7 +22,7 @@ def test_any_batch_of_edges(case, count: int, cut: int) -> None:
     how = {**how, "edge_dir": edge_dir, "batch": 3}
     whole = [graph.dataset(edge_dir=edge_dir).view()]
     batch = sample_edges(whole, graph, edge_type, plan, edges, **how)
-    seeds, negatives = pairs_of(batch, graph, edge_type, how["kind"])
+    seeds, negatives = edge_pairs(batch, graph, edge_type, how["kind"])
     ends = {edge_type[0]: [], edge_type[2]: []}
     ends[edge_type[0]] += [s for s, _ in edges]
     ends[edge_type[2]] += [d for _, d in edges]
@@ -36,7 +37,7 @@ def test_any_batch_of_edges(case, count: int, cut: int) -> None:
         assert [s for s, _ in negatives] == [s for s, _ in edges for _ in range(how["amount"])]
     else:
         zeros = [0] * len(negatives)
-        links = stores_of(batch, graph, edge_type)[0]
+        links = edge_stores(batch, graph, edge_type)[0]
         assert links.edge_label.tolist() == [*range(5, 5 + len(edges)), *zeros]
     parts = [part.view() for part in graph.partitions(count, edge_dir=edge_dir, seed=cut)]
     for where in range(count):

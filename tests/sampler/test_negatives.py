@@ -6,9 +6,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from edge_cases import cases, pairs_of, sample_edges
+from edge_cases import cases, sample_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from link_reference import edge_pairs
 
 from gigl_loader import ConfigError
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE
@@ -36,7 +37,7 @@ def test_strict_negatives_are_no_edges(case, count: int) -> None:
             ask()
         return
     batch = ask()
-    assert not known & set(pairs_of(batch, graph, edge_type, how["kind"])[1])
+    assert not known & set(edge_pairs(batch, graph, edge_type, how["kind"])[1])
 
 
 def test_a_source_with_one_free_destination_gets_it() -> None:
@@ -48,7 +49,7 @@ def test_a_source_with_one_free_destination_gets_it() -> None:
             [graph.dataset(edge_dir=edge_dir).view()], graph, edge_type, plan, [(0, 1)] * 5,
             edge_dir=edge_dir, kind="triplet", strict=True,
         )  # fmt: skip
-        assert set(pairs_of(batch, graph, edge_type, "triplet")[1]) == {(0, 23)}
+        assert set(edge_pairs(batch, graph, edge_type, "triplet")[1]) == {(0, 23)}
 
 
 def test_negatives_are_uniform_and_follow_weights() -> None:
@@ -62,7 +63,7 @@ def test_negatives_are_uniform_and_follow_weights() -> None:
         [graph.dataset().view()], graph, edge_type, plan, [(0, 1)] * 2000, edge_dir="in",
         kind="binary", src_weight=[0, 0, 1, 0], dst_weight=[1, 0, 0, 3],
     )  # fmt: skip
-    drawn = Counter(pairs_of(batch, graph, edge_type, "binary")[1])
+    drawn = Counter(edge_pairs(batch, graph, edge_type, "binary")[1])
     assert set(drawn) == {(2, 0), (2, 3)}
     assert 1400 < drawn[2, 3] < 1600
 
