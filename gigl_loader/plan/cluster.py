@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.errors import PeerError
-from gigl_loader.testing._forked import ForkedProcess, fast_supervisors
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.workers.pool import read_stat
 
 RANKS = 2
@@ -103,7 +103,6 @@ def measure(kinds: Sequence[Kind]) -> list[Took]:
     num_servers = RANKS if kinds[0].from_store else 0
     with (
         tempfile.TemporaryDirectory() as folder,
-        fast_supervisors(),
         _processes(kinds, num_servers, folder) as pipes,
     ):
         ranks = pipes[num_servers:]

@@ -21,7 +21,7 @@ import numpy as np
 
 from gigl_loader.errors import PeerError
 from gigl_loader.memory.segments import Array
-from gigl_loader.testing._forked import ForkedProcess
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.transport import Caller, Listener, Method, Mode, Security
 from gigl_loader.transport.certs import token
 
