@@ -75,7 +75,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Took:
-    """What a batch has, and what was spent on it: means over all ranks."""
+    """Size of a batch and its costs: means over all ranks."""
 
     nodes: float
     edges: float
@@ -83,7 +83,7 @@ class Took:
     training_s: float
     """CPU seconds of ranks and their workers."""
     storage_s: float
-    """Of storage servers and their workers."""
+    """CPU seconds of storage servers and their workers."""
 
     @property
     def cpu_s(self) -> float:

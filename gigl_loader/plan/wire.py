@@ -37,7 +37,7 @@ _TICKS = sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Timed:
-    """What a transport did, and what it cost."""
+    """Measured bytes and CPU seconds of a transport."""
 
     gb_per_s: float
     """10**9 bytes per second of rows."""

@@ -199,7 +199,7 @@ class WorkerPool:
 
     @property
     def addresses(self) -> list[tuple[str, int] | None]:
-        """Where each worker answers other partitions."""
+        """Host and port on which each worker serves other partitions; None: none yet."""
         return [worker.address for worker in self._workers]
 
     @property
