@@ -87,7 +87,7 @@ def test_refusals_are_logged_once_a_minute(
 
 def test_beyond_loopback_somebody_has_to_say_who_may_connect() -> None:
     with pytest.raises(ConfigError) as caught:
-        Listener("0.0.0.0", 0, Security.local("a job's nonce"), {}, "open")
+        Listener("0.0.0.0", 0, Security.local(), {}, "open")
     for way_out in ("--tls", "GIGL_LOADER_CLUSTER_TOKEN", "--insecure"):
         assert way_out in str(caught.value)
     with pytest.raises(ConfigError, match="gigl-loader token"):
