@@ -37,8 +37,11 @@ from gigl_loader.transport.stream import (
     read_frame,
 )
 from gigl_loader.transport.users import user_of_peer
+from gigl_loader.transport.words import one_line
 
 NONCE_BYTES = 32
+MOST_OF_NAME = 255
+"""Characters of what a caller calls itself."""
 # of a frame before the other side is known: a HELLO has some 300 bytes, a goodbye at most 2,100
 _MAX_BYTES = 4096
 _TLS_RECORDS = (b"\x14", b"\x15", b"\x16", b"\x17")  # what TLS may open with
@@ -113,7 +116,7 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     # both sides' in one order, so that neither can make the other repeat an old proof
     nonces = nonce + greeting.nonce
     proof = security.proof(b"caller", nonces, certificate)
-    stream.push(pack(Kind.HELLO, Hello(name[:255], session, lane, nonce, proof)))
+    stream.push(pack(Kind.HELLO, Hello(name[:MOST_OF_NAME], session, lane, nonce, proof)))
     admitted = decode((yield from _expect(stream, Kind.ADMITTED)).body, [], Admitted)
     # in constant time, as everywhere: how long a comparison takes would tell how much was right
     if not hmac.compare_digest(admitted.proof, security.proof(b"listener", nonces, certificate)):
@@ -176,7 +179,7 @@ def _expect(stream: Stream, kind: Kind) -> Steps:
     frame: Frame = yield from read_frame(stream, 0, max_header_bytes=_MAX_BYTES)
     if frame.kind is Kind.BYE:
         goodbye = decode(frame.body, [], Goodbye)
-        raise JoinRefusedError(goodbye.words, goodbye.end)
+        raise JoinRefusedError(one_line(goodbye.words), goodbye.end)
     if frame.kind is not kind:
         raise ProtocolError(f"{frame.kind.name} came where {kind.name} was due")
     return frame
