@@ -222,7 +222,7 @@ class DistServer(PartitionAnswers):
         # whichever of the two comes second sees what the other one did
         entry.shared = shared
         _log.info(
-            "server %d: producer %d (%s) started for %s, workers %s",
+            "server %d: producer %d (%r) started for %s, workers %s",
             *(self.server_rank, entry.id, shared.key, client, shared.producer.pids),
         )
         for one in shared.clients:  # not all that ever left: a server serves job after job
@@ -332,7 +332,7 @@ class DistServer(PartitionAnswers):
             shared.close(linger_s)
             self._counts.forget(producer_id)
             _log.info(
-                "server %d: producer %d (%s) ended", self.server_rank, producer_id, shared.key
+                "server %d: producer %d (%r) ended", self.server_rank, producer_id, shared.key
             )
 
     def start_new_epoch_sampling(

@@ -53,6 +53,7 @@ from gigl_loader.transport.stream import (
     pack,
     read_frame,
 )
+from gigl_loader.transport.words import one_line
 
 T = TypeVar("T")
 
@@ -293,10 +294,11 @@ class Caller:
 
     def _dismissed(self, connection: _Connection, goodbye: Goodbye) -> None:
         connection.lose()
+        words = one_line(goodbye.words)
         if goodbye.end is End.PROTOCOL:
-            self._fail_all(ProtocolError(f"{self.what} did not understand: {goodbye.words}"))
+            self._fail_all(ProtocolError(f"{self.what} did not understand: {words}"))
         elif goodbye.end is not End.REPLACED:
-            text = f"{self.what} ended the connection ({goodbye.end.value}): {goodbye.words}"
+            text = f"{self.what} ended the connection ({goodbye.end.value}): {words}"
             self._fail_all(PeerLostError(text, goodbye.end))
 
     def _break_off(self, connection: _Connection, error: ProtocolError) -> None:

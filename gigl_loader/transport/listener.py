@@ -27,7 +27,7 @@ from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import decode
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.failures import describe
-from gigl_loader.transport.handshake import Goodbye, Hello, admit, farewell
+from gigl_loader.transport.handshake import MOST_OF_NAME, Goodbye, Hello, admit, farewell
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import (
     ALIVE_FRAME,
@@ -41,6 +41,7 @@ from gigl_loader.transport.stream import (
     pack,
     read_frame,
 )
+from gigl_loader.transport.words import one_line
 
 _log = logging.getLogger(__name__)
 
@@ -362,7 +363,7 @@ class _Connection:
         try:
             hello = self._admit()
             if hello is not None:
-                peer = Peer(hello.name, self.address, hello.session)
+                peer = Peer(one_line(hello.name, MOST_OF_NAME), self.address, hello.session)
                 self.lane = hello.lane
                 self._listener.admitted(self, peer)
                 self._serve(peer)

@@ -145,11 +145,12 @@ class Agreement:
             host, security = self._host, self._security
             # here, on every rank alike, and not when a worker starts to listen
             security.check_listener(host, loopback=False)
-        if security.mode is not Mode.CERTIFICATES:
-            # the nonce keeps other jobs out, the cluster's token strangers
+        if security.mode is Mode.TOKEN:
+            # the cluster's token keeps strangers out, the nonce other jobs
             secret = hashlib.sha256(self._security.token.encode() + nonce).hexdigest()
             security = dataclasses.replace(security, token=secret)
-        # the job's name goes over the network in the clear, so it does not tell the nonce
+        # who is let in but belongs to another job asks for methods of another name; the name goes
+        # over the network in the clear, so it does not tell the nonce
         return Access(host, security.for_workers(), hashlib.sha256(b"job" + nonce).hexdigest()[:8])
 
     def exchange(

@@ -19,7 +19,7 @@ from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import Security
 
-SECURITY = Security.local("waiting")
+SECURITY = Security.local()
 
 
 @contextlib.contextmanager

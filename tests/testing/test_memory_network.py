@@ -123,11 +123,13 @@ def test_errors_types_and_goodbyes_are_those_of_the_real_network() -> None:
 
 def test_a_token_that_differs_is_refused() -> None:
     there = Simulated()
-    stranger = there.network.caller(*HERE, Security.local("x"), "stranger")
+    one, other = (Security.resolve("", token, False) for token in "xy")
+    guarded = there.network.listener("guarded", 1, one, {}, "guarded").start()
+    stranger = there.network.caller("guarded", 1, other, "stranger")
     with pytest.raises(JoinRefusedError) as caught:
         stranger.ask("double", question(1), Answer).wait()
     assert caught.value.end is End.REFUSED_TOKEN
-    assert there.listener.stats()["refused"] == {"refused: token": 1}
+    assert guarded.stats()["refused"] == {"refused: token": 1}
 
 
 def test_a_caller_waits_for_a_listener_that_comes_later() -> None:

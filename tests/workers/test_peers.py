@@ -30,7 +30,7 @@ from gigl_loader.workers.setup import WorkerSetup
 GRAPH = TinyGraph.random(60, 500)
 VIEW = as_worker_gets(GRAPH.partitions(2)[1].view())
 OWN = np.flatnonzero(VIEW.node_books[NODE].owner(np.arange(60)) == 1)
-ACCESS = Access("127.0.0.1", Security.local("of this job"), "a job")
+ACCESS = Access("127.0.0.1", Security.local(), "a job")
 
 
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=5))
@@ -124,14 +124,15 @@ def test_questions_that_are_refused_over_there(answering: Answering) -> None:
 def test_other_jobs_are_not_answered(answering: Answering) -> None:
     """A port may be used again, by a job with the same certificates or none at all."""
     request = DrawRequest(Draw(EDGE, 1, 1), OWN)
-    other = _asking(answering, access=Access("", Security.local("of that job"), "a job"))
-    with pytest.raises(JoinRefusedError, match="token"):
+    with_token = Access("", Security.resolve("", "of that job", False), "a job")
+    other = _asking(answering, access=with_token)
+    with pytest.raises(JoinRefusedError, match="speak TLS"):
         other.draw(1, request).wait()
-    same_token = _asking(answering, access=Access("", ACCESS.security, "another job"))
+    same_user = _asking(answering, access=Access("", ACCESS.security, "another job"))
     with pytest.raises(ProtocolError, match="has no method"):
-        same_token.draw(1, request).wait()
+        same_user.draw(1, request).wait()
     other.close()
-    same_token.close()
+    same_user.close()
 
 
 def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering, monkeypatch) -> None:
