@@ -34,6 +34,7 @@ from gigl_loader.errors import (
 from gigl_loader.remote.membership import Join, News, hear
 from gigl_loader.remote.messages import CALLS
 from gigl_loader.remote.patience import WaitReport
+from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
 
 _log = logging.getLogger(__name__)
@@ -199,10 +200,12 @@ class ServerConnection:
         if self._is_watched:  # a first attempt took too long
             return
         self._is_watched = True
-        thread = threading.Thread(
-            target=self._watch_all, args=(join,), name=f"watch {self.name}", daemon=True
-        )
-        thread.start()
+        new_thread(
+            target=self._watch_all, args=(join,), name=f"watch {self.name}",
+            on_death=lambda error: self.give_up(
+                f"the thread that hears of it ended by {type(error).__name__}: {error}"
+            ),
+        ).start()  # fmt: skip
 
     def _wait_on(self, progress: WaitReport, why: str) -> None:
         if self._is_away():
@@ -277,9 +280,10 @@ class ServerConnection:
         request = CALLS[name].request.of(arguments)
         future: Future[Any] = Future()
         args = (name, request, timeout_s, future)
-        threading.Thread(
-            target=self._run_call, args=args, name=f"{name} on {self.name}", daemon=True
-        ).start()
+        new_thread(
+            target=self._run_call, args=args, name=f"{name} on {self.name}",
+            on_death=future.set_exception,
+        ).start()  # fmt: skip
         return future
 
     def _run_call(self, name: str, request: Any, timeout_s: float, future: "Future[Any]") -> None:

@@ -30,6 +30,7 @@ from gigl_loader.remote.messages import CALLS, Call, FetchAnswer, FetchRequest, 
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.servers import ServerBook
 from gigl_loader.remote.service import DistServer, caller
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import End, Listener, Method, Peer, Security
 
 _log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Endpoint:
     def start(self) -> None:
         """Serve from now on."""
         self._listener.start()
-        threading.Thread(target=self._tick_all, name="health", daemon=True).start()
+        new_thread(target=self._tick_all, name="health", on_death=self._cannot_tick).start()
         # after the listener: clients come as soon as server 0 has told them of this address
         if self._leader is not None:
             join = Join(
@@ -322,12 +323,15 @@ class Endpoint:
                     member.join.rank,
                     f"storage server {member.join.rank} at {member.join.address} {member.why_gone}",
                 )
-        self._handout.lose(member.session)
-        if member.join.role is Role.CLIENT:
-            _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
-            if member.job is not None:
-                self.server.client_gone(member.client)
-            if member.join.job is None or self.server.server_rank == 0:
+        try:
+            self._handout.lose(member.session)
+            if member.join.role is Role.CLIENT:
+                _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
+                if member.job is not None:
+                    self.server.client_gone(member.client)
+        finally:  # whatever could not be freed: its job, and the ones after it, wait for this
+            is_of_a_job = member.join.job is None or self.server.server_rank == 0
+            if member.join.role is Role.CLIENT and is_of_a_job:
                 self._leave_job(member)
 
     def _lose_missing(self) -> None:
@@ -436,6 +440,12 @@ class Endpoint:
             except Exception:  # this thread also frees what lost clients had
                 _log.exception("cannot tell the state of this server")
 
+    def _cannot_tick(self, error: BaseException) -> None:
+        """End this server: nobody would free what lost clients had."""
+        rank = self.server.server_rank
+        self.lose(f"storage server {rank} cannot look after its clients: {error!r}")
+        self.over.set()
+
     def _tick(self, now: float) -> None:
         with self._lock:
             self._tell_status(now)
@@ -452,7 +462,10 @@ class Endpoint:
         if given_up is not None:
             self.lose(given_up)
         for member in overdue:  # in threads: their workers may take long to end
-            threading.Thread(target=self._left, args=(member,), daemon=True).start()
+            new_thread(
+                target=self._left, args=(member,), name=f"end of {member.name}",
+                on_death=nothing_hangs_on_it,
+            ).start()  # fmt: skip
 
     def _log_health(self) -> None:
         status = self.server.status()

@@ -1,7 +1,6 @@
 """A storage server's way to server 0: it tells that it is here, and hears of the others."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
 )
 from gigl_loader.remote.membership import Join, News, hear
+from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,12 @@ class Follower:
 
     def start(self) -> None:
         """Join, in a thread."""
-        threading.Thread(target=self._follow, name="watch server 0", daemon=True).start()
+        new_thread(
+            target=self._follow, name="watch server 0",
+            on_death=lambda error: self.on_lost(
+                f"storage server 0 is no longer heard: {type(error).__name__}: {error}"
+            ),
+        ).start()  # fmt: skip
 
     def _follow(self) -> None:
         while self._is_back(after=hear(self.leader.caller, self.join, self.on_news)):

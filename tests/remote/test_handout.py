@@ -61,6 +61,17 @@ def _fetch(handout: Handout, same_host: bool = False) -> "Future[FetchAnswer]":
     return handout.fetch(FetchRequest(producer_id=7, position=0, same_host=same_host), PEER)
 
 
+def test_a_batch_that_cannot_be_packed_is_an_error_to_who_waits(
+    server: _Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A callback that raises is only logged by its future: the fetch would never be answered."""
+    slot = _Slot()
+    monkeypatch.setattr(slot, "lend", lambda: open("/no such file"), raising=False)
+    answer = _fetch(Handout(server), same_host=True)
+    server.found.set_result((_batch(slot), False))
+    assert isinstance(answer.exception(60), FileNotFoundError)
+
+
 def test_a_batch_travels_or_is_lent(server: _Server) -> None:
     answer = _fetch(Handout(server))  # type: ignore[arg-type]
     assert server.asked[0][1] == PEER.number, "which connection it came on"
