@@ -73,6 +73,9 @@ class Endpoint:
         rejoin_s: float = 0.0,
     ) -> None:
         self.server, self._rejoin_s = server, rejoin_s
+        # a client that is here connects again as soon as it knows of the end of the server before
+        # this one, which a network that is silent tells it after its patience
+        self._unseen_s = max(rejoin_s, 2 * patience_s)
         # the wall clock: larger than that of the server that had this rank before, on whatever
         # machine
         self.generation = time.time_ns()
@@ -187,7 +190,7 @@ class Endpoint:
             if join.role is Role.CLIENT and join.job is None:
                 self._book.join(member)
             elif join.role is Role.CLIENT and self.server.server_rank == 0:
-                self._book.readmit(member)
+                self._book.readmit(member, time.monotonic() + self._unseen_s)
         except Exception as error:
             _log.warning("%s cannot join: %s", name, error)
             raise
@@ -449,6 +452,8 @@ class Endpoint:
     def _tick(self, now: float) -> None:
         with self._lock:
             self._tell_status(now)
+            if self._book.end_if_over(now):
+                self._begin_next_job()
             overdue = self._attendance.overdue(now)
             clients = [
                 one for one in self._attendance.members.values() if one.join.role is Role.CLIENT
