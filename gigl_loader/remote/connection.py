@@ -47,7 +47,7 @@ _MOST_FREE = 2
 """Connections for calls that are kept when nothing is under way."""
 _WHY = {
     End.SHUTDOWN: "it was shut down",
-    End.JOB_OVER: "it was shut down",
+    End.JOB_OVER: "it has served as many jobs as it was to (--jobs, num_jobs) and ended",
     End.LOST_PEER: "it lost another storage server",
     End.GONE: "its process ended or was killed; see its log",
     End.SILENT: "nothing was heard from it: its machine or the network is gone, or it is stopped",
@@ -211,7 +211,8 @@ class ServerConnection:
         if self._is_away():
             self.give_up(f"it does not answer ({why}), and storage server 0 says that it is away")
             raise self._copy_of_error()
-        progress.say(self.name)
+        hint = " (nothing listens there: it loads, was not started, or has served its jobs)"
+        progress.say(self.name + (hint if "refused" in why else ""))
 
     def _watch_all(self, join: Join) -> None:
         error = hear(self._watch, join, self._take_news)

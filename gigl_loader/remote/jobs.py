@@ -56,6 +56,11 @@ class Member:
             self._flush()
         return future
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether it knows the latest news: it asked for the next ones, or is not here to ask."""
+        return self._waiting is not None or self.gone_at is not None
+
     def tell(self, **changes: Any) -> None:
         """Change the news; whoever waits for them is answered if that makes a difference."""
         fresh = replace(self.news, **changes)

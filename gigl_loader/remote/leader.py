@@ -89,6 +89,8 @@ class Follower:
     """How long server 0 may be away; 0: its end is this server's."""
     on_news: Callable[[News], None]
     """Told what server 0 says."""
+    on_away: Callable[[str], None]
+    """Told why server 0 is waited for; it is back with the next news."""
     on_over: Callable[[], None]
     """Called when there is nothing left to serve."""
     on_lost: Callable[[str], None]
@@ -134,6 +136,7 @@ class Follower:
     def _rejoin(self, error: Exception) -> Exception | None:
         """Wait for server 0 to be started again; return why that is given up."""
         _log.warning("storage server 0 is gone: %s; it is expected back", error)
+        self.on_away(str(error))
         deadline = time.monotonic() + self.rejoin_s
         while not self.is_over() and (time.monotonic() < deadline or self.can_go_on()):
             try:

@@ -478,6 +478,8 @@ class DistServer(PartitionAnswers):
         producers = {number: producer.status() for number, producer in shared.items()}
         failed = sorted(number for number, one in producers.items() if one["failed"] is not None)
         health = "serving" if not failed else f"serving, but producers {failed} failed"
+        if away := sorted(connections.get("away", {})):
+            health = f"storage servers {away} are away: see `away`"
         return {
             "health": connections.get("lost") or health,
             "server_rank": self.server_rank,

@@ -64,7 +64,7 @@ def test_ranks_that_left_before_the_server_was_restarted_are_not_waited_for_with
     assert not book.end_if_over(now=99.0), "rank 0 may only be slow to notice"
     assert book.end_if_over(now=100.0)
     assert (book.job, book.running) == (5, False)
-    with pytest.raises(PeerError, match=r"job 4 of the storage cluster is over.*process 0 was away"):
+    with pytest.raises(PeerError, match=r"job 4 .* is over: compute process 0 was away"):
         book.readmit(client(0, 2, job=4), others_until=200.0)
     assert not book.running
 
