@@ -45,6 +45,7 @@ from gigl_loader.memory.tensors import (
     map_file,
     share_tensor,
 )
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 Memory = Literal["resident", "mapped"]
 Splits = dict[str, dict[NodeType, Tensor]]
@@ -266,10 +267,10 @@ class MappedPart:
     def verify_in_background(self) -> None:
         """Begin to compare; `check` raises what is found."""
         # a daemon: to read a large graph to its end should not keep a script from ending
-        thread = threading.Thread(
-            target=self._verify_quietly, name="gigl_loader.verify", daemon=True
-        )
-        thread.start()
+        # what is not compared is as it was without a comparison
+        new_thread(
+            target=self._verify_quietly, name="gigl_loader.verify", on_death=nothing_hangs_on_it
+        ).start()
 
     def _verify_quietly(self) -> None:
         # of this thread alone: Linux has a niceness for each

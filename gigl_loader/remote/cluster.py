@@ -27,6 +27,7 @@ from gigl_loader.remote.compact import Generations
 from gigl_loader.remote.connection import ServerConnection, result_of
 from gigl_loader.remote.membership import Join, Role
 from gigl_loader.remote.patience import PATIENCE_S, WaitReport
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security
 
 _log = logging.getLogger(__name__)
@@ -290,8 +291,9 @@ class Cluster:
             if rank not in self._sought:
                 self._sought.add(rank)
                 name = f"looks for storage server {rank}"
-                threading.Thread(
-                    target=self._look_for, args=(rank,), name=name, daemon=True
+                # the next look seeks it again
+                new_thread(
+                    target=self._look_for, args=(rank,), name=name, on_death=nothing_hangs_on_it
                 ).start()
 
     def _look_for(self, rank: int) -> None:
@@ -434,7 +436,7 @@ class Cluster:
                 answer.set_result(first.result())
             elif _is_lost(connection, error):
                 what = f"{name} again, of storage server {server}"
-                threading.Thread(target=ask_again, name=what, daemon=True).start()
+                new_thread(target=ask_again, name=what, on_death=answer.set_exception).start()
             else:
                 answer.set_exception(error)
 

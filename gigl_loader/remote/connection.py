@@ -34,6 +34,7 @@ from gigl_loader.errors import (
 from gigl_loader.remote.membership import Join, News, hear
 from gigl_loader.remote.messages import CALLS
 from gigl_loader.remote.patience import WaitReport
+from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ _MOST_FREE = 2
 """Connections for calls that are kept when nothing is under way."""
 _WHY = {
     End.SHUTDOWN: "it was shut down",
-    End.JOB_OVER: "it was shut down",
+    End.JOB_OVER: "it has served as many jobs as it was to (--jobs, num_jobs) and ended",
     End.LOST_PEER: "it lost another storage server",
     End.GONE: "its process ended or was killed; see its log",
     End.SILENT: "nothing was heard from it: its machine or the network is gone, or it is stopped",
@@ -199,16 +200,19 @@ class ServerConnection:
         if self._is_watched:  # a first attempt took too long
             return
         self._is_watched = True
-        thread = threading.Thread(
-            target=self._watch_all, args=(join,), name=f"watch {self.name}", daemon=True
-        )
-        thread.start()
+        new_thread(
+            target=self._watch_all, args=(join,), name=f"watch {self.name}",
+            on_death=lambda error: self.give_up(
+                f"the thread that hears of it ended by {type(error).__name__}: {error}"
+            ),
+        ).start()  # fmt: skip
 
     def _wait_on(self, progress: WaitReport, why: str) -> None:
         if self._is_away():
             self.give_up(f"it does not answer ({why}), and storage server 0 says that it is away")
             raise self._copy_of_error()
-        progress.say(self.name)
+        hint = " (nothing listens there: it loads, was not started, or has served its jobs)"
+        progress.say(self.name + (hint if "refused" in why else ""))
 
     def _watch_all(self, join: Join) -> None:
         error = hear(self._watch, join, self._take_news)
@@ -277,9 +281,10 @@ class ServerConnection:
         request = CALLS[name].request.of(arguments)
         future: Future[Any] = Future()
         args = (name, request, timeout_s, future)
-        threading.Thread(
-            target=self._run_call, args=args, name=f"{name} on {self.name}", daemon=True
-        ).start()
+        new_thread(
+            target=self._run_call, args=args, name=f"{name} on {self.name}",
+            on_death=future.set_exception,
+        ).start()  # fmt: skip
         return future
 
     def _run_call(self, name: str, request: Any, timeout_s: float, future: "Future[Any]") -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from gigl_loader.errors import ConfigError, PeerError, PeerLostError, ServerDiedError
 from gigl_loader.logs import answering
 from gigl_loader.remote.answers import Nothing
-from gigl_loader.remote.compact import Addresses, Generations
+from gigl_loader.remote.compact import Addresses, Generations, Runs
 from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Follower, Leader
@@ -30,6 +30,7 @@ from gigl_loader.remote.messages import CALLS, Call, FetchAnswer, FetchRequest, 
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.servers import ServerBook
 from gigl_loader.remote.service import DistServer, caller
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import End, Listener, Method, Peer, Security
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ _TICK_S = 0.25
 _HEALTH_EVERY_S = 60.0
 _GRACE_S = 30.0
 """How long clients may take to leave after a server was lost."""
+_HEAR_S = 1.0
+"""Longest wait for servers to hear that the jobs are over; one that is stopped never does."""
 _STATUS_S_PER_MEMBER = 0.005
 """Seconds between two messages about who is waited for, for each that waits: with 200 of them every
 second."""
@@ -72,14 +75,17 @@ class Endpoint:
         rejoin_s: float = 0.0,
     ) -> None:
         self.server, self._rejoin_s = server, rejoin_s
+        # a client that is here connects again as soon as it knows of the end of the server before
+        # this one, which a network that is silent tells it after its patience
+        self._unseen_s = max(rejoin_s, 2 * patience_s)
         # the wall clock: larger than that of the server that had this rank before, on whatever
         # machine
         self.generation = time.time_ns()
         self._num_jobs = num_jobs
         # Guards who is here, which job runs and why this server ends; of its own methods some call
-        # others. Not held while a producer ends, which takes as long as its workers do, but for a
-        # former connection of a client that has come back: see `_replace_former`.
+        # others. Not held while a producer ends, which takes as long as its workers do.
         self._lock = threading.RLock()
+        self._asked_again = threading.Condition(self._lock)
         self._attendance = Attendance()
         self._book = JobBook()
         self._handout = Handout(server)
@@ -106,11 +112,14 @@ class Endpoint:
         )
         self._addresses = Addresses()
         """Addresses of all servers, as server 0 last announced them."""
+        # of what server 0 knows itself there are no news
+        self._news = News()
+        self._leader_away = "it has not let this server in yet" if leader is not None else None
 
     def start(self) -> None:
         """Serve from now on."""
         self._listener.start()
-        threading.Thread(target=self._tick_all, name="health", daemon=True).start()
+        new_thread(target=self._tick_all, name="health", on_death=self._cannot_tick).start()
         # after the listener: clients come as soon as server 0 has told them of this address
         if self._leader is not None:
             join = Join(
@@ -120,7 +129,8 @@ class Endpoint:
             )  # fmt: skip
             Follower(
                 leader=self._leader, join=join, rejoin_s=self._rejoin_s,
-                on_news=self._leader_says, on_over=self.over.set, on_lost=self.lose,
+                on_news=self._leader_says, on_away=self._note_leader_away,
+                on_over=self.over.set, on_lost=self.lose,
                 is_over=lambda: self._stopping or self.over.is_set(),
                 can_go_on=lambda: self._can_do_without_0,
             ).start()  # fmt: skip
@@ -165,6 +175,7 @@ class Endpoint:
     # -- who is here ----------------------------------------------------------------------------
 
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
+        self._free_former(request, peer)
         with self._lock:
             member = self._attendance.find(peer.session, request.seen)
             if member is None:
@@ -175,7 +186,16 @@ class Endpoint:
             if was_gone and not self._book.running:  # it may be all that was missing
                 self._begin_if_complete()
                 self._tell_where()
-            return member.wait(request.seen)
+            news = member.wait(request.seen)
+            self._asked_again.notify_all()
+            return news
+
+    def _let_servers_hear(self) -> None:
+        """Wait until the other servers know the last news; a goodbye may overtake them."""
+        with self._asked_again:
+            self._asked_again.wait_for(
+                lambda: all(one.has_heard for one in self._servers.values()), _HEAR_S
+            )
 
     def _enter(self, join: Join, peer: Peer) -> Member:
         name = f"{peer.name} at {peer.address}"
@@ -186,7 +206,7 @@ class Endpoint:
             if join.role is Role.CLIENT and join.job is None:
                 self._book.join(member)
             elif join.role is Role.CLIENT and self.server.server_rank == 0:
-                self._book.readmit(member)
+                self._book.readmit(member, time.monotonic() + self._unseen_s)
         except Exception as error:
             _log.warning("%s cannot join: %s", name, error)
             raise
@@ -213,22 +233,35 @@ class Endpoint:
             self._status_is_old = True
         return member
 
-    def _replace_former(self, member: Member) -> None:
-        """Let a member go that a new one replaces: it was started again, or was out of reach.
+    def _free_former(self, request: Watch, peer: Peer) -> None:
+        """Free what a client of a running job had before it came back with another session.
 
-        A client's new producers must not be released by what is found out later of the old one.
+        Awaited, so that what it asks for next is not released as well; without the lock, as its
+        workers may take a minute to end.
         """
+        join = request.join
+        if join.role is not Role.CLIENT or join.job is None:
+            return
+        with self._lock:
+            if self._attendance.find(peer.session, request.seen) is not None:
+                return
+            self._check(join)
+            former = [
+                one for one in self._attendance.at(join.role, join.rank) if one.job == join.job
+            ]
+            for one in former:
+                self._attendance.left(one)
+        for one in former:
+            self._handout.lose(one.session)
+            self.server.client_gone(one.client)
+
+    def _replace_former(self, member: Member) -> None:
+        """Let a server go that a later one replaces; a client's former self is free by now."""
         join = member.join
         for one in self._attendance.at(join.role, join.rank):
             if join.role is Role.SERVER:
                 one.tell(refused=f"a later storage server {join.rank} took its place: check RANK")
                 self._attendance.left(one)
-            elif join.job is not None and one.job == join.job:
-                self._attendance.left(one)
-                self._handout.lose(one.session)
-                # Awaited under the lock, so that what the client asks for next is not released as
-                # well. Others who come meanwhile wait, too.
-                self.server.client_gone(one.client)
         if join.role is Role.CLIENT and join.job is not None:
             self.server.client_back(member.client)
 
@@ -287,21 +320,21 @@ class Endpoint:
         Each that comes or leaves changes that text for all others: told at once, the messages
         would grow with the square of their number.
         """
-        waiting_s = self._book.num_waiting * _STATUS_S_PER_MEMBER
+        waiting_s = (self._book.num_waiting + len(self._servers)) * _STATUS_S_PER_MEMBER
         if self._status_is_old and now - self._told_at >= waiting_s:
             self._tell_all()
 
     def _tell(self, members: Iterable[Member]) -> None:
         lost = None if self._error is None else str(self._error)
-        missing = set(range(1, self.server.num_servers)) - set(self._servers)
-        text = self._book.describe(missing)
+        never_came = self._missing
+        text = self._book.describe({*never_came, *self._servers_known.away})
         away = tuple(self._servers_known.away)
         for member in members:
             status = text if self._book.is_waiting(member) else ""
             member.tell(
                 status=status, jobs_served=self.jobs_served, lost=lost, generation=self.generation,
                 server=self.server.server_rank, num_partitions=self.server.num_partitions,
-                away=away,
+                away=away, missing=never_came,
             )  # fmt: skip
 
     def _ended(self, peer: Peer, end: End) -> None:
@@ -322,12 +355,15 @@ class Endpoint:
                     member.join.rank,
                     f"storage server {member.join.rank} at {member.join.address} {member.why_gone}",
                 )
-        self._handout.lose(member.session)
-        if member.join.role is Role.CLIENT:
-            _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
-            if member.job is not None:
-                self.server.client_gone(member.client)
-            if member.join.job is None or self.server.server_rank == 0:
+        try:
+            self._handout.lose(member.session)
+            if member.join.role is Role.CLIENT:
+                _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
+                if member.job is not None:
+                    self.server.client_gone(member.client)
+        finally:  # whatever could not be freed: its job, and the ones after it, wait for this
+            is_of_a_job = member.join.job is None or self.server.server_rank == 0
+            if member.join.role is Role.CLIENT and is_of_a_job:
                 self._leave_job(member)
 
     def _lose_missing(self) -> None:
@@ -436,9 +472,17 @@ class Endpoint:
             except Exception:  # this thread also frees what lost clients had
                 _log.exception("cannot tell the state of this server")
 
+    def _cannot_tick(self, error: BaseException) -> None:
+        """End this server: nobody would free what lost clients had."""
+        rank = self.server.server_rank
+        self.lose(f"storage server {rank} cannot look after its clients: {error!r}")
+        self.over.set()
+
     def _tick(self, now: float) -> None:
         with self._lock:
             self._tell_status(now)
+            if self._book.end_if_over(now):
+                self._begin_next_job()
             overdue = self._attendance.overdue(now)
             clients = [
                 one for one in self._attendance.members.values() if one.join.role is Role.CLIENT
@@ -452,7 +496,10 @@ class Endpoint:
         if given_up is not None:
             self.lose(given_up)
         for member in overdue:  # in threads: their workers may take long to end
-            threading.Thread(target=self._left, args=(member,), daemon=True).start()
+            new_thread(
+                target=self._left, args=(member,), name=f"end of {member.name}",
+                on_death=nothing_hangs_on_it,
+            ).start()  # fmt: skip
 
     def _log_health(self) -> None:
         status = self.server.status()
@@ -476,17 +523,38 @@ class Endpoint:
                 "job": self._book.job,
                 "jobs_served": self.jobs_served,
                 "lost": None if self._error is None else str(self._error),
-                "away": self._servers_known.away,
+                "away": self._away(),
             }
 
     # -- end ------------------------------------------------------------------------------------
 
     def _leader_says(self, news: News) -> None:
+        self._news, self._leader_away = news, None
         self.jobs_served = news.jobs_served
         # a server 0 that was started again says nothing of them until it knows all
         self._addresses = news.addresses or self._addresses
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
+
+    def _note_leader_away(self, why: str) -> None:
+        self._leader_away = why
+
+    def _away(self) -> dict[int, str]:
+        """Return why each of the servers that are not here is not, as far as this one knows."""
+        if self._leader is None:
+            missing, away = self._missing, self._servers_known.away
+        else:
+            missing = self._news.missing
+            away = dict.fromkeys(self._news.away, "storage server 0 says so")
+            if self._leader_away is not None:
+                away[0] = self._leader_away
+        return {**dict.fromkeys(missing, "it has not come yet"), **away}
+
+    @property
+    def _missing(self) -> Runs:
+        """The servers that were never here, on server 0."""
+        here = {0, *self._servers, *self._servers_known.away}
+        return Runs.of([rank for rank in range(self.server.num_servers) if rank not in here])
 
     @property
     def _can_do_without_0(self) -> bool:
@@ -513,6 +581,8 @@ class Endpoint:
             # (`_left`)
             sessions = list(self._attendance.members)
         self.over.set()
+        if end is End.JOB_OVER:
+            self._let_servers_hear()
         self._listener.close(end, words)
         self.server.close()
         for session in sessions:

@@ -58,6 +58,8 @@ class Handout:
                 self._hand_out(packed, peer, answer)
         except InvalidStateError:  # cancelled: its connection is over
             pass
+        except Exception as error:  # raised, it would end in the future, and nobody be answered
+            answer.set_exception(error)
 
     def _hand_out(self, packed: FetchAnswer, peer: Peer, answer: "Future[FetchAnswer]") -> None:
         try:

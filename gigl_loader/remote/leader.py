@@ -1,7 +1,6 @@
 """A storage server's way to server 0: it tells that it is here, and hears of the others."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
 )
 from gigl_loader.remote.membership import Join, News, hear
+from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
 
 _log = logging.getLogger(__name__)
@@ -89,6 +89,8 @@ class Follower:
     """How long server 0 may be away; 0: its end is this server's."""
     on_news: Callable[[News], None]
     """Told what server 0 says."""
+    on_away: Callable[[str], None]
+    """Told why server 0 is waited for; it is back with the next news."""
     on_over: Callable[[], None]
     """Called when there is nothing left to serve."""
     on_lost: Callable[[str], None]
@@ -100,7 +102,12 @@ class Follower:
 
     def start(self) -> None:
         """Join, in a thread."""
-        threading.Thread(target=self._follow, name="watch server 0", daemon=True).start()
+        new_thread(
+            target=self._follow, name="watch server 0",
+            on_death=lambda error: self.on_lost(
+                f"storage server 0 is no longer heard: {type(error).__name__}: {error}"
+            ),
+        ).start()  # fmt: skip
 
     def _follow(self) -> None:
         while self._is_back(after=hear(self.leader.caller, self.join, self.on_news)):
@@ -129,6 +136,7 @@ class Follower:
     def _rejoin(self, error: Exception) -> Exception | None:
         """Wait for server 0 to be started again; return why that is given up."""
         _log.warning("storage server 0 is gone: %s; it is expected back", error)
+        self.on_away(str(error))
         deadline = time.monotonic() + self.rejoin_s
         while not self.is_over() and (time.monotonic() < deadline or self.can_go_on()):
             try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gigl_loader.errors import ConfigError, GiglLoaderError
-from gigl_loader.remote.compact import NOWHERE, UNKNOWN, Addresses, Generations, Runs
+from gigl_loader.remote.compact import NOBODY, NOWHERE, UNKNOWN, Addresses, Generations, Runs
 from gigl_loader.transport import Caller
 
 
@@ -86,6 +86,8 @@ class News:
     """Of the same: a server that was started again has a larger one; unknown ones have 0."""
     away: tuple[int, ...] = ()
     """Storage servers that are lost and expected back."""
+    missing: Runs = NOBODY
+    """Storage servers that have not come yet: they load, or were not started."""
     status: str = ""
     """For people: who is waited for."""
     jobs_served: int = 0

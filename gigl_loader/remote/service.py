@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import secrets
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -45,6 +44,7 @@ from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
 from gigl_loader.remote.refusals import check_columns, check_leave
 from gigl_loader.remote.shared import Clients, Fetched, SharedProducer
 from gigl_loader.sampler._kernels import load as load_kernels
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.workers.rendezvous import Rendezvous
@@ -230,9 +230,10 @@ class DistServer(PartitionAnswers):
                 self.client_gone(one)
         # of a producer without a name nobody else knows; on the first server, its consumers end it
         if entry.name and self.meet is not None and self.server_rank != entry.servers[0]:
-            threading.Thread(
-                target=self._end_with_host, args=(entry,), name=f"end of {entry.id}", daemon=True
-            ).start()
+            new_thread(
+                target=self._end_with_host, args=(entry,), name=f"end of {entry.id}",
+                on_death=lambda _: self._end(entry.id),
+            ).start()  # fmt: skip
         # `close` ends the producers that are up, and this one came up after it had looked
         if self._entries.closed:
             shared.close(0.0)
@@ -477,6 +478,8 @@ class DistServer(PartitionAnswers):
         producers = {number: producer.status() for number, producer in shared.items()}
         failed = sorted(number for number, one in producers.items() if one["failed"] is not None)
         health = "serving" if not failed else f"serving, but producers {failed} failed"
+        if away := sorted(connections.get("away", {})):
+            health = f"storage servers {away} are away: see `away`"
         return {
             "health": connections.get("lost") or health,
             "server_rank": self.server_rank,
@@ -504,7 +507,13 @@ class DistServer(PartitionAnswers):
 
 def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
     """Make all ``calls``, each in a thread: the end of a producer may wait for other servers'."""
-    threads = [threading.Thread(target=function, args=args, daemon=True) for args in calls]
+    threads = [
+        new_thread(
+            target=function, args=args, name=f"{function.__name__} {args}",
+            on_death=nothing_hangs_on_it,
+        )
+        for args in calls
+    ]  # fmt: skip
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gigl_loader.errors import (
     GiglLoaderError,
+    PeerError,
     PeerTimeoutError,
     ProtocolError,
     SamplingError,
@@ -22,6 +23,7 @@ from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import AT_ONCE_STREAM, Received
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.threads import new_thread
 from gigl_loader.workers.producer import DistSamplingProducer
 
 _log = logging.getLogger(__name__)
@@ -147,7 +149,15 @@ class SharedProducer:
         self._at_once: Future[Fetched] | None = None
         self._fatal: GiglLoaderError | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._pump_all, name=f"pump {key}", daemon=True)
+        self._thread = new_thread(
+            target=self._pump_all, name=f"pump {key}",
+            on_death=lambda error: self._fail(
+                PeerError(
+                    f"producer {key!r}: the thread that takes its workers' batches ended by "
+                    f"{type(error).__name__}: {error}; see the server's log, and build a new loader"
+                )
+            ),
+        )  # fmt: skip
         self._thread.start()
 
     # -- consumers ------------------------------------------------------------------------------

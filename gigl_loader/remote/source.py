@@ -5,7 +5,7 @@ import copy
 import logging
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -122,7 +122,8 @@ class RemoteSource:
         """Those of them that have batches."""
         self._ranks = NOBODY
         self._create: Callable[..., int] | None = None
-        self._recoveries = 0
+        self._attempts: Counter[str] = Counter()
+        """How often producers were made anew, for each state that the servers were in."""
         self._epoch = 0
         self._to_come: deque[int] = deque()
         """Batches of the epoch that were not handed out, as `start_epoch` got them."""
@@ -443,15 +444,25 @@ class RemoteSource:
             self.channel.close()
         # not waited for: the epoch pauses until the new ones are there
         self._producers.release(self._consumer, is_broken=True, waits=False)
-        self._recoveries += 1
-        attempt = 0 if len(self._ranks) > 1 else self._recoveries  # sharers have to agree
         options = copy.copy(self._options)
-        name = name_of_recovery(options.worker_key, self._cluster, self._live, attempt)
-        options.worker_key = name
+        name = options.worker_key = self._fresh_name()
         self._producers.create(
             self._create, options, self._ranks, self.epoch_options, name, self._live
         )
         self._open_channel()
+
+    def _fresh_name(self) -> str:
+        """Return a worker key that this rank has not used: servers remember whose producer is over.
+
+        Ranks that share producers cannot ask each other. They count alike where they see the same
+        servers come and go, as the count begins anew with each that is started again. One that is
+        behind is told that the producer of a name was destroyed, and comes to the next name; one
+        that does not meet the others gets workers of its own, and the same batches.
+        """
+        name = partial(name_of_recovery, self._options.worker_key, self._cluster, self._live)
+        first = name(0)
+        self._attempts[first] += 1
+        return name(self._attempts[first])
 
     @contextlib.contextmanager
     def _noting_failures(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ exit codes:
   0  health is "serving"; with --live: the server answers, whatever its health
   1  no answer in time, or the server does not let this process in
   3  nothing listens there: the server still loads, or its process is gone
-  4  the server answers, but is not whole: it lost another server, or a producer failed
+  4  the server answers, but is not whole: another server is away or lost, or a producer failed
 """
 
 

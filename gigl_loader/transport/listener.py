@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gigl_loader.errors import ConfigError, JoinRefusedError, ProtocolError
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import decode
 from gigl_loader.transport.ends import End
@@ -157,7 +158,10 @@ class Listener:
         # epoll, since a server has thousands of connections, of which nearly none changes at a time
         self._epoll = select.epoll()
         self._epoll.register(self._sock, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name=f"{name} door", daemon=True)
+        # nobody would be let in any more, and who is in would be told of no end
+        self._thread = new_thread(
+            target=self._run, name=f"{name} door", on_death=lambda _: self.close()
+        )
 
     def start(self) -> "Listener":
         """Begin to admit callers; returns itself."""
@@ -335,9 +339,10 @@ class _Connection:
         """None: it has not been admitted."""
         self.owes = False
         """Whether the caller waits for something."""
-        self.thread = threading.Thread(
-            target=self._run, name=f"{listener.name} for {address}", daemon=True
-        )
+        self.thread = new_thread(
+            target=self._run, name=f"{listener.name} for {address}",
+            on_death=nothing_hangs_on_it,  # its end hangs up, and who is on the other side sees it
+        )  # fmt: skip
         self._listener = listener
         self._wake = threading.Event()
         self._dismissed: End | None = None

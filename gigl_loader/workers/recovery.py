@@ -9,7 +9,6 @@
 A batch is a function of seed, epoch and index, so that another worker samples the very same one.
 """
 
-import contextlib
 import logging
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, WorkerDiedError
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.workers.pool import WorkerPool
 from gigl_loader.workers.restarts import Restarts, Task, UnderWay
 
@@ -211,13 +211,22 @@ class Attendant:
     def __init__(self, attend: Callable[[], None]) -> None:
         self._attend = attend
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gigl_loader attendant", daemon=True)
+        self._thread = new_thread(
+            target=self._run, name="gigl_loader attendant", on_death=nothing_hangs_on_it
+        )
         self._thread.start()
 
     def _run(self) -> None:
+        said = ""
         while not self._ended.wait(LOOK_EVERY_S):
-            with contextlib.suppress(GiglLoaderError):  # it stays, for whoever takes batches
+            try:
                 self._attend()
+            except GiglLoaderError:  # it stays, for whoever takes batches
+                continue
+            except Exception as error:  # a descriptor that is missing now may come free in a moment
+                if repr(error) != said:
+                    said = repr(error)
+                    logger.exception("cannot look after the workers; it is tried again")
 
     def close(self) -> None:
         """Stop; idempotent."""
