@@ -55,9 +55,10 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     positions; a homogeneous one has plain values.
 
     Label edges ``(anchor type, relation + suffix, label type)`` are given anchor first and are
-    grouped by anchor, in both directions. GLT's ``graph`` attribute names them by GLT's rule, by
-    which an edge is grouped by its destination where ``edge_dir="in"``: reversed, that is. All that
-    is ours (`view`, `schema`, `label_edges`) uses the name that was given.
+    grouped by anchor, in both directions. Where they are among edges (GLT's ``graph`` attribute,
+    ``partitioned_edge_index``), they are as all edges are: grouped by destination where
+    ``edge_dir="in"``, so the type is ``(label type, relation + suffix, anchor type)`` there. All
+    that is ours (`view`, `schema`, `label_edges`) uses the type that begins with the anchors.
 
     Args:
         rank: The partition that this dataset holds.
