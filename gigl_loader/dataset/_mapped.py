@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from gigl_loader.dataset._progress import note
+from gigl_loader.dataset.identity import GraphIdentity, digest_of
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array, nbytes_of
 
@@ -100,10 +101,6 @@ def write_array(folder: Path, part: Part, name: str, array: Array, dtype: str = 
 
 
 # --- checksums ------------------------------------------------------------------------------------
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) -> list[str]:
@@ -189,7 +186,7 @@ def seal(root: Path, header: Mapping[str, Any], shared: Part, parts: list[Part])
     body = {"format_version": FORMAT_VERSION, **header, **bodies[0]}
     # of checksums, names and counts: no time, host or random number, so that two runs with the same
     # result have the same id
-    run = _digest(json.dumps([body, *bodies[1:]]).encode())
+    run = digest_of(json.dumps([body, *bodies[1:]]).encode())
     digests = []
     for k, folder in enumerate(folders[1:]):
         manifest = {"format_version": FORMAT_VERSION, "run": run, "partition": k, **bodies[k + 1]}
@@ -223,7 +220,7 @@ def _write_json(path: Path, content: Any) -> str:
     draft = path.with_name(path.name + ".tmp")
     draft.write_bytes(data)
     os.replace(draft, path)
-    return _digest(data)
+    return digest_of(data)
 
 
 # --- manifests, read ------------------------------------------------------------------------------
@@ -243,10 +240,13 @@ def is_mapped_format(root: Path) -> bool:
 def read_header(root: Path) -> tuple[dict[str, Any], Part]:
     """Return what `ROOT_FILE` says, and the arrays that all partitions share.
 
+    ``"identity"`` of the former is a `GraphIdentity`.
+
     Raises:
         ConfigError: It is damaged, or of another version.
     """
-    header, _ = _read_json(root / ROOT_FILE)
+    header, digest = _read_json(root / ROOT_FILE)
+    header["identity"] = GraphIdentity(header["run"], digest)
     return header, _part_of(header, root / ROOT_FILE)
 
 
@@ -298,7 +298,7 @@ def _read_json(path: Path) -> tuple[dict[str, Any], str]:
             f"{path} has format version {version}, this gigl_loader reads {FORMAT_VERSION}: "
             "partition the graph again"
         )
-    return content, _digest(data)
+    return content, digest_of(data)
 
 
 def _part_of(content: Mapping[str, Any], path: Path) -> Part:

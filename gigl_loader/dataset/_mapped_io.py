@@ -28,6 +28,7 @@ from gigl_loader.dataset._pieces import (
     is_labeled_homogeneous,
 )
 from gigl_loader.dataset._progress import note
+from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     EdgeDir,
@@ -70,6 +71,7 @@ class MappedPart:
     def __init__(self, root: Path, partition_idx: int, memory: Memory) -> None:
         self.root, self.partition_idx, self.memory = root, partition_idx, memory
         self._header, self._shared = read_header(root)
+        self.identity: GraphIdentity = self._header["identity"]
         # before files of the partition are looked for, which would be missing
         check_partitions(self._header["num_partitions"], partition_idx)
         check_sizes(root, self._shared)
@@ -183,6 +185,7 @@ class MappedPart:
             node_attributes=rows["node_attributes"],
             edge_attributes=rows["edge_attributes"],
             num_classes=dict(header.get("num_classes", {})),
+            identity=self.identity,
         )
 
     def _add_weights(self, rows: dict[Any, Rows], adjacency: dict[EdgeType, Adjacency]) -> None:

@@ -7,6 +7,7 @@ for another process (``torch.multiprocessing``) carries file descriptors in plac
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,8 +28,15 @@ from gigl_loader.dataset._original import OriginalIds
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import Pieces, make_schema, make_view
 from gigl_loader.dataset._progress import showing
-from gigl_loader.dataset._pyg import Cutter, Supervision, keep_neighbor_times, read_pyg
+from gigl_loader.dataset._pyg import (
+    CheckedGraph,
+    Cutter,
+    Supervision,
+    keep_neighbor_times,
+    read_pyg,
+)
 from gigl_loader.dataset._weight_attr import weighted_view
+from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
@@ -157,7 +165,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         # with one partition, times of neighbours are found by node: all of them are here
         if time_attr is not None and count > 1:
             keep_neighbor_times(source, edge_dir, time_attr)
-        return cls._of(Cutter(source, books, edge_dir, count).cut(partition_idx))
+        pieces = Cutter(source, books, edge_dir, count).cut(partition_idx)
+        return cls._of(pieces, source)
 
     @classmethod
     def load(  # type: ignore[override, unused-ignore]
@@ -305,8 +314,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return found
 
     @classmethod
-    def _of(cls, pieces: Pieces) -> "DistDataset":
-        return cls._restore(make_view(pieces), pieces.splits)
+    def _of(cls, pieces: Pieces, source: CheckedGraph | None = None) -> "DistDataset":
+        view = make_view(pieces)
+        return cls._restore(replace(view, identity=identity_of(view, source)), pieces.splits)
 
     @classmethod
     def _restore(
@@ -331,6 +341,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return dataset
 
     def _fill(self, view: PartitionView, splits: dict[str, dict[NodeType, Tensor]]) -> None:
+        if view.identity is None:
+            view = replace(view, identity=identity_of(view))
         # the schema first: whether attributes are dicts follows from it
         self._view, self._schema = view, make_schema(view)
         _attributes.set_glt(self, view, splits, typed=self.is_typed)
