@@ -328,6 +328,26 @@ def sampler_text(options: SamplerOptions | None) -> str:
     return options.class_path if isinstance(options, CustomSamplerOptions) else repr(options)
 
 
+def options_of_batches(
+    config: Any, sampler_options: SamplerOptions | None, options: "EpochOptions"
+) -> dict[str, str]:
+    """Return what has to be the same on all ranks of a job, as texts by name.
+
+    Args:
+        config: GLT's ``SamplingConfig``.
+        sampler_options: Another sampler, or None.
+        options: Of the epochs. Their seed counts where the user gave one.
+    """
+    found = {**options.of_batches(), **{name: repr(one) for name, one in vars(config).items()}}
+    if options.feature_store is not None:  # where it is may differ by machine
+        found["feature_store"] = options.feature_store.class_path
+    fanouts = getattr(config, "num_neighbors", None)
+    if isinstance(fanouts, dict):  # in whichever order edge types were named
+        found["num_neighbors"] = repr(dict(sorted(fanouts.items())))
+    found["seed"] = "none" if config.seed is None else str(options.seed)
+    return {**found, "sampler_options": sampler_text(sampler_options)}
+
+
 def check_reconnect(seconds: float) -> None:
     """Refuse a ``reconnect_timeout`` that is no time.
 

@@ -1,10 +1,12 @@
 """What the user gave a loader, checked as a whole: before anything is started."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
 
+from gigl_loader._glt import SamplingConfig
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.config import NumNeighbors, check_workers, flag, positive
 from gigl_loader.loader.keywords import AllKeywords, completed
@@ -16,6 +18,7 @@ from gigl_loader.options import (
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
     SamplerOptions,
+    options_of_batches,
     parse_size,
 )
 from gigl_loader.workers.sampled_input import seed_or_drawn
@@ -95,8 +98,9 @@ class LoaderArgs:
             )
         if given["pin_memory_device"] is not None:
             check_device(given["pin_memory_device"])
-        if given["prefetch_size"] is not None:
-            positive("prefetch_size", given["prefetch_size"])
+        for name in ("prefetch_size", "num_cpu_threads"):
+            if given[name] is not None:
+                positive(name, given[name])
         self._check_fanouts_agree()
 
     def _check_no_workers(self) -> None:
@@ -161,6 +165,31 @@ class LoaderArgs:
             max_restarts=given["max_restarts"],
             reconnect_timeout_s=given["reconnect_timeout"],
         )
+
+    def same_on_all_ranks(self, config: SamplingConfig, options: EpochOptions) -> dict[str, str]:
+        """Return what the ranks of a job have to agree on, as texts by name, from what was given.
+
+        Args:
+            config: Made of these arguments and the schema.
+            options: From `epoch_options`.
+        """
+        given = self.given
+        of_batches = options_of_batches(config, given["sampler_options"], options)
+        # As the user gave them: what was made of them may depend on what a partition holds.
+        fanouts = self.num_neighbors
+        if isinstance(fanouts, Mapping):
+            fanouts = {edge_type: list(fanouts[edge_type]) for edge_type in sorted(fanouts)}
+        elif isinstance(fanouts, list | tuple):
+            fanouts = list(fanouts)
+        return {
+            **of_batches,
+            "shard": given["shard"],
+            "num_neighbors": repr(fanouts),
+            "with_edge": repr(given["with_edge"]),
+            # These decide which exchanges ranks take part in.
+            "even_ranks": repr(given["even_ranks"]),
+            "exchange": given["exchange"],
+        }
 
     def device(self, local_rank: int) -> torch.device:
         """Return where batches go."""

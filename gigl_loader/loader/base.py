@@ -35,10 +35,11 @@ from gigl_loader.loader.parts import LoaderParts
 from gigl_loader.loader.runtime import DistributedRuntimeInfo
 from gigl_loader.loader.world import WorldShare, check_same_start, check_shard, even_steps
 from gigl_loader.message import IS_HETERO, SampleMessage, stays_on_host
-from gigl_loader.options import EpochOptions, SamplerOptions, sampler_text
+from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION
+from gigl_loader.seeds import SeedsTold, check_same_seeds
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.rendezvous import meet_ranks
 from gigl_loader.workers.sampled_input import seed_or_drawn
@@ -75,8 +76,10 @@ class BaseDistLoader(LoaderParts, DistLoader):
             batches of the last step, where they are not enough for all ranks, are left out, or
             made enough by the first ones of the epoch.
         device_prefetch: Batches copied ahead to a CUDA device.
-        shard: ``"machine"``: this rank takes all batches of its input. ``"world"``: all ranks have
-            the same input, and rank ``r`` of ``W`` takes its batches ``r``, ``r + W``...
+        shard: ``"machine"``: this rank takes all batches of its input, whose seeds no other rank
+            has (a graph store checks it). ``"none"``: the same, and others may have them too.
+            ``"world"``: all ranks have the same input, and rank ``r`` of ``W`` takes its batches
+            ``r``, ``r + W``...
         transform: Called with each batch; what it returns is yielded in its place.
         transform_sampler_output: Called with PyG's ``SamplerOutput`` of each batch.
 
@@ -251,11 +254,14 @@ class BaseDistLoader(LoaderParts, DistLoader):
         if self._shard == "world" and self._runtime.world_size > 1:
             # Everything that decides what is in a batch: two ranks that differ would take batches
             # of two different sequences for one, some seeds twice and others never.
-            told = {"input": self._seeds_digest, **options.of_batches()}
-            told["sampler_options"] = sampler_text(self._sampler_options)
-            told["sampling_config"] = repr(self.sampling_config)
-            everyone = gather_from_ranks(told, self._runtime.world_size, dict[str, str])
-            check_same_options(everyone, 'shard="world"')
+            of_batches = options_of_batches(self.sampling_config, self._sampler_options, options)
+            # Of this seed, which may have been drawn, all ranks' batches are made.
+            same = {**of_batches, "seed": str(options.seed)}
+            seeds = SeedsTold(digest=self._seeds_digest.encode())
+            kind = tuple[dict[str, str], SeedsTold]
+            everyone = gather_from_ranks((same, seeds), self._runtime.world_size, kind)
+            check_same_options([one for one, _ in everyone], 'shard="world"')
+            check_same_seeds([one for _, one in everyone])
 
     def _agree_on_steps(self) -> int:
         own = int(self._num_expected)

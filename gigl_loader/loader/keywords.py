@@ -67,10 +67,14 @@ class LoaderKeywords(ExpansionKeywords, total=False):
     group has a backend for that; no sampling process, no port. ``timeout`` is then also how long a
     rank may compute between batches."""
     shard: Annotated[str, "machine"]
-    """How batches are split over ranks. ``"machine"``: by seeds, as the input says. ``"world"``:
-    all ranks are given the seeds of the whole job, whose batches are numbered over all ranks; rank
-    ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what the job has taken, and goes on
-    with any number of ranks."""
+    """How seeds are split over ranks. ``"machine"``: the ranks of a machine that are given the same
+    seeds, in the same order, share them; those that are given others use theirs alone. Seeds that
+    would come twice, as where two machines are given the same, are an error. ``"world"``: all ranks
+    are given the seeds of the whole job, whose batches are numbered over all ranks; rank ``r`` of
+    ``W`` takes ``r``, ``r + W``... A state then counts what the job has taken, and goes on with any
+    number of ranks. ``"none"``: each rank uses all the seeds that it is given, whoever has them
+    too. All else that decides batches (``batch_size``, fanouts, ``seed``...) is the same on all
+    ranks."""
     feature_store: Annotated[FeatureStoreOptions | None, None]
     """A PyG ``FeatureStore`` of one's own, for features that the dataset has not."""
     remote_cache: Annotated[int | str | None, None]

@@ -4,7 +4,8 @@ import atexit
 import contextlib
 import os
 import weakref
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 
 class Closable(Protocol):
@@ -29,6 +30,12 @@ def add(loader: Closable) -> None:
 def discard(loader: Closable) -> None:
     """Forget a loader that was shut down."""
     _loaders.discard(loader)
+
+
+def inputs() -> Iterator[Any]:
+    """Yield what the open loaders sample: an input, or those of all storage servers."""
+    for loader in list(_loaders):
+        yield getattr(loader, "input_data", None)
 
 
 def _disown() -> None:

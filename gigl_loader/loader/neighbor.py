@@ -72,7 +72,8 @@ class DistNeighborLoader(BaseDistLoader):
         process_start_gap_seconds: None: a local rank starts its workers when the local rank before
             it is ready, so that memory peaks do not add up. A number: local rank ``i`` starts them
             ``i`` times this many seconds later.
-        num_cpu_threads: Threads of torch operations of this process, on a CPU device (default 2).
+        num_cpu_threads: Threads of torch operations of this process, on a CPU device. None: they
+            are left as they are.
         shuffle: Shuffle the seeds every epoch.
         drop_last: Leave an incomplete last batch out.
         with_weight: Draw neighbours by edge weight.

@@ -30,7 +30,7 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import EpochOptions, options_of_batches
 from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import current_cluster
@@ -41,7 +41,8 @@ from gigl_loader.remote.machine_rows import MachineRows, OwnRows
 from gigl_loader.remote.producers import RemoteProducers, check_turns, name_of_recovery, wait_turn
 from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.shared import OwnBatches
-from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up, what_all_share
+from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up
+from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import describe
 from gigl_loader.workers.schedule import num_batches
 
@@ -158,16 +159,13 @@ class RemoteSource:
         how = (self._config, self.epoch_options.expansion)
         # a digest and not the input: rank 0 compares those of all ranks
         digest = digest_of(self._input, how, self._active)
-        shared = what_all_share(
-            self._shard, self._config, self._sampler_options, self.epoch_options,
-            lambda: digest_of(self._input, None, self._active),
-        )  # fmt: skip
+        batches = options_of_batches(self._config, self._sampler_options, self.epoch_options)
+        shared = {"shard": self._shard, **batches}
         cache = self.epoch_options.cache
         rows = OwnRows.of(self._cluster, cache, self._config) if cache is not None else None
         of_rows = rows.offer if rows is not None else None
-        offer = Offer(key, digest, self.epoch_options, shared, of_rows)
-        decide = partial(settle, f'shard="{self._shard}"')
-        terms = decide_with_ranks(offer, world_size, Offer, decide, Terms)
+        offer = Offer(key, digest, self.epoch_options, shared, self._seeds_told(), of_rows)
+        terms = decide_with_ranks(offer, world_size, Offer, settle, Terms)
         # on all ranks at once, as all were told the same: no rank is left waiting for producers
         if terms.error is not None:
             raise ConfigError(terms.error)
@@ -200,6 +198,13 @@ class RemoteSource:
         if outcome is None:
             outcome = found.producers.get(leader)
         self._adopt(outcome, found.failure_on(self._cluster.rank, outcome), ranks, options)
+
+    def _seeds_told(self) -> SeedsTold:
+        if self._shard == "world":  # which batches are whose is numbered: seeds have to be the same
+            same = digest_of(self._input, None, self._active)
+            return SeedsTold(digest=same.encode())
+        extra = getattr(self._input, "extra", None) or {}
+        return SeedsTold.of(self._input.node, extra, self._cluster.world_size)
 
     def _create_all(
         self, create: Callable[..., int], ranks: Runs, epoch_options: EpochOptions

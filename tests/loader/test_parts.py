@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gigl_loader import BaseDistLoader, ConfigError
+from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
 from gigl_loader.device.pin import PinMemoryError
 from gigl_loader.loader import parts
+from gigl_loader.testing import TinyGraph
 
 HOW = {"worker_concurrency": 3, "channel_size": "2MB"}
 
@@ -44,6 +45,22 @@ def test_joining_the_workers_group_sets_threads_and_finds_a_port(
     context = parts.get_context()
     assert context.is_worker()
     assert (context.rank, context.world_size) == (0, 1)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("given", "expected"), [(None, 3), (1, 1)])
+def test_a_loader_leaves_torchs_threads_as_they_are(
+    num_workers: int, given: int | None, expected: int
+) -> None:
+    """Torchrun sets 1 and users theirs, for the whole process; a loader sets what it is given."""
+    torch.set_num_threads(3)
+    with DistNeighborLoader(
+        TinyGraph.random(9, 20).dataset(), [2], num_workers=num_workers, num_cpu_threads=given,
+        pin_memory_device=torch.device("cpu"),
+    ) as loader:  # fmt: skip
+        list(loader)
+        assert torch.get_num_threads() == expected
 
 
 @pytest.mark.usefixtures("threads", "group")
