@@ -21,10 +21,8 @@ from _machines import ADDRESSES, Link, Machines
 from gigl_loader.testing import Footprint, wait_until
 from gigl_loader.transport.certs import make_folder, token
 
-TRAINER = Path(__file__).with_name("_chaos_train.py")
+TRAINER, START = (Path(__file__).with_name(f"_chaos_{name}.py") for name in ("train", "start"))
 AWAY_S = 600.0
-MARK = "GIGL_LOADER_CHAOS"
-"""An environment variable: all processes of a job inherit it, and so are found."""
 _LOOK_S = 0.05
 _VICTIM_S = 5.0
 _MOST_LIVES = 40
@@ -87,7 +85,6 @@ class ChaosJob:
         self.plan, self.folder, self.case = plan, folder, CASES[plan.case]
         self._root, self._expected, self._pace = root, expected, pace
         self._silence_s, self._stop = silence_s, stop
-        self._mark = f"{MARK}={os.getpid()}.{plan.number}"
         self._reader, self._lines = Reader(folder), list[dict[str, Any]]()
         self._faults, self._later = list(plan.faults), list[tuple[float, Callable[[], None]]]()
         self._footprint, self._life = Footprint(), 0
@@ -116,7 +113,7 @@ class ChaosJob:
         if case.machines:
             self._machines = stack.enter_context(Machines(Link("a cable")))
             hosts = ADDRESSES
-        self._environment = {"PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
+        self._environment = dict[str, str]()
         if case.tls:
             folder = make_folder(self.folder / "tls", [HOST, *ADDRESSES])
             self._environment["GIGL_LOADER_TLS_DIR"] = str(folder)
@@ -143,9 +140,10 @@ class ChaosJob:
         )  # fmt: skip
 
     def _on(self, machine: int, words: list[str]) -> list[str]:
-        """Return the command that runs another one on a machine, so that it can be found."""
+        """Return the command that runs another one on a machine, in this job's folder."""
         variables = [f"{name}={value}" for name, value in self._environment.items()]
-        command = ["env", self._mark, *variables, *words]
+        python, *rest = words
+        command = [python, str(START), str(self.folder), *variables, "--", *rest]
         return command if self._machines is None else self._machines.on(machine, command)
 
     def _write_plan(self) -> None:
@@ -293,7 +291,7 @@ class ChaosJob:
         if kind == "server":
             return servers
         below = workers_below if kind == "worker" else children_of
-        return [pid for root in servers or trainers for pid in below(root)]
+        return [pid for root in servers or trainers for pid in below(root) if not _is_zygote(pid)]
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -303,10 +301,11 @@ class ChaosJob:
             self._footprint.look(pid, itself=True)
 
     def _own_pids(self) -> list[int]:
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        """Return all processes that run in this job's folder: they inherit it."""
+        found, folder = [], str(self.folder)
+        for path in Path("/proc").glob("[0-9]*/cwd"):
             with contextlib.suppress(OSError):
-                if self._mark.encode() in path.read_bytes().split(b"\0"):
+                if os.readlink(path) == folder:
                     found.append(int(path.parent.name))
         return found
 
@@ -348,6 +347,13 @@ class ChaosJob:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGABRT)
         time.sleep(3.0)  # until the stacks are written
+
+
+def _is_zygote(pid: int) -> bool:
+    """Whether a process only stands by to start others quickly; see `--fresh` of `chaos.py`."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "gigl-zygote"
+    return False
 
 
 def _go_on_with(pid: int) -> None:

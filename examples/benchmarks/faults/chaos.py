@@ -35,6 +35,8 @@ from _chaos_plan import FAULTS, draw, undisturbed
 from _cluster import machine_name
 from _machines import Link, Machines
 
+from gigl_loader.testing._scripts import forked_pythons
+
 
 def burn(parent: int) -> None:
     """Keep a core busy until the process that asked for it is gone."""
@@ -55,6 +57,13 @@ def busy(count: int) -> Iterator[None]:
         for one in burners:
             one.kill()
             one.join()
+
+
+def quick_starts(fresh: bool) -> contextlib.AbstractContextManager[None]:
+    """Fork trainers, servers and supervisors from processes that have imported all they need."""
+    if fresh:
+        return contextlib.nullcontext()
+    return forked_pythons("gigl_loader.testing._warm", "torch_geometric.sampler")
 
 
 def can_make_machines() -> bool:
@@ -192,6 +201,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--load", type=int, default=0, help="processes that keep cores busy")
     parser.add_argument("--at-once", type=int, default=1, help="jobs at the same time")
     parser.add_argument("--job-epochs", type=int, default=10, help="epochs of a job")
+    parser.add_argument(
+        "--fresh", action="store_true", help="start each process in a new interpreter, as users do: "
+        "many seconds each on a busy machine, so fewer epochs",
+    )  # fmt: skip
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of a training step")
     parser.add_argument(
         "--silence", type=float, default=420.0, help="seconds without a batch that are a hang"
@@ -222,12 +235,13 @@ def main(argv: list[str] | None = None) -> int:
         print("no link is cut: network namespaces need root and `ip`", flush=True)
         args.cases = [name for name in args.cases if not CASES[name].machines]
     print(f"seed {args.seed}; {machine_name()}; load {os.getloadavg()[0]:.1f}", flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="chaos"))
+    folder = Path(tempfile.mkdtemp(prefix="chaos")).resolve()
+    os.environ["OMP_NUM_THREADS"] = "1"
     run = Run(args, folder)
     signal.signal(signal.SIGTERM, lambda *_: run.over.set())
     signal.signal(signal.SIGINT, lambda *_: run.over.set())
     try:
-        with busy(args.load), ThreadPoolExecutor(args.at_once) as lanes:
+        with quick_starts(args.fresh), busy(args.load), ThreadPoolExecutor(args.at_once) as lanes:
             for lane in [lanes.submit(run.go) for _ in range(args.at_once)]:
                 lane.result()
     finally:
