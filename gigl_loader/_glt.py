@@ -129,7 +129,7 @@ def _python() -> str:
 
 
 class _CsrStorage:
-    """What GLT reads of ``torch_sparse.SparseTensor.storage``."""
+    """The attributes that GLT reads of ``torch_sparse.SparseTensor.storage``."""
 
     def __init__(self, rowptr: Tensor, col: Tensor, value: Tensor | None) -> None:
         self._rowptr, self._col, self._value = rowptr, col, value

@@ -54,7 +54,7 @@ _MIB_PER_WORKER = 64
 
 
 class DistRole(Enum):
-    """What a process does in its job."""
+    """Role of a process in its job."""
 
     WORKER = 1
     SERVER = 2
@@ -339,7 +339,7 @@ def _default_size(num_workers: int) -> str:
 
 
 class SamplingType(Enum):
-    """What a batch starts from."""
+    """Kind of seeds that a batch starts from."""
 
     NODE = 0
     LINK = 1

@@ -321,7 +321,7 @@ class Feature:
 
     @property
     def shape(self) -> torch.Size:
-        """Of all rows."""
+        """Shape of the whole matrix."""
         return self.feature_tensor.shape
 
     def size(self, dim: int) -> int:
@@ -370,7 +370,7 @@ class RangePartitionBook:
 
     @property
     def device(self) -> torch.device:
-        """Where its tensor is."""
+        """Device that holds the tensors."""
         return self.partition_bounds.device
 
     @property

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from gigl_loader.testing import Footprint
+    from gigl_loader.footprint import Footprint
 
 _GIB = 2**30
 _PACKAGES = (
@@ -242,7 +242,7 @@ def self_test(seconds: float = 10.0, num_workers: int = 2) -> Iterator[Finding]:
     """
     import torch
 
-    from gigl_loader.testing import Footprint
+    from gigl_loader.footprint import Footprint
 
     # before anything starts: what is there now is not the trial's
     held = Footprint()

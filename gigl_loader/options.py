@@ -357,7 +357,7 @@ class EpochOptions:
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Seconds without progress before a wait is an error."""
     feature_store: FeatureStoreOptions | None = None
-    """Where node features come from that the dataset has not."""
+    """Source of node features that the dataset lacks; None: there are none."""
     weight_attr: str | None = None
     """Edge attribute to draw by, with ``with_weight``; None: the edges' weights."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)

@@ -1,6 +1,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
@@ -67,26 +68,27 @@ def _long_ones_first(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Import once for all processes that run tests: they are forked from one that has done so."""
-    from gigl_loader.testing._scripts import forked_pythons
+    from support.scripts import forked_pythons
 
     until_the_end = ExitStack()
     config.add_cleanup(until_the_end.close)
-    until_the_end.enter_context(
-        forked_pythons("gigl_loader.testing._warm", "pytest", *IMPORTED_BY_EXAMPLES)
-    )
+    until_the_end.enter_context(forked_pythons("support.warm", "pytest", *IMPORTED_BY_EXAMPLES))
     gc.freeze()  # pytest collects garbage at its end, several times
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let the fork server import while the first tests run, and be there before tests count."""
-    from gigl_loader.testing._forked import start_fork_server
+    from gigl_loader.processes import start_fork_server
 
     if session.config.option.collectonly:
         return
     gc.collect()
     gc.freeze()  # the garbage collector need not look at modules and tests again and again
     if any(item.get_closest_marker("multiprocess") for item in session.items):
-        start_fork_server("pytest")
+        with pytest.MonkeyPatch.context() as patch:
+            # Python 3.11 does not tell the fork server where the tests' own modules are
+            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+            start_fork_server("support.warm", "pytest")
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +107,7 @@ def _signals() -> object:
 @pytest.fixture(scope="session", autouse=True)
 def _fast_supervisors() -> Iterator[None]:
     """Start the supervisors of sampling workers from a process that has imported all they need."""
-    from gigl_loader.testing._forked import fast_supervisors
+    from support.zygote import fast_supervisors
 
     with fast_supervisors():
         yield

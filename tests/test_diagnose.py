@@ -3,9 +3,9 @@ import warnings
 
 import pytest
 import torch
+from support.scripts import run_python
 
 from gigl_loader import diagnose
-from gigl_loader.testing import run_python
 
 
 @pytest.mark.multiprocess

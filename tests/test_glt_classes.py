@@ -14,10 +14,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.scripts import run_python
 
 from gigl_loader import _glt, _glt_classes
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.testing import run_python
 
 ADDRESS = {"master_addr": "10.0.0.1", "master_port": 4000}
 SHARED = sorted(_glt.EXPORTS.keys() - set(_glt._GLT_ONLY))

@@ -28,13 +28,10 @@ DOWNWARD = {
     ("_gloo.py", "transport"): "what it asks about addresses; it opens nothing",
     ("utils.py", "transport"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("diagnose.py", "transport"): "a command: it stands above everything",
+    ("footprint.py", "workers"): "how a process is read in /proc; no batch passes it",
     ("cli.py", "transport"): "the door for the shell: each verb imports what it needs",
     ("diagnose.py", "loader"): "a command: it stands above everything and is imported by nothing",
     ("diagnose.py", "memory"): "the same",
-    ("diagnose.py", "testing"): "the same",
-    ("plan/calibrate.py", "testing"): "processes that start in milliseconds, to be measured",
-    ("plan/cluster.py", "testing"): "the same",
-    ("plan/wire.py", "testing"): "the same",
 }
 """Imports against the order that are wanted, each with its reason."""
 
@@ -44,7 +41,6 @@ ONLY_IMPORTERS = {
     "socket": {
         *(_path(file) for file in (PACKAGE / "transport").glob("*.py")),
         "workers/pipe.py",  # a Unix pair that passes descriptors; multiprocessing has none whole
-        "testing/_executable.py",  # a Unix socket by which Ray's workers ask tests to be forked
     },
     "http.server": {"remote/metrics.py"},  # for Prometheus: what reads figures speaks HTTP
     "pickle": {  # none of them reads what came over a network

@@ -10,14 +10,14 @@ from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.memory.segments import storage_dtype
 
 _NODES_READ, _EDGES_READ = ("x", "y", "num_nodes"), ("edge_index", "edge_attr")
-"""What the dataset reads for itself, of nodes and of edges."""
+"""Attributes of nodes and of edges that the dataset reads for itself."""
 _OF_LOADERS = frozenset(
     (
         "n_id", "node", "e_id", "edge", "batch", "batch_size", "input_id", "num_sampled_nodes",
         "num_sampled_edges", "y_positive", "y_negative", "seed_time", "ptr",
     )
 )  # fmt: skip
-"""What loaders put into every batch."""
+"""Attributes that loaders put into every batch."""
 
 
 def levels_of(

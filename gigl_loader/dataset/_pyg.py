@@ -72,7 +72,7 @@ class CheckedGraph:
     edge_attributes: dict[tuple[EdgeType, str], Tensor] = field(default_factory=dict)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
     feature_scales: dict[NodeType, Tensor] = field(default_factory=dict)
-    """Of the types whose features are stored in fewer bytes."""
+    """By node type: scales of features that are stored quantized."""
     not_carried: dict[str, str] = field(default_factory=dict)
     """Attributes that batches will lack, and why."""
 

@@ -110,7 +110,7 @@ def split_supervision_type(edge_type: EdgeType, split: str) -> EdgeType:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to split, checked once."""
+    """Checked arguments of a split."""
 
     edge_type: EdgeType
     reverse: tuple[EdgeType, ...]

@@ -53,7 +53,7 @@ class DatasetSchema:
     """By type, the further attributes of nodes that batches have (``train_mask``, ``time``...); a
     homogeneous graph is of the default types."""
     edge_attributes: "dict[EdgeType, tuple[str, ...]]" = field(default_factory=dict)
-    """The same of edges (``edge_weight``...)."""
+    """Names of further edge attributes (``edge_weight``...), by edge type."""
     num_classes: "dict[NodeType, int]" = field(default_factory=dict)
     """By type, the classes of its labels over all partitions, where that is known."""
 

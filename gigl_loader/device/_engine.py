@@ -244,7 +244,7 @@ class _Transfer:
 
 @dataclass(slots=True)
 class CopyStats:
-    """What a `CopyEngine` has done so far."""
+    """Counts of a `CopyEngine` since its start."""
 
     batches: int = 0
     copied_bytes: int = 0

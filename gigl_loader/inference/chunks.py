@@ -42,7 +42,7 @@ class Chunk:
     start: int
     stop: int
     node_type: NodeType
-    """Of the destinations."""
+    """Type of the destination nodes."""
     x: dict[NodeType, Tensor]
     """``[num_src, width]`` by type; of ``node_type`` the destinations come first."""
     edges: dict[EdgeType, ChunkEdges]

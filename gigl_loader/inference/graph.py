@@ -28,7 +28,7 @@ _SPLITS = ("train", "val", "test")
 
 @dataclass
 class LocalGraph:
-    """What one rank has of the graph."""
+    """The part of the graph that one rank has."""
 
     data: Data | HeteroData
     """Rows of the rank's own nodes; edges into them, in local numbers."""

@@ -15,7 +15,7 @@ from gigl_loader.memory.tensors import bytes_of, dtype_name, dtype_named
 logger = logging.getLogger(__name__)
 
 _InFile = tuple[int, str, torch.Size]
-"""Where a tensor starts in the file, its type and its shape."""
+"""A tensor in a file: offset in bytes, dtype and shape."""
 
 
 class KeptTensors:

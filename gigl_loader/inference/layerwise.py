@@ -38,7 +38,7 @@ _CHUNK_ROWS = (256, 8192)
 
 @dataclass(frozen=True)
 class NodeEmbeddings:
-    """What `full_graph_inference` computed on this rank."""
+    """Embeddings that `full_graph_inference` computed on this rank."""
 
     ids: Tensor
     """``[num_own]`` int64, global ids, ascending."""

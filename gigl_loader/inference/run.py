@@ -23,7 +23,7 @@ from gigl_loader.memory.freed import give_back_freed
 from gigl_loader.memory.tensors import dtype_name, dtype_named
 
 KEPT_DTYPES = (torch.float16, torch.float32, torch.float64)
-"""What rows may be kept as."""
+"""The dtypes in which rows may be kept."""
 
 _GIVE_BACK_EVERY = 16
 """Chunks after which freed memory goes back to the kernel: their small arrays are spread over the

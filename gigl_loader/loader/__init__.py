@@ -1,1 +1,1 @@
-"""What users import: loaders, and the state of their epochs."""
+"""Loaders that users import, and the state of their epochs."""

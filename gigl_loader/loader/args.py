@@ -140,7 +140,7 @@ class LoaderArgs:
 
     @property
     def cache(self) -> CacheOptions | None:
-        """What is kept of other machines' rows."""
+        """Options of the cache for rows of other machines; None: no cache."""
         return CacheOptions.of(self.given["remote_cache"], self.given["lookahead"])
 
     def with_sampler(self, options: SamplerOptions | None) -> "LoaderArgs":

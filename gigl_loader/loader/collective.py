@@ -171,7 +171,7 @@ def _read_drawn(reader: _Reader) -> Drawn:
 
 @dataclass
 class _Asked:
-    """What one rank is asked in a round."""
+    """Requests that one rank receives in a round."""
 
     pieces: list[_Piece] = field(default_factory=list)
     calls: list[CollectiveCall[Any]] = field(default_factory=list)
@@ -183,10 +183,10 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Told:
-    """What a rank says of itself at the beginning of a round."""
+    """Announcement of a rank at the beginning of a round."""
 
     nbytes: int
-    """Of its questions to this rank."""
+    """Bytes of its requests to this rank."""
     state: int
     total: int
     """Bytes of all its questions."""

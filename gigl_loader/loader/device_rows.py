@@ -112,7 +112,7 @@ class _Part:
     def __init__(self, partition: int, at: Array | None) -> None:
         self.partition, self.at = partition, at
         self.positions = slice(0)
-        """Where the positions lie in the memory that is uploaded."""
+        """Position of this part in the memory that is uploaded."""
         self.rows = slice(0)
         """Where the rows lie: of this partition in the same memory, of others in what comes."""
 

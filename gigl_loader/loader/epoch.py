@@ -15,9 +15,9 @@ from gigl_loader.workers.counts import BatchCounts
 
 _STATE_VERSION = 1
 _OF_OLD_STATES = {"shard": "machine", "draw_version": 1}
-"""What states did not say that were saved before there was a choice."""
+"""Values of older states, saved before there was a choice."""
 _OF_A_RANK = ("rank", "num_seeds", "seeds_digest")
-"""What may differ between ranks that take the same number of steps."""
+"""Entries that may differ between ranks that take the same number of steps."""
 
 
 class BatchSource(Protocol):

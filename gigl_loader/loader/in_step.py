@@ -66,7 +66,7 @@ class EpochBatches:
         self.error: BaseException | None = None
         """The first one; it ends the epoch."""
         self.turns = Turns()
-        """Of its steps, where something is to be done in their order."""
+        """Order of the epoch's steps, for work that must follow it."""
         self._room = room
         self._ready: dict[int, Received] = {}
         self._changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""What the user wants sampled, checked before anything starts."""
+"""Seeds given by the user, checked before anything starts."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -17,7 +17,7 @@ from gigl_loader.message import Received, SampleMessage
 
 
 class EpochOwner(Protocol):
-    """What an iterator needs of its loader."""
+    """Members of a loader that its iterator uses."""
 
     _source: BatchSource
     _engine: CopyEngine | None

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Closable(Protocol):
-    """What is kept here of a loader."""
+    """Entry of a loader in the table of live loaders."""
 
     _shutdowned: bool
 

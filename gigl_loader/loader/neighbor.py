@@ -89,7 +89,7 @@ class DistNeighborLoader(BaseDistLoader):
 
     _counter = count()
     _sampler_class: ClassVar[SamplerClass | None] = None
-    """What workers run in place of the plain k-hop sampler."""
+    """Sampler class that workers run; None: the plain k-hop sampler."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Where this process stands among the others."""
+"""Ranks and addresses of this process and the others of its job."""
 
 import contextlib
 import os
@@ -25,14 +25,14 @@ class DistributedContext:
 
     main_worker_ip_address: str
     global_rank: int
-    """Of this machine."""
+    """Rank of this machine."""
     global_world_size: int
     """Machines."""
 
 
 @dataclass(frozen=True)
 class DistributedRuntimeInfo:
-    """Where this process stands."""
+    """Rank of this process, and the size of its job."""
 
     node_world_size: int
     """Machines."""

@@ -15,7 +15,7 @@ from gigl_loader.options import ExpansionOptions
 Times = Tensor | NDArray[Any] | Sequence[float]
 """One number per seed."""
 TimeInput = Times | Mapping[int, Times]
-"""Of a user: colocated, or by storage server."""
+"""Times as the user gives them: colocated, or by storage server."""
 
 
 def read_times(given: Any, num_seeds: int, name: str) -> Tensor:

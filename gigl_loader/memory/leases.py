@@ -36,7 +36,7 @@ many batches for a while does not bind their memory for ever."""
 
 
 class Registration(Protocol):
-    """What a memory registration, such as pinning, returns."""
+    """Handle of a memory registration, such as pinning."""
 
     def release(self) -> None:
         """Undo it."""
@@ -271,7 +271,7 @@ class Packed(dict[str, Tensor]):
 
     @property
     def layout(self) -> Layout:
-        """Where each tensor lies."""
+        """Offset, dtype and shape of each tensor."""
         return self.lease.layout
 
     @property

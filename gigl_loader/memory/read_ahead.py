@@ -36,7 +36,7 @@ _FEW_ROWS = 16
 _GAP_PAGES = 2
 """Pages between two ranges that are read with them: a disk reads them in the same time."""
 _MOST_RANGES = 1024
-"""What a call takes: the kernel's ``UIO_MAXIOV``."""
+"""Most ranges of one call: the kernel's ``UIO_MAXIOV``."""
 _PROCESS_MADVISE = 440
 """Number of the system call, on every processor."""
 _WILLNEED = 3

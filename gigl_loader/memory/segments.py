@@ -117,7 +117,7 @@ def map_fd(fd: int, nbytes: int, *, populate: bool = True, file: bool = False) -
 
 @dataclass
 class MappedFile:
-    """Where a file on disk is mapped."""
+    """Mapping of a file on disk."""
 
     address: int
     nbytes: int
@@ -244,16 +244,16 @@ def array_in(buffer: Any, dtype: str, shape: tuple[int, ...], offset: int) -> Ar
 
 @dataclass(frozen=True)
 class SharedPart:
-    """Where a pickled tensor lies: what `loads` needs to map it."""
+    """Position of a pickled tensor, which `loads` needs to map it."""
 
     index: int | None
-    """Of the descriptor; None: the tensor is empty."""
+    """Index of the descriptor; None: the tensor is empty."""
     nbytes: int
     """Size of the shared memory behind the descriptor."""
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    """Of the first byte."""
+    """Offset of the first byte."""
     file: bool = False
     """The descriptor is of a file on disk, open for reading."""
 

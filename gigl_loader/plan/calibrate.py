@@ -28,7 +28,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.plan import cluster, wire
 from gigl_loader.plan.cluster import Kind, Took
 from gigl_loader.plan.costs import Costs
-from gigl_loader.testing._forked import start_fork_server
+from gigl_loader.processes import start_fork_server
 
 _NODES, _DEGREE = 500_000, 16
 _WIDTHS = (0, 16, 128)

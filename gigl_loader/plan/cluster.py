@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.errors import PeerError
-from gigl_loader.testing._forked import ForkedProcess, fast_supervisors
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.workers.pool import read_stat
 
 RANKS = 2
@@ -75,7 +75,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Took:
-    """What a batch has, and what was spent on it: means over all ranks."""
+    """Size of a batch and its costs: means over all ranks."""
 
     nodes: float
     edges: float
@@ -83,7 +83,7 @@ class Took:
     training_s: float
     """CPU seconds of ranks and their workers."""
     storage_s: float
-    """Of storage servers and their workers."""
+    """CPU seconds of storage servers and their workers."""
 
     @property
     def cpu_s(self) -> float:
@@ -103,7 +103,6 @@ def measure(kinds: Sequence[Kind]) -> list[Took]:
     num_servers = RANKS if kinds[0].from_store else 0
     with (
         tempfile.TemporaryDirectory() as folder,
-        fast_supervisors(),
         _processes(kinds, num_servers, folder) as pipes,
     ):
         ranks = pipes[num_servers:]

@@ -23,43 +23,43 @@ class Costs:
     batch_s: float
     """CPU seconds of a batch, whatever is in it; all these are of one core."""
     edge_s: float
-    """Of each edge: drawing and labelling it."""
+    """CPU seconds for an edge: drawing and labelling it."""
     node_s: float
-    """Of each distinct node: labelling it and finding its row."""
+    """CPU seconds for a distinct node: labelling it and finding its row."""
     row_byte_s: float
-    """Of each byte of a row: copying it into the batch."""
+    """CPU seconds for a byte of a row: copying it into the batch."""
     asked_batch_s: float
     """Of each batch whose neighbours other partitions draw, of all processes: messages."""
     asked_edge_s: float
     """Of each edge that another partition drew: asking, answering and merging, of both ends."""
     asked_rows_s: float
-    """Of each batch that asks other partitions for rows."""
+    """CPU seconds for a batch that requests rows from other partitions."""
     asked_row_s: float
     """Of each row that another partition has, of both ends, without its bytes."""
     asked_byte_s: float
-    """Of each byte of it."""
+    """CPU seconds for a byte of such a row."""
     cached_batch_s: float
-    """Of each batch where rows are kept."""
+    """CPU seconds for a batch of a loader that caches rows."""
     cached_row_s: float
     """Of each row of another partition that a batch needs: deciding what is kept, and looking."""
     cached_byte_s: float
-    """Of each byte of a row that was kept: copying it."""
+    """CPU seconds for a byte of a cached row: copying it."""
     kept_batch_s: float
     """The same three of a rank that keeps rows of storage servers for itself."""
     kept_row_s: float
     kept_byte_s: float
     sent_batch_s: float
-    """Of each batch that a storage server hands out."""
+    """CPU seconds for a batch that a storage server hands out."""
     sent_edge_s: float
     """Of each edge of a batch that a storage server hands out, with all that goes along."""
     sent_rows_s: float
-    """Of each batch whose rows servers are asked for."""
+    """CPU seconds for a batch whose rows are requested from servers."""
     sent_row_s: float
-    """Of each row that it sends to a rank, without its bytes."""
+    """CPU seconds for a row that a server sends to a rank, without its bytes."""
     sent_byte_s: float
-    """Of each byte of it."""
+    """CPU seconds for a byte of such a row."""
     received_batch_s: float
-    """The same where batches are received."""
+    """CPU seconds for a batch that a rank receives."""
     received_edge_s: float
     received_rows_s: float
     received_row_s: float
@@ -67,12 +67,12 @@ class Costs:
     plain_s_per_gb: float
     """CPU seconds for 10**9 bytes, of each end of a connection."""
     tls_s_per_gb: float
-    """The same, encrypted."""
+    """CPU seconds for 10**9 bytes over TLS, at each end of a connection."""
     plain_gb_per_s: float
     """10**9 bytes per second of rows on a connection within the machine, or on four to a second
     host. For people: a plan's limits are cores and links."""
     tls_gb_per_s: float
-    """The same, encrypted."""
+    """10**9 bytes per second over TLS, measured as ``plain_gb_per_s``."""
     link_s_per_gb: float
     """CPU seconds for 10**9 bytes that cross a link, of both ends, beyond what they cost within a
     machine: packets. 0: not known, a single machine cannot measure it."""
@@ -81,17 +81,17 @@ class Costs:
     process_bytes: float
     """Memory of its own of a training process with a loader, before there is a graph."""
     supervisor_bytes: float
-    """Of the process that starts a loader's workers and watches them."""
+    """Memory of the process that starts a loader's workers and watches them."""
     worker_bytes: float
-    """Of a sampling process."""
+    """Memory of a sampling process."""
     library_bytes: float
     """Of files that all of them map: libraries, once for each machine."""
     process_start_s: float
     """CPU seconds of a training process until its first batch: imports, mostly."""
     supervisor_start_s: float
-    """Of the process that starts a loader's workers."""
+    """CPU seconds to start the process that starts a loader's workers."""
     worker_start_s: float
-    """Of a sampling process."""
+    """CPU seconds to start a sampling process."""
     load_s_per_gb: float
     """Seconds for 10**9 bytes of a partition, whose files are in the page cache."""
     spread: float

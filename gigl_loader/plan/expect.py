@@ -24,7 +24,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 
 _CLASSES = 256
-"""Of degrees, by which a graph is described."""
+"""Number of degree classes by which a graph is described."""
 _SUBCLASSES = 8
 
 
@@ -124,7 +124,7 @@ def _classes_of(degrees: Array, pulls: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class BatchSize:
-    """What a batch is expected to have."""
+    """Expected nodes, edges and rows of a batch."""
 
     seeds: float
     nodes: float

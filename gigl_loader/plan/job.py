@@ -14,7 +14,7 @@ DTYPE_BYTES = {
     "int16": 2, "int32": 4, "int64": 8, "bool": 1,
 }  # fmt: skip
 BOOKS = "books"
-"""Of `Job.resident`: who owns which node, the same in each part."""
+"""Key of `Job.resident` for the partition books, which are the same in each part."""
 CONCURRENCY = 4
 """Batches under way per worker, and fetches per server: the loaders' default."""
 
@@ -36,7 +36,7 @@ class Job:
     workers: int = 1
     """Sampling processes of each rank; graph store: of each server and rank."""
     cores: int = 16
-    """Of each machine."""
+    """CPU cores of each machine."""
     link_gbit: float = 10.0
     """10**9 bits per second of a machine, in each direction."""
     step_ms: float = 0.0

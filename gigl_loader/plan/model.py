@@ -15,7 +15,7 @@ __all__ = ["Job", "Plan", "estimate"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a job will need and give."""
+    """Predicted needs and speed of a job."""
 
     job: Job
     batch: BatchSize
@@ -40,7 +40,7 @@ class Plan:
     """Machines that hold the graph, the fewest with which it would fit; None: it does, or with none
     would."""
     changes: dict[str, float] = field(default_factory=dict)
-    """What a change would multiply seeds/s by, the best first."""
+    """Factor on seeds/s that each change would give, the best first."""
 
     @property
     def bottleneck(self) -> str:

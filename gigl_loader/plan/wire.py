@@ -21,7 +21,7 @@ import numpy as np
 
 from gigl_loader.errors import PeerError
 from gigl_loader.memory.segments import Array
-from gigl_loader.testing._forked import ForkedProcess
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.transport import Caller, Listener, Method, Mode, Security
 from gigl_loader.transport.certs import token
 
@@ -37,7 +37,7 @@ _TICKS = sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Timed:
-    """What a transport did, and what it cost."""
+    """Measured bytes and CPU seconds of a transport."""
 
     gb_per_s: float
     """10**9 bytes per second of rows."""

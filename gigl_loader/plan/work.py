@@ -12,7 +12,7 @@ _ID_BYTES = 4.0
 _EDGE_BYTES = 3.0
 """On the wire, of an edge; more where degrees are small."""
 _LINK_SHARE = 0.9
-"""Of a link's bits that carry what is sent."""
+"""Share of a link's bits that carry payload."""
 
 
 def bytes_per_seed(job: Job, batch: BatchSize) -> dict[str, float]:
@@ -106,7 +106,7 @@ _OF_TRAINING_MACHINES = (
 )  # fmt: skip
 """Of a graph store: what its clients do, all else is its servers'."""
 _OF_SERVERS_THEMSELVES = ("sending batches", "encryption at servers", "packets of servers")
-"""What a server's own process does, all else its workers."""
+"""Steps of a storage server's own process; all others are its workers'."""
 
 
 def bounds_of(job: Job, wire: dict[str, float], cpu: dict[str, float]) -> dict[str, float]:

@@ -49,12 +49,12 @@ class ServerOptions:
     num_servers: int
     root: str
     master: tuple[str, int]
-    """Where server 0 listens."""
+    """Host and port of storage server 0."""
     port: int
-    """Where this one does."""
+    """Port on which this server listens."""
     # not in the repr, which Ray writes into logs and errors: the token is in here
     environment: Mapping[str, str] = field(repr=False)
-    """Who may come in."""
+    """Environment with the credentials of the cluster."""
     arguments: tuple[str, ...] = ()
     """Further ones for ``gigl-loader serve``."""
     max_restarts: int = -1

@@ -20,7 +20,7 @@ A = TypeVar("A", bound="Answer")
 
 
 class Answer:
-    """What a method returned, as it travels in the field ``value``."""
+    """The value that a method returned, encoded in the field ``value``."""
 
     # Subclasses narrow it. The transport checks what arrives against that type, so that a broken
     # server, or one of another version, is a ProtocolError and not a strange batch.
@@ -34,7 +34,7 @@ class Answer:
 
     @property
     def result(self) -> Any:
-        """What the method returned."""
+        """The value that the method returned."""
         return values.from_message(self.value)
 
 
@@ -91,7 +91,7 @@ class Status(Answer):
 
 @dataclass(frozen=True)
 class Mark(Answer):
-    """Where the server's mark lies, and what it says."""
+    """Position and content of the server's mark in shared memory."""
 
     value: same_host.Mark
 
@@ -112,7 +112,7 @@ class Batch(Answer):
 
 @dataclass(frozen=True)
 class Schema(Answer):
-    """What the graph holds."""
+    """Schema of the graph: types, feature infos, direction."""
 
     value: SchemaMessage
 
@@ -180,7 +180,7 @@ class FeatureInfos(Answer):
 
 @dataclass(frozen=True)
 class RowBook:
-    """Who owns the rows of one type."""
+    """Partition book of the rows of one type."""
 
     group: str
     """``"node"`` or ``"edge"``."""
@@ -194,7 +194,7 @@ class RowBook:
 
 @dataclass(frozen=True)
 class RowBooks(Answer):
-    """Who owns which rows."""
+    """Partition books of all rows, by type."""
 
     value: list[RowBook]
 

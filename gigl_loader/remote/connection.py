@@ -89,7 +89,7 @@ class ServerConnection:
         # no connection yet: a caller connects when it is first asked for something
         self._watch = self._dial()
         self.news = News()
-        """What the server said last."""
+        """The server's latest status message."""
 
     # -- connections ----------------------------------------------------------------------------
 

@@ -51,19 +51,19 @@ class GraphStoreInfo:
     num_processes_per_compute: int
     """Compute processes on each of them."""
     cluster_master_ip: str
-    """Of all machines: the first compute machine, as a rule."""
+    """Address of the master of all machines: as a rule the first compute machine."""
     storage_cluster_master_ip: str
-    """Of storage server 0."""
+    """Address of storage server 0."""
     compute_cluster_master_ip: str
-    """Of the first compute machine."""
+    """Address of the first compute machine."""
     cluster_master_port: int
-    """Of torchrun over all machines; not used by gigl_loader itself."""
+    """torchrun's port over all machines; gigl_loader itself does not use it."""
     storage_cluster_master_port: int
     """For a process group of the storage servers; not used by gigl_loader itself."""
     compute_cluster_master_port: int
-    """Of the process group of the compute processes."""
+    """Port of the process group of the compute processes."""
     rpc_master_port: int
-    """Where storage server 0 listens."""
+    """Port on which storage server 0 listens."""
     rpc_wait_port: int
     """Kept for scripts that name it; not used: clients wait at ``rpc_master_port``."""
 

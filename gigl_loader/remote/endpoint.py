@@ -105,7 +105,7 @@ class Endpoint:
             server.num_servers, server.num_partitions, self.address, self.generation
         )
         self._addresses = Addresses()
-        """Of all servers, as server 0 said last."""
+        """Addresses of all servers, as server 0 last announced them."""
 
     def start(self) -> None:
         """Serve from now on."""

@@ -84,7 +84,7 @@ class Follower:
 
     leader: Leader
     join: Join
-    """Who this server is."""
+    """This server's own join request."""
     rejoin_s: float
     """How long server 0 may be away; 0: its end is this server's."""
     on_news: Callable[[News], None]

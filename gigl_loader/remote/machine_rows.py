@@ -45,10 +45,10 @@ _LOCK_S = 60.0
 
 @dataclass(frozen=True)
 class RowsOffer:
-    """Where other ranks of a machine find the memory for rows."""
+    """Memory for rows that one rank offers to the other ranks of its machine."""
 
     machine: str
-    """The same where ranks may be able to see each other's memory."""
+    """Equal for ranks that may be able to map each other's memory."""
     what: str
     """How much is kept, and of which rows."""
     mark: Mark

@@ -10,7 +10,7 @@ from gigl_loader.transport import Caller
 
 
 class Role(Enum):
-    """What a process is to a storage server."""
+    """Role of a process towards a storage server."""
 
     CLIENT = "compute process"
     SERVER = "storage server"
@@ -18,7 +18,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """Who asks to be let in."""
+    """Request of a process to join a cluster."""
 
     role: Role
     rank: int
@@ -29,7 +29,7 @@ class Join:
     job: int | None = None
     """Which job the client belongs to; None: to be told by server 0."""
     address: tuple[str, int] | None = None
-    """Where a storage server listens."""
+    """Host and port on which a storage server listens."""
     generation: int = 0
     """Tells a storage server from the one that had its rank before: the later one's is larger."""
 
@@ -77,9 +77,9 @@ class News:
     addresses: Addresses = NOWHERE
     """Of all storage servers, once the job runs. Unknown ones have port 0."""
     server: int = 0
-    """Who says this."""
+    """Rank of the server that sends this message."""
     generation: int = 0
-    """Of the server that says this."""
+    """Generation of the server that sends this message."""
     num_partitions: int = 0
     """Of the graph: server ``i`` serves partition ``i`` modulo that number."""
     generations: Generations = UNKNOWN

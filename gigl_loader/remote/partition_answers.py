@@ -1,4 +1,4 @@
-"""What a storage server knows about its partition, for who asks."""
+"""Answers of a storage server about its partition."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a storage server refuses before it starts a producer."""
+"""Requests that a storage server refuses before it starts a producer."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -27,7 +27,7 @@ _ANSWER_S = 10.0
 @dataclass
 class _Rendezvous:
     servers: Runs = NOBODY
-    """Who meet there, once one of them has said it."""
+    """The servers that take part; known once one of them has named them."""
     values: dict[str, dict[int, bytes]] = field(default_factory=dict)
     """By key and rank."""
     waiting: "dict[str, list[tuple[Gather, Future[Gathered]]]]" = field(default_factory=dict)

@@ -130,7 +130,7 @@ class RowKeeper:
         # connections of its own, since answers come in the order of the questions: a batch beside
         # the epoch would wait for the rows of several batches of it
         self._at_once = RowQuestions(cluster, self._pool.take_leased, timeout_s)
-        """Of batches beside the epoch, which another thread fills."""
+        """Row requests of batches beside the epoch, which another thread fills."""
         self._cache: RowCache | None = None
         self._look_ahead: LookAhead | None = None
         self._sequence = self._user = -1
@@ -503,7 +503,7 @@ def _ask_rows(
 
 @dataclass
 class _Counts:
-    """What a batch's rows took."""
+    """Counts of a batch's rows: bytes, seconds, hits."""
 
     rows_from: Counter[int] = field(default_factory=Counter)
     row_bytes: int = 0

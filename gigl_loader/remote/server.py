@@ -45,12 +45,12 @@ class StorageProcess:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where clients reach this server."""
+        """Host and port on which clients reach this server."""
         return self._endpoint.address
 
     @property
     def metrics_port(self) -> int | None:
-        """Where Prometheus reads this server's figures; None: nowhere."""
+        """Port on which Prometheus reads this server's figures; None: no metrics."""
         return None if self._metrics is None else self._metrics.port
 
     def wait(self, timeout_s: float | None = None) -> int:

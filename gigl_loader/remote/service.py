@@ -105,11 +105,11 @@ class DistServer(PartitionAnswers):
         self._gone: OrderedDict[Hashable, None] = OrderedDict()
         """Clients that left, oldest first."""
         self._ends: dict[int, Rendezvous] = {}
-        """Where producers hear of their end, by id."""
+        """By producer id: the rendezvous that learns of the producer's end."""
         self._mark = HostMark()
         self._counts = ServerCounts()
         self.connections: Callable[[], dict[str, Any]] = dict
-        """Who is connected; set by the endpoint."""
+        """Returns the connected processes; set by the endpoint."""
 
     # -- producers ------------------------------------------------------------------------------
 

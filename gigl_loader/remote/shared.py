@@ -51,7 +51,7 @@ class _Consumer:
     """Generation of the epoch under way; `_NONE`: none yet, `_BROKEN`: it was broken off."""
     epoch: int = 0
     batches: Sequence[int] = ()
-    """What the epoch consists of, in order."""
+    """Batches of the epoch, in order."""
     handed_out: list[int] = field(default_factory=list)
     """Batches that were handed to whoever sends them, in that order."""
     waiting: deque["Future[Fetched]"] = field(default_factory=deque)

@@ -23,7 +23,7 @@ class Offer:
     digest: str
     options: EpochOptions
     shared: dict[str, str]
-    """What has to be the same on all ranks, by name."""
+    """By name: values that must be equal on all ranks."""
     rows: RowsOffer | None = None
     """Memory for rows that this rank keeps, for the ranks of its machine."""
 
@@ -42,15 +42,15 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Terms:
-    """What rank 0 makes of the offers of all."""
+    """Rank 0's conclusions from the offers of all ranks."""
 
     sharing: list[Sharing]
     first: EpochOptions
-    """Of rank 0."""
+    """The options of rank 0."""
     error: str | None = None
-    """What is not the same on all ranks, and has to be."""
+    """Values that differ between ranks and must not."""
     rows: list[RowsOffer] = field(default_factory=list)
-    """Where ranks of one machine keep rows together."""
+    """Memory in which ranks of one machine cache rows together."""
 
     def of(self, rank: int, key: str, own: EpochOptions) -> Sharing:
         """Return the ranks that share a key: one alone, where rank 0 said nothing of it."""
@@ -76,7 +76,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What rank 0 makes of those of all."""
+    """Rank 0's conclusions from the outcomes of all ranks."""
 
     producers: dict[int, ByServer]
     """By leader, of those that others share theirs with."""

@@ -202,7 +202,7 @@ class FeatureInfosMessage:
 
     @property
     def result(self) -> Any:
-        """What it was made of."""
+        """The value that was encoded."""
         found = {one.graph_type: FeatureInfo(one.dim, dtype_of(one.dtype)) for one in self.infos}
         return found if self.by_type else found.get(None)
 

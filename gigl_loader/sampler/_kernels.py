@@ -34,7 +34,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 # Another odd number: to multiply by it loses no bit, and ids in a row end up far apart.
 _NODE = np.uint64(0xD6E8FEB86659FD93)
 WORDS = {8: np.int64, 4: np.int32, 1: np.int8}
-"""What rows are copied as, by bytes."""
+"""Integer dtype in which rows are copied, by size in bytes."""
 # Rows are asked for about one page ahead, and few of them where they are small: what is asked for
 # has to be in the cache when its turn comes, and to stay there until then.
 _LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16

@@ -58,10 +58,10 @@ class DrawnBatch:
 
     fields: list[Field]
     sources: list[RowsOf | None]
-    """Of each field, which of ``remote`` it reads; None: nothing."""
+    """For each field, the key in ``remote`` that it reads; None: no remote rows."""
     remote: dict[RowsOf, Remote]
     nbytes: int
-    """Of what is kept for it."""
+    """Bytes that are kept for the batch."""
 
     def wanted(self) -> dict[Owner, Array]:
         """Return by owner the ids that the cache is told of."""
@@ -187,7 +187,7 @@ class Filler:
         self._patience = Patience(ready_s)
         self._scratch = Scratch()
         self._rows: list[RemoteRows] = []
-        """Of the batch filled last."""
+        """Rows of the batch that was filled last."""
 
     @property
     def num_cached(self) -> int:

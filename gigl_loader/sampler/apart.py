@@ -26,15 +26,15 @@ class RowsApart:
     """One tensor of rows that a batch lacks."""
 
     key: str
-    """Of the tensor."""
+    """Key of the tensor in the message."""
     kind: str
     name: Any
-    """Of the matrix: its type; of an attribute, type and name."""
+    """Key of a matrix, its type; key of an attribute, type and name."""
     ids: str
     """Key of the tensor with the ids of the rows, ``[n]`` int64."""
     dtype: str
     shape: tuple[int, ...]
-    """Of one row."""
+    """Shape of one row."""
 
 
 def rows_apart(fields: Sequence[Field]) -> list[Field]:

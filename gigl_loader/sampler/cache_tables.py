@@ -36,7 +36,7 @@ _RING_SPARE = 1 << 18
 """References beyond those of the window: of the batches that are being filled. These have as many
 rows whatever the cache's size, and where rows of one type are few, so have those of the window."""
 _MOST_SLOTS = ((1 << 31) - 1 - _RING_SPARE) // (2 * WINDOW)
-"""Of a table: positions of references are int32."""
+"""Most slots of a table: positions of references are int32."""
 _FULL = 0.8
 """Of a hashed index, entries where all batches ask for different rows; with more, each search would
 read several cache lines."""

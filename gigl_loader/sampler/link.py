@@ -117,7 +117,7 @@ class AnchorRoots:
     def _ask_graph(
         self, edge_type: EdgeType, sign: str, request: SampleRequest
     ) -> Callable[[], tuple[Array, Array]] | None:
-        """The same of the label edges, which may be on another partition."""
+        """Return a reader of the label edges, which may be on another partition."""
         label_type = _LABEL_TYPES[sign](edge_type)
         if label_type not in self._reader.view.adjacency:
             # Negatives are optional; without positives there is nothing to predict.

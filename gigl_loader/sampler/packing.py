@@ -24,7 +24,7 @@ class PackedInts:
     size: int
     """How many."""
     first: int
-    """What is added to each; where ``steps``, to the first."""
+    """Offset of each value; with ``steps``, of the first value alone."""
     bits: int
     """1 to 64."""
     steps: bool

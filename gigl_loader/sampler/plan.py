@@ -44,7 +44,7 @@ class SamplingPlan:
     replace: bool = False
     collect_features: bool = True
     feature_store: FeatureStoreOptions | None = None
-    """Where node features come from that the partition has not."""
+    """Source of node features that the partition lacks; None: there are none."""
     expansion: ExpansionOptions = field(default_factory=ExpansionOptions)
     """How a batch grows from its seeds."""
 

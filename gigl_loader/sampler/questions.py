@@ -42,7 +42,7 @@ class Asked:
     until: Array | None = None
     """``[num_nodes]`` int64, the latest time of a neighbour, as `TimeOrder.times`; None: any."""
     since: Array | None = None
-    """The same, the earliest time."""
+    """``[num_nodes]`` int64, the earliest time of a neighbour; None: any."""
 
     def take(self, at: Array) -> "Asked":
         """Return what is told of the nodes at the positions ``at``."""
@@ -78,7 +78,7 @@ class Drawn:
     neighbors: Array
     """``[counts.sum()]`` int64, global ids."""
     edge_ids: Array | None
-    """The same length, int64; None where not asked for."""
+    """``[counts.sum()]`` int64; None where not requested."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class RowsRequest:
     ids: Array
     """``[num_ids]`` int64, global ids that the partition owns."""
     attribute: str | None = None
-    """Of ``node_attributes`` and ``edge_attributes``, which one."""
+    """Name among ``node_attributes`` and ``edge_attributes``; None: the features."""
 
 
 @dataclass(frozen=True)

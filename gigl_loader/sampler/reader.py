@@ -40,7 +40,7 @@ DEGREES = "degrees"
 _NO_WEIGHTS, _NO_TIMES = np.empty(0, np.float32), np.empty(0, np.int64)
 _NO_PLACES = np.empty(0, np.int64)
 _Name = NodeType | EdgeType | tuple[NodeType | EdgeType, str]
-"""Of a matrix: its type; of an attribute, type and name."""
+"""Key of a matrix, its type; key of an attribute, type and name."""
 
 
 class Scratch:

@@ -26,7 +26,7 @@ int64); returns those to keep of both."""
 
 @dataclass(frozen=True)
 class Placed:
-    """What roots add to a batch besides nodes."""
+    """Fields that roots add to a batch, besides nodes."""
 
     fields: Sequence[Field]
     """What tells which seeds the batch is of, and all else that is told of them."""

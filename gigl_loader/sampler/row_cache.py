@@ -56,7 +56,7 @@ class _Arrays:
 
     @property
     def _all(self) -> Any:  # of nine arrays: mypy takes a tuple of any length for all arguments
-        """What the kernels change."""
+        """The arrays that the kernels change."""
         return (
             self.state, self.ring, self.starts, self.counts, self.index, self.holders, self.slots,
             self.top, self.queue,

@@ -52,7 +52,7 @@ class EdgeCollector:
 
 @dataclass
 class Sampled:
-    """What a batch grew to, besides its nodes."""
+    """Result of the expansion of a batch, besides its nodes."""
 
     edges: dict[EdgeType, EdgeCollector]
     nodes_per_hop: dict[NodeType, list[int]] = field(default_factory=dict)

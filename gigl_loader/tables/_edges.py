@@ -47,7 +47,7 @@ _INT32_IDS = 2**31 - 1
 _DANGLING = -1
 """The partition of edges without one; in a list of counts by partition, the last."""
 _SORT_BYTES = 64 * 1024 * 1024
-"""Of a batch that leaves a sort."""
+"""Bytes of a batch that leaves a sort."""
 _MANY_ROWS = 1_000_000
 """Of edges in a batch, and of nodes whose ends are written at a time: arrays of 8 MB."""
 
@@ -122,7 +122,7 @@ def _time_sql(table: Table, column: str) -> str:
 
 @dataclass(frozen=True)
 class Ends:
-    """Where the ids of both ends of an edge type are looked up."""
+    """The dictionaries that look up the ids of both ends of an edge type."""
 
     row: str
     """The column of the node that edges are grouped by."""

@@ -24,9 +24,9 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.tables._source import BATCH_ROWS
 
 NO_NODE = 2**32 - 1
-"""What is found for an id of no node."""
+"""The number that a look-up gives for an id of no node."""
 _WORDS = 3
-"""Of 32 bits in a slot."""
+"""32-bit words in a slot."""
 _FULL = 0.75
 """Fuller, runs of slots get long: at 0.9 an id that is no node meets 50 of them, here 8.5."""
 _PIECE = 2**15

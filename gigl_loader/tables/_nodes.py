@@ -262,12 +262,12 @@ class _Ids:
 
 @dataclass(frozen=True)
 class Dictionary:
-    """Where the numbers of ids are."""
+    """The numbers of ids: on disk, and in memory where they fit."""
 
     pairs: Path
     """A directory of Parquet files with ids and numbers."""
     index: Index | None
-    """The same in memory, where it fits into half of it."""
+    """The same numbers in memory, where they fit into half of it; else None."""
 
 
 def open_dictionary(

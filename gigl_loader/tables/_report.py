@@ -25,7 +25,7 @@ class PartReport:
     edges: int
     """That are walked; label edges do not count."""
     nbytes: int
-    """Of all its files."""
+    """Bytes of all files of the partition."""
     cut: int
     """Edges whose neighbour is in another partition."""
     training_neighbors: int
@@ -36,7 +36,7 @@ class PartReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What `partition_tables` made."""
+    """Result of `partition_tables`: counts and sizes, by partition and type."""
 
     run: str
     """The run id: a digest of all that was written."""
@@ -44,7 +44,7 @@ class Report:
     dangling: dict[str, int]
     """Edges that were left out by edge type, since an end of them is no node."""
     seconds: float
-    """Of this call; a run that was killed and went on took longer."""
+    """Seconds that this call took; a run that was killed and resumed took longer."""
 
     @property
     def edge_cut(self) -> float:

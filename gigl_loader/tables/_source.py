@@ -29,9 +29,9 @@ class TableFile:
     """One Parquet file of a table."""
 
     path: str
-    """Where it is read."""
+    """The path that is opened."""
     name: str
-    """What it is called in errors: the user's file."""
+    """The name for errors: the user's file."""
     first_row: int
     """Rows of the table before it."""
     group_rows: tuple[int, ...]

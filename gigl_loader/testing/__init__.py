@@ -7,7 +7,6 @@
 - `check_batch`: what any sampled batch must satisfy, in plain Python;
 - `InProcessPeers`, `sample_message`, `as_worker_gets`: samplers of several partitions in one
   process;
-- `run_python`: a script in a process of its own that has imported torch already;
 - `run_cluster`: a storage and a compute cluster for one function; `free_port`;
 - `MemoryNetwork`: the transport in one thread, with a `Clock` of its own;
 - `Footprint`: what processes leave behind; `open_files`: what their descriptors lead to;
@@ -21,10 +20,10 @@ from typing import TYPE_CHECKING
 from gigl_loader._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from gigl_loader.footprint import Footprint, open_files
     from gigl_loader.testing._cluster import run_cluster
     from gigl_loader.testing._digest import batch_digest
     from gigl_loader.testing._fakes import InProcessPeers, as_worker_gets, sample_message
-    from gigl_loader.testing._footprint import Footprint, open_files
     from gigl_loader.testing._graphs import TinyGraph
     from gigl_loader.testing._memory_network import Clock, MemoryNetwork
     from gigl_loader.testing._ports import free_port
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
         check_batch,
         check_same_batches,
     )
-    from gigl_loader.testing._scripts import run_python
     from gigl_loader.testing._waiting import wait_until
     from gigl_loader.testing._workers import worker_pid
 
@@ -56,7 +54,6 @@ __all__ = [
     "one_rank",
     "open_files",
     "run_cluster",
-    "run_python",
     "run_ranks",
     "sample_message",
     "wait_until",
@@ -67,13 +64,11 @@ _NAMES = {
     "_cluster": ("run_cluster",),
     "_digest": ("batch_digest",),
     "_fakes": ("InProcessPeers", "as_worker_gets", "sample_message"),
-    "_footprint": ("Footprint", "open_files"),
     "_graphs": ("TinyGraph",),
     "_memory_network": ("Clock", "MemoryNetwork"),
     "_ports": ("free_port",),
     "_processes": ("RankFailed", "one_rank", "run_ranks"),
     "_reference": ("BatchError", "batch_tensors", "check_batch", "check_same_batches"),
-    "_scripts": ("run_python",),
     "_waiting": ("wait_until",),
     "_workers": ("worker_pid",),
 }
@@ -81,5 +76,6 @@ _NAMES = {
 if not TYPE_CHECKING:  # a type checker that saw it would let every name pass
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {name: f"testing.{module}" for module, names in _NAMES.items() for name in names},
+        {name: f"testing.{module}" for module, names in _NAMES.items() for name in names}
+        | dict.fromkeys(("Footprint", "open_files"), "footprint"),
     )

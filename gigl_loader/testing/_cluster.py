@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.remote.client import init_compute_process, shutdown_compute_process
 from gigl_loader.remote.dataset import GraphStoreInfo
 from gigl_loader.remote.server import init_storage_process
-from gigl_loader.testing._forked import ForkedProcess
 from gigl_loader.testing._ports import free_port
 
 _HOST = "127.0.0.1"

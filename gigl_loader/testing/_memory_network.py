@@ -72,7 +72,7 @@ class Clock:
 
 @dataclass
 class _Path:
-    """What lies between everybody else and one listener."""
+    """The network path from all other processes to one listener."""
 
     latency_s: float
     bytes_per_s: float

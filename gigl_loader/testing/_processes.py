@@ -11,8 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.ranks import end_group
-from gigl_loader.testing._forked import ForkedProcess
 
 
 class RankFailed(AssertionError):

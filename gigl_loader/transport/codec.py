@@ -45,7 +45,7 @@ ARRAY_EXTENSION = 1  # msgpack's application type for "array number n of this me
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """What an array that is about to arrive looks like."""
+    """Dtype and shape of an array that is about to arrive."""
 
     dtype: "np.dtype[Any]"
     shape: tuple[int, ...]

@@ -18,7 +18,7 @@ _OURS = {
 
 @dataclass(frozen=True)
 class Failure:
-    """What an ERROR frame holds."""
+    """Content of an ERROR frame."""
 
     kind: str
     args: tuple[bool | int | float | str | None, ...]

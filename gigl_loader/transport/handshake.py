@@ -44,14 +44,14 @@ _SAME_TOKEN = f"set {TOKEN_VARIABLE} to one value on all machines"
 
 @dataclass(frozen=True)
 class Greeting:
-    """What a listener says first."""
+    """First message of a listener."""
 
     nonce: bytes
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Who calls."""
+    """First message of a caller: its name and purpose."""
 
     name: str
     session: str

@@ -64,7 +64,7 @@ class Peer:
     """
 
     name: str
-    """What it calls itself."""
+    """Name by which the peer introduced itself."""
     address: str
     session: str
     """Random; one for each `Caller`, or for several that share one."""

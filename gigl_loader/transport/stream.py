@@ -60,7 +60,7 @@ Steps = Generator[None, None, Any]
 
 
 class Kind(enum.IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     KNOCK = 1  # a plain caller's first bytes, so that a TLS listener can tell it what is wrong
     GREETING = 2

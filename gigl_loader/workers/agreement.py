@@ -53,7 +53,7 @@ class Plan:
 
 
 class _Published(NamedTuple):
-    """Where a rank's workers answer, and for which partition."""
+    """Addresses of a rank's workers, and the partition that they serve."""
 
     partition: int
     host: str
@@ -62,12 +62,12 @@ class _Published(NamedTuple):
 
 @dataclass(frozen=True)
 class _Member:
-    """What a rank publishes of itself."""
+    """Description that a rank publishes of itself."""
 
     partition: int
     host: str
     ports: tuple[int, ...]
-    """Of its workers."""
+    """Ports of the rank's workers."""
     offer: Offer | None
     cache: str = ""
     """How much it keeps of other machines' rows; empty: it keeps none."""

@@ -116,13 +116,13 @@ def _mark(sequence: int, batch: int) -> int:
 
 @dataclass(frozen=True)
 class AheadMemory(Generic[A]):
-    """What a worker that draws ahead maps."""
+    """Memory that a worker maps to draw ahead."""
 
     cache: CacheMemory[A]
     drawn: A
     """See `DrawnAhead`."""
     user: int
-    """Of the cache: this worker's loader."""
+    """Number of this worker's loader among the users of the cache."""
 
 
 class LookAhead:

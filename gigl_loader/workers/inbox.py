@@ -42,7 +42,7 @@ class Inbox:
         self._unfiled: list[WorkerEvent] = []
         """Messages that `count_batches` has read, for the next `pump`."""
         self._failed: Failures = []
-        """What was filed by a thread that does not wait for it."""
+        """Failures that were filed by a thread that does not wait for them."""
         self._fatal: GiglLoaderError | None = None
         """Why no worker can sample any more."""
 

@@ -89,7 +89,7 @@ def remote_bytes(view: PartitionView[Any], plan: SamplingPlan, same_host: Mappin
 
 @dataclass(frozen=True)
 class CacheOffer:
-    """Where another rank of the machine finds a cache."""
+    """Cache that one rank offers to the other ranks of its machine."""
 
     mark: Mark
     region: Region

@@ -67,7 +67,7 @@ class Access:
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where a worker answers, and what to call it in errors."""
+    """Address of a worker that serves a partition, and its name for errors."""
 
     host: str
     port: int

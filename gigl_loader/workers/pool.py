@@ -36,14 +36,10 @@ _STATES = {
 _live_pools: "weakref.WeakSet[WorkerPool]" = weakref.WeakSet()
 
 
-def in_new_interpreter(script: str, fds: Sequence[int]) -> "subprocess.Popen[bytes]":
+def start_supervisor(script: str, fds: Sequence[int]) -> "subprocess.Popen[bytes]":
     """Run ``script`` in a new Python interpreter, with ``fds`` kept open, as its arguments."""
     command = [sys.executable, "-c", script, *map(str, fds)]
     return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
-
-
-start_supervisor = in_new_interpreter
-"""How a pool starts its supervisor; `gigl_loader.testing` has a way that is faster."""
 
 
 @dataclass
@@ -203,7 +199,7 @@ class WorkerPool:
 
     @property
     def addresses(self) -> list[tuple[str, int] | None]:
-        """Where each worker answers other partitions."""
+        """Host and port on which each worker serves other partitions; None: none yet."""
         return [worker.address for worker in self._workers]
 
     @property

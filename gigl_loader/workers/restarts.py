@@ -31,7 +31,7 @@ class Task:
 
     @property
     def content(self) -> tuple[int, int]:
-        """What decides the batch's content."""
+        """Epoch and batch, which decide the batch's content."""
         return self.ticket.epoch, self.ticket.batch
 
 
@@ -50,7 +50,7 @@ class UnderWay:
         self._alone: set[int] = set()
         self._suspected: set[tuple[int, int]] = set()
         self._deaths: Counter[tuple[int, int]] = Counter()
-        """Of each batch, how many workers were lost that had no other."""
+        """By batch: workers that were lost while it was their only one."""
 
     @property
     def loads(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a worker process is told when it starts."""
+"""Configuration that a worker process receives at its start."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from gigl_loader.workers.peers import Access
 
 @dataclass(frozen=True)
 class SeedInput(Generic[A]):
-    """What is sampled, in the user's order."""
+    """Seeds and what goes with them, in the user's order."""
 
     seeds: A
     """``[num_seeds]`` int64, global ids of the input type."""
@@ -26,7 +26,7 @@ class SeedInput(Generic[A]):
 
 @dataclass(frozen=True)
 class Plugins:
-    """What else a worker runs."""
+    """Classes and functions of the user that a worker runs."""
 
     sampler: tuple[str, dict[str, Any]] | None = None
     """Import path ``package.module.Class`` and keywords; None: the k-hop neighbour sampler."""

@@ -61,7 +61,7 @@ _BYE_S = 5.0
 """Longest wait, when ending, for goodbyes to workers that need not be asked."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MOST_MMAP_THRESHOLD = 32 * 2**20
-"""What glibc allows."""
+"""Largest mmap threshold that glibc allows."""
 
 
 def keep_freed_memory() -> None:

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.testing._forked import ForkedProcess
+from gigl_loader.processes import ForkedProcess
 
 directions = st.sampled_from(["in", "out"])
 

@@ -19,6 +19,7 @@ import faults
 import pytest
 import torch
 from stalls import ENDED, has_hung, is_stopped, pass_the_timeout
+from support.scripts import FinalizedPython
 
 from gigl_loader import (
     CustomSamplerOptions,
@@ -29,7 +30,6 @@ from gigl_loader import (
     WorkerDiedError,
 )
 from gigl_loader.testing import Footprint, TinyGraph, one_rank, wait_until, worker_pid
-from gigl_loader.testing._scripts import FinalizedPython
 from gigl_loader.workers.pool import process_state
 
 pytestmark = pytest.mark.multiprocess

@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from gigl_loader.testing import run_python
+from support.scripts import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

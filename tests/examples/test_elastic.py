@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from _run import EXAMPLES, environment
+from support.scripts import ForkedPython
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from gigl_loader import DistDataset
 from gigl_loader.testing import batch_digest, one_rank, wait_until
-from gigl_loader.testing._scripts import ForkedPython
 
 pytestmark = pytest.mark.multiprocess
 

@@ -5,9 +5,8 @@ import nbformat
 import pytest
 from _run import EXAMPLES
 from nbclient import NotebookClient
+from support.scripts import ForkedPython
 from traitlets.config import Config
-
-from gigl_loader.testing._scripts import ForkedPython
 
 pytestmark = pytest.mark.multiprocess
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from support.scripts import run_python
 
 from gigl_loader import partition_graph
 from gigl_loader.inference.command import main
-from gigl_loader.testing import run_python
 
 OPTIONS = {"in_channels": full_jobs.WIDTH, "hidden_channels": 8, "num_layers": 2, "out_channels": 4}
 

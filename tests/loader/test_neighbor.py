@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.zygote import Zygote, new_zygote, use_zygote
 from torch_geometric.data import HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
@@ -19,7 +20,6 @@ from gigl_loader.testing import (
     open_files,
     wait_until,
 )
-from gigl_loader.testing._zygote import Zygote, new_zygote, use_zygote
 from gigl_loader.workers.sampled_input import epoch_order
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("group")]

@@ -7,8 +7,7 @@ from pathlib import Path
 from textwrap import indent
 
 import pytest
-
-from gigl_loader.testing import run_python
+from support.scripts import run_python
 
 pytestmark = pytest.mark.multiprocess
 

@@ -26,8 +26,8 @@ from gigl_loader.memory.same_host import (
     region_of,
     sees,
 )
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.testing import TinyGraph, as_worker_gets, open_files, wait_until
-from gigl_loader.testing._forked import ForkedProcess
 
 
 def _view():

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.footprint import _shared_memory_of
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.tensors import as_array
 from gigl_loader.testing import open_files, wait_until
-from gigl_loader.testing._footprint import _shared_memory_of
 
 
 def _descriptors() -> int:

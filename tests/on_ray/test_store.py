@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.executable import forked_executable
 
 from gigl_loader import DistDataset, DistNeighborLoader
 from gigl_loader.errors import (
@@ -22,7 +23,6 @@ from gigl_loader.errors import (
 from gigl_loader.ray import start_graph_store
 from gigl_loader.ray.store import _environment, _wait_until_all_serve
 from gigl_loader.testing import batch_digest, wait_until
-from gigl_loader.testing._executable import forked_executable
 from gigl_loader.transport import Mode, Security
 from gigl_loader.transport.security import (
     INSECURE_VARIABLE,

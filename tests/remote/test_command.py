@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 from store_cluster import HOST, free_port, tiny_graph
+from support.scripts import run_python
 
 from gigl_loader import partition_graph
 from gigl_loader.errors import ConfigError
 from gigl_loader.remote import command
 from gigl_loader.remote.command import main, parse_serve, serve
-from gigl_loader.testing import run_python, wait_until
+from gigl_loader.testing import wait_until
 
 pytestmark = pytest.mark.multiprocess
 

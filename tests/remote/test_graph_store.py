@@ -448,7 +448,7 @@ def _bad_token(info, rank):
 
 
 def test_a_killed_client_frees_its_workers_and_the_next_job_is_served(tmp_path, monkeypatch):
-    from gigl_loader.testing._footprint import _descendants
+    from gigl_loader.footprint import _descendants
 
     monkeypatch.delenv("GIGL_LOADER_TLS_DIR", raising=False)  # with certificates no token counts
     monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", "secret of this test")

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from store_cluster import info_of, processes, run_cluster, serve
+from support.zygote import fork_zygote, uses_zygote
 
 from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset
 from gigl_loader._glt import NodeSamplerInput
@@ -26,7 +27,6 @@ from gigl_loader.graph_store import (
     shutdown_compute_process,
 )
 from gigl_loader.loader.base import BaseDistLoader
-from gigl_loader.testing._zygote import fork_zygote, uses_zygote
 from gigl_loader.transport import certs
 
 pytestmark = pytest.mark.multiprocess

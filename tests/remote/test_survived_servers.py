@@ -16,10 +16,10 @@ from store_cluster import compute, info_of, processes, tiny_graph
 
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.graph_store import DistServer, request_server
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.testing import batch_tensors, wait_until
 from gigl_loader.testing._cluster import Processes, serve
-from gigl_loader.testing._forked import ForkedProcess
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 

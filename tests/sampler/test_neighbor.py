@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scripts import run_python
 
 from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import (
@@ -25,7 +26,6 @@ from gigl_loader.testing import (
     batch_tensors,
     check_batch,
     check_same_batches,
-    run_python,
     sample_message,
 )
 
@@ -265,6 +265,7 @@ import torch
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import ExpansionOptions
 from gigl_loader.sampler import _kernels
+from support.scripts import run_python
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets, sample_message

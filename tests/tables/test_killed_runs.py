@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from gigl_loader.testing import run_python
+from support.scripts import run_python
 
 pytestmark = pytest.mark.multiprocess
 

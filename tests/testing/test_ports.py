@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gigl_loader import ResourceError
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.testing import _ports, free_port
-from gigl_loader.testing._forked import ForkedProcess
 from gigl_loader.transport import addresses
 
 

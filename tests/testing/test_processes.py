@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.testing import Footprint, RankFailed, run_ranks
-from gigl_loader.testing._forked import ForkedProcess
 
 pytestmark = pytest.mark.multiprocess
 
@@ -81,10 +81,10 @@ def test_a_forked_process_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
 _SCRIPT = """
 import sys
-from gigl_loader.testing import _forked
+from gigl_loader import processes
 
-_forked.PRELOADED = ()  # the imports take their time, and change nothing here
-process = _forked.ForkedProcess(target=print)
+processes.PRELOADED = ()  # the imports take their time, and change nothing here
+process = processes.ForkedProcess(target=print)
 process.start()
 process.join()
 print(process.exitcode, flush=True)

@@ -17,8 +17,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
-from gigl_loader.testing.simulation import (
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # where the simulated cluster is
+from support.simulation import (
     Deadlock,
     Outcome,
     SimulatedJob,

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from gigl_loader.testing.simulation._memory import held_by, own_bytes
-from gigl_loader.testing.simulation._world import Process, World
+from support.simulation.memory import held_by, own_bytes
+from support.simulation.world import Process, World
 
 
 class _Holder:

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.testing import _scripts, _zygote
-from gigl_loader.testing._forked import ForkedProcess
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.workers import pipe
+from support import scripts, zygote
 
 _STAND_IN = """\
 import array, os, pickle, signal, socket, sys
@@ -140,10 +140,10 @@ class _Forked:
         # not by an orphan, as a zygote does: this server is the parent, to wait for the exit code
         self._pid = os.fork()
         if self._pid == 0:
-            _zygote._never_return(
+            zygote.never_return(
                 lambda: _end_with(me),
-                lambda: _zygote._run(("", environment, folder, False), fds),
-                lambda: _be(executable, words, numbers[_zygote._STREAMS :]),
+                lambda: zygote.run(("", environment, folder, False), fds),
+                lambda: _be(executable, words, numbers[zygote.STREAMS :]),
             )
         for fd in fds:
             os.close(fd)
@@ -171,7 +171,7 @@ class _Forked:
 
 
 def _end_with(parent: int) -> None:
-    _zygote._libc.prctl(_zygote._PR_SET_PDEATHSIG, signal.SIGKILL)
+    zygote.die_with_parent()
     if os.getppid() != parent:  # it went before the line above
         raise SystemExit(1)
 
@@ -179,6 +179,6 @@ def _end_with(parent: int) -> None:
 def _be(executable: str, words: list[str], inherited: list[int]) -> None:
     """Be the interpreter that is told ``words``: the streams, folder and environment are set."""
     if inherited:
-        _zygote._renumber(inherited, [])
+        zygote.renumber(inherited, [])
     sys.executable = executable  # what this one starts by that name is forked, too
-    _scripts._be(words, to_children=True, finalized=False)
+    scripts.be(words, to_children=True, finalized=False)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.simulation.network import Link, SimulatedNetwork
+from support.simulation.world import Process, World
 
 from gigl_loader.errors import PeerLostError, PeerTimeoutError
-from gigl_loader.testing.simulation._network import Link, SimulatedNetwork
-from gigl_loader.testing.simulation._world import Process, World
 from gigl_loader.transport import End, Method, Peer, Security
 
 SERVER, LATENCY_S, BYTES_PER_S = ("10.0.0.1", 700), 0.5, 1000.0

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.simulation.group import SimulatedGroup
+from support.simulation.network import SimulatedNetwork
+from support.simulation.world import Process, World
 
 from gigl_loader.errors import PeerError
-from gigl_loader.testing.simulation._group import SimulatedGroup
-from gigl_loader.testing.simulation._network import SimulatedNetwork
-from gigl_loader.testing.simulation._world import Process, World
 
 LATENCY_S, BYTES_PER_S = 0.001, 1e6
 

@@ -9,12 +9,13 @@ streams and descriptors are those of the trainer, and the trainer is its parent:
     trainer --request--> zygote --forks--> (one that ends at once) --forks--> supervisor
        `--------------------------- adopts, as a subreaper, the orphan ---------^
 
-`ForkedProcess` gives each of its processes a zygote of its own, where its starter uses one.
+Each `ForkedProcess` has a zygote of its own, where its starter uses one (`warm`).
 """
 
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import os
 import signal
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import util
 from typing import Any
 
+from gigl_loader import footprint, processes
 from gigl_loader.errors import ProtocolError
 from gigl_loader.workers import pipe, pool
 
@@ -35,9 +37,12 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 # a fork takes milliseconds: what takes a minute is gone, or the machine swaps
 _TIMEOUT_S = 60.0
 _IMPORT_TIMEOUT_S = 300.0  # where all others of this machine import, too
-_STREAMS = 3
+STREAMS = 3
 NAME = "gigl-zygote"
 """What a zygote is called in ``/proc/<pid>/comm``."""
+_VARIABLE = "GIGL_LOADER_TESTS_FORK"
+"""Set where each `ForkedProcess` is to have a zygote."""
+footprint.IGNORED.add(NAME)
 
 _libc = ctypes.CDLL(None)
 
@@ -116,15 +121,17 @@ def use_zygote(zygote: Zygote | None) -> Iterator[None]:
 
     So do processes of multiprocessing with the start method spawn, and its fork server.
     """
-    before = pool.start_supervisor, util.spawnv_passfds
+    before = pool.start_supervisor, util.spawnv_passfds, os.environ.get(_VARIABLE)
     # names of modules, replaced for the process: workers are started deep below a loader that a
     # test makes as a user does
-    pool.start_supervisor = pool.in_new_interpreter if zygote is None else zygote.start
+    pool.start_supervisor = _in_new_interpreter if zygote is None else zygote.start
     util.spawnv_passfds = _spawn if zygote is None else _fork_or_spawn
+    os.environ[_VARIABLE] = str(int(zygote is not None))
     try:
         yield
     finally:
-        pool.start_supervisor, util.spawnv_passfds = before
+        pool.start_supervisor, util.spawnv_passfds, variable = before
+        os.environ[_VARIABLE] = variable or "0"
 
 
 @contextlib.contextmanager
@@ -147,9 +154,32 @@ def new_zygote(*modules: str) -> Iterator[Zygote]:
             yield zygote
 
 
+@contextlib.contextmanager
+def fast_supervisors() -> Iterator[None]:
+    """Let sampling workers start in milliseconds, here and in each `ForkedProcess`."""
+    if uses_zygote():  # this process was forked by one
+        yield
+        return
+    ours, theirs = pipe.pair()
+    process = processes.ForkedProcess(target=serve, args=(theirs,))
+    process.start()
+    theirs.close()
+    with ours, use_zygote(Zygote(ours)):
+        yield
+    # the zygote ends when its socket is closed, above
+    process.join()
+
+
+@contextlib.contextmanager
+def slow_supervisors() -> Iterator[None]:
+    """Let sampling workers start as users' do, in a new interpreter: where the start is tested."""
+    with use_zygote(None):
+        yield
+
+
 def uses_zygote() -> bool:
     """Whether worker pools of this process start by a zygote."""
-    return pool.start_supervisor is not pool.in_new_interpreter
+    return pool.start_supervisor is not _in_new_interpreter
 
 
 def current_zygote() -> Zygote | None:
@@ -158,7 +188,18 @@ def current_zygote() -> Zygote | None:
     return zygote if isinstance(zygote, Zygote) else None
 
 
+@functools.wraps(processes.with_environment)
+def _with_zygote(kind: Any, environment: dict[str, str]) -> Any:
+    """Prepare a `ForkedProcess`: where its starter uses a zygote, it has one, too."""
+    process = _with_environment(kind, environment)
+    if environment.get(_VARIABLE) == "1":
+        fork_zygote()
+    return process
+
+
+_with_environment, processes.with_environment = processes.with_environment, _with_zygote
 _spawn = util.spawnv_passfds
+_in_new_interpreter = pool.start_supervisor
 
 
 def _fork_or_spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
@@ -168,15 +209,15 @@ def _fork_or_spawn(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> 
         return _spawn(path, args, passfds)
     # what spawn passes: interpreter, options, -c, script, arguments
     at = args.index("-c")
-    script = f"from {__name__} import _renumber, fork_zygote\n"
-    script += f"_renumber({list(passfds)}, {args[at + 2 :]!r})\n"
+    script = f"from {__name__} import renumber, fork_zygote\n"
+    script += f"renumber({list(passfds)}, {args[at + 2 :]!r})\n"
     if "--multiprocessing-fork" in args:  # and not multiprocessing's own servers
         script += "fork_zygote()\n"
     streams_and_fds = [0, 1, 2, *passfds]
     return zygote.fork(script + args[at + 1], streams_and_fds, dict(os.environ), os.getcwd())
 
 
-def _renumber(numbers: list[int], arguments: list[str]) -> None:
+def renumber(numbers: list[int], arguments: list[str]) -> None:
     """Give the descriptors of ``sys.argv`` the numbers that they have where they come from."""
     # Out of the way first: a number that is wanted may be taken by a descriptor that is still to be
     # moved.
@@ -199,16 +240,21 @@ def fork_zygote() -> None:
     # before there is a thread: a lock that another thread holds at that moment stays locked in the
     # child
     if os.fork() == 0:
-        _never_return(lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs))
+        never_return(lambda: _close_all_but(theirs.fileno()), lambda: serve(theirs))
     theirs.close()
     pool.start_supervisor, util.spawnv_passfds = Zygote(ours).start, _fork_or_spawn
+    os.environ[_VARIABLE] = "1"
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(sock: pipe.Socket) -> None:
     """Be a zygote until the other end of ``sock`` is closed, or who started this one has ended."""
     _libc.prctl(_PR_SET_NAME, NAME.encode())
-    # fork() clears it: each zygote asks for itself
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()  # fork() clears it: each zygote asks for itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer's
     sock.settimeout(None)
     gc.freeze()
@@ -229,10 +275,10 @@ def _fork_orphan(message: tuple[str, dict[str, str], str, bool], fds: list[int])
     if between == 0:
         me = os.getpid()
         if os.fork() == 0:
-            _never_return(
+            never_return(
                 lambda: _introduce(write, message[3]),
                 lambda: _await_adoption(me),
-                lambda: _run(message, fds),
+                lambda: run(message, fds),
             )
         os._exit(0)
     # here, or read() would not see the end of the pipe if the child ends before it tells its pid
@@ -261,13 +307,13 @@ def _await_adoption(between: int) -> None:
         time.sleep(0.0005)
 
 
-def _run(message: tuple[str, dict[str, str], str, bool], fds: list[int]) -> None:
+def run(message: tuple[str, dict[str, str], str, bool], fds: list[int]) -> None:
     script, environment, folder, _ = message
     # dup2 closes what was there: the zygote's own streams
-    for number, fd in enumerate(fds[:_STREAMS]):
+    for number, fd in enumerate(fds[:STREAMS]):
         os.dup2(fd, number)
     # also the zygote's socket: as long as a child holds it, the trainer's end is not noticed
-    _close_all_but(*fds[_STREAMS:])
+    _close_all_but(*fds[STREAMS:])
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has put another there
     # by os.environ, not as a new dict: C code reads the variables with getenv()
     os.environ.clear()
@@ -275,11 +321,11 @@ def _run(message: tuple[str, dict[str, str], str, bool], fds: list[int]) -> None
     os.chdir(folder)
     # the zygote ignores it, and an ignored signal is inherited
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = ["-c", *map(str, fds[_STREAMS:])]
+    sys.argv = ["-c", *map(str, fds[STREAMS:])]
     exec(script, {"__name__": "__main__"})
 
 
-def _never_return(*steps: Callable[[], None]) -> None:
+def never_return(*steps: Callable[[], None]) -> None:
     code = 1
     try:
         for step in steps:
@@ -297,6 +343,6 @@ def _never_return(*steps: Callable[[], None]) -> None:
 
 def _close_all_but(*kept: int) -> None:
     for entry in os.listdir("/proc/self/fd"):
-        if int(entry) >= _STREAMS and int(entry) not in kept:
+        if int(entry) >= STREAMS and int(entry) not in kept:
             with contextlib.suppress(OSError):
                 os.close(int(entry))

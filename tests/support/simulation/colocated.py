@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from gigl_loader.testing._graphs import TinyGraph
-from gigl_loader.testing.simulation._memory import held_by
-from gigl_loader.testing.simulation._world import Process, World
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, rendezvous
 from gigl_loader.workers.agreement import Agreement
 from gigl_loader.workers.rendezvous import StoreRendezvous
+from support.simulation.memory import held_by
+from support.simulation.world import Process, World
 
 # between machines of a rack; a question to torch's TCPStore; 25 Gbit/s
 _LATENCY_S, _SERVED_S, _BYTES_PER_S = 100e-6, 20e-6, 25e9 / 8

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from gigl_loader.testing._memory_network import MemoryCaller, MemoryListener, MemoryReply
-from gigl_loader.testing.simulation._group import SimulatedGroup
-from gigl_loader.testing.simulation._network import SimulatedNetwork
-from gigl_loader.testing.simulation._workers import SimulatedPool
-from gigl_loader.testing.simulation._world import Process, World, _Task
+from support.simulation.group import SimulatedGroup
+from support.simulation.network import SimulatedNetwork
+from support.simulation.workers import SimulatedPool
+from support.simulation.world import Process, World, _Task
 
 _APART = (
     World, Process, _Task, greenlet.greenlet, SimulatedNetwork, SimulatedGroup, SimulatedPool,

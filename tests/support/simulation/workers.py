@@ -11,11 +11,11 @@ from typing import Any
 from gigl_loader.memory.leases import Packed, ServerMemory
 from gigl_loader.memory.slots import Layout, Written
 from gigl_loader.message import BATCH, SampleMessage
-from gigl_loader.testing.simulation._rows import RowLaw, packed
-from gigl_loader.testing.simulation._world import SimulatedEvent, World
 from gigl_loader.workers import messages
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.setup import WorkerSetup
+from support.simulation.rows import RowLaw, packed
+from support.simulation.world import SimulatedEvent, World
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.testing import _zygote
-from gigl_loader.testing._forked import ForkedProcess
+from gigl_loader.processes import ForkedProcess
 from gigl_loader.testing._ports import free_port
+from support import zygote
 
 
 def run_python(
@@ -92,8 +92,8 @@ def _start(popen: "subprocess.Popen[Any]", how: tuple[Any, ...], to_children: bo
     # a private method of the standard library, by the names of its parameters: their order has
     # changed
     given = inspect.signature(_execute_child).bind(popen, *how).arguments
-    words, zygote = _words_of(given), _zygote.current_zygote()
-    if words is None or zygote is None:
+    words, current = _words_of(given), zygote.current_zygote()
+    if words is None or current is None:
         _execute_child(popen, *how)
         return
     streams = [
@@ -102,11 +102,11 @@ def _start(popen: "subprocess.Popen[Any]", how: tuple[Any, ...], to_children: bo
         for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
     ]
     script = (
-        "from gigl_loader.testing import _scripts; "
-        f"_scripts._be({words!r}, {to_children}, {isinstance(popen, FinalizedPython)})"
+        "from support import scripts; "
+        f"scripts.be({words!r}, {to_children}, {isinstance(popen, FinalizedPython)})"
     )
     environment = os.environ if given["env"] is None else given["env"]
-    popen.pid = zygote.fork(
+    popen.pid = current.fork(
         script, streams, dict(environment), os.fspath(given["cwd"] or os.getcwd()),
         new_session=bool(given["start_new_session"]),
     )  # fmt: skip
@@ -135,7 +135,7 @@ class ForkedPython(subprocess.Popen[Any]):
     """``subprocess.Popen([sys.executable, ...])``, but for the seconds that its imports take.
 
     A child of this process with an interpreter of its own, as far as a script can tell. It is
-    forked from the zygote of this process, see `gigl_loader.testing._zygote`, and has one itself;
+    forked from the zygote of this process, see `support.zygote`, and has one itself;
     without a zygote, or with options of the interpreter, it starts as any other.
     """
 
@@ -158,7 +158,7 @@ def forked_pythons(*modules: str) -> Iterator[None]:
     forked, but for what says so: `ForkedProcess`, `ForkedPython`, `run_python`.
     """
     kind: Any = subprocess.Popen
-    with _zygote.new_zygote(*modules) as zygote, _zygote.use_zygote(zygote):
+    with zygote.new_zygote(*modules) as new, zygote.use_zygote(new):
         kind._execute_child = _fork_this_one_or_execute
         try:
             yield
@@ -166,9 +166,9 @@ def forked_pythons(*modules: str) -> Iterator[None]:
             kind._execute_child = _execute_child
 
 
-def _be(words: list[str], to_children: bool, finalized: bool) -> None:
+def be(words: list[str], to_children: bool, finalized: bool) -> None:
     """Be the interpreter that is told ``words``: the streams, folder and environment are set."""
-    _zygote.fork_zygote()
+    zygote.fork_zygote()
     if finalized:
         _prepare_to_interpret(to_children)
         _end_the_interpreter(_call(words))

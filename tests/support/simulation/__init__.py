@@ -6,13 +6,12 @@
     run_job(size, draw_faults(7, size))                  the same, with what seed 7 lets go wrong
     meet_colocated(64)                                   how colocated ranks find each other
 
-See `gigl_loader.testing.simulation._cluster` for what is real and what is modelled. Needs greenlet:
-``pip install gigl_loader[simulation]``.
+See `support.simulation.cluster` for what is real and what is modelled. Needs greenlet.
 """
 
-from gigl_loader.testing.simulation._cluster import Rank, SimulatedJob, digest
-from gigl_loader.testing.simulation._colocated import Meeting, meet_colocated
-from gigl_loader.testing.simulation._faults import (
+from support.simulation.cluster import Rank, SimulatedJob, digest
+from support.simulation.colocated import Meeting, meet_colocated
+from support.simulation.faults import (
     LostRank,
     LostServers,
     Outcome,
@@ -21,10 +20,10 @@ from gigl_loader.testing.simulation._faults import (
     draw_faults,
     run_job,
 )
-from gigl_loader.testing.simulation._rows import RowLaw
-from gigl_loader.testing.simulation._size import Held, Size
-from gigl_loader.testing.simulation._workers import WorkCosts
-from gigl_loader.testing.simulation._world import Deadlock
+from support.simulation.rows import RowLaw
+from support.simulation.size import Held, Size
+from support.simulation.workers import WorkCosts
+from support.simulation.world import Deadlock
 
 __all__ = [
     "Deadlock",

@@ -4,8 +4,8 @@ import math
 import random
 from dataclasses import dataclass
 
-from gigl_loader.testing.simulation._cluster import SimulatedJob, digest
-from gigl_loader.testing.simulation._size import Size
+from support.simulation.cluster import SimulatedJob, digest
+from support.simulation.size import Size
 
 
 @dataclass(frozen=True)

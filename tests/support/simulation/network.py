@@ -14,8 +14,8 @@ from gigl_loader.testing._memory_network import (
     MemoryNetwork,
     MemoryReply,
 )
-from gigl_loader.testing.simulation._world import SimulatedEvent, World
 from gigl_loader.transport import End, Method, Security
+from support.simulation.world import SimulatedEvent, World
 
 _AGAIN_S = 0.2
 """Between two attempts to connect."""

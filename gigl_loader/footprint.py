@@ -3,16 +3,18 @@
 import contextlib
 import os
 import re
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gigl_loader.testing._waiting import wait_until
-from gigl_loader.testing._zygote import NAME
 from gigl_loader.workers.pool import read_stat
 
 _SHM = Path("/dev/shm")
 _LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp
+_POLL_S = 0.02
+IGNORED: set[str] = set()
+"""Names in ``/proc/<pid>/comm`` of processes that are not counted, nor what is below them."""
 
 
 @dataclass
@@ -73,10 +75,11 @@ class Footprint:
         Raises:
             AssertionError: Something still is after ``timeout_s`` seconds; names it.
         """
-        try:
-            wait_until(lambda: not self.leftovers(), "everything is gone", timeout_s)
-        except AssertionError:
-            raise AssertionError(f"left after {timeout_s:g} s: {self.leftovers()}") from None
+        deadline = time.monotonic() + timeout_s
+        while left := self.leftovers():
+            if time.monotonic() >= deadline:
+                raise AssertionError(f"left after {timeout_s:g} s: {left}")
+            time.sleep(_POLL_S)  # processes that end, and sockets, tell nobody
 
 
 def _start_time(pid: int) -> str | None:
@@ -97,17 +100,17 @@ def _descendants(root: int, others: Collection[int] = ()) -> list[int]:
         below = [
             pid
             for pid in children.get(frontier.pop(), [])
-            if pid not in others and not _is_zygote(pid)
+            if pid not in others and not _is_ignored(pid)
         ]
         found += below
         frontier += below
     return found
 
 
-def _is_zygote(pid: int) -> bool:
-    """Whether the process is one of these tests' own, and ends with its parent; see `_zygote`."""
+def _is_ignored(pid: int) -> bool:
+    """Whether the process is a helper of whoever looks, and ends with its parent."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() == NAME
+        return Path(f"/proc/{pid}/comm").read_text().strip() in IGNORED
     except OSError:  # it has ended
         return False
 

@@ -28,12 +28,12 @@ from gigl_loader.remote.rows import Fetched, RowQuestions
 from gigl_loader.sampler.apart import RowsApart
 from gigl_loader.sampler.cache_tables import CacheMemory, segment_bytes
 from gigl_loader.sampler.row_cache import RowCache
-from gigl_loader.testing.simulation._world import SimFuture
 from gigl_loader.transport import End
 from gigl_loader.workers.ahead import DrawnAhead
+from support.simulation.world import SimFuture
 
 if TYPE_CHECKING:
-    from gigl_loader.testing.simulation._cluster import SimulatedJob
+    from support.simulation.cluster import SimulatedJob
 
 KEY = "x"
 """Of the tensor of rows in a batch."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gigl_loader.testing import Footprint, run_python
-from gigl_loader.testing._scripts import FinalizedPython, forked_pythons
+from gigl_loader.testing import Footprint
+from support.scripts import FinalizedPython, forked_pythons, run_python
 
 pytestmark = pytest.mark.multiprocess
 

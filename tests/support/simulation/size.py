@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from gigl_loader.testing.simulation._rows import RowLaw
-from gigl_loader.testing.simulation._workers import WorkCosts
+from support.simulation.rows import RowLaw
+from support.simulation.workers import WorkCosts
 
 
 @dataclass(frozen=True, kw_only=True)

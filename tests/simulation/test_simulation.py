@@ -6,12 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from gigl_loader.options import EpochOptions
-from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.messages import ProducerRequest
-from gigl_loader.remote.shared import OwnBatches, share_of_batches
-from gigl_loader.testing.simulation import (
+from support.simulation import (
     Deadlock,
     LostRank,
     LostServers,
@@ -23,6 +18,11 @@ from gigl_loader.testing.simulation import (
     meet_colocated,
     run_job,
 )
+
+from gigl_loader.options import EpochOptions
+from gigl_loader.remote.compact import Runs
+from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.shared import OwnBatches, share_of_batches
 from gigl_loader.workers.sampled_input import epoch_order
 
 SMALL = Size(ranks=6, servers=4, batches=12, epochs=2, in_step=True, save_every=4, seed=5)

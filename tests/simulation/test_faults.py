@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from gigl_loader.testing.simulation import (
+from support.simulation import (
     LostRank,
     LostServers,
     Size,

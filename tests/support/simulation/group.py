@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from gigl_loader.errors import PeerError
-from gigl_loader.testing.simulation._network import SimulatedNetwork
-from gigl_loader.testing.simulation._world import Process, SimulatedEvent, World
+from support.simulation.network import SimulatedNetwork
+from support.simulation.world import Process, SimulatedEvent, World
 
 
 class _Round:

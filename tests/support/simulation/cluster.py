@@ -61,15 +61,15 @@ from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
 from gigl_loader.sampler import cache_tables as tables
 from gigl_loader.testing._graphs import TinyGraph
-from gigl_loader.testing.simulation._group import SimulatedGroup
-from gigl_loader.testing.simulation._memory import held_by, own_bytes
-from gigl_loader.testing.simulation._network import SimulatedNetwork
-from gigl_loader.testing.simulation._rows import TABLES, SimulatedRows, are_right
-from gigl_loader.testing.simulation._size import Held, Size
-from gigl_loader.testing.simulation._workers import SimulatedMemory, SimulatedPool
-from gigl_loader.testing.simulation._world import Process, World
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, among_ranks, inbox, producer, recovery, sampled_input
+from support.simulation.group import SimulatedGroup
+from support.simulation.memory import held_by, own_bytes
+from support.simulation.network import SimulatedNetwork
+from support.simulation.rows import TABLES, SimulatedRows, are_right
+from support.simulation.size import Held, Size
+from support.simulation.workers import SimulatedMemory, SimulatedPool
+from support.simulation.world import Process, World
 
 _MODULES = (
     agreement, among_ranks, channel, client, cluster, endpoint, handout, inbox, iterator, leader,

@@ -6,8 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-from gigl_loader.testing.simulation._world import (
+from support.simulation.world import (
     Condition,
     Deadlock,
     Lock,

@@ -11,8 +11,9 @@ from gigl_loader.sampler import (
     _tree_kernels,
 )
 from gigl_loader.workers import supervisor
+from support import zygote
 
-_IMPORTED_FOR_WHAT_THEY_IMPORT = link, server, source, supervisor
+_IMPORTED_FOR_WHAT_THEY_IMPORT = link, server, source, supervisor, zygote
 for _name in testing.__all__:
     # names are imported when they are first used: now, before the fork
     getattr(testing, _name)

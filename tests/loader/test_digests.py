@@ -1,0 +1,96 @@
+"""Every kind of loader, in every deployment, gives the bits of ``digests.json``.
+
+The file holds one digest a case, taken from the code as it was before the redesign. A change of
+one is a change of what users' seeds and saved states mean: it needs a new ``DRAW_VERSION``, or a
+defect that the changelog names.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import digest_cases as cases
+import pytest
+from digest_cases import CASES
+
+from gigl_loader import DistDataset, partition_graph
+from gigl_loader.testing import run_cluster, run_ranks
+from gigl_loader.transport import certs
+from gigl_loader.transport.security import TLS_DIR_VARIABLE
+
+KNOWN = json.loads(Path(__file__).with_name("digests.json").read_text())
+PLAIN = [name for name, case in CASES.items() if not case.typed and case.edge_dir == "in"]
+TYPED = [name for name, case in CASES.items() if case.typed and case.edge_dir == "in"]
+
+
+def test_each_case_has_a_digest() -> None:
+    assert set(KNOWN) == set(CASES)
+    assert len(set(KNOWN.values())) == len(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_the_training_process(name: str) -> None:
+    case = CASES[name]
+    assert cases.in_one_process(case, case.partition(0, 1), num_workers=0) == KNOWN[name]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", list(CASES)[::3])  # all of them run with workers on two ranks
+def test_with_two_workers(name: str) -> None:
+    case = CASES[name]
+    assert cases.in_one_process(case, case.partition(0, 1), num_workers=2) == KNOWN[name]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_mapped_from_disk(typed: bool, tmp_path: Path) -> None:
+    partition_graph(cases.graph(typed), 1, tmp_path / "parts")
+    dataset = DistDataset.load(tmp_path / "parts", 0, memory="mapped")
+    for name in TYPED if typed else PLAIN:
+        if "anchors" not in name:  # labels are not written
+            found = cases.in_one_process(CASES[name], dataset, num_workers=0)
+            assert found == KNOWN[name], name
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("names", "how"),
+    [
+        (list(CASES), {}),
+        (PLAIN[::2] + TYPED[::2], {"remote_cache": "20%"}),
+        (list(CASES), {"exchange": "collective"}),
+    ],
+    ids=["workers", "cache", "collective"],
+)
+def test_on_two_ranks(names: list[str], how: dict[str, Any], tmp_path: Path) -> None:
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    run_ranks(cases.of_a_rank, tmp_path, names, how, world_size=2, tmp_path=ranks)
+    for name in names:
+        assert cases.read(tmp_path, name) == KNOWN[name], name
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("typed", [False, True], ids=["plain", "typed"])
+@pytest.mark.parametrize("how", [{}, {"remote_cache": "20%"}], ids=["rows", "cache"])
+def test_from_a_graph_store(typed: bool, how: dict[str, Any], tmp_path: Path) -> None:
+    from_a_graph_store(typed, how, tmp_path, TYPED if typed else PLAIN)
+
+
+@pytest.mark.multiprocess
+def test_from_a_graph_store_with_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = certs.make_folder(tmp_path / "certs", ["127.0.0.1", "localhost"])
+    monkeypatch.setenv(TLS_DIR_VARIABLE, str(folder))
+    from_a_graph_store(False, {"remote_cache": "20%"}, tmp_path, PLAIN[::3])
+
+
+def from_a_graph_store(typed: bool, how: dict[str, Any], folder: Path, names: list[str]) -> None:
+    notes = folder / "notes"
+    notes.mkdir()
+    run_cluster(
+        cases.of_a_client, folder, names, how,
+        dataset=cases.typed_partition if typed else cases.plain_partition, tmp_path=notes,
+    )  # fmt: skip
+    for name in names:
+        assert cases.read(folder, name) == KNOWN[name], name

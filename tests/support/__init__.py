@@ -1,0 +1,1 @@
+"""What tests share: a simulated cluster, and processes that start without imports."""
