@@ -1,5 +1,6 @@
 """A graph, storage servers and training processes for the scripts in this folder."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -47,16 +48,17 @@ class Store:
         hosts: The address of each server.
         on: Makes the command that runs another one on a server's machine.
         options: Further ones of `gigl-loader serve`, for each server.
+        log: Where the servers write to; None: beside ``root``.
     """
 
     def __init__(
         self, root: Path, hosts: list[str],
         on: Callable[[int, list[str]], list[str]] = here,
-        options: list[list[str]] | None = None,
+        options: list[list[str]] | None = None, log: Path | None = None,
     ) -> None:  # fmt: skip
         self.port, self._hosts, self._on, self._root = free_port(), hosts, on, root
         self._options = options or [[]] * len(hosts)
-        self.log = root.parent / "servers.log"
+        self.log = log or root.parent / "servers.log"
         self._log = self.log.open("w")
         self.processes = [self._start(rank) for rank in range(len(hosts))]
 
@@ -92,13 +94,15 @@ class Store:
 
 def workers_below(pid: int) -> list[int]:
     """Return the sampling workers of a process: children of its children, the supervisors."""
-    return [worker for supervisor in _children(pid) for worker in _children(supervisor)]
+    return [worker for supervisor in children_of(pid) for worker in children_of(supervisor)]
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started: of one with workers, the supervisors."""
     found: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += map(int, file.read_text().split())
+    with contextlib.suppress(OSError):  # it has ended
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += map(int, file.read_text().split())
     return found
 
 
@@ -116,14 +120,16 @@ class Job:
     Args:
         folder: Made; keeps notes and logs.
         on: As for `Store`; rank ``r`` runs on machine ``r``.
-        options: For `_train.py`, but for rank, world, folder and port.
+        trainer: The script of a rank.
+        options: For the script, but for rank, world, folder and port.
     """
 
     def __init__(
         self, folder: Path, world: int, on: Callable[[int, list[str]], list[str]] = here,
-        **options: Any,
+        trainer: Path = TRAINER, **options: Any,
     ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
+        self._trainer = trainer
         self.folder, self._on, self._options = folder, on, options
         self.processes: list[subprocess.Popen[bytes]] = []
         self._before: set[str] = set()
@@ -138,7 +144,7 @@ class Job:
         given = {**self._options, "folder": self.folder, "rank": rank, "world": world}
         words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
         words = [word.removesuffix("=True") for word in words] + [f"--group-port={port}"]
-        command = [sys.executable, str(TRAINER), *words]
+        command = [sys.executable, str(self._trainer), *words]
         with (self.folder / f"rank{rank}.log").open("ab") as log:
             return subprocess.Popen(self._on(rank, command), stdout=log, stderr=log)
 

@@ -6,6 +6,7 @@ passes packets on, late, no faster than told, and drops some.
 
 import contextlib
 import fcntl
+import itertools
 import multiprocessing
 import os
 import random
@@ -24,6 +25,7 @@ ADDRESSES_6 = ("fd79::1", "fd79::2")
 NAMES = ("near.test", "far.test")
 FAR = 1  # the machine whose end of the cable is pulled
 _TUNSETIFF, _TUN, _NO_HEADER = 0x400454CA, 0x0001, 0x1000  # of linux/if_tun.h
+_number = itertools.count()
 _MOST_WAITING_S = 0.4  # what would wait longer for its turn on a slow link is dropped
 
 
@@ -50,7 +52,7 @@ class Machines:
 
     def __init__(self, link: Link) -> None:
         self.link, self._stack = link, contextlib.ExitStack()
-        self._names = [f"fault{os.getpid()}{end}" for end in "ab"]
+        self._names = [f"f{os.getpid()}-{next(_number)}{end}" for end in "ab"]
 
     def __enter__(self) -> Self:
         with self._stack:  # what was made goes again where a step fails
@@ -104,10 +106,13 @@ class Machines:
 
     def cut(self, seconds: float) -> None:
         """Cut the link, for that long."""
-        name = self._names[FAR]
-        _ip("-n", name, "link", "set", name, "down")
+        self.set_link("down")
         time.sleep(seconds)
-        _ip("-n", name, "link", "set", name, "up")
+        self.set_link("up")
+
+    def set_link(self, state: str) -> None:
+        """Set the link ``"up"`` or ``"down"``."""
+        _ip("-n", self._names[FAR], "link", "set", self._names[FAR], state)
 
 
 def _ip(*words: str) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,17 @@ GROUP_TIMEOUT = timedelta(seconds=300)
 
 
 @contextlib.contextmanager
-def dataset_of(args: argparse.Namespace) -> Iterator[Any]:
-    """Join the others; give the graph."""
+def dataset_of(
+    args: argparse.Namespace, load: Callable[[], DistDataset] | None = None
+) -> Iterator[Any]:
+    """Join the others; give the graph, colocated what ``load`` returns (None: partition `rank`)."""
     if not args.store:
         host = f"[{args.host}]" if ":" in args.host else args.host
         dist.init_process_group(
             "gloo", init_method=f"tcp://{host}:{args.group_port}", rank=args.rank,
             world_size=args.world, timeout=GROUP_TIMEOUT,
         )  # fmt: skip
-        yield DistDataset.load(args.root, args.rank)
+        yield DistDataset.load(args.root, args.rank) if load is None else load()
         dist.destroy_process_group()
         return
     host, _, port = args.store.rpartition(":")

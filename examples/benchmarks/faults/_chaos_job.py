@@ -1,0 +1,372 @@
+"""One job of chaos: its processes, what is done to them, and what is left of them."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _chaos_cases import CASES
+from _chaos_check import Digests, Found, Reader, check
+from _chaos_plan import Fault, Plan
+from _cluster import HOST, Job, Store, children_of, end, workers_below
+from _machines import ADDRESSES, Link, Machines
+
+from gigl_loader.testing import Footprint, wait_until
+from gigl_loader.transport.certs import make_folder, token
+
+TRAINER, START = (Path(__file__).with_name(f"_chaos_{name}.py") for name in ("train", "start"))
+AWAY_S = 600.0
+_LOOK_S = 0.05
+_VICTIM_S = 5.0
+_MOST_LIVES = 40
+
+
+@dataclass
+class Outcome:
+    """What came of a job."""
+
+    plan: Plan
+    found: Found = field(default_factory=Found)
+    done: Counter[str] = field(default_factory=Counter)
+    """Faults, by kind."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """Errors of this library, by name."""
+    texts: list[str] = field(default_factory=list)
+    """What each error said."""
+    unnamed: list[str] = field(default_factory=list)
+    """Other errors that no fault explains."""
+    left: list[str] = field(default_factory=list)
+    hang: str = ""
+    seconds: float = 0.0
+    load: float = 0.0
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing happened that must not."""
+        found = self.found
+        bad = [found.short, found.wrong, found.duplicates, self.unnamed, self.left]
+        return not any(bad) and not self.hang
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for a log."""
+        found = {name: getattr(self.found, name) for name in ("whole", "short", "wrong")}
+        return {
+            **self.plan.as_dict(), **found, "duplicates": self.found.duplicates,
+            "done": dict(self.done), "errors": dict(self.errors), "texts": self.texts,
+            "unnamed": self.unnamed, "left": self.left, "hang": self.hang,
+            "seconds": round(self.seconds, 1), "load": round(self.load, 1),
+        }  # fmt: skip
+
+
+class ChaosJob:
+    """A job, from its start until nothing of it is left.
+
+    Args:
+        plan: What it does, and what is done to it.
+        folder: An empty one, for notes and logs.
+        root: The partitions.
+        expected: Of the undisturbed run; None: this is that run.
+        pace: Seconds of a training step.
+        silence_s: How long no rank may take a batch before the job counts as hanging.
+        stop: Whether the job is to end with the epoch that it is in.
+    """
+
+    def __init__(
+        self, plan: Plan, folder: Path, root: Path, expected: Digests | None, *, pace: float,
+        silence_s: float, stop: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self.plan, self.folder, self.case = plan, folder, CASES[plan.case]
+        self._root, self._expected, self._pace = root, expected, pace
+        self._silence_s, self._stop = silence_s, stop
+        self._reader, self._lines = Reader(folder), list[dict[str, Any]]()
+        self._faults, self._later = list(plan.faults), list[tuple[float, Callable[[], None]]]()
+        self._footprint, self._life = Footprint(), 0
+        self._machines: Machines | None = None
+        self._store: Store | None = None
+        self._was_killed = False
+        self._reached, self._built = (-1, 0.0), list[tuple[int, float]]()
+        self.outcome = Outcome(plan)
+
+    # --- from start to end -------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Run it; leave nothing behind, and say what had to be ended."""
+        began = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            self._start(stack)
+            self._watch()
+            self._leave()
+        self.outcome.found = check(self._lines, self._expected)
+        self.outcome.seconds, self.outcome.load = time.monotonic() - began, os.getloadavg()[0]
+        return self.outcome
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        case, hosts = self.case, (HOST, HOST)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if case.machines:
+            self._machines = stack.enter_context(Machines(Link("a cable")))
+            hosts = ADDRESSES
+        self._environment = dict[str, str]()
+        if case.tls:
+            folder = make_folder(self.folder / "tls", [HOST, *ADDRESSES])
+            self._environment["GIGL_LOADER_TLS_DIR"] = str(folder)
+        else:
+            self._environment["GIGL_LOADER_CLUSTER_TOKEN"] = token()
+        if case.apart:
+            self._environment["GIGL_LOADER_SAME_MACHINE"] = "0"
+        options: dict[str, Any] = {
+            "case": self.plan.case, "root": self._root, "epochs": len(self.plan.epochs),
+            "pace": self._pace, "host": hosts[0],
+        }  # fmt: skip
+        if case.servers:
+            machines = case.machines or (0,) * case.servers
+            self._store = Store(
+                self._root, [hosts[machine] for machine in machines],
+                lambda rank, words: self._on(machines[rank], words), log=self.folder / "servers.log",
+            )  # fmt: skip
+            options |= {"store": self._store.address, "servers": case.servers, "reconnect": AWAY_S}
+        self._write_plan()
+        on_rank = (0,) * 8 if case.servers else case.machines or (0,) * 8
+        self._job = Job(
+            self.folder, self.plan.worlds[0], lambda rank, words: self._on(on_rank[rank], words),
+            trainer=TRAINER, **options,
+        )  # fmt: skip
+
+    def _on(self, machine: int, words: list[str]) -> list[str]:
+        """Return the command that runs another one on a machine, in this job's folder."""
+        variables = [f"{name}={value}" for name, value in self._environment.items()]
+        python, *rest = words
+        command = [python, str(START), str(self.folder), *variables, "--", *rest]
+        return command if self._machines is None else self._machines.on(machine, command)
+
+    def _write_plan(self) -> None:
+        plan = {"life": self._life, "epochs": self.plan.epochs}
+        (self.folder / "plan.json").write_text(json.dumps(plan))
+
+    def _watch(self) -> None:
+        """Do what is due until the job is over, or hangs."""
+        heard = time.monotonic()
+        while True:
+            new = self._reader.new_lines()
+            now = time.monotonic()
+            if new:
+                heard = now
+                self._hear(new)
+            if self._stop():
+                (self.folder / "stop").touch()
+                self._faults.clear()
+            self._do_what_is_due(now)
+            if self._is_over():
+                return
+            if now - heard > self._silence_s:
+                self._end_a_hang()
+                return
+            time.sleep(_LOOK_S)
+
+    def _hear(self, lines: list[dict[str, Any]]) -> None:
+        self._lines += lines
+        totals = {one["epoch"]: one["total"] for one in self._lines if one["kind"] == "segment"}
+        for line in lines:
+            if line["kind"] == "batch":
+                reached = (line["epoch"], line["position"] / totals[line["epoch"]])
+                self._reached = max(self._reached, reached)
+            elif line["kind"] == "building" and line["rank"] == 0:
+                self._built.append((line["epoch"], line["at"]))
+
+    def _is_over(self) -> bool:
+        """Whether all ranks have ended well; starts them again where one has not."""
+        codes = [process.poll() for process in self._job.processes]
+        if any(codes):
+            self._go_on()
+            return self._life >= _MOST_LIVES
+        return all(code == 0 for code in codes)
+
+    def _go_on(self) -> None:
+        """End the ranks as torchrun does when it has lost one, and start others."""
+        if not self._was_killed:  # ranks that have an error of their own may tell it
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: all(p.poll() is not None for p in self._job.processes), "", 3.0)
+        self._look()
+        end(self._job.processes)
+        self._hear(self._reader.new_lines())
+        self._count_errors()
+        self._was_killed = False
+        self._life += 1
+        self._write_plan()
+        self._job.start(self.plan.worlds[self._life % len(self.plan.worlds)])
+
+    def _count_errors(self) -> None:
+        errors = [
+            line
+            for line in self._lines
+            if line["kind"] == "error" and line.get("life", self._life) == self._life
+        ]
+        for line in errors:
+            line["life"] = self._life
+        text = [f"life {self._life}, rank {e['rank']}: {e['name']}: {e['text']}" for e in errors]
+        self.outcome.texts += text
+        named = {line["name"] for line in errors if line["named"]}
+        if self._was_killed:  # what ranks say of one that was killed is no news
+            return
+        self.outcome.errors.update(named)
+        if not named and not any(line["short"] for line in errors):
+            codes = [process.poll() for process in self._job.processes]
+            self.outcome.unnamed += text or [f"life {self._life}: ranks ended with {codes}"]
+
+    # --- faults ------------------------------------------------------------------------------
+
+    def _do_what_is_due(self, now: float) -> None:
+        due = [one for one in self._later if one[0] <= now]
+        self._later = [one for one in self._later if one[0] > now]
+        for _, action in due:
+            action()
+        for fault in [one for one in self._faults if self._is_due(one, now)]:
+            self._faults.remove(fault)
+            self._inflict(fault, now + _VICTIM_S)
+
+    def _is_due(self, fault: Fault, now: float) -> bool:
+        if fault.share >= 0:
+            return self._reached >= (fault.epoch, fault.share)
+        return any(e >= fault.epoch and now >= at - 2 * fault.share for e, at in self._built)
+
+    def _inflict(self, fault: Fault, until: float) -> None:
+        """Do it, or try again until there is a victim."""
+        verb, kind = fault.kind.split()
+        if kind == "link":
+            assert self._machines is not None
+            self._machines.set_link("down")
+            self._in(fault.seconds, lambda: self._machines.set_link("up"))
+        else:
+            victims = self._victims(kind)
+            if not victims:
+                if time.monotonic() < until:
+                    self._in(0.1, lambda: self._inflict(fault, until))
+                return
+            victim = victims[int(fault.victim * len(victims))]
+            self._look()
+            if not self._hit(verb, kind, victim, fault.seconds):
+                return
+        self.outcome.done[fault.kind] += 1
+        note = {"at": time.monotonic(), "kind": fault.kind, "seconds": fault.seconds}
+        with (self.folder / "faults.txt").open("a") as file:
+            file.write(json.dumps(note | {"reached": self._reached}) + "\n")
+
+    def _hit(self, verb: str, kind: str, pid: int, seconds: float) -> bool:
+        """Send the signal; return whether there was somebody to get it."""
+        number = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "stop": signal.SIGSTOP}[verb]
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        if verb == "stop":
+            self._in(seconds, lambda: _go_on_with(pid))
+        elif kind == "server":
+            self._in(seconds, lambda: self._restart(pid))
+        elif kind == "trainer":
+            self._was_killed = True
+        return True
+
+    def _in(self, seconds: float, action: Callable[[], None]) -> None:
+        self._later.append((time.monotonic() + seconds, action))
+
+    def _restart(self, pid: int) -> None:
+        assert self._store is not None
+        for rank, process in enumerate(self._store.processes):
+            if process.pid == pid:
+                _go_on_with(pid)  # a stopped one would not hear that it is to end
+                self._store.restart(rank, signal.SIGKILL)
+
+    def _victims(self, kind: str) -> list[int]:
+        trainers = [one.pid for one in self._job.processes if one.poll() is None]
+        servers = [one.pid for one in self._store.processes] if self._store else []
+        if kind == "trainer":
+            return trainers
+        if kind == "server":
+            return servers
+        below = workers_below if kind == "worker" else children_of
+        return [pid for root in servers or trainers for pid in below(root) if not _is_zygote(pid)]
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Remember what the job's processes hold now."""
+        for pid in self._own_pids():
+            self._footprint.look(pid, itself=True)
+
+    def _own_pids(self) -> list[int]:
+        """Return all processes that run in this job's folder: they inherit it."""
+        found, folder = [], str(self.folder)
+        for path in Path("/proc").glob("[0-9]*/cwd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(path) == folder:
+                    found.append(int(path.parent.name))
+        return found
+
+    def _leave(self) -> None:
+        """Let the servers end, and see what is left; end that too."""
+        for _, action in self._later:
+            action()  # what is stopped goes on
+        self._later.clear()
+        self._look()
+        servers = self._store.processes if self._store else []
+        for process in servers:
+            process.terminate()
+        patient_s = 0.0 if self.outcome.hang else 60.0
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self._leftovers(), "everything is gone", patient_s)
+        if not self.outcome.hang:
+            self.outcome.left = self._leftovers()
+        for pid in self._own_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        end([*self._job.processes, *servers])
+        if self._store is not None:
+            self._store.close()
+
+    def _leftovers(self) -> list[str]:
+        for process in [*self._job.processes, *(self._store.processes if self._store else [])]:
+            process.poll()
+        for pid in self._own_pids():
+            self._footprint.look(pid, itself=True)
+        return self._footprint.leftovers()
+
+    def _end_a_hang(self) -> None:
+        """Let all processes write where their threads are into their logs, and end."""
+        for _, action in self._later:
+            action()
+        self._later.clear()
+        self.outcome.hang = f"no batch for {self._silence_s:g} s at {self._reached}"
+        for pid in self._own_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+        time.sleep(3.0)  # until the stacks are written
+
+
+def _is_zygote(pid: int) -> bool:
+    """Whether a process only stands by to start others quickly; see `--fresh` of `chaos.py`."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "gigl-zygote"
+    return False
+
+
+def _go_on_with(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def run_job(job: ChaosJob, keep: Path) -> Outcome:
+    """Run a job; keep the folder of one that is not good."""
+    outcome = job.run()
+    if outcome.is_good:
+        shutil.rmtree(job.folder, ignore_errors=True)
+    else:
+        keep.mkdir(parents=True, exist_ok=True)
+        shutil.move(job.folder, keep / f"job{job.plan.number}.{os.getpid()}")
+    return outcome
