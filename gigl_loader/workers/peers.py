@@ -49,6 +49,7 @@ T = TypeVar("T")
 
 _MAX_ASK_BYTES = 1 << 32
 """Ids in one question: 512 million; a batch that asks for more does not fit into memory either."""
+_MAX_REASON = 4000
 _RETURN_S = 10.0
 """How long a caller whose connection was lost may take to come back."""
 
@@ -118,6 +119,22 @@ def assignments(
     }
 
 
+class _OfCaller(threading.local):
+    """What a thread keeps that answers one caller."""
+
+    reader: LocalReader | None = None
+    """Has scratch memory."""
+
+
+class _OfAsker(threading.local):
+    """What a thread keeps that asks: no lock is on the way of a question."""
+
+    def __init__(self) -> None:
+        self.lane: int | None = None
+        self.traffic = Traffic()
+        """What it asked since its last batch."""
+
+
 class Answering:
     """Answers for one partition, each caller in a thread of its own.
 
@@ -138,7 +155,7 @@ class Answering:
         awaits_s: float | None = None, patience_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
         self._view, self._awaits_s, self._patience_s = view, awaits_s, patience_s
-        self._per_thread = threading.local()  # a store owns scratch memory
+        self._of_thread = _OfCaller()
         self._changed = threading.Condition()  # guards the three below
         self._open: Counter[str] = Counter()
         self._done: set[str] = set()
@@ -221,10 +238,42 @@ class Answering:
 
     def _reader(self) -> LocalReader:
         self.last_asked = time.monotonic()
-        reader: LocalReader | None = getattr(self._per_thread, "store", None)
+        reader = self._of_thread.reader
         if reader is None:
-            reader = self._per_thread.reader = LocalReader(self._view)
+            reader = self._of_thread.reader = LocalReader(self._view)
         return reader
+
+
+class Refusing:
+    """Answers in place of a worker that is lost for good, from the process that started it.
+
+    That process lives and knows why; a connection that is refused would tell nothing.
+
+    Args:
+        access: As the worker's.
+        name: What the worker was called.
+        listener: Descriptor of the socket that it listened on, owned by this object from here on.
+        error: What ended the sampling.
+    """
+
+    def __init__(self, access: Access, name: str, listener: int, error: BaseException) -> None:
+        words = f"{name} was lost, and none takes its place: {error}"[:_MAX_REASON]
+
+        def refuse(question: Any, peer: Peer) -> Any:
+            raise PeerError(words)
+
+        table = {
+            f"draw {access.job}": Method(DrawQuestion, DrawAnswer, refuse),
+            f"rows {access.job}": Method(RowsQuestion, RowsAnswer, refuse),
+        }
+        self._listener = Listener(
+            access.host, 0, access.security, table, name, max_ask_bytes=_MAX_ASK_BYTES,
+            inherits=listener,
+        ).start()  # fmt: skip
+
+    def close(self) -> None:
+        """Stop. Idempotent."""
+        self._listener.close(End.SHUTDOWN, "its job is over")
 
 
 @dataclass
@@ -330,14 +379,13 @@ class Asking:
             for partition, worker in asked.items()
             for lane in range(lanes)
         }
-        # a thread's lane and what it asked since its last batch: no lock on the way of a question
-        self._of_thread = threading.local()
+        self._of_thread = _OfAsker()
         self._joining = threading.Lock()  # guards the number below
         self._joined = 0
 
     def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
         """Ask for neighbours; see `gigl_loader.sampler.questions.Peers`."""
-        question, traffic = DrawQuestion.of(request), self._traffic()
+        question, traffic = DrawQuestion.of(request), self._of_thread.traffic
         traffic.structure_bytes += question.nodes.words.nbytes
 
         # called in `Answer.wait`, which the thread that asked calls: its own traffic
@@ -350,7 +398,7 @@ class Asking:
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> Answer[RowsAnswer]:
         """Ask for rows, to be received into ``out``."""
-        question, traffic = RowsQuestion.of(request), self._traffic()
+        question, traffic = RowsQuestion.of(request), self._of_thread.traffic
         traffic.structure_bytes += question.ids.words.nbytes
         traffic.row_bytes += out.nbytes
         traffic.rows[partition] += request.ids.size
@@ -361,19 +409,12 @@ class Asking:
 
     def take_traffic(self) -> Traffic:
         """Return what this thread asked since the last call."""
-        traffic = self._traffic()
-        self._of_thread.traffic = Traffic()
-        return traffic
-
-    def _traffic(self) -> Traffic:
-        if not hasattr(self._of_thread, "traffic"):
-            self._of_thread.traffic = Traffic()
-        traffic: Traffic = self._of_thread.traffic
+        traffic, self._of_thread.traffic = self._of_thread.traffic, Traffic()
         return traffic
 
     def _answer(self, reply: Reply[Any], partition: int, read: Callable[[Any], T]) -> Answer[T]:
         def waited(seconds: float) -> None:
-            self._traffic().waited_s += seconds
+            self._of_thread.traffic.waited_s += seconds
 
         return Answer(reply, self._whom[partition], self._timeout_s, read, waited)
 
@@ -396,7 +437,7 @@ class Asking:
             raise ConfigError(
                 f"no worker is known for partition {partition}, only for {sorted(self._whom)}"
             )
-        lane: int | None = getattr(self._of_thread, "lane", None)
+        lane = self._of_thread.lane
         if lane is None:
             with self._joining:
                 lane = self._of_thread.lane = self._joined % self._lanes
