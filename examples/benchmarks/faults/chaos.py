@@ -35,7 +35,8 @@ from _chaos_plan import FAULTS, draw, undisturbed
 from _cluster import machine_name
 from _machines import Link, Machines
 
-from gigl_loader.testing._scripts import forked_pythons
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # how tests start processes
+from support.scripts import forked_pythons
 
 
 def burn(parent: int) -> None:
@@ -63,7 +64,7 @@ def quick_starts(fresh: bool) -> contextlib.AbstractContextManager[None]:
     """Fork trainers, servers and supervisors from processes that have imported all they need."""
     if fresh:
         return contextlib.nullcontext()
-    return forked_pythons("gigl_loader.testing._warm", "torch_geometric.sampler")
+    return forked_pythons("support.warm", "torch_geometric.sampler")
 
 
 def can_make_machines() -> bool:
