@@ -23,7 +23,6 @@ from gigl_loader.memory.leases import payload_bytes, tensors_over
 from gigl_loader.memory.same_host import Mappings, sees
 from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
-from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.cluster import Cluster, raise_if_broken
@@ -35,6 +34,7 @@ from gigl_loader.remote.messages import (
     FetchAnswer,
     FetchRequest,
     GiveBack,
+    Nothing,
 )
 from gigl_loader.remote.payload import unpack_batch, wire_bytes
 from gigl_loader.remote.supplier import Supplier

@@ -32,8 +32,8 @@ from gigl_loader.errors import (
     WorkerDiedError,
 )
 from gigl_loader.remote.membership import Join, News, hear
-from gigl_loader.remote.messages import CALLS
 from gigl_loader.remote.patience import WaitReport
+from gigl_loader.remote.service import CALLS
 from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
 
@@ -278,7 +278,7 @@ class ServerConnection:
         Raises:
             ConfigError: An argument cannot be sent.
         """
-        request = CALLS[name].request.of(arguments)
+        request = CALLS[name].ask(arguments)
         future: Future[Any] = Future()
         args = (name, request, timeout_s, future)
         new_thread(
@@ -290,8 +290,8 @@ class ServerConnection:
     def _run_call(self, name: str, request: Any, timeout_s: float, future: "Future[Any]") -> None:
         try:
             with self._borrowed() as caller:
-                answer = caller.ask(name, request, CALLS[name].answer).wait(timeout_s)
-            result = answer.result
+                response = caller.ask(name, request, CALLS[name].response).wait(timeout_s)
+            result = CALLS[name].result(response)
         except BaseException as error:
             future.set_exception(self.named(error))
         else:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gigl_loader.errors import ConfigError, PeerError, PeerLostError, ServerDiedError
 from gigl_loader.logs import answering
-from gigl_loader.remote.answers import Nothing
+from gigl_loader.remote.calls import Call
 from gigl_loader.remote.compact import Addresses, Generations, Runs
 from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
@@ -26,10 +26,10 @@ from gigl_loader.remote.membership import (
     Watch,
     check_figures,
 )
-from gigl_loader.remote.messages import CALLS, Call, FetchAnswer, FetchRequest, GiveBack
+from gigl_loader.remote.messages import FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.servers import ServerBook
-from gigl_loader.remote.service import DistServer, caller
+from gigl_loader.remote.service import CALLS, DistServer, caller
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import End, Listener, Method, Peer, Security
 
@@ -148,7 +148,7 @@ class Endpoint:
             "give_back": Method(GiveBack, Nothing, self._handout.give_back),
             **agree,
             **{
-                name: Method(call.request, call.answer, partial(self._call, name, call))
+                name: Method(call.request, call.response, partial(self._call, call))
                 for name, call in CALLS.items()
             },
         }
@@ -421,25 +421,27 @@ class Endpoint:
         member = self._attendance.find(peer.session, 0)
         return member if member is not None and member.join.role is Role.CLIENT else None
 
-    def _call(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
+    def _call(self, call: Call, request: Any, peer: Peer) -> Any:
         member = self._client_of(peer)
         # without having joined, as `gigl-loader status` asks: its end releases nothing
         token = caller.set("observer" if member is None else member.client)
         who = {} if member is None else {"job": member.job, "rank": member.join.rank}
         try:
             with answering(**who):
-                return self._answer(name, call, request, peer)
+                return self._answer(call, request, peer)
         finally:
             caller.reset(token)
 
-    def _answer(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
+    def _answer(self, call: Call, request: Any, peer: Peer) -> Any:
         try:
-            return call.answer.of(getattr(self.server, name)(**request.arguments))
+            return call.respond(getattr(self.server, call.name)(**call.arguments(request)))
         except PeerLostError as error:  # of another one than this server
             raise PeerError(str(error)) from error
         except Exception as error:
             if not self._stopping:  # else they fail for that reason
-                _log.warning("%s: %s failed: %s: %s", peer.name, name, type(error).__name__, error)
+                _log.warning(
+                    "%s: %s failed: %s: %s", peer.name, call.name, type(error).__name__, error
+                )
             raise
 
     # -- health ---------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from gigl_loader.memory.leases import Packed
-from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.leases import Leases
-from gigl_loader.remote.messages import BatchMessage, FetchAnswer, FetchRequest, GiveBack
+from gigl_loader.remote.messages import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.payload import pack_batch
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.shared import Fetched

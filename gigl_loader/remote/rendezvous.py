@@ -11,9 +11,9 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
 from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
-from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.membership import Gather, Gathered, Leave, Publish
+from gigl_loader.remote.messages import Nothing
 from gigl_loader.transport import Caller
 from gigl_loader.workers.rendezvous import Rendezvous
 

@@ -36,6 +36,7 @@ from gigl_loader.options import (
     SamplerOptions,
     parse_size,
 )
+from gigl_loader.remote.calls import calls_of, served
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.metrics import ServerCounts
@@ -71,7 +72,7 @@ class DistServer(PartitionAnswers):
     """One storage server: a partition, and the producers that sample it for compute processes.
 
     Methods are thread-safe, and are called by clients through `request_server`: those in
-    `gigl_loader.remote.messages.CALLS`.
+    `CALLS`.
 
     Args:
         dataset: The partition.
@@ -113,6 +114,7 @@ class DistServer(PartitionAnswers):
 
     # -- producers ------------------------------------------------------------------------------
 
+    @served
     def create_sampling_producer(
         self,
         sampler_input: NodeSamplerInput,
@@ -294,6 +296,7 @@ class DistServer(PartitionAnswers):
         self._tell_of_end(entry)
         return entry.shared
 
+    @served
     def destroy_sampling_producer(self, producer_id: int, *, linger_s: float = LINGER_S) -> None:
         """End a producer, whoever else uses it.
 
@@ -307,6 +310,7 @@ class DistServer(PartitionAnswers):
         self._entries.producer(producer_id)
         self._end(producer_id, linger_s)
 
+    @served
     def release_sampling_producer(
         self, producer_id: int, consumer: int = 0, *, linger_s: float = LINGER_S
     ) -> None:
@@ -336,6 +340,7 @@ class DistServer(PartitionAnswers):
                 "server %d: producer %d (%r) ended", self.server_rank, producer_id, shared.key
             )
 
+    @served
     def start_new_epoch_sampling(
         self, producer_id: int, epoch: int, *, request: EpochRequest | None = None
     ) -> bool:
@@ -355,6 +360,7 @@ class DistServer(PartitionAnswers):
         """
         return self._entries.producer(producer_id).start_epoch(epoch, request or EpochRequest())
 
+    @served
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
         """Break the epoch of one consumer off; that of a producer that is over is broken off.
 
@@ -377,6 +383,7 @@ class DistServer(PartitionAnswers):
         """
         return self._entries.producer(request.producer_id).fetch(request, attempt)
 
+    @served
     def fetch_one_sampled_message(
         self, producer_id: int, *, consumer: int = 0
     ) -> tuple[SampleMessage | None, bool]:
@@ -401,6 +408,7 @@ class DistServer(PartitionAnswers):
         assert isinstance(received.message, Packed)
         return received.message.tensors(), finished
 
+    @served
     def sample_seeds(self, producer_id: int, index: Tensor) -> SampleMessage:
         """Return the batch of the seeds at ``index`` of a producer's input, beside its epochs.
 
@@ -423,10 +431,12 @@ class DistServer(PartitionAnswers):
         assert isinstance(message, Packed)
         return message.tensors()
 
+    @served
     def memory_mark(self) -> Mark:
         """Return what a client needs to find out whether it can map this process's memory."""
         return self._mark.mark
 
+    @served
     def describe_workers(self, producer_id: int) -> str:
         """Say what the workers of a producer are doing, for an error elsewhere."""
         return self._entries.producer(producer_id).describe_workers()
@@ -469,6 +479,7 @@ class DistServer(PartitionAnswers):
 
     # -- what it holds --------------------------------------------------------------------------
 
+    @served
     def status(self) -> dict[str, Any]:
         """Return this server's state as plain values."""
         view = self.dataset.view()
@@ -496,10 +507,12 @@ class DistServer(PartitionAnswers):
             **connections,
         }
 
+    @served
     def get_free_ports(self, num_ports: int) -> list[int]:
         """Return ports that are free on this server at this moment."""
         return free_ports(num_ports, self._host)
 
+    @served
     def ping(self) -> int:
         """Return this process's id: it lives, and answers."""
         return os.getpid()
@@ -524,3 +537,11 @@ def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) ->
 def warm_up() -> None:
     """Compile or load the sampling kernels before the first client waits for them."""
     load_kernels()
+
+
+CALLS = calls_of(DistServer)
+"""Every method of `DistServer` that clients may call over the network.
+
+`DistServer.fetch` is not among them: a batch is lent or packed by `Handout`, and received into
+memory of a pool.
+"""
