@@ -18,6 +18,7 @@ from _chaos_plan import Fault, Plan
 from _cluster import HOST, Job, Store, children_of, end, workers_below
 from _machines import ADDRESSES, Link, Machines
 
+from gigl_loader.footprint import IGNORED
 from gigl_loader.testing import Footprint, wait_until
 from gigl_loader.transport.certs import make_folder, token
 
@@ -129,7 +130,8 @@ class ChaosJob:
             machines = case.machines or (0,) * case.servers
             self._store = Store(
                 self._root, [hosts[machine] for machine in machines],
-                lambda rank, words: self._on(machines[rank], words), log=self.folder / "servers.log",
+                lambda rank, words: self._on(machines[rank], words),
+                log=self.folder / "servers.log",
             )  # fmt: skip
             options |= {"store": self._store.address, "servers": case.servers, "reconnect": AWAY_S}
         self._write_plan()
@@ -238,7 +240,7 @@ class ChaosJob:
 
     def _inflict(self, fault: Fault, until: float) -> None:
         """Do it, or try again until there is a victim."""
-        verb, kind = fault.kind.split()
+        verb, kind = fault.kind.split("-")
         if kind == "link":
             assert self._machines is not None
             self._machines.set_link("down")
@@ -291,7 +293,7 @@ class ChaosJob:
         if kind == "server":
             return servers
         below = workers_below if kind == "worker" else children_of
-        return [pid for root in servers or trainers for pid in below(root) if not _is_zygote(pid)]
+        return [pid for root in servers or trainers for pid in below(root) if not _stands_by(pid)]
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -349,10 +351,10 @@ class ChaosJob:
         time.sleep(3.0)  # until the stacks are written
 
 
-def _is_zygote(pid: int) -> bool:
-    """Whether a process only stands by to start others quickly; see `--fresh` of `chaos.py`."""
+def _stands_by(pid: int) -> bool:
+    """Whether a process is there only to start others quickly."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "gigl-zygote"
+        return Path(f"/proc/{pid}/comm").read_text().strip() in IGNORED
     return False
 
 
