@@ -11,6 +11,7 @@
 #   make test-native       the tests with graphlearn-torch's native library loaded
 #   make docs              the site, into docs/_build/html
 #   make bench             the benchmarks in examples/benchmarks
+#   make chaos             real jobs under drawn faults, each epoch against an undisturbed one
 #   make simulate          the coordination of 16 to 4,096 ranks, and 200 schedules of faults
 #
 # PYTHON=python3.12 names the interpreter; otherwise the newest that is found is taken.
@@ -28,7 +29,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint docs bench simulate test-tls test-modern test-native clean
+.PHONY: help venv demo demo-graph-store demo-links demo-tables demo-ray test lint docs bench chaos simulate test-tls test-modern test-native clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -76,6 +77,9 @@ docs:
 
 bench:
 	@set -e; for script in examples/benchmarks/*/bench*.py; do echo "== $$script"; $(NEWEST) python $$script $(ARGS); done
+
+chaos:
+	@$(TESTED) python examples/benchmarks/faults/chaos.py $(ARGS)
 
 simulate:
 	@$(TESTED) python examples/benchmarks/at_size/simulate.py $(ARGS)

@@ -18,6 +18,7 @@ from _chaos_plan import Fault, Plan
 from _cluster import HOST, Job, Store, children_of, end, workers_below
 from _machines import ADDRESSES, Link, Machines
 
+from gigl_loader.footprint import IGNORED
 from gigl_loader.testing import Footprint, wait_until
 from gigl_loader.transport.certs import make_folder, token
 
@@ -90,7 +91,7 @@ class ChaosJob:
         self._footprint, self._life = Footprint(), 0
         self._machines: Machines | None = None
         self._store: Store | None = None
-        self._was_killed = False
+        self._was_killed, self._away = False, set[int]()
         self._reached, self._built = (-1, 0.0), list[tuple[int, float]]()
         self.outcome = Outcome(plan)
 
@@ -129,7 +130,8 @@ class ChaosJob:
             machines = case.machines or (0,) * case.servers
             self._store = Store(
                 self._root, [hosts[machine] for machine in machines],
-                lambda rank, words: self._on(machines[rank], words), log=self.folder / "servers.log",
+                lambda rank, words: self._on(machines[rank], words),
+                log=self.folder / "servers.log",
             )  # fmt: skip
             options |= {"store": self._store.address, "servers": case.servers, "reconnect": AWAY_S}
         self._write_plan()
@@ -141,10 +143,13 @@ class ChaosJob:
 
     def _on(self, machine: int, words: list[str]) -> list[str]:
         """Return the command that runs another one on a machine, in this job's folder."""
-        variables = [f"{name}={value}" for name, value in self._environment.items()]
+        environment, name = self._environment, "-"
+        if self._machines is not None:
+            name = self._machines.name(machine)
+            environment = {**environment, "GLOO_SOCKET_IFNAME": name}
+        variables = [f"{name}={value}" for name, value in environment.items()]
         python, *rest = words
-        command = [python, str(START), str(self.folder), *variables, "--", *rest]
-        return command if self._machines is None else self._machines.on(machine, command)
+        return [python, str(START), str(self.folder), name, *variables, "--", *rest]
 
     def _write_plan(self) -> None:
         plan = {"life": self._life, "epochs": self.plan.epochs}
@@ -163,6 +168,7 @@ class ChaosJob:
                 (self.folder / "stop").touch()
                 self._faults.clear()
             self._do_what_is_due(now)
+            self._look_after_servers()
             if self._is_over():
                 return
             if now - heard > self._silence_s:
@@ -238,7 +244,7 @@ class ChaosJob:
 
     def _inflict(self, fault: Fault, until: float) -> None:
         """Do it, or try again until there is a victim."""
-        verb, kind = fault.kind.split()
+        verb, kind = fault.kind.split("-")
         if kind == "link":
             assert self._machines is not None
             self._machines.set_link("down")
@@ -268,6 +274,7 @@ class ChaosJob:
         if verb == "stop":
             self._in(seconds, lambda: _go_on_with(pid))
         elif kind == "server":
+            self._away.add(pid)
             self._in(seconds, lambda: self._restart(pid))
         elif kind == "trainer":
             self._was_killed = True
@@ -275,6 +282,14 @@ class ChaosJob:
 
     def _in(self, seconds: float, action: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + seconds, action))
+
+    def _look_after_servers(self) -> None:
+        """Start a server again that has ended though nothing was done to it; say so."""
+        for rank, process in enumerate(self._store.processes if self._store else []):
+            if process.poll() is not None and process.pid not in self._away:
+                self.outcome.unnamed.append(f"server {rank} ended with {process.returncode}")
+                self._away.add(process.pid)
+                self._in(1.0, lambda pid=process.pid: self._restart(pid))
 
     def _restart(self, pid: int) -> None:
         assert self._store is not None
@@ -291,7 +306,7 @@ class ChaosJob:
         if kind == "server":
             return servers
         below = workers_below if kind == "worker" else children_of
-        return [pid for root in servers or trainers for pid in below(root) if not _is_zygote(pid)]
+        return [pid for root in servers or trainers for pid in below(root) if not _stands_by(pid)]
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -349,10 +364,10 @@ class ChaosJob:
         time.sleep(3.0)  # until the stacks are written
 
 
-def _is_zygote(pid: int) -> bool:
-    """Whether a process only stands by to start others quickly; see `--fresh` of `chaos.py`."""
+def _stands_by(pid: int) -> bool:
+    """Whether a process is there only to start others quickly."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "gigl-zygote"
+        return Path(f"/proc/{pid}/comm").read_text().strip() in IGNORED
     return False
 
 

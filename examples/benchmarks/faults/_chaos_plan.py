@@ -7,10 +7,10 @@ from typing import Any
 
 from _chaos_cases import CASES, Case
 
-WORKER_FAULTS = {"kill worker": 3, "stop worker": 2, "kill supervisor": 3, "stop supervisor": 1}
-SERVER_FAULTS = {"kill server": 2, "end server": 1, "stop server": 2}
-TRAINER_FAULTS = {"kill trainer": 1, "stop trainer": 1}
-CUT = {"cut link": 6}
+WORKER_FAULTS = {"kill-worker": 3, "stop-worker": 2, "kill-supervisor": 3, "stop-supervisor": 1}
+SERVER_FAULTS = {"kill-server": 2, "end-server": 1, "stop-server": 2}
+TRAINER_FAULTS = {"kill-trainer": 1, "stop-trainer": 1}
+CUT = {"cut-link": 6}
 """How often each is drawn, in relation to the others."""
 FAULTS = tuple({**WORKER_FAULTS, **SERVER_FAULTS, **TRAINER_FAULTS, **CUT})
 _LONG_STOP_S = 14.0  # beyond the 10 s after which a server that is silent counts as lost
@@ -108,8 +108,8 @@ def _fault(lot: random.Random, kind: str, epochs: int) -> Fault:
     if lot.random() < 0.15:
         share, epoch = -lot.random(), lot.choice([0, epoch])  # the first loader is sure to be made
     seconds = lot.uniform(0.2, 3.0)
-    if kind == "cut link":
+    if kind == "cut-link":
         seconds = lot.uniform(1.0, 8.0)
-    elif kind == "stop server" and lot.random() < 0.2:
+    elif kind == "stop-server" and lot.random() < 0.2:
         seconds = _LONG_STOP_S
     return Fault(kind, epoch, share, lot.random(), seconds)

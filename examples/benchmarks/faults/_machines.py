@@ -99,9 +99,13 @@ class Machines:
         self._stack.callback(process.join)
         self._stack.callback(process.kill)
 
+    def name(self, machine: int) -> str:
+        """Return the name of a machine's namespace, and of its end of the cable."""
+        return self._names[machine]
+
     def on(self, machine: int, command: list[str]) -> list[str]:
         """Return the command that runs ``command`` on a machine."""
-        name = self._names[machine]
+        name = self.name(machine)
         return ["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={name}", *command]
 
     def cut(self, seconds: float) -> None:

@@ -24,18 +24,17 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # where quick starts are
 from _chaos_cases import CASES, RECIPES, write
 from _chaos_check import Digests
 from _chaos_job import ChaosJob, Outcome, run_job
 from _chaos_plan import FAULTS, draw, undisturbed
 from _cluster import machine_name
 from _machines import Link, Machines
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # how tests start processes
 from support.scripts import forked_pythons
 
 
@@ -157,7 +156,8 @@ def line_of(outcome: Outcome) -> str:
     what = "undisturbed" if plan.number < 0 else f"job {plan.number}, {faults} faults"
     return (
         f"{time.strftime('%X')} {plan.case}: {what}: {found.whole} whole epochs, "
-        f"{outcome.seconds:.0f} s, load {outcome.load:.0f}" + "".join(f"; {one}" for one in errors + bad)
+        f"{outcome.seconds:.0f} s, load {outcome.load:.0f}"
+        + "".join(f"; {one}" for one in errors + bad)
     )
 
 
@@ -194,7 +194,9 @@ def table_of(outcomes: list[Outcome]) -> str:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, help="of all that is drawn; the same again")
-    parser.add_argument("--minutes", type=float, default=10.0, help="jobs end with their epoch then")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="then jobs end with their epoch"
+    )
     parser.add_argument("--epochs", type=int, default=0, help="end after so many; 0: by the clock")
     parser.add_argument("--cases", type=names_of(CASES), default=list(CASES), metavar="NAME,...")
     parser.add_argument("--faults", type=names_of(FAULTS), default=list(FAULTS), metavar="KIND,...")
@@ -203,22 +205,24 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=1, help="jobs at the same time")
     parser.add_argument("--job-epochs", type=int, default=10, help="epochs of a job")
     parser.add_argument(
-        "--fresh", action="store_true", help="start each process in a new interpreter, as users do: "
-        "many seconds each on a busy machine, so fewer epochs",
+        "--fresh", action="store_true", help="start each process in a new interpreter, as users "
+        "do: many seconds each on a busy machine, so fewer epochs",
     )  # fmt: skip
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of a training step")
     parser.add_argument(
         "--silence", type=float, default=420.0, help="seconds without a batch that are a hang"
     )
     parser.add_argument("--log", type=Path, help="append a line of JSON for each job")
-    parser.add_argument("--keep", type=Path, default=Path("out/chaos"), help="of jobs that went wrong")
+    parser.add_argument(
+        "--keep", type=Path, default=Path("out/chaos"), help="of jobs that went wrong"
+    )
     args = parser.parse_args(argv)
     args.seed = random.randrange(2**31) if args.seed is None else args.seed
     return args
 
 
-def names_of(known: object) -> "type[object]":
-    """Return a reader of some of these names, joined by commas."""
+def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return what reads some of these names, joined by commas."""
 
     def read(text: str) -> list[str]:
         names = text.split(",")
