@@ -473,7 +473,12 @@ class CacheOptions:
             )
         if isinstance(remote_cache, str) and remote_cache.strip().endswith("%"):
             return cls(size=_share(remote_cache), lookahead=lookahead)
-        return cls(size=parse_size(remote_cache), lookahead=lookahead)
+        try:
+            return cls(size=parse_size(remote_cache), lookahead=lookahead)
+        except ConfigError as error:
+            raise ConfigError(
+                f'remote_cache: {error}; or a share of the rows of other machines, such as "20%"'
+            ) from None
 
 
 def _share(text: str) -> float:

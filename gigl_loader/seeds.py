@@ -124,9 +124,9 @@ def _check_order(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> N
             now.setdefault(told.digest, rank)
     for other, told in enumerate(everyone):
         for number, digest in told.opened.items():
-            rank = now.get(digest)
-            if rank is None or groups[rank] == groups[other]:
+            if digest not in now or groups[now[digest]] == groups[other]:
                 continue
+            rank = now[digest]
             if everyone[rank].opened.get(number, digest) != digest:
                 raise ConfigError(
                     f"ranks {rank} and {other} build their loaders in another order: rank {rank} "

@@ -5,6 +5,7 @@ workers, the attributes of GLT's class show the same tensors to code written for
 for another process (``torch.multiprocessing``) carries file descriptors in place of the data.
 """
 
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -285,9 +286,12 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         if isinstance(dataset, DistDataset):
             return dataset
         if not isinstance(dataset, _glt.Dataset):
+            made = "from_pyg(data) makes one of a PyG graph"
+            if isinstance(dataset, str | os.PathLike):
+                made = "load(path, partition_idx) reads a partition from a directory"
             raise WrongTypeError(
                 f"dataset must be a DistDataset of gigl_loader or GLT, got "
-                f"{type(dataset).__name__}; DistDataset.from_pyg(data) makes one of a PyG graph"
+                f"{type(dataset).__name__}; DistDataset.{made}"
             )
         view, splits = _attributes.read_glt(dataset)
         ours = cls(view.partition_idx, view.num_partitions, view.edge_dir)

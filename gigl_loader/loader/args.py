@@ -37,22 +37,18 @@ class LoaderArgs:
     """How batches grow, made of those that are about it."""
 
     @classmethod
-    def of(
-        cls, loader: type, num_neighbors: NumNeighbors, **keywords: Unpack[AllKeywords]
-    ) -> "LoaderArgs":
+    def of(cls, num_neighbors: NumNeighbors, **keywords: Unpack[AllKeywords]) -> "LoaderArgs":
         """Return the arguments of a loader, checked.
 
         Args:
-            loader: Its class, for errors.
             num_neighbors: Neighbours per hop.
             **keywords: What the user gave.
 
         Raises:
             ConfigError: A value cannot work in either deployment.
-            WrongTypeError: There is no such keyword.
         """
         # Without types from here on: mypy knows a TypedDict by literal keys only.
-        given = completed(loader, keywords)
+        given = completed(keywords)
         by_name: dict[str, Any] = {**given}
         expansion = ExpansionOptions(**{name: by_name[name] for name in _OF_EXPANSION})
         if isinstance(given["sampler_options"], PPRSamplerOptions):
@@ -89,7 +85,10 @@ class LoaderArgs:
                 "call torch.distributed.init_process_group() and leave context out"
             )
         # Only for its error: GLT's options keep sizes as they were given.
-        parse_size(given["channel_size"])
+        try:
+            parse_size(given["channel_size"])
+        except ConfigError as error:
+            raise ConfigError(f"channel_size: {error}") from None
         # `cache` itself raises where `remote_cache` or `lookahead` cannot be read.
         if self.cache is not None and self.in_process:
             raise ConfigError(

@@ -1,6 +1,7 @@
 """The parts of a loader, made of what the user gave it; see `gigl_loader.loader.args`."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
 from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.sampled_input import check_seed_times
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PREFETCH = 4
 """Batches under way per storage server."""
@@ -180,6 +183,11 @@ def _check_colocated(
     data = DistDataset.wrap(dataset).weighted_by(given["weight_attr"])
     if args.in_process:
         check_in_process(data, given["exchange"])
+    if args.cache is not None and data.num_partitions == 1:
+        logger.warning(
+            "remote_cache=%r keeps nothing: the dataset is one partition, all its rows are here",
+            given["remote_cache"],
+        )
     check_weights(data, args.with_weight)
     if args.expansion.time_attr is not None:
         data.view_by_time(args.expansion.time_attr)

@@ -47,6 +47,13 @@ from gigl_loader.workers.sampled_input import seed_or_drawn
 logger = logging.getLogger(__name__)
 
 
+class _NotTorchsError(UsageError, AttributeError):
+    """A loader was asked for what torch's ``DataLoader`` alone has; `hasattr` finds that it lacks.
+
+    Frameworks ask so before they use it.
+    """
+
+
 class BaseDistLoader(LoaderParts, DistLoader):
     """Base of the distributed loaders: resolves the runtime, starts producers, yields PyG batches.
 
@@ -88,6 +95,9 @@ class BaseDistLoader(LoaderParts, DistLoader):
         WrongTypeError: Parts of the two deployments are mixed. Nothing was started.
         UsageError: GLT's context is not of the right role.
     """
+
+    _is_forked = False
+    """Whether this is the copy of a loader in a process that was forked off: its parent has it."""
 
     def __init__(
         self,
@@ -167,7 +177,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
     ) -> None:  # fmt: skip
         # the attributes that GLT's DistLoader.__init__ sets, under GLT's names
         self.data = None if is_remote else dataset
-        self.dataset = dataset
+        self._given_dataset = dataset
         self.input_data = sampler_input
         self.sampling_config = sampling_config
         for name in (
@@ -236,7 +246,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         # Ranks are compared by the source itself, in `create`.
         check_shard(self._shard, in_order=self._epoch_options.in_order)
         source = RemoteSource(
-            self.dataset, self.input_data, self.sampling_config, self.worker_options,
+            self._given_dataset, self.input_data, self.sampling_config, self.worker_options,
             self._sampler_options, self._epoch_options, pin_memory=self.to_device.type == "cuda",
             shard=self._shard,
         )  # fmt: skip
@@ -438,6 +448,29 @@ class BaseDistLoader(LoaderParts, DistLoader):
 
     # -- batches --------------------------------------------------------------------------------
 
+    @property
+    def dataset(self) -> range:
+        """The positions of this loader's seeds, as in PyG: ``len(loader.dataset)`` counts them."""
+        return range(self._input_len)
+
+    @property
+    def sampler(self) -> Any:
+        """Raise: a loader has no sampler of torch's, as accelerate's `skip_first_batches` wants."""
+        raise _NotTorchsError(
+            f"a {type(self).__name__} has no sampler of torch's: it numbers its batches by itself. "
+            "To go on within an epoch, as skip_first_batches does, keep loader.state_dict() and "
+            "give it to load_state_dict(); ranks share seeds by shard="
+        )
+
+    batch_sampler = sampler
+
+    def __getitem__(self, index: Any) -> Any:
+        raise UsageError(
+            f"a {type(self).__name__} is a loader, and no dataset of torch's DataLoader: iterate "
+            "over it as it is, it has workers of its own (num_workers=); loader(index) is the "
+            "batch of the seeds at some positions"
+        )
+
     def __call__(self, index: Positions) -> Data | HeteroData:
         """Return the batch of the seeds at ``index``; see `collate`."""
         return self.collate(index)
@@ -465,6 +498,14 @@ class BaseDistLoader(LoaderParts, DistLoader):
         if self._engine is not None:
             message = self._copied(message)
         return self._collate_fn(message)
+
+    def collate_fn(self, index: Positions) -> Data | HeteroData:
+        """Do what `collate` does, under the name by which PyG's ``ZipLoader`` asks for it."""
+        return self.collate(index)
+
+    def filter_fn(self, batch: Data | HeteroData) -> Data | HeteroData:
+        """Return the batch as it is: PyG's ``ZipLoader`` lets its rows be gathered here."""
+        return batch
 
     def _copied(self, msg: SampleMessage) -> SampleMessage:
         """Return a message of the host on the device, but for what is read on the host."""
@@ -497,6 +538,12 @@ class BaseDistLoader(LoaderParts, DistLoader):
     # -- end ------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
+        if self._is_forked:
+            raise UsageError(
+                f"this {type(self).__name__} was built in another process, of which this one is a "
+                "fork, as torch's DataLoader(..., num_workers=1) makes them: iterate over the "
+                "loader in the process that built it, it has workers of its own; or build one here"
+            )
         if self._shutdowned:
             raise UsageError(f"this {type(self).__name__} was shut down: build a new one")
 
@@ -541,6 +588,9 @@ class BaseDistLoader(LoaderParts, DistLoader):
             ResourceWarning,
             stacklevel=2,
         )
+        # Python hides that warning by default, and a loader that nobody shut down leaves the other
+        # ranks without answers.
+        logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
         # Python would only print it; and no lingering, as whichever thread drops a loader has to go
         # on.
         with contextlib.suppress(Exception):

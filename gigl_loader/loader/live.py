@@ -12,6 +12,7 @@ class Closable(Protocol):
     """Entry of a loader in the table of live loaders."""
 
     _shutdowned: bool
+    _is_forked: bool
 
     def shutdown(self, linger_s: float | None = None) -> None:
         """Stop its workers."""
@@ -43,7 +44,7 @@ def _disown() -> None:
     for loader in list(_loaders):
         # Without a call of `shutdown`: the child has copies of the parent's pipes and sockets, and
         # saying good-bye there would end the parent's workers.
-        loader._shutdowned = True
+        loader._shutdowned = loader._is_forked = True
 
 
 # At exit and not by finalisers: when these run, modules may be gone already.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Data
 
-from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, PeerError
+from gigl_loader import ConfigError, DistDataset, PeerError
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader import assemble
 from gigl_loader.loader.args import LoaderArgs
@@ -189,4 +189,4 @@ def test_a_graph_store_is_told_by_what_it_can_do() -> None:
 def test_a_graph_store_refuses_what_is_colocated(how: dict, words: str) -> None:
     """Before it is asked for anything: `object()` has nothing to ask."""
     with pytest.raises(ConfigError, match=words):
-        remote_parts(object(), LoaderArgs.of(DistNeighborLoader, [2], **how), ALONE, [], "one")
+        remote_parts(object(), LoaderArgs.of([2], **how), ALONE, [], "one")

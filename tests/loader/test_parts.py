@@ -47,6 +47,20 @@ def test_joining_the_workers_group_sets_threads_and_finds_a_port(
     assert (context.rank, context.world_size) == (0, 1)
 
 
+@pytest.mark.usefixtures("threads", "group")
+def test_a_worker_group_of_another_size_is_joined_anew() -> None:
+    """As an earlier job of this process left it, one of three; of the same size it stays."""
+    for size in (3, 1):
+        parts.init_worker_group(size, size - 1, "somebody's")
+        BaseDistLoader.initialize_colocated_sampling_worker(
+            local_rank=0, local_world_size=1, node_rank=0, node_world_size=1,
+            master_ip_address="127.0.0.1", device=torch.device("cpu"), num_cpu_threads=1,
+        )  # fmt: skip
+        context = parts.get_context()
+        assert (context.rank, context.world_size) == (0, 1)
+        assert (context.group_name == "somebody's") == (size == 1), "a second loader leaves it"
+
+
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(("given", "expected"), [(None, 3), (1, 1)])
