@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset._mapped import Part, array_path
+from gigl_loader.dataset._mapped import Part, array_path, verify_file
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.memory.segments import Array, storage_dtype
 
@@ -35,6 +35,7 @@ class OriginalIds:
         self._starts = np.concatenate([[0], self._ends[:-1]]).astype(np.int64)
         self.is_text = self._name(0, "text") in shared.arrays
         self._mapped: dict[str, Array] = {}
+        self._is_compared = False
 
     def __getstate__(self) -> dict[str, Any]:
         # a pickle of a mapped array would be the whole file
@@ -115,7 +116,7 @@ class OriginalIds:
         # again
         keys = wanted.unique()
         nodes = np.full(len(keys), -1, np.int64)
-        file = parquet.ParquetFile(self._root / PARQUET.format(node_type=self._node_type))
+        file = parquet.ParquetFile(self._pairs())
         # a block at a time: the dictionary of a large graph is larger than the memory of who asks
         for batch in file.iter_batches():
             positions = compute.index_in(batch.column("id"), keys)
@@ -131,6 +132,16 @@ class OriginalIds:
         # back from distinct ids to those asked for, in their order
         found: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
         return found
+
+    def _pairs(self) -> Path:
+        """Return the file of all pairs, compared with its checksum once."""
+        name = PARQUET.format(node_type=self._node_type)
+        path, spec = self._root / name, self._shared.files.get(name)
+        # here, where it is read whole: the comparison in the background may not have come to it
+        if spec is not None and not self._is_compared:  # None: directories of the version before
+            verify_file(path, spec)
+            self._is_compared = True
+        return path
 
 
 def _import_pyarrow() -> Any:

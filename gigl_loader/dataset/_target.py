@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset._mapped import PART_FILE, ROOT_FILE, is_mapped_format
+from gigl_loader.dataset._manifest import ROOT_FILE
+from gigl_loader.dataset._mapped import PART_FILE, is_mapped_format
 from gigl_loader.errors import ConfigError
 
 FORMATS = ("mapped", "glt")

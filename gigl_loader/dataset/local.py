@@ -315,7 +315,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     @classmethod
     def _of(cls, pieces: Pieces, source: CheckedGraph | None = None) -> "DistDataset":
         view = make_view(pieces)
-        return cls._restore(replace(view, identity=identity_of(view, source)), pieces.splits)
+        if view.identity is None:
+            view = replace(view, identity=identity_of(view, source))
+        return cls._restore(view, pieces.splits)
 
     @classmethod
     def _restore(
@@ -448,6 +450,16 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
                              "checksums")  # fmt: skip
         self._mapped.verify()
 
+    @property
+    def has_original_ids(self) -> bool:
+        """Whether nodes had other ids in the tables that they came from, see `to_original`."""
+        return bool(self._original)
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether this is of a directory in our own format, whose files have checksums."""
+        return self._mapped is not None
+
     def to_original(self, ids: Tensor | Array, node_type: NodeType | None = None) -> Array:
         """Return the ids that nodes had in the tables that `partition_tables` read.
 
@@ -486,6 +498,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return torch.from_numpy(self._dictionary(node_type).from_original(values))
 
     def _dictionary(self, node_type: NodeType | None) -> OriginalIds:
+        self.view()  # raises what the comparison in the background has found
         known = self._original
         if not known:
             raise UsageError("this graph was not made of tables: its ids are those it was given")

@@ -29,6 +29,7 @@ from gigl_loader.tables._nodes import Dictionary, fits
 from gigl_loader.tables._source import (
     Table,
     TableFile,
+    feature_type,
     id_kind,
     in_type,
     is_list,
@@ -36,7 +37,6 @@ from gigl_loader.tables._source import (
     named,
     number_type,
     quoted,
-    stored_type,
     time_type,
     to_read,
     width_of,
@@ -104,9 +104,7 @@ def read_extras(table: Table, spec: EdgeTable) -> Extras:
     time_sql = "" if spec.time is None else _time_sql(table, spec.time)
     if not columns:
         return Extras(spec.weight, [], spec.time, time_sql)
-    dtype = stored_type(number_type(table, columns, "features"))
-    if spec.feature_dtype is not None:
-        dtype = np.dtype(spec.feature_dtype)
+    dtype = feature_type(table, number_type(table, columns, "features"), spec.feature_dtype)
     return Extras(spec.weight, columns, spec.time, time_sql, dtype, width_of(table, columns))
 
 

@@ -138,7 +138,7 @@ def test_what_travels_has_names_of_its_own(tmp_path: Path) -> None:
     table = Table(_job(tmp_path), "e", pa.table(columns), "edges")
     extras = read_extras(table, EdgeTable("e", weight="w", features=["a", "b"], time='q"'))
     assert extras.names == ["c0", "c1", "weight", "time", "pos"]
-    assert (extras.width, extras.dtype) == (2, np.float64)
+    assert (extras.width, extras.dtype) == (2, np.float32)
     with _job(tmp_path).engine() as engine:
         source = f"(SELECT *, 4 AS file_row_number FROM '{table.files[0].path}') e"
         found = engine.sql(f"SELECT 0{extras.select(100)} FROM {source}").fetchall()
