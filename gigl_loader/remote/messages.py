@@ -357,6 +357,7 @@ CALLS: dict[str, Call] = {
     "ping": Call(NoArguments, Number),
     "status": Call(NoArguments, Status),
     "get_schema": Call(NoArguments, Schema),
+    "get_graph_identity": Call(NoArguments, Text),
     "get_num_nodes": Call(NoArguments, NodeCounts),
     "get_node_feature_info": Call(NoArguments, FeatureInfos),
     "get_edge_feature_info": Call(NoArguments, FeatureInfos),
