@@ -22,7 +22,7 @@ from gigl_loader.dataset._mapped import (
     read_part,
     verify,
 )
-from gigl_loader.dataset._original import OriginalIds
+from gigl_loader.dataset._original import EDGE_ROWS, OriginalIds
 from gigl_loader.dataset._pieces import (
     WEIGHT_NAMES,
     Pieces,
@@ -248,6 +248,16 @@ class MappedPart:
             )
             for node_type in self._header.original_ids
         }
+
+    def edge_rows(self) -> dict[EdgeType, OriginalIds]:
+        """Return the rows that edges had in their tables; empty where they were not kept."""
+        found = {}
+        for edge_type in self._header.edge_types:
+            text = edge_type_str(edge_type)
+            if EDGE_ROWS.format(edge_type=text, partition=0) in self._shared.arrays:
+                bounds = self._header.edge_bounds[text] or []
+                found[edge_type] = OriginalIds(self.root, text, self._shared, bounds, "edge_rows")
+        return found
 
     def pieces(self) -> Pieces:
         """Return the partition as loose tensors, edges with their ids."""

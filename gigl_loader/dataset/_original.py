@@ -19,18 +19,29 @@ PARQUET = "ids/{node_type}.parquet"
 """Where the pairs (``id``, ``node``) of a type are, ascending by ``node``."""
 
 
+EDGE_ROWS = "edge_rows/{edge_type}/part{partition}.values"
+"""Array with the row that each edge of a partition had in its table, in the order of edge ids."""
+
+
 class OriginalIds:
     """The dictionary of one node type. Files are mapped when they are first asked.
+
+    Or the rows of the edges of a type, which are kept in the same way, but for the way there.
 
     Args:
         root: The partition directory.
         node_type: The type.
         shared: The manifest of what all partitions share.
         bounds: ``[num_partitions]`` int64, where the ids of each partition end.
+        folder: ``"ids"`` or ``"edge_rows"``.
     """
 
-    def __init__(self, root: Path, node_type: str, shared: Part, bounds: Sequence[int]) -> None:
+    def __init__(
+        self, root: Path, node_type: str, shared: Part, bounds: Sequence[int],
+        folder: str = "ids",
+    ) -> None:  # fmt: skip
         self._root, self._node_type, self._shared = root, node_type, shared
+        self._folder = folder
         self._ends = np.array(bounds, np.int64)
         self._starts = np.concatenate([[0], self._ends[:-1]]).astype(np.int64)
         self.is_text = self._name(0, "text") in shared.arrays
@@ -42,7 +53,7 @@ class OriginalIds:
         return {**vars(self), "_mapped": {}}
 
     def _name(self, partition: int, what: str) -> str:
-        return f"ids/{self._node_type}/part{partition}.{what}"
+        return f"{self._folder}/{self._node_type}/part{partition}.{what}"
 
     def _array(self, partition: int, what: str) -> Array:
         name = self._name(partition, what)
@@ -65,7 +76,7 @@ class OriginalIds:
             ``[n]`` int64, or an array of `str` objects.
 
         Raises:
-            ConfigError: There is no such node.
+            ConfigError: There is no such node, or edge.
         """
         count = int(self._ends[-1])
         # numpy would take -1 for the last row, and search a partition that there is not

@@ -60,12 +60,12 @@ class Run:
     def __init__(
         self, job: Job, graph: Graph, num_partitions: int, method: str, edge_dir: EdgeDir,
         seed: int, memory: int, drop_dangling: bool, out: Path, time_attr: str | None = None,
-        order: str = "ids",
+        order: str = "ids", edge_rows: bool = False,
     ) -> None:  # fmt: skip
         self._job, self._graph, self._count, self._out = job, graph, num_partitions, out
         self._method, self._edge_dir, self._seed = method, edge_dir, seed
         self._memory, self._drop, self._time_attr = memory, drop_dangling, time_attr
-        self._by_degree = order == "degree"
+        self._by_degree, self._edge_rows = order == "degree", edge_rows
         self._shared, self._parts = Part(), [Part() for _ in range(num_partitions)]
         self._nodes = {
             t: Table(job, f"nodes-{t}", one.source, f"nodes of {t!r}")
@@ -161,7 +161,9 @@ class Run:
             for node_type, column in ((edge_type[0], spec.src), (edge_type[2], spec.dst)):
                 id_column = graph.nodes[node_type].id
                 check_ends(table, self._nodes[node_type], column, id_column)
-            extras[edge_type] = read_extras(table, spec)
+            # Label edges have no ids that a batch could carry.
+            rows_kept = self._edge_rows and not is_label_edge_type(edge_type)
+            extras[edge_type] = read_extras(table, spec, rows=rows_kept)
         if self._time_attr is not None:
             check_time_attr(graph, rows, self._time_attr)
         if self._method == "metis" and self._count > 1:
@@ -337,7 +339,7 @@ class Run:
             sorts = {
                 f"sort/{edge_type_str(edge_type)}/{k}": sort_edges(
                     self._job, one, extras[edge_type], edge_type, k, self._out, part,
-                    rows=(int(nodes.starts[k]), int(nodes.ends[k])),
+                    self._shared, rows=(int(nodes.starts[k]), int(nodes.ends[k])),
                     num_neighbors=others.num_nodes,
                     first_edge=None if label else int(ends[k] - one.counts[k]),
                 )
