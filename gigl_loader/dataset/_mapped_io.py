@@ -239,19 +239,18 @@ class MappedPart:
                 found.setdefault(split, {})[node_type] = share_tensor(ids)
         return found
 
-    def original_ids(self) -> dict[NodeType, OriginalIds]:
-        """Return the dictionaries of the tables' ids; empty where the graph was no table."""
-        return {
+    def original_ids(self) -> dict[NodeType | EdgeType, OriginalIds]:
+        """Return the dictionaries of the tables' ids; empty where the graph was no table.
+
+        By edge type, the rows that edges had in their tables, where these were kept.
+        """
+        found: dict[NodeType | EdgeType, OriginalIds] = {
             # partitions of tables own ranges of ids
             node_type: OriginalIds(
                 self.root, node_type, self._shared, self._header.node_bounds[node_type] or []
             )
             for node_type in self._header.original_ids
         }
-
-    def edge_rows(self) -> dict[EdgeType, OriginalIds]:
-        """Return the rows that edges had in their tables; empty where they were not kept."""
-        found = {}
         for edge_type in self._header.edge_types:
             text = edge_type_str(edge_type)
             if EDGE_ROWS.format(edge_type=text, partition=0) in self._shared.arrays:

@@ -254,9 +254,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return dataset
 
     def _keep(self, part: MappedPart) -> None:
-        self._mapped = part
-        self._original.update(part.original_ids())
-        self._original.update(part.edge_rows())
+        self._mapped, self._original = part, part.original_ids()
 
     @classmethod
     def _reopen(

@@ -70,7 +70,7 @@ def test_scores_decide_how_far_a_push_goes() -> None:
         ({"shard": "rank"}, 'shard must be "machine" or "world"'),
         ({"shard": "world", "in_order": False}, "in_order=False"),
         ({"shard": "world", "context": DistributedContext("h", 0, 1)}, "leave context out"),
-        ({"channel_size": "much"}, "a size must be bytes > 0"),
+        ({"channel_size": "much"}, "channel_size must be bytes above 0"),
         ({"num_workers": 0, "remote_cache": "1GB"}, "is filled by sampling workers"),
         ({"lookahead": 3}, "none are kept"),
         ({"pin_memory_device": "gpu"}, "pin_memory_device='gpu' is no torch device"),
