@@ -43,6 +43,7 @@ from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
     DatasetSchema,
     EdgeDir,
+    EdgeType,
     FilePath,
     NodeType,
 )
@@ -90,7 +91,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         self._by_time: dict[str, PartitionView] = {}
         self._lookups: dict[Kind, tuple[Any, DistFeature]] = {}
         self._mapped: MappedPart | None = None
-        self._original: dict[NodeType, OriginalIds] = {}
+        self._original: dict[NodeType | EdgeType, OriginalIds] = {}
         self._max_labels: int | None = None
         self._weight_attr: str | None = None
 
@@ -320,7 +321,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     @classmethod
     def _of(cls, pieces: Pieces, source: CheckedGraph | None = None) -> "DistDataset":
         view = make_view(pieces)
-        return cls._restore(replace(view, identity=identity_of(view, source)), pieces.splits)
+        if view.identity is None:
+            view = replace(view, identity=identity_of(view, source))
+        return cls._restore(view, pieces.splits)
 
     @classmethod
     def _restore(
@@ -339,7 +342,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return dataset
 
     @classmethod
-    def _rebuild(cls, original: dict[NodeType, OriginalIds], *arguments: Any) -> "DistDataset":
+    def _rebuild(
+        cls, original: dict[NodeType | EdgeType, OriginalIds], *arguments: Any
+    ) -> "DistDataset":
         dataset = cls._restore(*arguments)
         dataset._original = original
         return dataset
@@ -453,6 +458,16 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
                              "checksums")  # fmt: skip
         self._mapped.verify()
 
+    @property
+    def has_original_ids(self) -> bool:
+        """Whether nodes had other ids in the tables that they came from, see `to_original`."""
+        return any(isinstance(key, str) for key in self._original)
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether this is of a directory in our own format, whose files have checksums."""
+        return self._mapped is not None
+
     def to_original(self, ids: Tensor | Array, node_type: NodeType | None = None) -> Array:
         """Return the ids that nodes had in the tables that `partition_tables` read.
 
@@ -490,8 +505,39 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         """
         return torch.from_numpy(self._dictionary(node_type).from_original(values))
 
+    def to_table_rows(self, edge_ids: Tensor | Array, edge_type: EdgeType | None = None) -> Array:
+        """Return the rows that edges had in the table that `partition_tables` read.
+
+        Rows count over all files of the table, in the order in which they were read: as given, and
+        those of a directory or a pattern by name.
+
+        Args:
+            edge_ids: ``[n]`` int64, a tensor or an array; of any partition, as in ``batch.e_id``.
+            edge_type: None: the only one.
+
+        Returns:
+            ``[n]`` int64.
+
+        Raises:
+            ConfigError: There is no such edge or edge type.
+            UsageError: The graph was not made of tables with ``edge_rows=True``.
+        """
+        self.view()  # raises what the comparison in the background has found
+        known = {key: found for key, found in self._original.items() if isinstance(key, tuple)}
+        if not known:
+            raise UsageError(
+                "rows of edges were not kept: this takes partition_tables(..., edge_rows=True)"
+            )
+        if edge_type is None and len(known) == 1:
+            (edge_type,) = known
+        if edge_type not in known:
+            raise ConfigError(f"edge_type must be one of {sorted(known)}, got {edge_type!r}")
+        ids = edge_ids.numpy() if isinstance(edge_ids, Tensor) else np.asarray(edge_ids, np.int64)
+        return known[edge_type].to_original(ids)
+
     def _dictionary(self, node_type: NodeType | None) -> OriginalIds:
-        known = self._original
+        self.view()  # raises what the comparison in the background has found
+        known = {key: found for key, found in self._original.items() if isinstance(key, str)}
         if not known:
             raise UsageError("this graph was not made of tables: its ids are those it was given")
         if node_type is None and len(known) == 1:

@@ -19,8 +19,8 @@ from gigl_loader.options import (
     PPRSamplerOptions,
     SamplerOptions,
     options_of_batches,
-    parse_size,
 )
+from gigl_loader.sizes import parse_size
 from gigl_loader.workers.sampled_input import seed_or_drawn
 
 _OF_EXPANSION = frozenset(ExpansionOptions.__dataclass_fields__)
@@ -85,10 +85,7 @@ class LoaderArgs:
                 "call torch.distributed.init_process_group() and leave context out"
             )
         # Only for its error: GLT's options keep sizes as they were given.
-        try:
-            parse_size(given["channel_size"])
-        except ConfigError as error:
-            raise ConfigError(f"channel_size: {error}") from None
+        parse_size(given["channel_size"], "channel_size")
         # `cache` itself raises where `remote_cache` or `lookahead` cannot be read.
         if self.cache is not None and self.in_process:
             raise ConfigError(

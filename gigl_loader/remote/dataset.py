@@ -231,6 +231,10 @@ class RemoteDistDataset:
             return dict(schema.num_classes)
         return schema.num_classes.get(DEFAULT_HOMOGENEOUS_NODE_TYPE, 0)
 
+    def fetch_graph_identity(self) -> str:
+        """Return what tells the servers' graph from another: see `DistDataset.graph_identity`."""
+        return cast("str", self._ask(0, "get_graph_identity"))
+
     def fetch_num_nodes(self) -> dict[NodeType, int]:
         """Return how many nodes of each type there are over all servers."""
         return cast("dict[NodeType, int]", self._ask(0, "get_num_nodes"))

@@ -66,6 +66,12 @@ class PartitionAnswers:
         return self.dataset.schema
 
     @served
+    def get_graph_identity(self) -> str:
+        """Return what tells this graph from another, as one text."""
+        found = self.dataset.graph_identity
+        return f"{found.run} {found.digest}"
+
+    @served
     def get_num_nodes(self) -> dict[NodeType, int]:
         """Return how many nodes of each type there are over all servers."""
         return dict(self.dataset.view().num_nodes)

@@ -34,7 +34,6 @@ from gigl_loader.message import SampleMessage
 from gigl_loader.options import (
     EpochOptions,
     SamplerOptions,
-    parse_size,
 )
 from gigl_loader.remote.calls import calls_of, served
 from gigl_loader.remote.compact import Runs
@@ -45,6 +44,7 @@ from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
 from gigl_loader.remote.refusals import check_columns, check_leave
 from gigl_loader.remote.shared import Clients, Fetched, SharedProducer
 from gigl_loader.sampler._kernels import load as load_kernels
+from gigl_loader.sizes import parse_size
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
@@ -205,7 +205,7 @@ class DistServer(PartitionAnswers):
             clients = Clients(job, request.client_ranks)
         key = options.worker_key or f"producer {number}"
         return SharedProducer(
-            key, producer, memory, request, clients, parse_size(options.buffer_size),
+            key, producer, memory, request, clients, parse_size(options.buffer_size, "buffer_size"),
             count=partial(self._counts.add, producer=number),
         )  # fmt: skip
 

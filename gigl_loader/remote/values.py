@@ -25,8 +25,8 @@ from gigl_loader.options import (
     CustomSamplerOptions,
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
-    parse_size,
 )
+from gigl_loader.sizes import parse_size
 
 Fanout = list[int] | dict[EdgeType, list[int]] | None
 
@@ -362,7 +362,7 @@ def _(value: RemoteDistSamplingWorkerOptions) -> WorkerOptionsMessage:
             **fields,
             "server_rank": [servers] if isinstance(servers, int) else list(servers),
             "master_port": int(value.master_port),
-            "buffer_size": parse_size(value.buffer_size),
+            "buffer_size": parse_size(value.buffer_size, "buffer_size"),
         }
     )
 
