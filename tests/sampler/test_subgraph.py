@@ -68,8 +68,9 @@ def test_bidirectional_edges_are_those_of_pyg(relations, data) -> None:
     """The oracle is PyG's own conversion, on the directional batch."""
     graph, seeds, fanout, edge_dir = data.draw(cases(relations))
     views = [graph.dataset(edge_dir=edge_dir).view()]
-    plain = sample(views, graph, plan_of(graph, fanout), seeds, edge_dir=edge_dir)
-    plan = plan_of(graph, fanout, {"subgraph_type": "bidirectional"})
+    how = {"disjoint": data.draw(st.booleans())}
+    plain = sample(views, graph, plan_of(graph, fanout, how), seeds, edge_dir=edge_dir)
+    plan = plan_of(graph, fanout, {**how, "subgraph_type": "bidirectional"})
     batch = sample(views, graph, plan, seeds, edge_dir=edge_dir)
     if not graph.is_heterogeneous:
         sampled = SamplerOutput(plain.n_id, *plain.edge_index, plain.e_id).to_bidirectional()
