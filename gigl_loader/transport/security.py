@@ -226,6 +226,13 @@ _contexts: dict[tuple[object, bool], tuple[tuple[int, ...], ssl.SSLContext]] = {
 """By where the certificate is from and which side; with when the files had changed last."""
 
 
+def what_is_not_set(security: Security) -> str:
+    """Return a hint for where one side has nothing to prove and the other asks for it; or ""."""
+    if security.mode is not Mode.LOCAL or security.token:
+        return ""
+    return f"; neither {TOKEN_VARIABLE} nor {TLS_DIR_VARIABLE} is set in this process"
+
+
 def _bare_context(server: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     # in this order: ssl refuses to drop verification while host names are checked. The token mode
