@@ -20,12 +20,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from _data import load_graph
 from _figure import save_curve
-from _ranks import on_all_ranks, process_group, shared_folder, sum_over_ranks
+from _ranks import process_group
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 from tqdm import tqdm
 
-from gigl_loader import DistDataset, DistNeighborLoader, full_graph, partition_graph
+from gigl_loader import (
+    DistDataset,
+    DistNeighborLoader,
+    full_graph,
+    on_all_ranks,
+    partition_graph,
+    shared_folder,
+    sum_over_ranks,
+)
 
 PRESETS = {
     "digits": {"classes": 10, "epochs": 15, "batch_size": 64, "lr": 0.01, "weight_decay": 0.0},

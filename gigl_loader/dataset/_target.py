@@ -53,7 +53,9 @@ def check_target(target: Path, *, overwrite: bool) -> None:
             "empty or a new directory"
         )
     if names and not overwrite:
-        raise ConfigError(f"{target} holds partitions: remove it, or give overwrite=True")
+        raise ConfigError(
+            f"{target} holds partitions: remove it or give overwrite=True, --overwrite in the shell"
+        )
 
 
 def _is_ours(path: Path, target: Path) -> bool:

@@ -75,6 +75,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         world_size: Number of partitions.
         edge_dir: ``"in"``: nodes are expanded along incoming edges, ``"out"``: along outgoing ones.
             An edge is stored at the owner of the node that is expanded.
+        max_labels_per_anchor_node: See the attribute of that name.
     """
 
     graph = MadeWhenAsked()
@@ -82,7 +83,14 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     edge_features = MadeWhenAsked()
     node_labels = MadeWhenAsked()
 
-    def __init__(self, rank: int = 0, world_size: int = 1, edge_dir: EdgeDir = "in") -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        edge_dir: EdgeDir = "in",
+        *,
+        max_labels_per_anchor_node: int | None = None,
+    ) -> None:
         check_partitions(world_size, rank)
         check_edge_dir(edge_dir)
         super().__init__(num_partitions=world_size, partition_idx=rank, edge_dir=edge_dir)
@@ -92,7 +100,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         self._lookups: dict[Kind, tuple[Any, DistFeature]] = {}
         self._mapped: MappedPart | None = None
         self._original: dict[NodeType | EdgeType, OriginalIds] = {}
-        self._max_labels: int | None = None
+        self.max_labels_per_anchor_node = max_labels_per_anchor_node
         self._weight_attr: str | None = None
 
     # --- ways in ----------------------------------------------------------------------------------
@@ -177,7 +185,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         partition_idx: int,
         *,
         edge_dir: EdgeDir | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
         whole_node_label_file: FilePath | dict[NodeType, FilePath] | None = None,
         memory: Memory = "resident",
         verify: Literal["background", "now", "off"] = "background",
@@ -193,7 +201,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             edge_dir: None: as the directory says, or, where GLT wrote it, as its edges show
                 (assigned by destination: ``"in"``; by source: ``"out"``; if both fit: ``"in"``).
             progress: Show a bar that moves as files are read (log lines where ``tqdm`` is not
-                installed).
+                installed). None: a log line now and then, once it takes longer than five seconds.
+                False: nothing.
             whole_node_label_file: As GLT's ``load`` takes it: a file with the labels of all nodes,
                 or a dict of files by node type. Not for our own format, which has labels.
             memory: ``"resident"``: everything is read into shared memory now. ``"mapped"``: files

@@ -8,7 +8,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from gigl_loader.errors import ConfigError, PeerError, PeerLostError, ServerDiedError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerError,
+    PeerLostError,
+    ServerDiedError,
+)
 from gigl_loader.logs import answering
 from gigl_loader.remote.calls import Call
 from gigl_loader.remote.compact import Addresses, Generations, Runs
@@ -245,10 +251,12 @@ class Endpoint:
         with self._lock:
             if self._attendance.find(peer.session, request.seen) is not None:
                 return
-            self._check(join)
-            former = [
-                one for one in self._attendance.at(join.role, join.rank) if one.job == join.job
-            ]
+            try:
+                self._check(join)
+            except GiglLoaderError:  # `_enter` says so, and the former one stays
+                return
+            here = self._attendance.at(join.role, join.rank)
+            former = [one for one in here if one.job == join.job]
             for one in former:
                 self._attendance.left(one)
         for one in former:

@@ -24,6 +24,7 @@ from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.patience import WaitReport
 from gigl_loader.remote.service import DistServer
 from gigl_loader.workers.producer import LINGER_S
 
@@ -156,8 +157,14 @@ class RemoteProducers:
         """
         deadline = time.monotonic() + timeout_s
         left: Collection[Future[int]] = list(answers.values())
+        progress = WaitReport(f"compute process {self._cluster.rank}", deadline)
         while left and (limit := deadline - time.monotonic()) > 0:
+            # just after the next report is due; just before, this would turn without a pause
+            limit = min(limit, progress.next_in_s + 0.01)
             done, left = wait(left, limit, return_when=FIRST_COMPLETED)
+            if left and progress.next_in_s == 0.0:
+                slow = [server for server, answer in answers.items() if not answer.done()]
+                progress.say(f"storage servers {slow[:10]} to start their workers")
             for answer in done:
                 # other errors are told with those of all servers, once each has answered
                 if isinstance(lost := answer.exception(), ServerDiedError):

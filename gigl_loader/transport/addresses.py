@@ -2,6 +2,7 @@
 
 import fcntl
 import ipaddress
+import os
 import socket
 import struct
 from contextlib import ExitStack, suppress
@@ -64,6 +65,21 @@ def address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(f"cannot reach {host!r} from this machine: {error}") from error
+
+
+def own_address() -> str:
+    """Return this machine's address as the other machines of the job see it.
+
+    It is the address of the interface that leads to ``MASTER_ADDR``. Where that name stands for a
+    loopback address in this machine's own hosts file only, the interface of the default route.
+    """
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    address = address_towards(master)
+    # Debian writes the own name as 127.0.1.1: each machine would be 127.0.1.1, and all of them one.
+    if address.startswith("127.") and master != "localhost" and not master.startswith("127."):
+        with suppress(ConfigError):  # no default route: one machine, most likely
+            address = address_towards("192.0.2.1")  # a documentation address; nothing is sent
+    return address
 
 
 def own_name() -> tuple[str, str]:

@@ -65,6 +65,7 @@ _HANDSHAKE_S = 3.0  # for a listener that has begun to answer
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
 _SLICE_S = 0.25  # longest sleep before what may have changed is looked at again
 _STOOD_STILL_S = 1.0  # between two looks: this process was suspended, or nobody waited
+_COUNTED_S = 0.5  # of that time: it was there for a moment, in which it heard nothing
 
 
 class _Connection:
@@ -331,10 +332,15 @@ class Caller:
         return time.monotonic() - max(self._heard, since)
 
     def _look(self) -> None:
-        """Do not count the time since the last look as silence, where this side stood still."""
+        """Count little of the time since the last look as silence, where this side stood still.
+
+        Some of it: one that is starved stands still again and again, and is to give a dead peer up,
+        too, if later.
+        """
         now = time.monotonic()
-        if now - self._looked > _STOOD_STILL_S:
-            self._heard = min(now, self._heard + now - self._looked)
+        gap = now - self._looked
+        if gap > _STOOD_STILL_S:
+            self._heard = min(now, self._heard + gap - _COUNTED_S)
         self._looked = now
 
     # --- connections --------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from gigl_loader.errors import JoinRefusedError, ProtocolError
 from gigl_loader.transport.codec import decode
 from gigl_loader.transport.ends import End
-from gigl_loader.transport.security import TOKEN_VARIABLE, Mode, Security
+from gigl_loader.transport.security import TOKEN_VARIABLE, Mode, Security, what_is_not_set
 from gigl_loader.transport.stream import (
     KNOCK_FRAME,
     MAGIC,
@@ -96,8 +96,12 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
     """
     try:
         return (yield from _join(stream, security, name, session, lane))
+    except JoinRefusedError as error:  # in the listener's words, which knows nothing of this side
+        if error.end not in (End.REFUSED_MODE, End.REFUSED_TOKEN):
+            raise
+        raise JoinRefusedError(f"{error}{what_is_not_set(security)}", error.end) from error
     except (ssl.SSLError, ProtocolError) as error:
-        refusal = _refusal(stream, error, "the listener", encrypted=security.mode.encrypted)
+        refusal = _refusal(stream, error, "the listener", security)
         if isinstance(error, OtherVersionError):
             stream.end(farewell(End.REFUSED_VERSION, str(error)))
         raise refusal from error
@@ -136,8 +140,7 @@ def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
     try:
         return (yield from _admit(stream, security, max_ask_bytes))
     except (ssl.SSLError, ProtocolError) as error:
-        encrypted = security.mode.encrypted
-        raise _refusal(stream, error, "the caller", encrypted=encrypted) from error
+        raise _refusal(stream, error, "the caller", security) from error
 
 
 def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
@@ -185,10 +188,11 @@ def _expect(stream: Stream, kind: Kind) -> Steps:
     return frame
 
 
-def _refusal(stream: Stream, error: Exception, who: str, *, encrypted: bool) -> JoinRefusedError:
+def _refusal(stream: Stream, error: Exception, who: str, security: Security) -> JoinRefusedError:
     """Say what a handshake that failed means, by the first bytes that came and what they hit."""
     if isinstance(error, OtherVersionError):
         return JoinRefusedError(str(error), End.REFUSED_VERSION)
+    encrypted = security.mode.encrypted
     # the exception alone misleads: OpenSSL calls any plain byte a "wrong version number"
     opening = stream.first_bytes
     ours, is_tls = opening.startswith(MAGIC), opening[:1] in _TLS_RECORDS
@@ -196,7 +200,10 @@ def _refusal(stream: Stream, error: Exception, who: str, *, encrypted: bool) -> 
         which = (
             "does not speak TLS and this side does" if encrypted else "speaks TLS, not this side"
         )
-        text = f"{who} {which}: give both the same certificates, the same token or --insecure"
+        text = (
+            f"{who} {which}: give both the same certificates, the same token or --insecure"
+            f"{what_is_not_set(security)}"
+        )
         return JoinRefusedError(text, End.REFUSED_MODE)
     if not isinstance(error, ssl.SSLError) or (opening and not is_tls):
         with contextlib.suppress(OSError):  # what else is here by now

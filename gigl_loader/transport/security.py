@@ -154,7 +154,15 @@ class Security:
             ConfigError: The certificates cannot be read.
         """
         key = (self.tls_dir or (self._own_certificate() if server else b""), server)
-        with _lock:  # handshakes run in a thread each, and building a context takes milliseconds
+        # handshakes run in a thread each, and building a context takes milliseconds
+        lock = _locks.setdefault(key, threading.Lock())
+        known = _contexts.get(key)
+        # while one looks at the files, which a file server that is away can hold up for minutes,
+        # the others go on with what was read before
+        if not lock.acquire(blocking=known is None):
+            assert known is not None, "it waits otherwise"
+            return known[1]
+        try:
             stamps, known = self._stamps(), _contexts.get(key)
             if known is not None and known[0] == stamps:
                 return known[1]
@@ -169,6 +177,8 @@ class Security:
             # they change, not at each connection
             _contexts[key] = stamps, fresh
             return fresh
+        finally:
+            lock.release()
 
     def _stamps(self) -> tuple[int, ...]:
         """Return when the files changed last."""
@@ -212,9 +222,17 @@ class Security:
 
 
 _log = logging.getLogger(__name__)
-_lock = threading.Lock()
+_locks: dict[tuple[object, bool], threading.Lock] = {}
+"""By the same as `_contexts`: who holds one reads these files."""
 _contexts: dict[tuple[object, bool], tuple[tuple[int, ...], ssl.SSLContext]] = {}
 """By where the certificate is from and which side; with when the files had changed last."""
+
+
+def what_is_not_set(security: Security) -> str:
+    """Return a hint for where one side has nothing to prove and the other asks for it; or ""."""
+    if security.mode is not Mode.USER:
+        return ""
+    return f"; neither {TOKEN_VARIABLE} nor {TLS_DIR_VARIABLE} is set in this process"
 
 
 def _bare_context(server: bool) -> ssl.SSLContext:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from gigl_loader.transport import (
     Security,
     listener,
 )
+from gigl_loader.transport import caller as caller_module
 
 
 def test_answers_come_in_the_order_of_the_questions(network: Network) -> None:
@@ -351,6 +353,30 @@ caller.ask("gated", question(7), Answer).wait()
         relay.cut.clear()
         service.gate.set()
         assert (asker.communicate(timeout=100)[1], asker.returncode) == (b"", 0)
+
+
+def test_a_process_that_is_starved_gives_a_silent_peer_up_too(
+    plain: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look comes more than a second after the one before: all of that once was forgiven."""
+    service = plain.service()
+    with Relay(service.listener.address) as relay:
+        caller = plain.caller(relay.address, patience_s=5.0)
+        reply = caller.ask("gated", question(7), Answer)
+        wait_until(lambda: service.asked, "the question is there")
+        relay.cut.set()
+        now = [time.monotonic()]
+
+        def starved() -> float:
+            now[0] += 1.1
+            return now[0]
+
+        clock = SimpleNamespace(monotonic=starved, sleep=lambda seconds: None)
+        monkeypatch.setattr(caller_module, "time", clock)
+        with pytest.raises(PeerLostError) as caught:
+            reply.wait(1000.0)  # of that clock
+        assert caught.value.end is End.SILENT
+        service.gate.set()
 
 
 def test_a_slow_link_is_no_silence(plain: Network) -> None:

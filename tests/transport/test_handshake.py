@@ -85,6 +85,12 @@ CASES = {
     "wrong token, TLS": (token(TOKEN), token(TOKEN[::-1]), End.REFUSED_TOKEN, "cluster token"),
     "plain to TLS": (token(TOKEN), Security.local(), End.REFUSED_MODE, "TLS"),
     "TLS to plain": (Security.local(), token(TOKEN), End.REFUSED_MODE, "TLS"),
+    "nothing set, TLS": (
+        token(TOKEN),
+        Security.local(),
+        End.REFUSED_MODE,
+        "neither GIGL_LOADER_CLUSTER_TOKEN nor GIGL_LOADER_TLS_DIR is set in this process",
+    ),
 }
 
 

@@ -1,4 +1,7 @@
+import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,3 +83,31 @@ def test_proofs_differ_by_role_nonce_certificate_and_token() -> None:
     assert len(proofs) == 5
     for mode in (Mode.USER, Mode.INSECURE, Mode.CERTIFICATES):
         assert Security(mode, TOKEN).proof(b"caller", b"n", b"c") == b"", "only inside of TLS"
+
+
+def test_a_file_server_that_is_away_holds_up_no_other_handshake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One thread looks whether the certificates changed; the others use those that are known."""
+    security = Security.resolve(str(certs.make_folder(tmp_path, ["127.0.0.1"])))
+    known, token = security.context(server=True), Security.resolve("", TOKEN)
+    looks, back = threading.Event(), threading.Event()
+    stat = Path.stat
+
+    def slow(path: Path, **how: bool) -> os.stat_result:
+        if path.parent == tmp_path:
+            looks.set()
+            assert back.wait(60)
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", slow)
+    with ThreadPoolExecutor(3) as pool:
+        try:
+            held_up = pool.submit(security.context, server=True)
+            assert looks.wait(60)
+            assert pool.submit(security.context, server=True).result(20) is known
+            pool.submit(token.context, server=True).result(20)
+            assert not held_up.done()
+        finally:
+            back.set()
+        assert held_up.result(60) is known
