@@ -46,7 +46,6 @@ ONLY_IMPORTERS = {
         "workers/pipe.py",  # a Unix pair that passes descriptors; multiprocessing has none whole
         "testing/_executable.py",  # a Unix socket by which Ray's workers ask tests to be forked
     },
-    "http.server": {"remote/metrics.py"},  # for Prometheus: what reads figures speaks HTTP
     "pickle": {  # none of them reads what came over a network
         "dataset/_disk.py",  # directories in GLT's format, by a reader that knows tensors alone
         "memory/segments.py",  # between a process and the workers that it started

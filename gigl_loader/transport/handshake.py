@@ -97,10 +97,10 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
     try:
         return (yield from _join(stream, security, name, session, lane))
     except (ssl.SSLError, ProtocolError) as error:
-        refusal = _refusal(stream, error, "the listener", encrypted=security.mode.encrypted)
+        refused = refusal(stream, error, "the listener", encrypted=security.mode.encrypted)
         if isinstance(error, OtherVersionError):
             stream.end(farewell(End.REFUSED_VERSION, str(error)))
-        raise refusal from error
+        raise refused from error
 
 
 def _join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
@@ -137,7 +137,7 @@ def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
         return (yield from _admit(stream, security, max_ask_bytes))
     except (ssl.SSLError, ProtocolError) as error:
         encrypted = security.mode.encrypted
-        raise _refusal(stream, error, "the caller", encrypted=encrypted) from error
+        raise refusal(stream, error, "the caller", encrypted=encrypted) from error
 
 
 def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
@@ -185,7 +185,7 @@ def _expect(stream: Stream, kind: Kind) -> Steps:
     return frame
 
 
-def _refusal(stream: Stream, error: Exception, who: str, *, encrypted: bool) -> JoinRefusedError:
+def refusal(stream: Stream, error: Exception, who: str, *, encrypted: bool) -> JoinRefusedError:
     """Say what a handshake that failed means, by the first bytes that came and what they hit."""
     if isinstance(error, OtherVersionError):
         return JoinRefusedError(str(error), End.REFUSED_VERSION)
