@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.transport.forks import opened
 
 Address = tuple[Any, ...]
 """As `socket` takes it: host and port, for IPv6 also flow and scope."""
@@ -151,7 +152,7 @@ def listen(host: str, port: int) -> socket.socket:
         ConfigError: The address is not of this machine, or the port is taken.
     """
     family, address = resolve(host, port)[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = opened(lambda: socket.socket(family, socket.SOCK_STREAM))
     try:
         # a server that is started again gets its port although old connections are in TIME_WAIT
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -27,6 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from gigl_loader.errors import (
@@ -39,6 +40,7 @@ from gigl_loader.errors import (
 from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, ArraySpec, decode, empty_arrays
 from gigl_loader.transport.ends import End
+from gigl_loader.transport.forks import opened
 from gigl_loader.transport.handshake import Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
@@ -394,7 +396,7 @@ class Caller:
         self._addresses = self._addresses or addresses.resolve(*self._target)
         failure: Exception = OSError("it has no address")
         for family, address in self._addresses:
-            stream = Stream(socket.socket(family, socket.SOCK_STREAM))
+            stream = Stream(opened(partial(socket.socket, family, socket.SOCK_STREAM)))
             try:
                 return self._join(stream, address, deadline)
             except BaseException as error:

@@ -101,10 +101,11 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
             raise
         raise JoinRefusedError(f"{error}{what_is_not_set(security)}", error.end) from error
     except (ssl.SSLError, ProtocolError) as error:
-        refusal = _refusal(stream, error, "the listener", security)
+        hint, encrypted = what_is_not_set(security), security.mode.encrypted
+        refused = refusal(stream, error, "the listener", encrypted=encrypted, hint=hint)
         if isinstance(error, OtherVersionError):
             stream.end(farewell(End.REFUSED_VERSION, str(error)))
-        raise refusal from error
+        raise refused from error
 
 
 def _join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
@@ -140,7 +141,8 @@ def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
     try:
         return (yield from _admit(stream, security, max_ask_bytes))
     except (ssl.SSLError, ProtocolError) as error:
-        raise _refusal(stream, error, "the caller", security) from error
+        hint, encrypted = what_is_not_set(security), security.mode.encrypted
+        raise refusal(stream, error, "the caller", encrypted=encrypted, hint=hint) from error
 
 
 def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
@@ -188,11 +190,12 @@ def _expect(stream: Stream, kind: Kind) -> Steps:
     return frame
 
 
-def _refusal(stream: Stream, error: Exception, who: str, security: Security) -> JoinRefusedError:
+def refusal(
+    stream: Stream, error: Exception, who: str, *, encrypted: bool, hint: str = ""
+) -> JoinRefusedError:
     """Say what a handshake that failed means, by the first bytes that came and what they hit."""
     if isinstance(error, OtherVersionError):
         return JoinRefusedError(str(error), End.REFUSED_VERSION)
-    encrypted = security.mode.encrypted
     # the exception alone misleads: OpenSSL calls any plain byte a "wrong version number"
     opening = stream.first_bytes
     ours, is_tls = opening.startswith(MAGIC), opening[:1] in _TLS_RECORDS
@@ -200,10 +203,7 @@ def _refusal(stream: Stream, error: Exception, who: str, security: Security) -> 
         which = (
             "does not speak TLS and this side does" if encrypted else "speaks TLS, not this side"
         )
-        text = (
-            f"{who} {which}: give both the same certificates, the same token or --insecure"
-            f"{what_is_not_set(security)}"
-        )
+        text = f"{who} {which}: give both the same certificates, the same token or --insecure{hint}"
         return JoinRefusedError(text, End.REFUSED_MODE)
     if not isinstance(error, ssl.SSLError) or (opening and not is_tls):
         with contextlib.suppress(OSError):  # what else is here by now

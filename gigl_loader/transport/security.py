@@ -38,6 +38,9 @@ MIN_TOKEN_BYTES = 22  # 128 bits in the 6 bits a character that token_urlsafe gi
 _MIN_DISTINCT = 6  # "aaaa..." is long and known to every list of passwords
 
 
+_Key = tuple[object, bool]  # where a certificate is from, and which side
+
+
 class Mode(StrEnum):
     """How a connection is protected."""
 
@@ -154,31 +157,35 @@ class Security:
             ConfigError: The certificates cannot be read.
         """
         key = (self.tls_dir or (self._own_certificate() if server else b""), server)
-        # handshakes run in a thread each, and building a context takes milliseconds
-        lock = _locks.setdefault(key, threading.Lock())
+        with _lock:
+            turn = _turns.setdefault(key, threading.Lock())
         known = _contexts.get(key)
-        # while one looks at the files, which a file server that is away can hold up for minutes,
-        # the others go on with what was read before
-        if not lock.acquire(blocking=known is None):
-            assert known is not None, "it waits otherwise"
+        # One thread looks at the files; the others go on with what is known, since a file system of
+        # the network may stand, and with it whoever looks.
+        if known is None:
+            turn.acquire()
+        elif not turn.acquire(blocking=False):
             return known[1]
         try:
-            stamps, known = self._stamps(), _contexts.get(key)
-            if known is not None and known[0] == stamps:
-                return known[1]
-            try:
-                fresh = self._folder_context(server) if self.tls_dir else self._own_context(server)
-            except ConfigError as error:
-                if known is None:
-                    raise
-                _log.warning("renewed certificates are not used, the former ones are: %s", error)
-                fresh = known[1]
-            # with the new stamps also where the former one goes on: the files are read again once
-            # they change, not at each connection
-            _contexts[key] = stamps, fresh
-            return fresh
+            return self._looked_at(key, server)
         finally:
-            lock.release()
+            turn.release()
+
+    def _looked_at(self, key: _Key, server: bool) -> ssl.SSLContext:
+        stamps, known = self._stamps(), _contexts.get(key)
+        if known is not None and known[0] == stamps:
+            return known[1]
+        try:
+            fresh = self._folder_context(server) if self.tls_dir else self._own_context(server)
+        except ConfigError as error:
+            if known is None:
+                raise
+            _log.warning("renewed certificates are not used, the former ones are: %s", error)
+            fresh = known[1]
+        # with the new stamps also where the former one goes on: the files are read again once
+        # they change, not at each connection
+        _contexts[key] = stamps, fresh
+        return fresh
 
     def _stamps(self) -> tuple[int, ...]:
         """Return when the files changed last."""
@@ -222,10 +229,10 @@ class Security:
 
 
 _log = logging.getLogger(__name__)
-_locks: dict[tuple[object, bool], threading.Lock] = {}
-"""By the same as `_contexts`: who holds one reads these files."""
-_contexts: dict[tuple[object, bool], tuple[tuple[int, ...], ssl.SSLContext]] = {}
-"""By where the certificate is from and which side; with when the files had changed last."""
+_lock = threading.Lock()  # guards _turns
+_turns: dict[_Key, threading.Lock] = {}
+_contexts: dict[_Key, tuple[tuple[int, ...], ssl.SSLContext]] = {}
+"""With when the files had changed last."""
 
 
 def what_is_not_set(security: Security) -> str:

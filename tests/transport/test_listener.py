@@ -3,8 +3,9 @@ import logging
 import random
 import resource
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +21,7 @@ from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._waiting import wait_until
 from gigl_loader.transport import Caller, End, Lent, Listener, Method, Peer, Security
 from gigl_loader.transport.listener import _Connection
-from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, Kind, pack
+from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, Kind, Stream, pack
 
 
 @pytest.fixture
@@ -100,6 +101,48 @@ def test_a_caller_has_one_connection_on_a_lane(network: Network) -> None:
         assert service.ends == [("tester", End.REPLACED)]
         assert service.listener.stats()["open"] == 2
         assert service.peers[1].gone.is_set()
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_strangers_leave_descriptors_for_the_job() -> None:
+    """A quarter of those that are free, and from one address half of that."""
+    limit = 120
+    flooded = Flooded("plain", files=limit, threads=limit)
+    before = flooded.state()[2]
+    try:
+        with contextlib.ExitStack() as stack:
+            most = 0
+            for _ in range(2 * limit):
+                stack.enter_context(socket.create_connection(flooded.address))
+                most = max(most, flooded.state()[2])
+        assert 2 < most - before <= (limit - before) // 4
+    finally:
+        flooded.end()
+
+
+def test_who_cannot_be_shed_keeps_their_number_bounded() -> None:
+    """Their threads wait for this process: each newcomer in place of one of them would be more."""
+    free = threading.Event()
+    inside: list[Stream] = []
+
+    def stuck(stream: Stream, patience: Callable[[], float]) -> None:
+        inside.append(stream)
+        assert free.wait(60)
+
+    listener = Listener("127.0.0.1", 0, Security.local(), {}, "service", admit=stuck).start()
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                stack.enter_context(socket.create_connection(listener.address))
+            wait_until(lambda: len(inside) == 8, "all are let in")
+            listener._spare.for_strangers = lambda held: 4  # type: ignore[method-assign]
+            late = stack.enter_context(socket.create_connection(listener.address))
+            assert late.recv(1) == b"", "it is closed"
+            assert listener.stats()["refused"][End.REFUSED_BUSY.value] == 1
+            assert len(inside) == 8
+    finally:
+        free.set()
+        listener.close()
 
 
 def test_refusals_are_logged_once_a_minute(

@@ -1,13 +1,15 @@
+import contextlib
 import os
 import pickle
+import ssl
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from service import TOKEN
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.testing._waiting import wait_until
 from gigl_loader.transport import Mode, Security, certs
 
 
@@ -41,6 +43,35 @@ def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text("nothing")
     with pytest.raises(ConfigError, match="cannot use the certificates"):
         Security.resolve(str(tmp_path)).context(server=True)
+
+
+def test_files_that_do_not_answer_stop_nobody_who_has_them(tmp_path: Path) -> None:
+    """As on a file system of the network that stands: one thread waits for them, and no other."""
+    folder = certs.make_folder(tmp_path, ["127.0.0.1"])
+    security = Security.resolve(str(folder), "", False)
+    former = security.context(server=True)
+    os.mkfifo(tmp_path / "fifo")
+    os.replace(tmp_path / "fifo", folder / "cert.pem")
+    stands = threading.Thread(target=security.context, kwargs={"server": True}, daemon=True)
+    stands.start()
+    writer: list[int] = []
+
+    def is_read() -> bool:
+        with contextlib.suppress(OSError):  # nobody reads so far
+            writer.append(os.open(folder / "cert.pem", os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writer)
+
+    wait_until(is_read, "a thread reads the renewed file")
+    asked = threading.Thread(target=lambda: found.append(security.context(server=True)))
+    found: list[ssl.SSLContext] = []
+    asked.start()
+    asked.join(30)
+    tokens = Security.resolve("", TOKEN, False).context(server=True)
+    assert stands.is_alive()
+    os.close(writer[0])
+    stands.join(60)
+    assert found == [former]
+    assert tokens is not former
 
 
 @pytest.mark.parametrize("weak", ["x", "hunter2", "a" * 64, TOKEN[:-1]])
@@ -83,31 +114,3 @@ def test_proofs_differ_by_role_nonce_certificate_and_token() -> None:
     assert len(proofs) == 5
     for mode in (Mode.USER, Mode.INSECURE, Mode.CERTIFICATES):
         assert Security(mode, TOKEN).proof(b"caller", b"n", b"c") == b"", "only inside of TLS"
-
-
-def test_a_file_server_that_is_away_holds_up_no_other_handshake(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """One thread looks whether the certificates changed; the others use those that are known."""
-    security = Security.resolve(str(certs.make_folder(tmp_path, ["127.0.0.1"])))
-    known, token = security.context(server=True), Security.resolve("", TOKEN)
-    looks, back = threading.Event(), threading.Event()
-    stat = Path.stat
-
-    def slow(path: Path, **how: bool) -> os.stat_result:
-        if path.parent == tmp_path:
-            looks.set()
-            assert back.wait(60)
-        return stat(path, **how)
-
-    monkeypatch.setattr(Path, "stat", slow)
-    with ThreadPoolExecutor(3) as pool:
-        try:
-            held_up = pool.submit(security.context, server=True)
-            assert looks.wait(60)
-            assert pool.submit(security.context, server=True).result(20) is known
-            pool.submit(token.context, server=True).result(20)
-            assert not held_up.done()
-        finally:
-            back.set()
-        assert held_up.result(60) is known
