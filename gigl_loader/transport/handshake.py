@@ -6,7 +6,7 @@
     KNOCK (plain) or TLS ClientHello  -->
                                       <--    [TLS]  GREETING(nonce)
     HELLO(name, nonce, proof)         -->
-                                      <--    ADMITTED(proof)  or  BYE(end, words)
+                                      <--    ADMITTED(proof, incarnation)  or  BYE(end, words)
 
 The listener greets first: in TLS 1.3 a client learns at its first read that its certificate was
 refused. A plain caller knocks, so that a TLS listener can tell it in plain words what is wrong; and
@@ -66,6 +66,8 @@ class Admitted:
 
     proof: bytes
     max_ask_bytes: int
+    incarnation: int
+    """Which process this is: the listener's own number, random."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     return admitted
 
 
-def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
+def admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: int) -> Steps:
     """Do the listener's side; the generator returns the caller's `Hello`.
 
     Raises:
@@ -125,13 +127,13 @@ def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
         EOFError, OSError: The connection broke.
     """
     try:
-        return (yield from _admit(stream, security, max_ask_bytes))
+        return (yield from _admit(stream, security, max_ask_bytes, incarnation))
     except (ssl.SSLError, ProtocolError) as error:
         encrypted = security.mode.encrypted
         raise _refusal(stream, error, "the caller", encrypted=encrypted) from error
 
 
-def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
+def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: int) -> Steps:
     mine = os.urandom(NONCE_BYTES)
     if security.mode.encrypted:
         yield from stream.start_tls(security.context(server=True), server=True)
@@ -147,7 +149,7 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
         who = "this side asks for no" if not wanted else "the caller did not prove the"
         raise JoinRefusedError(f"{who} cluster token: {_SAME_TOKEN}", End.REFUSED_TOKEN)
     proof = security.proof(b"listener", nonces, certificate)
-    stream.push(pack(Kind.ADMITTED, Admitted(proof, max_ask_bytes)))
+    stream.push(pack(Kind.ADMITTED, Admitted(proof, max_ask_bytes, incarnation)))
     return hello
 
 

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import resource
+import secrets
 import select
 import socket
 import threading
@@ -77,6 +78,11 @@ class Peer:
 Handler = Callable[[Any, Peer], Any]
 
 
+def random_incarnation() -> int:
+    """Return a number that no other process has; 63 bits, above 0."""
+    return int(secrets.token_hex(8), 16) % (2**63 - 1) + 1
+
+
 @dataclass(frozen=True)
 class Method:
     """One row of a listener's table.
@@ -118,6 +124,8 @@ class Listener:
             this long is cut off.
         inherits: Descriptor of a socket that listens already, in place of ``address`` and ``port``;
             owned by this object from here on.
+        incarnation: Which process this is to its callers, who ask nothing again of another one;
+            above 0. None: random. One that goes on for the process before it gives the same.
 
     Raises:
         ConfigError: It would be open to strangers, or cannot listen there.
@@ -136,10 +144,12 @@ class Listener:
         max_ask_bytes: int = 1 << 30,
         silence_s: float = SILENCE_S,
         inherits: int | None = None,
+        incarnation: int | None = None,
     ) -> None:
         security.check_listener(address)  # before there is anything to close
         self.name, self.security, self.table = name, security, dict(table)
         self.max_ask_bytes, self.silence_s = max_ask_bytes, silence_s
+        self.incarnation = incarnation or random_incarnation()
         self.on_peer = on_peer or (lambda peer: None)
         self.on_end = on_end or (lambda peer, end: None)
         self._lock = threading.Lock()  # guards the connections and what is counted
@@ -374,7 +384,8 @@ class _Connection:
     def _admit(self) -> Hello | None:
         """Return what the caller says of itself; None: it was refused, or is gone."""
         deadline = time.monotonic() + _HANDSHAKE_S
-        steps = admit(self.stream, self._listener.security, self._listener.max_ask_bytes)
+        one = self._listener
+        steps = admit(self.stream, one.security, one.max_ask_bytes, one.incarnation)
         try:
             hello: Hello = drive(steps, self.stream, lambda: _left(deadline))
             return hello

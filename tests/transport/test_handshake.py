@@ -149,7 +149,7 @@ def test_whoever_does_not_know_the_token_cannot_play_the_listener() -> None:
             connection, _ = server.accept()
             with connection:
                 connection.sendall(pack(Kind.GREETING, Greeting(bytes(32)))[0])
-                connection.sendall(pack(Kind.ADMITTED, Admitted(bytes(32), 1000))[0])
+                connection.sendall(pack(Kind.ADMITTED, Admitted(bytes(32), 1000, 1))[0])
                 while connection.recv(1000):
                     pass
 
