@@ -1,6 +1,7 @@
 """The server's side of the network: who is here, which job is served, and what they ask."""
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -8,10 +9,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from gigl_loader.errors import ConfigError, PeerError, PeerLostError, ServerDiedError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerError,
+    PeerLostError,
+    ServerDiedError,
+)
 from gigl_loader.logs import answering
 from gigl_loader.remote.answers import Nothing
-from gigl_loader.remote.compact import Addresses, Generations
+from gigl_loader.remote.compact import Addresses, Incarnations
 from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Follower, Leader
@@ -29,14 +36,17 @@ from gigl_loader.remote.membership import (
 from gigl_loader.remote.messages import CALLS, Call, FetchAnswer, FetchRequest, GiveBack
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.servers import ServerBook
-from gigl_loader.remote.service import DistServer, caller
-from gigl_loader.transport import End, Listener, Method, Peer, Security
+from gigl_loader.remote.service import OBSERVER, DistServer, caller
+from gigl_loader.transport import Caller, End, Listener, Method, Peer, Security
 
 _log = logging.getLogger(__name__)
 
 # a quarter of the shortest grace that it looks after (`KILLED_GRACE_S`)
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 60.0
+_ANSWERS_S = 5.0
+"""How long a storage server may take to answer a handshake before it counts as gone, where
+another process says that it has its rank."""
 _GRACE_S = 30.0
 """How long clients may take to leave after a server was lost."""
 _STATUS_S_PER_MEMBER = 0.005
@@ -72,10 +82,7 @@ class Endpoint:
         rejoin_s: float = 0.0,
     ) -> None:
         self.server, self._rejoin_s = server, rejoin_s
-        # the wall clock: larger than that of the server that had this rank before, on whatever
-        # machine
-        self.generation = time.time_ns()
-        self._num_jobs = num_jobs
+        self._num_jobs, self._security = num_jobs, security
         # Guards who is here, which job runs and why this server ends; of its own methods some call
         # others. Not held while a producer ends, which takes as long as its workers do, but for a
         # former connection of a client that has come back: see `_replace_former`.
@@ -83,7 +90,7 @@ class Endpoint:
         self._attendance = Attendance()
         self._book = JobBook()
         self._handout = Handout(server)
-        self._rendezvous = RendezvousTable()
+        self._rendezvous = RendezvousTable(server.num_servers)
         self._error: ServerDiedError | None = None
         self._error_time = 0.0
         self._stopping = False
@@ -100,9 +107,9 @@ class Endpoint:
             on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
             silence_s=patience_s,
         )  # fmt: skip
-        self.address = self._listener.address
+        self.address, self.incarnation = self._listener.address, self._listener.incarnation
         self._servers_known = ServerBook(
-            server.num_servers, server.num_partitions, self.address, self.generation
+            server.num_servers, server.num_partitions, self.address, self.incarnation
         )
         self._addresses = Addresses()
         """Of all servers, as server 0 said last."""
@@ -116,7 +123,7 @@ class Endpoint:
             join = Join(
                 role=Role.SERVER, rank=self.server.server_rank,
                 num_servers=self.server.num_servers, address=self.address,
-                generation=self.generation,
+                incarnation=self.incarnation, process=secrets.token_hex(16),
             )  # fmt: skip
             Follower(
                 leader=self._leader, join=join, rejoin_s=self._rejoin_s,
@@ -134,7 +141,7 @@ class Endpoint:
         }
         return {
             "watch": Method(Watch, News, self._watch),
-            "fetch": Method(FetchRequest, FetchAnswer, self._handout.fetch),
+            "fetch": Method(FetchRequest, FetchAnswer, self._fetch),
             "give_back": Method(GiveBack, Nothing, self._handout.give_back),
             **agree,
             **{
@@ -165,9 +172,15 @@ class Endpoint:
     # -- who is here ----------------------------------------------------------------------------
 
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
+        rival = self._rival(request.join)
+        # without the lock: it takes a question to that one
+        lives = rival is not None and (self._rejoin_s <= 0 or self._lives(rival.join))
         with self._lock:
             member = self._attendance.find(peer.session, request.seen)
             if member is None:
+                if lives and self._rival(request.join) is rival:
+                    rank = request.join.rank
+                    raise ConfigError(f"two processes joined as storage server {rank}: check RANK")
                 member = self._enter(request.join, peer)
             # before `returned`, which forgets it
             was_gone = member.gone_at is not None
@@ -176,6 +189,27 @@ class Endpoint:
                 self._begin_if_complete()
                 self._tell_where()
             return member.wait(request.seen)
+
+    def _rival(self, join: Join) -> Member | None:
+        """Return another process that is here as the storage server that ``join`` names."""
+        one = self._servers.get(join.rank) if join.role is Role.SERVER else None
+        return one if one is not None and one.join.process != join.process else None
+
+    def _lives(self, server: Join) -> bool:
+        """Return whether a storage server answers where it said that it listens.
+
+        A machine that vanished is known by its silence only after a while, and the server that
+        takes its place is not to wait for that.
+        """
+        if server.address is None:
+            return False
+        name = f"storage server {self.server.server_rank}"
+        with Caller(*server.address, self._security, name, incarnation=server.incarnation) as one:
+            try:
+                one.connect(time.monotonic() + _ANSWERS_S)
+            except GiglLoaderError:
+                return False
+            return True
 
     def _enter(self, join: Join, peer: Peer) -> Member:
         name = f"{peer.name} at {peer.address}"
@@ -221,7 +255,9 @@ class Endpoint:
         join = member.join
         for one in self._attendance.at(join.role, join.rank):
             if join.role is Role.SERVER:
-                one.tell(refused=f"a later storage server {join.rank} took its place: check RANK")
+                if one.join.process != join.process:
+                    words = f"a later storage server {join.rank} took its place: check RANK"
+                    one.tell(refused=words)
                 self._attendance.left(one)
             elif join.job is not None and one.job == join.job:
                 self._attendance.left(one)
@@ -236,11 +272,12 @@ class Endpoint:
         if self._error is not None:
             raise self._error
         check_figures(join, self.server.server_rank, self.server.num_servers)
-        former = self._servers.get(join.rank) if join.role is Role.SERVER else None
-        # the same one may have been out of reach, and come on a connection of its own
-        is_later = former is not None and 0 < former.join.generation <= join.generation
-        if former is not None and not (is_later and self._rejoin_s > 0):
-            raise ConfigError(f"two processes joined as storage server {join.rank}: check RANK")
+        for one in self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ():
+            if one.job == join.job is not None and one.join.process != join.process:
+                raise ConfigError(
+                    f"another process is compute rank {join.rank} of job {join.job} here: end it, "
+                    "or check RANK and local_rank"
+                )
 
     @property
     def _servers(self) -> dict[int, Member]:
@@ -267,7 +304,7 @@ class Endpoint:
         if where is None:
             return
         about = {
-            "addresses": Addresses.of(where[0]), "generations": Generations.of(where[1]),
+            "addresses": Addresses.of(where[0]), "incarnations": Incarnations.of(where[1]),
             "away": tuple(self._servers_known.away),
         }  # fmt: skip
         for member in members or [*servers.values(), *book.present.values()]:
@@ -299,9 +336,9 @@ class Endpoint:
         for member in members:
             status = text if self._book.is_waiting(member) else ""
             member.tell(
-                status=status, jobs_served=self.jobs_served, lost=lost, generation=self.generation,
-                server=self.server.server_rank, num_partitions=self.server.num_partitions,
-                away=away,
+                status=status, jobs_served=self.jobs_served, lost=lost, away=away,
+                server=self.server.server_rank, incarnation=self.incarnation,
+                num_partitions=self.server.num_partitions,
             )  # fmt: skip
 
     def _ended(self, peer: Peer, end: End) -> None:
@@ -385,10 +422,18 @@ class Endpoint:
         member = self._attendance.find(peer.session, 0)
         return member if member is not None and member.join.role is Role.CLIENT else None
 
+    def _fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
+        member = self._attendance.members.get(peer.session)
+        token = caller.set(OBSERVER if member is None else member.client)
+        try:
+            return self._handout.fetch(request, peer)
+        finally:
+            caller.reset(token)
+
     def _call(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
         member = self._client_of(peer)
         # without having joined, as `gigl-loader status` asks: its end releases nothing
-        token = caller.set("observer" if member is None else member.client)
+        token = caller.set(OBSERVER if member is None else member.client)
         who = {} if member is None else {"job": member.job, "rank": member.join.rank}
         try:
             with answering(**who):

@@ -42,13 +42,14 @@ class Leader:
         self.caller = self.dial()
         """Its connection tells server 0 that this server is here."""
 
-    def dial(self, address: tuple[str, int] | None = None) -> Caller:
-        """Return a fresh caller of server 0, or of the server at ``address``."""
+    def dial(self, address: tuple[str, int] | None = None, incarnation: int = 0) -> Caller:
+        """Return a fresh caller of server 0, or of the server at ``address``; see `Caller`."""
         host, port = address or self._target
         what = "storage server 0" if address is None else f"the storage server at {host}:{port}"
         return Caller(
-            host, port, self._security, self._name, patience_s=self._patience_s, what=what
-        )
+            host, port, self._security, self._name, patience_s=self._patience_s, what=what,
+            incarnation=incarnation,
+        )  # fmt: skip
 
     def renew(self, deadline: float) -> None:
         """Connect again with server 0, which may have been started again.

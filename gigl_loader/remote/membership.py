@@ -5,8 +5,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gigl_loader.errors import ConfigError, GiglLoaderError
-from gigl_loader.remote.compact import NOWHERE, UNKNOWN, Addresses, Generations, Runs
+from gigl_loader.remote.compact import NOWHERE, UNKNOWN, Addresses, Incarnations, Runs
 from gigl_loader.transport import Caller
+
+MOST_RANKS = 1 << 16
+"""The most compute processes of a job, and the most storage servers."""
 
 
 class Role(Enum):
@@ -30,8 +33,10 @@ class Join:
     """Which job the client belongs to; None: to be told by server 0."""
     address: tuple[str, int] | None = None
     """Where a storage server listens."""
-    generation: int = 0
-    """Tells a storage server from the one that had its rank before: the later one's is larger."""
+    incarnation: int = 0
+    """Tells a storage server from the one that had its rank before: its listener's."""
+    process: str = ""
+    """Random, and told to storage servers alone: who comes again with it is the same process."""
 
 
 def check_figures(join: Join, server: int, num_servers: int) -> None:
@@ -46,8 +51,15 @@ def check_figures(join: Join, server: int, num_servers: int) -> None:
             f"{join.role.value} {join.rank} counts {join.num_servers} storage servers, server "
             f"{server} counts {num_servers}: give all the same GraphStoreInfo"
         )
+    is_client = join.role is Role.CLIENT
+    lowest, ranks = (0, join.world_size) if is_client else (1, num_servers)
+    if not lowest <= join.rank < ranks <= MOST_RANKS:
+        raise ConfigError(
+            f"{join.role.value} {join.rank} of {ranks} cannot be: ranks count from {lowest}, and "
+            f"there are at most {MOST_RANKS}"
+        )
     # server 0 alone counts jobs; at the other servers a client already knows the number of its own
-    if join.role is Role.CLIENT and join.job is None and server != 0:
+    if is_client and join.job is None and server != 0:
         raise ConfigError(
             f"this is storage server {server}; clients join at server 0: check "
             "storage_cluster_master_ip and rpc_master_port"
@@ -78,11 +90,11 @@ class News:
     """Of all storage servers, once the job runs. Unknown ones have port 0."""
     server: int = 0
     """Who says this."""
-    generation: int = 0
+    incarnation: int = 0
     """Of the server that says this."""
     num_partitions: int = 0
     """Of the graph: server ``i`` serves partition ``i`` modulo that number."""
-    generations: Generations = UNKNOWN
+    incarnations: Incarnations = UNKNOWN
     """Of the same: a server that was started again has a larger one; unknown ones have 0."""
     away: tuple[int, ...] = ()
     """Storage servers that are lost and expected back."""
@@ -100,7 +112,7 @@ class News:
         # more by each connection that hears them, though they are the same
         same = {
             name: value
-            for name in ("addresses", "generations")
+            for name in ("addresses", "incarnations")
             if getattr(self, name) == (value := getattr(former, name))
         }
         return replace(self, **same)
