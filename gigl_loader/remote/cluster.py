@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 _ATTEMPT_S, _REACH_S, _PAUSE_S = 5.0, 1.0, 0.2
 """Longest attempt to connect again with a lost server; of that, to reach it, which may have
 another address by then; and the pause between two attempts."""
+_REFUSED_PAUSE_S = 5.0
+"""The same pause where what listens there now is of another cluster or graph."""
 _LOOK_S = 0.5
 """How often who waits for lost servers looks whether the news name other ones."""
 
@@ -118,6 +120,8 @@ class Cluster:
         self._changed = threading.Condition()
         self._holders: list[int] = []
         """See `holders`; empty until somebody asks."""
+        self._refusals: dict[int, GiglLoaderError] = {}
+        """Why a lost server was not taken for what it is now, at the last attempt."""
         self._sought: set[int] = set()
         """Lost servers that a thread tries to connect with again, or meets."""
 
@@ -159,7 +163,9 @@ class Cluster:
         except BaseException:
             first.close()
             raise
-        return cls(first, replace(join, job=news.job), security, patience_s)
+        # kept: whoever has a server's port later, and serves another graph, is refused by name
+        join = replace(join, job=news.job, cluster=news.cluster, graph=news.graph)
+        return cls(first, join, security, patience_s)
 
     def connection(self, server_rank: int) -> ServerConnection:
         """Return the connection to a server.
@@ -280,12 +286,17 @@ class Cluster:
                     return live
                 # those to meet need no deadline: `_meet` takes `_ATTEMPT_S`, and then they are lost
                 if missing and time.monotonic() > deadline:
-                    connection = self.connection(missing[0])
-                    raise connection.error or ServerDiedError(
-                        f"{connection.name} was started again, and cannot be reached"
-                    )
+                    raise self._why_lost(missing[0])
                 # news of server 0 come on its connection, which does not notify this condition
                 self._changed.wait(_LOOK_S)
+
+    def _why_lost(self, rank: int) -> Exception:
+        connection, refusal = self.connection(rank), self._refusals.get(rank)
+        if isinstance(refusal, ConfigError):  # something is there, and is not what it was
+            return ConfigError(*refusal.args)
+        return connection.error or ServerDiedError(
+            f"{connection.name} was started again, and cannot be reached"
+        )
 
     def _unmet(self, lost: Sequence[int]) -> list[int]:
         """Return the servers to meet now: nobody but server 0 would tell that they are lost."""
@@ -315,7 +326,9 @@ class Cluster:
                     self._go_along(rank)
                 except GiglLoaderError as error:
                     _log.debug("storage server %d is not back: %s", rank, error)
-                    time.sleep(_PAUSE_S)
+                    self._refusals[rank] = error
+                    is_other = isinstance(error, ConfigError)  # whose log is not ours to fill
+                    time.sleep(_REFUSED_PAUSE_S if is_other else _PAUSE_S)
         finally:
             with self._changed:
                 self._sought.discard(rank)

@@ -32,6 +32,7 @@ from gigl_loader.remote.membership import (
     Role,
     Watch,
     check_figures,
+    check_same,
 )
 from gigl_loader.remote.messages import CALLS, Call, FetchAnswer, FetchRequest, GiveBack
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
@@ -83,6 +84,14 @@ class Endpoint:
     ) -> None:
         self.server, self._rejoin_s = server, rejoin_s
         self._num_jobs, self._security = num_jobs, security
+        self.cluster = ""
+        """Which storage cluster this server belongs to; empty: it is not known yet.
+
+        Server 0 takes it from the first that comes and names one, since it may have been started
+        again; with the first job it draws one, if nobody did. The others hear it from server 0.
+        """
+        self.graph = server.dataset.view().identity
+        self._process = secrets.token_hex(16)
         # Guards who is here, which job runs and why this server ends; of its own methods some call
         # others. Not held while a producer ends, which takes as long as its workers do, but for a
         # former connection of a client that has come back: see `_replace_former`.
@@ -120,17 +129,20 @@ class Endpoint:
         threading.Thread(target=self._tick_all, name="health", daemon=True).start()
         # after the listener: clients come as soon as server 0 has told them of this address
         if self._leader is not None:
-            join = Join(
-                role=Role.SERVER, rank=self.server.server_rank,
-                num_servers=self.server.num_servers, address=self.address,
-                incarnation=self.incarnation, process=secrets.token_hex(16),
-            )  # fmt: skip
             Follower(
-                leader=self._leader, join=join, rejoin_s=self._rejoin_s,
+                leader=self._leader, join=self._join, rejoin_s=self._rejoin_s,
                 on_news=self._leader_says, on_over=self.over.set, on_lost=self.lose,
                 is_over=lambda: self._stopping or self.over.is_set(),
                 can_go_on=lambda: self._can_do_without_0,
             ).start()  # fmt: skip
+
+    def _join(self) -> Join:
+        """Return what server 0 is to know of this server."""
+        return Join(
+            role=Role.SERVER, rank=self.server.server_rank, num_servers=self.server.num_servers,
+            address=self.address, incarnation=self.incarnation, process=self._process,
+            cluster=self.cluster, graph=self.graph,
+        )  # fmt: skip
 
     def _table(self) -> dict[str, Method]:
         table = self._rendezvous
@@ -226,6 +238,8 @@ class Endpoint:
             raise
         # not before: one that was refused above is not here
         self._attendance.came(member)
+        if self.server.server_rank == 0:
+            self.cluster = self.cluster or join.cluster
         # a job of which some ranks were never seen ends when all of the next one are here, as now
         # perhaps
         if self._book.end_if_over():
@@ -272,6 +286,7 @@ class Endpoint:
         if self._error is not None:
             raise self._error
         check_figures(join, self.server.server_rank, self.server.num_servers)
+        check_same(join, self.server.server_rank, self.cluster, self.graph)
         for one in self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ():
             if one.job == join.job is not None and one.join.process != join.process:
                 raise ConfigError(
@@ -290,6 +305,7 @@ class Endpoint:
         if book.running or not book.complete or not self._servers_known.complete(servers):
             return
         book.running = True
+        self.cluster = self.cluster or secrets.token_hex(8)
         _log.info("job %d begins with %d compute processes", book.job, len(book.present))
         for member in book.present.values():
             member.job = book.job
@@ -305,7 +321,7 @@ class Endpoint:
             return
         about = {
             "addresses": Addresses.of(where[0]), "incarnations": Incarnations.of(where[1]),
-            "away": tuple(self._servers_known.away),
+            "away": tuple(self._servers_known.away), "cluster": self.cluster, "graph": self.graph,
         }  # fmt: skip
         for member in members or [*servers.values(), *book.present.values()]:
             if member.join.role is Role.SERVER:
@@ -518,6 +534,7 @@ class Endpoint:
             return {
                 "clients": clients,
                 "servers": sorted(self._servers),
+                "cluster": self.cluster,
                 "job": self._book.job,
                 "jobs_served": self.jobs_served,
                 "lost": None if self._error is None else str(self._error),
@@ -530,8 +547,22 @@ class Endpoint:
         self.jobs_served = news.jobs_served
         # a server 0 that was started again says nothing of them until it knows all
         self._addresses = news.addresses or self._addresses
+        if news.cluster and not self.cluster:
+            self._belong(news.cluster)
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
+
+    def _belong(self, cluster: str) -> None:
+        """Take the cluster that server 0 names; clients of another one, come before, leave."""
+        with self._lock:
+            self.cluster, strangers = cluster, []
+            for member in self._attendance.members.values():
+                if member.join.cluster not in ("", cluster):
+                    member.why_gone = "belongs to another storage cluster"
+                    member.tell(refused=f"this is storage cluster {cluster} by now")
+                    strangers.append(member)
+        for member in strangers:
+            self._left(member)
 
     @property
     def _can_do_without_0(self) -> bool:

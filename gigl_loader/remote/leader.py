@@ -84,8 +84,8 @@ class Follower:
     """
 
     leader: Leader
-    join: Join
-    """Who this server is."""
+    join: Callable[[], Join]
+    """Returns who this server is, as far as it knows by then."""
     rejoin_s: float
     """How long server 0 may be away; 0: its end is this server's."""
     on_news: Callable[[News], None]
@@ -104,7 +104,7 @@ class Follower:
         threading.Thread(target=self._follow, name="watch server 0", daemon=True).start()
 
     def _follow(self) -> None:
-        while self._is_back(after=hear(self.leader.caller, self.join, self.on_news)):
+        while self._is_back(after=hear(self.leader.caller, self.join(), self.on_news)):
             pass
 
     def _is_back(self, after: Exception) -> bool:

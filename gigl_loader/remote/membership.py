@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.remote.compact import NOWHERE, UNKNOWN, Addresses, Incarnations, Runs
 from gigl_loader.transport import Caller
@@ -37,6 +38,10 @@ class Join:
     """Tells a storage server from the one that had its rank before: its listener's."""
     process: str = ""
     """Random, and told to storage servers alone: who comes again with it is the same process."""
+    cluster: str = ""
+    """Which storage cluster the process belongs to; empty: to be told by server 0."""
+    graph: GraphIdentity | None = None
+    """What a storage server holds, or what a client's job reads; None: to be told."""
 
 
 def check_figures(join: Join, server: int, num_servers: int) -> None:
@@ -63,6 +68,31 @@ def check_figures(join: Join, server: int, num_servers: int) -> None:
         raise ConfigError(
             f"this is storage server {server}; clients join at server 0: check "
             "storage_cluster_master_ip and rpc_master_port"
+        )
+
+
+def check_same(join: Join, server: int, cluster: str, graph: GraphIdentity | None) -> None:
+    """Refuse who belongs to another cluster than ``server``, or to another graph.
+
+    What is not known on either side is not compared.
+
+    Raises:
+        ConfigError: Says which.
+    """
+    who = f"{join.role.value} {join.rank}"
+    if join.graph is not None and graph is not None and join.graph != graph:
+        runs = join.graph.run, graph.run
+        what = "partitions of two runs" if runs[0] != runs[1] else "two graphs"
+        raise ConfigError(
+            f"{what}: {who} has that of run {runs[0]} ({join.graph.digest or 'no digest'}), "
+            f"storage server {server} that of run {runs[1]} ({graph.digest or 'no digest'}). Give "
+            "all storage servers the partitions of one run, or, where this one is right by now, "
+            f"start {who} again"
+        )
+    if join.cluster and cluster and join.cluster != cluster:
+        raise ConfigError(
+            f"{who} belongs to storage cluster {join.cluster}, and storage server {server} to "
+            f"another one, {cluster}, which has its port by now: start {who} again"
         )
 
 
@@ -96,6 +126,10 @@ class News:
     """Of the graph: server ``i`` serves partition ``i`` modulo that number."""
     incarnations: Incarnations = UNKNOWN
     """Of the same: a server that was started again has a larger one; unknown ones have 0."""
+    cluster: str = ""
+    """Of all storage servers, random; told with their addresses."""
+    graph: GraphIdentity | None = None
+    """What they hold; told with their addresses. None: they do not know."""
     away: tuple[int, ...] = ()
     """Storage servers that are lost and expected back."""
     status: str = ""
