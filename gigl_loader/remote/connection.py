@@ -104,7 +104,8 @@ class ServerConnection:
             PeerTimeoutError: The server did not come up, or does not answer.
         """
         self.meet(_ENTER_S)
-        return self._dial()
+        # the process that let this one in, and none that has its port after it
+        return self._dial(self._watch.incarnation)
 
     def meet(self, timeout_s: float) -> None:
         """Say who this process is, unless that was done; raises as `dial`."""
@@ -118,11 +119,11 @@ class ServerConnection:
             # last: an attempt that failed is made again by the next one who asks
             self._join = None
 
-    def _dial(self) -> Caller:
+    def _dial(self, incarnation: int = 0) -> Caller:
         fresh = Caller(
             *self.address, self._security, self.own_name, patience_s=self._patience_s,
             what=f"storage server {self.rank}",
-            session=self.session,
+            session=self.session, incarnation=incarnation,
         )  # fmt: skip
         with self._changed:
             if self._error is not None:

@@ -1,6 +1,7 @@
 """The server's side of the network: who is here, which job is served, and what they ask."""
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from gigl_loader.errors import (
 )
 from gigl_loader.logs import answering
 from gigl_loader.remote.calls import Call
-from gigl_loader.remote.compact import Addresses, Generations, Runs
+from gigl_loader.remote.compact import Addresses, Incarnations, Runs
 from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Follower, Leader
@@ -31,19 +32,23 @@ from gigl_loader.remote.membership import (
     Role,
     Watch,
     check_figures,
+    check_same,
 )
 from gigl_loader.remote.messages import FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.servers import ServerBook
-from gigl_loader.remote.service import CALLS, DistServer, caller
+from gigl_loader.remote.service import CALLS, OBSERVER, DistServer, caller
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import End, Listener, Method, Peer, Security
+from gigl_loader.transport import Caller, End, Listener, Method, Peer, Security
 
 _log = logging.getLogger(__name__)
 
 # a quarter of the shortest grace that it looks after (`KILLED_GRACE_S`)
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 60.0
+_ANSWERS_S = 5.0
+"""How long a storage server may take to answer a handshake before it counts as gone, where
+another process says that it has its rank."""
 _GRACE_S = 30.0
 """How long clients may take to leave after a server was lost."""
 _HEAR_S = 1.0
@@ -84,10 +89,15 @@ class Endpoint:
         # a client that is here connects again as soon as it knows of the end of the server before
         # this one, which a network that is silent tells it after its patience
         self._unseen_s = max(rejoin_s, 2 * patience_s)
-        # the wall clock: larger than that of the server that had this rank before, on whatever
-        # machine
-        self.generation = time.time_ns()
-        self._num_jobs = num_jobs
+        self._num_jobs, self._security = num_jobs, security
+        self.cluster = ""
+        """Which storage cluster this server belongs to; empty: it is not known yet.
+
+        Server 0 takes it from the first that comes and names one, since it may have been started
+        again; with the first job it draws one, if nobody did. The others hear it from server 0.
+        """
+        self.graph = server.dataset.view().identity
+        self._process = secrets.token_hex(16)
         # Guards who is here, which job runs and why this server ends; of its own methods some call
         # others. Not held while a producer ends, which takes as long as its workers do.
         self._lock = threading.RLock()
@@ -95,7 +105,7 @@ class Endpoint:
         self._attendance = Attendance()
         self._book = JobBook()
         self._handout = Handout(server)
-        self._rendezvous = RendezvousTable()
+        self._rendezvous = RendezvousTable(server.num_servers)
         self._error: ServerDiedError | None = None
         self._error_time = 0.0
         self._stopping = False
@@ -112,9 +122,9 @@ class Endpoint:
             on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
             silence_s=patience_s,
         )  # fmt: skip
-        self.address = self._listener.address
+        self.address, self.incarnation = self._listener.address, self._listener.incarnation
         self._servers_known = ServerBook(
-            server.num_servers, server.num_partitions, self.address, self.generation
+            server.num_servers, server.num_partitions, self.address, self.incarnation
         )
         self._addresses = Addresses()
         """Addresses of all servers, as server 0 last announced them."""
@@ -128,18 +138,21 @@ class Endpoint:
         new_thread(target=self._tick_all, name="health", on_death=self._cannot_tick).start()
         # after the listener: clients come as soon as server 0 has told them of this address
         if self._leader is not None:
-            join = Join(
-                role=Role.SERVER, rank=self.server.server_rank,
-                num_servers=self.server.num_servers, address=self.address,
-                generation=self.generation,
-            )  # fmt: skip
             Follower(
-                leader=self._leader, join=join, rejoin_s=self._rejoin_s,
+                leader=self._leader, join=self._join, rejoin_s=self._rejoin_s,
                 on_news=self._leader_says, on_away=self._note_leader_away,
                 on_over=self.over.set, on_lost=self.lose,
                 is_over=lambda: self._stopping or self.over.is_set(),
                 can_go_on=lambda: self._can_do_without_0,
             ).start()  # fmt: skip
+
+    def _join(self) -> Join:
+        """Return what server 0 is to know of this server."""
+        return Join(
+            role=Role.SERVER, rank=self.server.server_rank, num_servers=self.server.num_servers,
+            address=self.address, incarnation=self.incarnation, process=self._process,
+            cluster=self.cluster, graph=self.graph,
+        )  # fmt: skip
 
     def _table(self) -> dict[str, Method]:
         table = self._rendezvous
@@ -150,7 +163,7 @@ class Endpoint:
         }
         return {
             "watch": Method(Watch, News, self._watch),
-            "fetch": Method(FetchRequest, FetchAnswer, self._handout.fetch),
+            "fetch": Method(FetchRequest, FetchAnswer, self._fetch),
             "give_back": Method(GiveBack, Nothing, self._handout.give_back),
             **agree,
             **{
@@ -182,9 +195,15 @@ class Endpoint:
 
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
         self._free_former(request, peer)
+        rival = self._rival(request.join)
+        # without the lock: it takes a question to that one
+        lives = rival is not None and (self._rejoin_s <= 0 or self._lives(rival.join))
         with self._lock:
             member = self._attendance.find(peer.session, request.seen)
             if member is None:
+                if lives and self._rival(request.join) is rival:
+                    rank = request.join.rank
+                    raise ConfigError(f"two processes joined as storage server {rank}: check RANK")
                 member = self._enter(request.join, peer)
             # before `returned`, which forgets it
             was_gone = member.gone_at is not None
@@ -203,6 +222,27 @@ class Endpoint:
                 lambda: all(one.has_heard for one in self._servers.values()), _HEAR_S
             )
 
+    def _rival(self, join: Join) -> Member | None:
+        """Return another process that is here as the storage server that ``join`` names."""
+        one = self._servers.get(join.rank) if join.role is Role.SERVER else None
+        return one if one is not None and one.join.process != join.process else None
+
+    def _lives(self, server: Join) -> bool:
+        """Return whether a storage server answers where it said that it listens.
+
+        A machine that vanished is known by its silence only after a while, and the server that
+        takes its place is not to wait for that.
+        """
+        if server.address is None:
+            return False
+        name = f"storage server {self.server.server_rank}"
+        with Caller(*server.address, self._security, name, incarnation=server.incarnation) as one:
+            try:
+                one.connect(time.monotonic() + _ANSWERS_S)
+            except GiglLoaderError:
+                return False
+            return True
+
     def _enter(self, join: Join, peer: Peer) -> Member:
         name = f"{peer.name} at {peer.address}"
         member = Member(peer.session, join, name, job=join.job)
@@ -218,6 +258,8 @@ class Endpoint:
             raise
         # not before: one that was refused above is not here
         self._attendance.came(member)
+        if self.server.server_rank == 0:
+            self.cluster = self.cluster or join.cluster
         # a job of which some ranks were never seen ends when all of the next one are here, as now
         # perhaps
         if self._book.end_if_over():
@@ -268,7 +310,9 @@ class Endpoint:
         join = member.join
         for one in self._attendance.at(join.role, join.rank):
             if join.role is Role.SERVER:
-                one.tell(refused=f"a later storage server {join.rank} took its place: check RANK")
+                if one.join.process != join.process:
+                    words = f"a later storage server {join.rank} took its place: check RANK"
+                    one.tell(refused=words)
                 self._attendance.left(one)
         if join.role is Role.CLIENT and join.job is not None:
             self.server.client_back(member.client)
@@ -277,11 +321,13 @@ class Endpoint:
         if self._error is not None:
             raise self._error
         check_figures(join, self.server.server_rank, self.server.num_servers)
-        former = self._servers.get(join.rank) if join.role is Role.SERVER else None
-        # the same one may have been out of reach, and come on a connection of its own
-        is_later = former is not None and 0 < former.join.generation <= join.generation
-        if former is not None and not (is_later and self._rejoin_s > 0):
-            raise ConfigError(f"two processes joined as storage server {join.rank}: check RANK")
+        check_same(join, self.server.server_rank, self.cluster, self.graph)
+        for one in self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ():
+            if one.job == join.job is not None and one.join.process != join.process:
+                raise ConfigError(
+                    f"another process is compute rank {join.rank} of job {join.job} here: end it, "
+                    "or check RANK and local_rank"
+                )
 
     @property
     def _servers(self) -> dict[int, Member]:
@@ -294,6 +340,7 @@ class Endpoint:
         if book.running or not book.complete or not self._servers_known.complete(servers):
             return
         book.running = True
+        self.cluster = self.cluster or secrets.token_hex(8)
         _log.info("job %d begins with %d compute processes", book.job, len(book.present))
         for member in book.present.values():
             member.job = book.job
@@ -308,8 +355,8 @@ class Endpoint:
         if where is None:
             return
         about = {
-            "addresses": Addresses.of(where[0]), "generations": Generations.of(where[1]),
-            "away": tuple(self._servers_known.away),
+            "addresses": Addresses.of(where[0]), "incarnations": Incarnations.of(where[1]),
+            "away": tuple(self._servers_known.away), "cluster": self.cluster, "graph": self.graph,
         }  # fmt: skip
         for member in members or [*servers.values(), *book.present.values()]:
             if member.join.role is Role.SERVER:
@@ -340,9 +387,9 @@ class Endpoint:
         for member in members:
             status = text if self._book.is_waiting(member) else ""
             member.tell(
-                status=status, jobs_served=self.jobs_served, lost=lost, generation=self.generation,
-                server=self.server.server_rank, num_partitions=self.server.num_partitions,
-                away=away, missing=never_came,
+                status=status, jobs_served=self.jobs_served, lost=lost, away=away,
+                server=self.server.server_rank, incarnation=self.incarnation,
+                num_partitions=self.server.num_partitions, missing=never_came,
             )  # fmt: skip
 
     def _ended(self, peer: Peer, end: End) -> None:
@@ -429,10 +476,18 @@ class Endpoint:
         member = self._attendance.find(peer.session, 0)
         return member if member is not None and member.join.role is Role.CLIENT else None
 
+    def _fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
+        member = self._attendance.members.get(peer.session)
+        token = caller.set(OBSERVER if member is None else member.client)
+        try:
+            return self._handout.fetch(request, peer)
+        finally:
+            caller.reset(token)
+
     def _call(self, call: Call, request: Any, peer: Peer) -> Any:
         member = self._client_of(peer)
         # without having joined, as `gigl-loader status` asks: its end releases nothing
-        token = caller.set("observer" if member is None else member.client)
+        token = caller.set(OBSERVER if member is None else member.client)
         who = {} if member is None else {"job": member.job, "rank": member.join.rank}
         try:
             with answering(**who):
@@ -530,6 +585,7 @@ class Endpoint:
             return {
                 "clients": clients,
                 "servers": sorted(self._servers),
+                "cluster": self.cluster,
                 "job": self._book.job,
                 "jobs_served": self.jobs_served,
                 "lost": None if self._error is None else str(self._error),
@@ -543,6 +599,8 @@ class Endpoint:
         self.jobs_served = news.jobs_served
         # a server 0 that was started again says nothing of them until it knows all
         self._addresses = news.addresses or self._addresses
+        if news.cluster and not self.cluster:
+            self._belong(news.cluster)
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
 
@@ -565,6 +623,18 @@ class Endpoint:
         """The servers that were never here, on server 0."""
         here = {0, *self._servers, *self._servers_known.away}
         return Runs.of([rank for rank in range(self.server.num_servers) if rank not in here])
+
+    def _belong(self, cluster: str) -> None:
+        """Take the cluster that server 0 names; clients of another one, come before, leave."""
+        with self._lock:
+            self.cluster, strangers = cluster, []
+            for member in self._attendance.members.values():
+                if member.join.cluster not in ("", cluster):
+                    member.why_gone = "belongs to another storage cluster"
+                    member.tell(refused=f"this is storage cluster {cluster} by now")
+                    strangers.append(member)
+        for member in strangers:
+            self._left(member)
 
     @property
     def _can_do_without_0(self) -> bool:

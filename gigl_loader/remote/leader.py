@@ -42,13 +42,14 @@ class Leader:
         self.caller = self.dial()
         """Its connection tells server 0 that this server is here."""
 
-    def dial(self, address: tuple[str, int] | None = None) -> Caller:
-        """Return a fresh caller of server 0, or of the server at ``address``."""
+    def dial(self, address: tuple[str, int] | None = None, incarnation: int = 0) -> Caller:
+        """Return a fresh caller of server 0, or of the server at ``address``; see `Caller`."""
         host, port = address or self._target
         what = "storage server 0" if address is None else f"the storage server at {host}:{port}"
         return Caller(
-            host, port, self._security, self._name, patience_s=self._patience_s, what=what
-        )
+            host, port, self._security, self._name, patience_s=self._patience_s, what=what,
+            incarnation=incarnation,
+        )  # fmt: skip
 
     def renew(self, deadline: float) -> None:
         """Connect again with server 0, which may have been started again.
@@ -83,8 +84,8 @@ class Follower:
     """
 
     leader: Leader
-    join: Join
-    """This server's own join request."""
+    join: Callable[[], Join]
+    """Returns who this server is, as far as it knows by then."""
     rejoin_s: float
     """How long server 0 may be away; 0: its end is this server's."""
     on_news: Callable[[News], None]
@@ -110,7 +111,7 @@ class Follower:
         ).start()  # fmt: skip
 
     def _follow(self) -> None:
-        while self._is_back(after=hear(self.leader.caller, self.join, self.on_news)):
+        while self._is_back(after=hear(self.leader.caller, self.join(), self.on_news)):
             pass
 
     def _is_back(self, after: Exception) -> bool:

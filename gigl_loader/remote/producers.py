@@ -286,5 +286,5 @@ def name_of_recovery(key: str | None, cluster: Cluster, live: Sequence[int], att
     # ranks come here one by one, and cannot ask each other: what the name is made of is the same on
     # all that have seen the same servers come and go. With a name of before, servers would answer
     # with the producer of before
-    parts = (key or f"rank {cluster.rank}", cluster.job, live, *cluster.generations, attempt)
+    parts = (key or f"rank {cluster.rank}", cluster.job, live, *cluster.incarnations, attempt)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

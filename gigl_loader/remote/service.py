@@ -22,6 +22,7 @@ from gigl_loader._glt import (
     SamplingConfig,
 )
 from gigl_loader.errors import (
+    ConfigError,
     GiglLoaderError,
     PeerError,
     PeerLostError,
@@ -37,12 +38,18 @@ from gigl_loader.options import (
 )
 from gigl_loader.remote.calls import calls_of, served
 from gigl_loader.remote.compact import Runs
+from gigl_loader.remote.membership import MOST_RANKS
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
-from gigl_loader.remote.refusals import check_columns, check_leave
-from gigl_loader.remote.shared import Clients, Fetched, SharedProducer
+from gigl_loader.remote.refusals import (
+    check_columns,
+    check_leave,
+    check_request,
+    check_workers,
+)
+from gigl_loader.remote.shared import THIS_PROCESS, Clients, Fetched, SharedProducer
 from gigl_loader.sampler._kernels import load as load_kernels
 from gigl_loader.sizes import parse_size
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
@@ -55,8 +62,10 @@ _log = logging.getLogger(__name__)
 
 # not an argument: the methods are those that `CALLS` names, with a field of the request for each
 # parameter, and a client must not say by itself who it is
-caller: ContextVar[Hashable] = ContextVar("caller", default="this process")
-"""The client that the request being served came from."""
+caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
+"""The client that the request being served came from: ``(job, rank)``, or `OBSERVER`."""
+OBSERVER = "observer"
+"""Who has not joined."""
 
 _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER = "over"
@@ -143,6 +152,7 @@ class DistServer(PartitionAnswers):
             drawn = EpochOptions(seed=seed_or_drawn(sampling_config.seed))
             request = ProducerRequest(epoch_options=drawn)
         client = caller.get()
+        check_request(request, self.num_servers, client)
         # before a slot is taken: what is refused leaves nothing that others could wait for
         for options in (sampler_options, request.epoch_options.feature_store):
             check_leave(options, self._allowed, self.server_rank)
@@ -184,6 +194,7 @@ class DistServer(PartitionAnswers):
         rendezvous = self._rendezvous(request)
         try:
             check_columns(config, self.dataset.view())
+            check_workers(options)
             # enough for all that a client asks for ahead, and for every thread of every worker to
             # have a task
             capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
@@ -296,6 +307,16 @@ class DistServer(PartitionAnswers):
         self._tell_of_end(entry)
         return entry.shared
 
+    def _producer(self, producer_id: int, consumer: int | None = None) -> SharedProducer:
+        """Return a producer that is up, for one of its consumers; None: for any of them.
+
+        Raises:
+            UsageError: There is none, or the client that asks is not that one.
+        """
+        shared = self._entries.producer(producer_id)
+        shared.check_client(caller.get(), consumer)
+        return shared
+
     @served
     def destroy_sampling_producer(self, producer_id: int, *, linger_s: float = LINGER_S) -> None:
         """End a producer, whoever else uses it.
@@ -307,7 +328,7 @@ class DistServer(PartitionAnswers):
         Raises:
             UsageError: There is no such producer.
         """
-        self._entries.producer(producer_id)
+        self._producer(producer_id)
         self._end(producer_id, linger_s)
 
     @served
@@ -327,7 +348,7 @@ class DistServer(PartitionAnswers):
         # asked again after a lost connection, or once a client is gone: there is nothing left to do
         if self._entries.is_over(producer_id):
             return
-        if self._entries.producer(producer_id).release(consumer):
+        if self._producer(producer_id, consumer).release(consumer):
             self._end(producer_id, linger_s)
 
     def _end(self, producer_id: int, linger_s: float = LINGER_S) -> None:
@@ -358,7 +379,8 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker is gone.
         """
-        return self._entries.producer(producer_id).start_epoch(epoch, request or EpochRequest())
+        request = request or EpochRequest()
+        return self._producer(producer_id, request.consumer).start_epoch(epoch, request)
 
     @served
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
@@ -368,7 +390,7 @@ class DistServer(PartitionAnswers):
             UsageError: There never was such a producer.
         """
         if not self._entries.is_over(producer_id):
-            self._entries.producer(producer_id).cancel_epoch(request)
+            self._producer(producer_id, request.consumer).cancel_epoch(request)
 
     def fetch(self, request: FetchRequest, attempt: int = 0) -> "Future[Fetched]":
         """Return a batch of a consumer, as soon as there is one. Never waits.
@@ -381,7 +403,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died or raised.
         """
-        return self._entries.producer(request.producer_id).fetch(request, attempt)
+        return self._producer(request.producer_id, request.consumer).fetch(request, attempt)
 
     @served
     def fetch_one_sampled_message(
@@ -393,7 +415,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died, stalled or raised.
         """
-        shared = self._entries.producer(producer_id)
+        shared = self._producer(producer_id, consumer)
         limit = shared.producer.epoch_options.timeout_s
         try:
             request = FetchRequest(producer_id=producer_id, consumer=consumer)
@@ -420,7 +442,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died, stalled or raised.
         """
-        shared = self._entries.producer(producer_id)
+        shared = self._producer(producer_id)
         # it came over the network, and a negative index would be read from the end of the input
         if index.dtype != torch.int64 or index.dim() != 1 or not shared.has_seeds(index):
             raise ProtocolError(
@@ -439,7 +461,7 @@ class DistServer(PartitionAnswers):
     @served
     def describe_workers(self, producer_id: int) -> str:
         """Say what the workers of a producer are doing, for an error elsewhere."""
-        return self._entries.producer(producer_id).describe_workers()
+        return self._producer(producer_id).describe_workers()
 
     def client_gone(self, client: Hashable) -> None:
         """Release all that a client has: it ended, or can no longer be reached."""
@@ -510,6 +532,8 @@ class DistServer(PartitionAnswers):
     @served
     def get_free_ports(self, num_ports: int) -> list[int]:
         """Return ports that are free on this server at this moment."""
+        if not 0 <= num_ports <= MOST_RANKS:
+            raise ConfigError(f"{num_ports} ports were asked for, at most {MOST_RANKS} are told")
         return free_ports(num_ports, self._host)
 
     @served

@@ -39,6 +39,8 @@ _MOST_WAITING = 256
 # clients count from 1, and plain calls say 0
 _NONE, _BROKEN = -1, -2
 
+THIS_PROCESS = "this process"
+"""Asks for what it likes: the server itself."""
 Fetched = tuple[Received | None, bool]
 """(a batch or None, whether the consumer's epoch is over)."""
 _STALE: Fetched = (None, False)
@@ -306,6 +308,19 @@ class SharedProducer:
         # an epoch that failed is not sampled again: these fetches get its error
         if consumer.error is None:
             self.producer.start_epoch(consumer.epoch, to_come, stream=number)
+
+    def check_client(self, client: Hashable, number: int | None = None) -> None:
+        """Refuse a client that is not consumer ``number``, or none of them where that is None.
+
+        Raises:
+            UsageError: It is not; or there never was such a consumer.
+        """
+        if number is not None and not 0 <= number < len(self._clients):
+            raise UsageError(f"producer {self.key!r} has no consumer {number}")
+        own = client in self._clients if number is None else self._clients[number] == client
+        if client != THIS_PROCESS and not own:
+            who = "" if number is None else f"consumer {number} of "
+            raise UsageError(f"client {client} asked for what is {who}producer {self.key!r}'s")
 
     def release(self, number: int) -> bool:
         """Let a consumer go, its epoch broken off; return whether it was the last. Idempotent.

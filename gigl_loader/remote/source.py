@@ -401,7 +401,8 @@ class RemoteSource:
             except GiglLoaderError as again:
                 # the first error, which says what happened; the last one says why nothing helped
                 if time.monotonic() > deadline or self._cluster.closed:
-                    raise error from again
+                    # what is there instead of the server says more than that it is gone
+                    raise (again if isinstance(again, ConfigError) else error) from again
                 time.sleep(_AGAIN_S)
 
     def _servers_are_lost(self, error: GiglLoaderError) -> bool:

@@ -9,6 +9,7 @@ the peer                             the caller
 ===================================  ===========================================================
 closes, or resets the connection     connects again at once
 refuses the connection               gives up: its process is gone
+is another process than before       gives up: nothing is asked again of a stranger
 says goodbye                         gives up: it will not answer
 is silent for two seconds            connects afresh, again and again; the first to get in counts
 is silent for ``patience_s``         gives up
@@ -41,7 +42,7 @@ from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, ArraySpec, decode, empty_arrays
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.forks import opened
-from gigl_loader.transport.handshake import Goodbye, farewell, join
+from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import (
@@ -101,12 +102,17 @@ class Caller:
         what: What is at the other end, for errors.
         session: Who this side is to the listener's owner, beyond one connection; callers of one
             process may share one. None: random.
+        incarnation: Which process is meant, as `incarnation` of another caller of it says; 0: the
+            one that lets this caller in first. No other one is ever asked.
     """
 
     def __init__(
         self, address: str, port: int, security: Security, name: str, *,
         patience_s: float = SILENCE_S, what: str = "peer", session: str | None = None,
+        incarnation: int = 0,
     ) -> None:  # fmt: skip
+        self.incarnation = incarnation
+        """The listener's; 0: it is not known yet."""
         self._target, self._security, self._name = (address, port), security, name
         self._patience_s = patience_s
         self._addresses: list[tuple[int, addresses.Address]] = []
@@ -356,7 +362,8 @@ class Caller:
                 pause with what went wrong last.
 
         Raises:
-            PeerLostError: Nothing listens there, and ``on_wait`` was not given.
+            PeerLostError: Nothing listens there, and ``on_wait`` was not given; or another process
+                does than the one that is meant.
             PeerTimeoutError: It did not come up by the deadline.
             JoinRefusedError: One side does not want the other; ``end`` tells why.
             ConfigError: The address is not one.
@@ -423,10 +430,17 @@ class Caller:
         stream.connect(address, patience)
         try:
             steps = join(stream, self._security, self._name, self.session, self._lane)
-            return _Connection(stream, drive(steps, stream, patience).max_ask_bytes)
+            admitted: Admitted = drive(steps, stream, patience)
         except JoinRefusedError as error:
             text = f"{self.what} and {self._name} do not let each other in: {error}"
             raise JoinRefusedError(text, error.end) from error
+        # a port is given to the next process that asks for it: what was said to the one before is
+        # not for this one, and whether to begin anew is for the owner of this caller to decide
+        if self.incarnation not in (0, admitted.incarnation):
+            text = f"{self.what} is lost ({End.GONE.value}): another process listens there now"
+            raise PeerLostError(text, End.GONE)
+        self.incarnation = admitted.incarnation
+        return _Connection(stream, admitted.max_ask_bytes)
 
     def _adopt(self, connection: _Connection) -> None:
         """Use ``connection`` from here on and ask again what is unanswered. Has ``_sending``."""

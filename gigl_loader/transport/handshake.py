@@ -6,7 +6,7 @@
     KNOCK (plain) or TLS ClientHello  -->
                                       <--    [TLS]  GREETING(nonce)
     HELLO(name, nonce, proof)         -->
-                                      <--    ADMITTED(proof)  or  BYE(end, words)
+                                      <--    ADMITTED(proof, incarnation)  or  BYE(end, words)
 
 The listener greets before it is told anything: in TLS 1.3 a client learns at its first read that
 its certificate was refused, and where both are to be one user's, neither side says who it is to
@@ -72,6 +72,8 @@ class Admitted:
 
     proof: bytes
     max_ask_bytes: int
+    incarnation: int
+    """Which process this is: the listener's own number, random."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     return admitted
 
 
-def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
+def admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: int) -> Steps:
     """Do the listener's side; the generator returns the caller's `Hello`.
 
     Raises:
@@ -139,13 +141,13 @@ def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
         EOFError, OSError: The connection broke.
     """
     try:
-        return (yield from _admit(stream, security, max_ask_bytes))
+        return (yield from _admit(stream, security, max_ask_bytes, incarnation))
     except (ssl.SSLError, ProtocolError) as error:
         hint, encrypted = what_is_not_set(security), security.mode.encrypted
         raise refusal(stream, error, "the caller", encrypted=encrypted, hint=hint) from error
 
 
-def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
+def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: int) -> Steps:
     mine = os.urandom(NONCE_BYTES)
     if security.mode.encrypted:
         yield from stream.start_tls(security.context(server=True), server=True)
@@ -163,7 +165,7 @@ def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
         words = f"the caller did not prove the cluster token: {_SAME_TOKEN}"
         raise JoinRefusedError(words, End.REFUSED_TOKEN)
     proof = security.proof(b"listener", nonces, certificate)
-    stream.push(pack(Kind.ADMITTED, Admitted(proof, max_ask_bytes)))
+    stream.push(pack(Kind.ADMITTED, Admitted(proof, max_ask_bytes, incarnation)))
     return hello
 
 

@@ -12,6 +12,7 @@ without bound. Nor do they take more than a quarter of the descriptors that are 
 import contextlib
 import itertools
 import logging
+import secrets
 import select
 import socket
 import threading
@@ -79,6 +80,11 @@ class Peer:
 Handler = Callable[[Any, Peer], Any]
 
 
+def random_incarnation() -> int:
+    """Return a number that no other process has; 63 bits, above 0."""
+    return int(secrets.token_hex(8), 16) % (2**63 - 1) + 1
+
+
 @dataclass(frozen=True)
 class Method:
     """One row of a listener's table.
@@ -124,6 +130,8 @@ class Listener:
         handshake_s: How long that may take, all in all.
         inherits: Descriptor of a socket that listens already, in place of ``address`` and ``port``;
             owned by this object from here on.
+        incarnation: Which process this is to its callers, who ask nothing again of another one;
+            above 0. None: random. One that goes on for the process before it gives the same.
 
     Raises:
         ConfigError: It would be open to strangers, or cannot listen there.
@@ -144,6 +152,7 @@ class Listener:
         admit: Callable[[Stream, Callable[[], float]], Hello | None] | None = None,
         handshake_s: float | None = None,
         inherits: int | None = None,
+        incarnation: int | None = None,
     ) -> None:
         security.check_listener(address)  # before there is anything to close
         self.name, self.security, self.table = name, security, dict(table)
@@ -151,6 +160,7 @@ class Listener:
         self.admit = admit or self._admit
         self.says_goodbye = admit is None  # another protocol has other words
         self.handshake_s = _HANDSHAKE_S if handshake_s is None else handshake_s
+        self.incarnation = incarnation or random_incarnation()
         self.on_peer = on_peer or (lambda peer: None)
         self.on_end = on_end or (lambda peer, end: None)
         self._lock = threading.Lock()  # guards the connections and what is counted
@@ -314,7 +324,8 @@ class Listener:
         return [one for one in every if one.peer is None and one.thread.ident is not None]
 
     def _admit(self, stream: Stream, patience: Callable[[], float]) -> Hello:
-        hello: Hello = drive(admit(stream, self.security, self.max_ask_bytes), stream, patience)
+        steps = admit(stream, self.security, self.max_ask_bytes, self.incarnation)
+        hello: Hello = drive(steps, stream, patience)
         return hello
 
     # --- for the connections ------------------------------------------------------------------

@@ -39,7 +39,7 @@ from gigl_loader.transport.codec import (
 )
 from gigl_loader.transport.forks import close_in_children
 
-VERSION = 2
+VERSION = 3
 """Of the protocol. The first six bytes of a frame mean the same in every version."""
 MAGIC = b"GLt\x00"
 SILENCE_S = 10.0

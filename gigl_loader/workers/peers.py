@@ -11,6 +11,7 @@ numbers of both (`assignments`), so that both ends know it without talking. A wo
 is done goes on answering until those that ask it are done, too.
 """
 
+import hashlib
 import logging
 import threading
 import time
@@ -62,8 +63,13 @@ class Access:
     """Address that this rank's workers listen on."""
     security: Security
     job: str
-    """Tells this job's questions from those of another one, since a port may be used again; no
+    """Tells this job's workers from those of another one, since a port may be used again; no
     secret."""
+
+    @property
+    def incarnation(self) -> int:
+        """Of the job's workers, as listeners: one that is replaced is asked again."""
+        return int.from_bytes(hashlib.sha256(self.job.encode()).digest()[:7], "big")
 
 
 @dataclass(frozen=True)
@@ -164,12 +170,13 @@ class Answering:
         """When the last question came (`time.monotonic`)."""
         self._born = self.last_asked
         table = {
-            f"draw {access.job}": Method(DrawQuestion, DrawAnswer, self._draw),
-            f"rows {access.job}": Method(RowsQuestion, RowsAnswer, self._rows),
+            "draw": Method(DrawQuestion, DrawAnswer, self._draw),
+            "rows": Method(RowsQuestion, RowsAnswer, self._rows),
         }
         self._listener = Listener(
             access.host, 0, access.security, table, name,
             on_peer=self._came, on_end=self._left, max_ask_bytes=_MAX_ASK_BYTES, inherits=listener,
+            incarnation=access.incarnation,
         )  # fmt: skip
         self.address: tuple[str, int] = self._listener.address
         self._listener.start()  # last: a caller may come at once
@@ -364,7 +371,7 @@ class Asking:
         self, asked: Mapping[int, WorkerAddress], access: Access, name: str, timeout_s: float,
         lanes: int, patience_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
-        self._name, self._job, self._timeout_s, self._lanes = name, access.job, timeout_s, lanes
+        self._name, self._timeout_s, self._lanes = name, timeout_s, lanes
         self._whom = {p: f"{worker.name} (partition {p})" for p, worker in asked.items()}
         # none connects before it is asked or `connect` is called
         self._callers = {
@@ -375,6 +382,7 @@ class Asking:
                 name,
                 what=self._whom[partition],
                 patience_s=patience_s,
+                incarnation=access.incarnation,
             )
             for partition, worker in asked.items()
             for lane in range(lanes)
@@ -393,7 +401,7 @@ class Asking:
             traffic.structure_bytes += answer.nbytes
             return answer.unpacked()
 
-        reply = self._caller(partition).ask(f"draw {self._job}", question, DrawAnswer)
+        reply = self._caller(partition).ask("draw", question, DrawAnswer)
         return self._answer(reply, partition, read)
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> Answer[RowsAnswer]:
@@ -402,9 +410,7 @@ class Asking:
         traffic.structure_bytes += question.ids.words.nbytes
         traffic.row_bytes += out.nbytes
         traffic.rows[partition] += request.ids.size
-        reply = self._caller(partition).ask(
-            f"rows {self._job}", question, RowsAnswer, into=into_array(out)
-        )
+        reply = self._caller(partition).ask("rows", question, RowsAnswer, into=into_array(out))
         return self._answer(reply, partition, lambda answer: answer)
 
     def take_traffic(self) -> Traffic:

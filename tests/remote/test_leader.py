@@ -70,7 +70,7 @@ def _follow(
     monkeypatch.setattr(leader, "hear", hear)
     follower = Follower(
         leader=_Leader(*found),  # type: ignore[arg-type]
-        join=Join(role=Role.SERVER, rank=1, num_servers=2), rejoin_s=rejoin_s,
+        join=lambda: Join(role=Role.SERVER, rank=1, num_servers=2), rejoin_s=rejoin_s,
         on_news=lambda news: None, on_away=lambda why: done.append("away"),
         on_over=lambda: done.append("over"),
         on_lost=lambda why: done.append(why), is_over=lambda: False,

@@ -33,7 +33,7 @@ class _Cluster:
     def __init__(self) -> None:
         self.connections = [SimpleNamespace(name=f"server {rank}") for rank in range(NUM_SERVERS)]
         self.rank, self.world_size, self.job = 0, 1, 0
-        self.generations, self.renewals = (1,) * NUM_SERVERS, {}
+        self.incarnations, self.renewals = (1,) * NUM_SERVERS, {}
         self.lost: list[int] = []
         self.closed = False
 

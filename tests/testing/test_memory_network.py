@@ -93,6 +93,27 @@ def test_a_long_cut_is_an_error_after_the_patience() -> None:
     assert there.clock.now == pytest.approx(11.0)  # it began when the answer was due at 1.0
 
 
+def test_a_port_may_be_given_to_another_process() -> None:
+    """Which is asked nothing that was for the one before; see `Caller`."""
+    there = Simulated(work_s=1.0, latency_s=0.1)
+    first, asked = there.listener, there.asked
+    waiting = there.caller.ask("double", question(1), Answer)
+    there.clock.run(0.5)
+    first.kill()
+    there.network.listener(*HERE, Security.local(), first.table, "another").start()
+    with pytest.raises(PeerLostError, match="another process") as lost:
+        waiting.wait()
+    assert lost.value.end == End.GONE
+    with pytest.raises(PeerLostError):
+        there.caller.ask("double", question(2), Answer).wait()
+    assert asked == [1]
+    assert there.ends == [("tester", End.GONE)]
+    fresh = there.network.caller(*HERE, Security.local(), "fresh")
+    assert fresh.ask("double", question(3), Answer).wait().number == 3
+    first.close()
+    assert fresh.ask("double", question(4), Answer).wait().number == 4
+
+
 def test_a_cut_while_idle_costs_nothing() -> None:
     there = Simulated()
     there.network.cut(HERE, 1.0, 100.0)

@@ -149,6 +149,28 @@ def test_a_lost_connection_is_replaced_and_asked_again(network: Network) -> None
         assert service.asked.count(0) == 2
 
 
+def test_nothing_is_asked_again_of_another_process(network: Network) -> None:
+    """Its port was given to the next one that asked for it."""
+    first, second = network.service(), network.service()
+    with Relay(first.listener.address) as relay:
+        caller = network.caller(relay.address)
+        waiting = caller.ask("gated", question(1), Answer)
+        wait_until(lambda: first.asked, "the question is there")
+        relay.target = second.listener.address
+        relay.reset()
+        with pytest.raises(PeerLostError, match="another process listens there") as lost:
+            waiting.wait(60)
+        assert lost.value.end == End.GONE
+        with pytest.raises(PeerLostError):
+            caller.ask("double", question(2), Answer).wait(60)
+        meant = network.caller(relay.address, incarnation=caller.incarnation)
+        with pytest.raises(PeerLostError):
+            meant.connect(time.monotonic() + 60)
+        first.gate.set()
+        assert second.asked == []
+        assert network.caller(relay.address).ask("double", question(3), Answer).wait(60).number == 3
+
+
 def test_a_peer_that_drops_every_connection_is_given_up(plain: Network) -> None:
     def drop(peer: object) -> None:
         raise OSError("a bug in the owner")

@@ -113,7 +113,7 @@ def test_settings_that_differ_are_refused_with_words_at_both_ends(
 def test_another_version_is_named(plain: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     service = plain.service()
     with socket.create_connection(service.listener.address) as sock:
-        sock.sendall(stream.KNOCK_FRAME.replace(b"GLt\0\x02", b"GLt\0\x07"))
+        sock.sendall(stream.KNOCK_FRAME.replace(stream.KNOCK_FRAME[:5], b"GLt\0\x07"))
         data = b""
         while piece := sock.recv(1000):
             data += piece
@@ -151,7 +151,7 @@ def test_whoever_does_not_know_the_token_cannot_play_the_listener() -> None:
             connection, _ = server.accept()
             with listening.wrap_socket(connection, server_side=True) as tls:
                 tls.sendall(pack(Kind.GREETING, Greeting(bytes(32)))[0])
-                tls.sendall(pack(Kind.ADMITTED, Admitted(bytes(32), 1000))[0])
+                tls.sendall(pack(Kind.ADMITTED, Admitted(bytes(32), 1000, 1))[0])
                 with contextlib.suppress(OSError):
                     while tls.recv(1000):
                         pass

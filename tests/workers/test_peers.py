@@ -137,7 +137,7 @@ def test_other_jobs_are_not_answered(answering: Answering) -> None:
     with pytest.raises(JoinRefusedError, match="speak TLS"):
         other.draw(1, request).wait()
     same_user = _asking(answering, access=Access("", ACCESS.security, "another job"))
-    with pytest.raises(ProtocolError, match="has no method"):
+    with pytest.raises(PeerError, match="another process listens there"):
         same_user.draw(1, request).wait()
     other.close()
     same_user.close()
