@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gigl_loader.remote.messages import Nothing
 from in_process import SECURITY, create, joined, storage
 from store_cluster import (
     compute,
@@ -38,6 +37,7 @@ from gigl_loader.remote.messages import (
     EpochRequest,
     FetchAnswer,
     FetchRequest,
+    Nothing,
     ProducerRequest,
 )
 from gigl_loader.remote.service import CALLS
