@@ -9,7 +9,6 @@
 A batch is a function of seed, epoch and index, so that another worker samples the very same one.
 """
 
-import contextlib
 import logging
 import threading
 import time
@@ -238,8 +237,13 @@ class Attendant:
 
     def _run(self) -> None:
         while not self._ended.wait(LOOK_EVERY_S):
-            with contextlib.suppress(GiglLoaderError):  # it stays, for whoever takes batches
+            try:
                 self._attend()
+            except GiglLoaderError:
+                pass  # it stays, for whoever takes batches
+            except Exception:
+                # without this thread, ranks that ask a worker which is lost would wait in vain
+                logger.exception("looking after the sampling workers failed; it goes on")
 
     def close(self) -> None:
         """Stop; idempotent."""
