@@ -151,3 +151,9 @@ def test_a_worker_starts_without_torch() -> None:
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "gigl_loader.workers.worker" in found.stdout.split(), found.stderr
     assert not {"torch", "torch_geometric", "graphlearn_torch"} & set(found.stdout.split())
+
+
+def test_what_a_thread_keeps_is_typed() -> None:
+    """A bare ``threading.local()`` has any attribute: one was read that nobody wrote."""
+    bare = [_path(file) for file in FILES if "threading.local()" in file.read_text()]
+    assert bare == [], "give a subclass its attributes"

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import faults
+import psutil
 import pytest
 import torch
 from stalls import ENDED, has_hung, is_stopped, pass_the_timeout
@@ -240,6 +241,16 @@ def test_shutdown_in_the_middle_of_an_epoch() -> None:
 
 # --- the trainer ----------------------------------------------------------------------------------
 
+
+def _stop_children_and_kill(trainer: FinalizedPython) -> None:
+    """Stop the supervisor: it cannot read that its trainer is gone."""
+    children = psutil.Process(trainer.pid).children()
+    for child in children:
+        child.suspend()
+    wait_until(lambda: all(is_stopped(child.pid) for child in children), "they are stopped")
+    trainer.kill()
+
+
 ENDS: dict[str, tuple[Callable[[FinalizedPython], None] | None, int]] = {
     "SIGKILL": (lambda p: p.kill(), -signal.SIGKILL),
     "SIGTERM": (lambda p: p.terminate(), -signal.SIGTERM),
@@ -248,6 +259,7 @@ ENDS: dict[str, tuple[Callable[[FinalizedPython], None] | None, int]] = {
     "end": (None, 0),
     "fork": (lambda p: p.kill(), -signal.SIGKILL),
     "early": (lambda p: p.kill(), -signal.SIGKILL),
+    "stopped": (_stop_children_and_kill, -signal.SIGKILL),
 }
 SCRIPT = Path(__file__).parent / "trainer.py"
 

@@ -125,6 +125,21 @@ def test_leased_bytes_are_those_that_wait_here() -> None:
     assert open_files() == before
 
 
+def test_a_slot_that_was_lent_is_one_like_others_when_it_is_written_again() -> None:
+    """Its next message waits here until that is lent, too; and is nobody's who had it before."""
+    table, writer = LeaseTable(lends=True), SlotWriter()
+    for _ in range(3):
+        lease = _take(table, writer, 9)
+        assert table.leased_bytes == 65536, "it waits in this process"
+        lease.lend()
+        assert table.leased_bytes == 0
+        del lease
+        assert table.leased_bytes == 0
+        assert table.returned(0, 2) == ([0], [])
+        writer.give_back([0], [])
+    table.close()
+
+
 def test_only_a_table_that_lends_keeps_descriptors() -> None:
     gc.collect()
     before = sum("gigl_loader.slot" in name for name in open_files())
