@@ -54,6 +54,7 @@ class GraphDataModule(lightning.LightningDataModule):
     def _loader(self, split: str, **how: Any) -> DistNeighborLoader:
         loader = DistNeighborLoader(
             self._dataset, self._num_neighbors, self._dataset.split_node_ids(split),
+            shard="world",  # all processes are given the same seeds, and share the batches out
             batch_size=self._batch_size, seed=self._seed,
             pin_memory_device=torch.device("cpu"), **how,  # Lightning moves batches itself
         )  # fmt: skip

@@ -32,7 +32,7 @@ from _links_model import (
 )
 from _links_nearest import check_faiss, nearest_items
 from _links_single import MemorySampler, PygSampler
-from _ranks import on_all_ranks, process_group, shared_folder, sum_over_ranks
+from _ranks import process_group
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import HeteroData
@@ -42,9 +42,12 @@ from gigl_loader import (
     DistABLPLoader,
     DistDataset,
     DistNeighborLoader,
+    on_all_ranks,
     partition_graph,
+    shared_folder,
     split_links,
     split_supervision_type,
+    sum_over_ranks,
     zip_with_negatives,
 )
 

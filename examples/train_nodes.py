@@ -20,12 +20,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from _data import load_graph
 from _figure import save_curve
-from _ranks import on_all_ranks, process_group, shared_folder, sum_over_ranks
+from _ranks import process_group
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 from tqdm import tqdm
 
-from gigl_loader import DistDataset, DistNeighborLoader, full_graph, partition_graph
+from gigl_loader import (
+    DistDataset,
+    DistNeighborLoader,
+    full_graph,
+    on_all_ranks,
+    partition_graph,
+    shared_folder,
+    sum_over_ranks,
+)
 
 PRESETS = {
     "digits": {"classes": 10, "epochs": 15, "batch_size": 64, "lr": 0.01, "weight_decay": 0.0},
@@ -70,22 +78,17 @@ def make_loader(
 ) -> DistNeighborLoader:
     """Return a loader over a split of the whole graph.
 
-    The processes of a machine share the seeds that they are given in common. Here each of them
-    holds a partition of its own; all are given the seeds of all partitions, and take equal shares.
+    Each process holds a partition of its own; all are given the seeds of all partitions, and share
+    the batches out.
     """
     return DistNeighborLoader(
         dataset,
         input_nodes=on_all_ranks(dataset.split_node_ids(split)),
+        shard="world",
         num_workers=args.workers,
         seed=args.seed,
         **how,
     )
-
-
-def num_seeds(loader: DistNeighborLoader) -> int:
-    """Return how many seeds this rank has; from a graph store they come as a list, by server."""
-    inputs = loader.input_data
-    return sum(map(len, inputs)) if isinstance(inputs, list) else len(inputs)
 
 
 def train_epoch(
@@ -94,10 +97,8 @@ def train_epoch(
     """Return the mean loss, and the seeds per second of all ranks."""
     model.train()
     total = count = 0.0
-    world_size, is_first = dist.get_world_size(), dist.get_rank() == 0
     with tqdm(
-        total=num_seeds(loader) * world_size,
-        desc=title, unit=" seeds", leave=False, disable=not is_first,
+        total=len(loader), desc=title, unit=" batches", leave=False, disable=dist.get_rank() != 0,
     ) as bar:  # fmt: skip
         for batch in loader:
             out = model(batch.x, batch.edge_index)[: batch.batch_size]  # the seeds come first
@@ -106,7 +107,7 @@ def train_epoch(
             loss.backward()
             optimizer.step()
             total, count = total + loss.item() * batch.batch_size, count + batch.batch_size
-            bar.update(batch.batch_size * world_size)
+            bar.update()
         elapsed = bar.format_dict["elapsed"]
     total, count = sum_over_ranks(total, count)
     return total / count, count / max(elapsed, 1e-9)
@@ -116,11 +117,12 @@ def train_epoch(
 def accuracy(loader: DistNeighborLoader, model: torch.nn.Module) -> float:
     """Return the share of this split, over all ranks, that ``model`` gets right."""
     model.eval()
-    right = 0.0
+    right = count = 0.0
     for batch in loader:
         found = model(batch.x, batch.edge_index)[: batch.batch_size].argmax(dim=-1)
         right += float((found == batch.y[: batch.batch_size]).sum())
-    right, count = sum_over_ranks(right, num_seeds(loader))
+        count += batch.batch_size
+    right, count = sum_over_ranks(right, count)
     return right / count
 
 

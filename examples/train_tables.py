@@ -18,11 +18,19 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from _data import digits
-from _ranks import on_all_ranks, process_group, shared_folder
+from _ranks import process_group
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
-from gigl_loader import DistDataset, DistNeighborLoader, EdgeTable, NodeTable, partition_tables
+from gigl_loader import (
+    DistDataset,
+    DistNeighborLoader,
+    EdgeTable,
+    NodeTable,
+    on_all_ranks,
+    partition_tables,
+    shared_folder,
+)
 
 CLASSES = 10
 

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         SamplerOptions,
     )
     from gigl_loader.remote.dataset import ABLPInputNodes, GraphStoreInfo, RemoteDistDataset
+    from gigl_loader.scripts import on_all_ranks, shared_folder, sum_over_ranks
     from gigl_loader.tables.partition import partition_tables
     from gigl_loader.tables.spec import EdgeTable, NodeTable
     from gigl_loader.workers.producer import DistSamplingProducer
@@ -129,13 +130,16 @@ __all__ = [  # noqa: RUF022 - as sorted() sorts
     "is_label_edge_type",
     "message_passing_to_negative_label",
     "message_passing_to_positive_label",
+    "on_all_ranks",
     "partition_graph",
     "partition_tables",
     "profile_workers",
     "replay",
+    "shared_folder",
     "split_links",
     "split_partitions",
     "split_supervision_type",
+    "sum_over_ranks",
     "zip_with_negatives",
 ]
 
@@ -199,6 +203,7 @@ _NAMES = {
         "SamplerOptions",
     ),
     "workers.producer": ("DistSamplingProducer",),
+    "scripts": ("on_all_ranks", "shared_folder", "sum_over_ranks"),
     "tables.partition": ("partition_tables",),
     "tables.spec": ("EdgeTable", "NodeTable"),
 }

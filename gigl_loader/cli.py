@@ -5,6 +5,7 @@ A verb's module is imported when the verb is used.
 
 import argparse
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -39,10 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"gigl-loader {_version()}")
     parser.add_argument("verb", choices=list(known), help="what to do; see below")
+    if not given:
+        parser.print_help()
+        return 0
     # only the verb: all after it, --help too, is the verb's own
     args = parser.parse_args(given[:1])
     return _function_of(args.verb)(given[1:])
+
+
+def _version() -> str:
+    return importlib.metadata.version("gigl_loader")
 
 
 def _is_here(where: str) -> bool:

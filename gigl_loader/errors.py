@@ -51,12 +51,14 @@ class PeerError(GiglLoaderError, RuntimeError):
 class WorkerDiedError(PeerError):
     """A sampling process exited early. ``exitcode`` ``-n`` means killed by signal ``n``.
 
+    ``pid`` is None where it ended before its supervisor could start it, ``exitcode`` where nobody
+    knows.
     ``note`` says why no other took its place; "" where ``max_restarts`` is 0. ``where`` names the
     storage server whose process it was; "" for one of this process's own.
     """
 
     def __init__(
-        self, worker: int, pid: int, exitcode: int | None, note: str = "", where: str = ""
+        self, worker: int, pid: int | None, exitcode: int | None, note: str = "", where: str = ""
     ) -> None:
         super().__init__(worker, pid, exitcode, note, where)  # == fields: it survives pickling
         self.worker, self.pid, self.exitcode, self.note = worker, pid, exitcode, note
@@ -65,14 +67,16 @@ class WorkerDiedError(PeerError):
     def __str__(self) -> str:
         how, hint = f"exit code {self.exitcode}", "its traceback is in the worker's stderr"
         if self.exitcode is None:
-            how, hint = "exit code unknown", "its supervising process ended with it"
+            how = "exit code unknown"
+            hint = "its supervising process was ended, and the kernel ends its workers with it"
         # multiprocessing gives the signal that ended a process as a negative exit code
         elif self.exitcode < 0:
             how = signal_name(-self.exitcode)
             hint = "if nobody sent it, the host ran out of memory: lower num_workers or batch_size"
         tail = f"; {self.note}" if self.note else ""
         who = f"{self.where}: " if self.where else ""
-        return f"{who}sampling worker {self.worker} (pid {self.pid}) died: {how}; {hint}{tail}"
+        which = "not started yet" if self.pid is None else f"pid {self.pid}"
+        return f"{who}sampling worker {self.worker} ({which}) died: {how}; {hint}{tail}"
 
 
 def signal_name(number: int) -> str:
@@ -169,6 +173,33 @@ def explained_limits(what: str) -> Iterator[None]:
                 ) from error
             cause = cause.__cause__ or cause.__context__
         raise
+
+
+class NoEarlyEnd:
+    """Raises `SamplingError` in place of a StopIteration, as Python itself does in generators.
+
+    Around all that an iterator's ``__next__`` calls: a bare ``next()`` anywhere below, in a sampler
+    or a transform as well, would end the loop over it as if all batches had come.
+
+    Args:
+        what: What is under way.
+    """
+
+    # no generator: contextlib takes an error that was raised from a StopIteration for that one
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StopIteration):
+            raise SamplingError(
+                self._what,
+                "StopIteration was raised, which a loop takes for the end of the epoch, and the "
+                "epoch is not over: look above for a next() without a default, in your sampler or "
+                "transform; in gigl_loader it is a bug to report",
+            ) from error
 
 
 class NativeLibraryError(GiglLoaderError, RuntimeError):

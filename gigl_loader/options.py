@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
+from gigl_loader.sizes import parse_size
 
 DEFAULT_TIMEOUT_S = 120.0
 """Seconds without progress after which a wait for workers or servers is an error."""
@@ -39,10 +40,6 @@ def reads_same_memory() -> bool:
 def may_be_one_machine() -> bool:
     """Return whether processes of one machine may do without saving bytes: the default."""
     return os.environ.get(SAME_MACHINE_VARIABLE) != "0"
-
-
-# powers of 1024 by the names of powers of 1000, like GLT
-_UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 
 
 @dataclass(frozen=True)
@@ -328,6 +325,26 @@ def sampler_text(options: SamplerOptions | None) -> str:
     return options.class_path if isinstance(options, CustomSamplerOptions) else repr(options)
 
 
+def options_of_batches(
+    config: Any, sampler_options: SamplerOptions | None, options: "EpochOptions"
+) -> dict[str, str]:
+    """Return what has to be the same on all ranks of a job, as texts by name.
+
+    Args:
+        config: GLT's ``SamplingConfig``.
+        sampler_options: Another sampler, or None.
+        options: Of the epochs. Their seed counts where the user gave one.
+    """
+    found = {**options.of_batches(), **{name: repr(one) for name, one in vars(config).items()}}
+    if options.feature_store is not None:  # where it is may differ by machine
+        found["feature_store"] = options.feature_store.class_path
+    fanouts = getattr(config, "num_neighbors", None)
+    if isinstance(fanouts, dict):  # in whichever order edge types were named
+        found["num_neighbors"] = repr(dict(sorted(fanouts.items())))
+    found["seed"] = "none" if config.seed is None else str(options.seed)
+    return {**found, "sampler_options": sampler_text(sampler_options)}
+
+
 def check_reconnect(seconds: float) -> None:
     """Refuse a ``reconnect_timeout`` that is no time.
 
@@ -396,27 +413,6 @@ class EpochOptions:
             raise ConfigError(f"max_restarts must be an integer >= 0, got {most!r}")
 
 
-def parse_size(size: int | str) -> int:
-    """Return a number of bytes: of ``"4GB"``, ``"64MB"`` (powers of 1024, as in GLT), or an int.
-
-    Raises:
-        ConfigError: It cannot be read, or is not positive.
-    """
-    nbytes = size if isinstance(size, int) and not isinstance(size, bool) else 0
-    if isinstance(size, str):
-        text = size.strip().upper()
-        # no unit ends in a digit, so that what is left is the number
-        digits = text.rstrip("BKMGT ")
-        unit = _UNITS.get(text[len(digits) :].strip())
-        try:
-            nbytes = int(float(digits) * unit) if unit else 0
-        except (ValueError, OverflowError):  # "inf" is a float, and no int
-            nbytes = 0
-    if nbytes <= 0:
-        raise ConfigError(f"a size must be bytes > 0 or a text such as '512MB', got {size!r}")
-    return nbytes
-
-
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
     """Rows of other machines that are kept on this one."""
@@ -445,15 +441,11 @@ class CacheOptions:
                     'remote_cache, for example "20%"'
                 )
             return None
-        # 0.2 could be a share or a number of bytes: the share is written "20%"
-        if isinstance(remote_cache, bool | float):  # whatever the types say
-            raise ConfigError(
-                'remote_cache is a size such as "2GB", or a share such as "20%", '
-                f"got {remote_cache!r}"
-            )
+        # 0.2 could be a share or a number of bytes: the share is written "20%", and floats refused
         if isinstance(remote_cache, str) and remote_cache.strip().endswith("%"):
             return cls(size=_share(remote_cache), lookahead=lookahead)
-        return cls(size=parse_size(remote_cache), lookahead=lookahead)
+        size = parse_size(remote_cache, "remote_cache", also=', or a share such as "20%"')
+        return cls(size=size, lookahead=lookahead)
 
 
 def _share(text: str) -> float:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,32 @@ def test_the_verbs_that_are_here_are_listed(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as ended:
         cli.main(["no-such-verb"])
     assert ended.value.code == 2
+
+
+def test_without_a_verb_it_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    said = capsys.readouterr().out
+    assert "serve a partition to compute processes" in said
+    assert "usage: gigl-loader" in said
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"gigl-loader {version('gigl_loader')}\n"
+
+
+def test_a_partition_that_exists_names_the_option_of_the_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "edges.csv").write_text("src,dst\n0,1\n1,0\n")
+    (tmp_path / "nodes.csv").write_text("id,x\n0,1.0\n1,2.0\n")
+    words = [
+        "partition", f"--nodes={tmp_path}/nodes.csv", f"--edges={tmp_path}/edges.csv",
+        f"--out={tmp_path}/parts", "--partitions=1", "--quiet",
+    ]  # fmt: skip
+    assert cli.main(words) == 0, capsys.readouterr().err
+    assert cli.main(words) != 0
+    assert "--overwrite in the shell" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("has_handler", [False, True])

@@ -55,7 +55,7 @@ def test_each_error_is_also_the_builtin_that_callers_know() -> None:
         (1, "exit code 1; its traceback is in the worker's stderr"),
         (-signal.SIGKILL, "SIGKILL; if nobody sent it, the host ran out of memory"),
         (-(signal.SIGRTMIN + 1), f"signal {signal.SIGRTMIN + 1}; if nobody sent it"),
-        (None, "exit code unknown; its supervising process ended with it"),
+        (None, "exit code unknown; its supervising process was ended"),
     ],
 )
 def test_a_workers_end_is_named(exitcode: int | None, text: str) -> None:

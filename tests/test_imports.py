@@ -42,7 +42,6 @@ ONLY_IMPORTERS = {
         *(_path(file) for file in (PACKAGE / "transport").glob("*.py")),
         "workers/pipe.py",  # a Unix pair that passes descriptors; multiprocessing has none whole
     },
-    "http.server": {"remote/metrics.py"},  # for Prometheus: what reads figures speaks HTTP
     "pickle": {  # none of them reads what came over a network
         "dataset/_disk.py",  # directories in GLT's format, by a reader that knows tensors alone
         "memory/segments.py",  # between a process and the workers that it started

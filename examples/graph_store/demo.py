@@ -39,6 +39,7 @@ def start_server(rank: int, root: str, port: int) -> subprocess.Popen[bytes]:
         [
             "-m", "gigl_loader", "serve", f"--root={root}", f"--rank={rank}",
             f"--num-servers={SERVERS}", f"--master-addr={HOST}", f"--port={port}",
+            "--jobs=1",  # it ends when the training does
         ]
     )  # fmt: skip
 

@@ -37,19 +37,13 @@ def parse_args() -> tuple[argparse.Namespace, argparse.Namespace]:
 
 
 def cluster_of(where: argparse.Namespace) -> GraphStoreInfo:
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return GraphStoreInfo(
+    """Return where both clusters are; torchrun's variables say how many trainers there are."""
+    return GraphStoreInfo.from_env(
+        where.storage_addr,
         num_storage_nodes=where.servers,
-        num_compute_nodes=int(os.environ.get("WORLD_SIZE", "1")) // per_node,
-        num_processes_per_compute=per_node,
-        cluster_master_ip=where.compute_addr,
-        storage_cluster_master_ip=where.storage_addr,
-        compute_cluster_master_ip=where.compute_addr,
-        cluster_master_port=0,
-        storage_cluster_master_port=0,
-        compute_cluster_master_port=where.group_port,
-        rpc_master_port=where.rpc_port,
-        rpc_wait_port=0,
+        rpc_port=where.rpc_port,
+        compute_addr=where.compute_addr,
+        compute_port=where.group_port,
     )
 
 

@@ -5,9 +5,7 @@ that the whole job has taken (``shard="world"``), so any number of workers goes 
 """
 
 import os
-import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import ray.train
@@ -17,13 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch_geometric.nn import GraphSAGE
 
-from gigl_loader import DistNeighborLoader, RemoteDistDataset
+from gigl_loader import DistNeighborLoader, RemoteDistDataset, sum_over_ranks
 from gigl_loader.graph_store import init_compute_process, shutdown_compute_process
 from gigl_loader.testing import batch_digest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from _ranks import sum_over_ranks
 
 CLASSES = 10
 

@@ -24,7 +24,6 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
     is_label_edge_type,
-    reverse_edge_type,
 )
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
@@ -102,13 +101,18 @@ def set_glt(dataset: Any, view: PartitionView, splits: Splits, *, typed: bool) -
 
 
 def glt_edge_type(edge_type: EdgeType, edge_dir: EdgeDir) -> EdgeType:
-    """Return the name of an edge type in GLT's ``graph``; its own inverse.
+    """Return the name of an edge type among the edges of GLT and GiGL; its own inverse.
 
-    Label edges are grouped by anchor, their source. GLT reads a graph with ``edge_dir="in"`` as
-    grouped by destination, so there a label edge type has the reversed name.
+    Label edges are grouped by anchor, their source. With ``edge_dir="in"`` edges are grouped by
+    destination, so there both ends of a label edge type change positions.
+
+    Source:
+        GiGL, ``treat_labels_as_edges`` and its ``reverse_edge_type``: the relation stays as it is,
+        without the ``rev_`` that GLT's own function puts before it.
     """
     if edge_dir == "in" and is_label_edge_type(edge_type):
-        return reverse_edge_type(edge_type)
+        src, relation, dst = edge_type
+        return (dst, relation, src)
     return edge_type
 
 

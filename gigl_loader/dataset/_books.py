@@ -55,6 +55,9 @@ def _table_of(value: Any) -> Tensor | None:
 
 
 def _check_table(table: Tensor, num_partitions: int, where: str) -> Tensor:
+    # by METIS and numpy, owners may come as floats that are whole
+    if table.is_floating_point() and torch.equal(table, table.trunc()) and table.isfinite().all():
+        table = table.long()
     # a bool would pass as an integer, and it is a mask that somebody took for a book
     if table.dim() != 1 or table.is_floating_point() or table.dtype == torch.bool:
         raise ConfigError(

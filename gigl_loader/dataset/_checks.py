@@ -67,10 +67,12 @@ def _check_range(ids: Tensor, num_ids: int | None, where: str) -> None:
 
 
 def check_edge_index(value: Any, num_src: int | None, num_dst: int | None, where: str) -> Tensor:
-    """Return ``value`` where it is ``[2, num_edges]`` int64 with all ids in range."""
+    """Return ``value`` as int64 where it is ``[2, num_edges]`` integers with all ids in range."""
     edge_index = check_tensor(value, where)
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise ConfigError(f"{where} must have shape [2, num_edges], got {tuple(edge_index.shape)}")
+    if edge_index.dtype in (torch.int32, torch.int16, torch.int8, torch.uint8):
+        edge_index = edge_index.long()
     if edge_index.dtype != torch.int64:
         raise ConfigError(f"{where} must be int64, got {edge_index.dtype}: pass it as .long()")
     for row, num_ids, end in ((0, num_src, "sources"), (1, num_dst, "destinations")):

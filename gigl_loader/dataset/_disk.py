@@ -8,7 +8,7 @@ GLT's part (read by GLT's ``load_partition`` too)::
 
 Ours, which GLT ignores::
 
-    gigl_loader.json                                  format version, edge_dir, how it was made
+    gigl_loader.json                                  see `_extras`
     part<k>/gigl_loader/node_labels/<type>.pt         {"values", "ids"}
     part<k>/gigl_loader/splits/<split>/<type>.pt      ids
     part<k>/gigl_loader/label_edges/<type>.pt         [2, n], anchors first
@@ -17,9 +17,8 @@ Ours, which GLT ignores::
 """
 
 import io
-import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +28,7 @@ from torch import Tensor
 from gigl_loader.dataset._books import read_book
 from gigl_loader.dataset._checks import check_ids, check_partitions, check_weights
 from gigl_loader.dataset._direction import choose_edge_dir, keep_owned
+from gigl_loader.dataset._extras import attributes_by_type, read_extras
 from gigl_loader.dataset._mapped import is_mapped_format, read_header
 from gigl_loader.dataset._mapped_io import MappedPart
 from gigl_loader.dataset._pieces import SPLITS, Pieces
@@ -45,8 +45,6 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import empty_shared
 
-FORMAT_VERSION = 1
-EXTRAS_FILE = "gigl_loader.json"
 EXTRAS_DIR = "gigl_loader"
 # What a reader of features holds beside the matrix that it fills; GLT reads chunks of any size.
 CHUNK_BYTES = 64 * 1024 * 1024
@@ -75,7 +73,7 @@ def read_partition(
 def count_partitions(root: Any) -> int:
     """Return how many partitions a directory holds."""
     if is_mapped_format(Path(root)):
-        return int(read_header(Path(root))[0]["num_partitions"])
+        return read_header(Path(root))[0].num_partitions
     return int(_load_meta(Path(root))["num_parts"])
 
 
@@ -90,7 +88,7 @@ class _Reader:
         if self.heterogeneous:
             self.node_types = list(meta["node_types"])
             self.edge_types = [tuple(edge_type) for edge_type in meta["edge_types"]]
-        self.extras = _load_extras(root)
+        self.extras, self.identity = read_extras(root, self.node_types, self.edge_types)
         self.node_books = {
             node_type: self._book(f"node_pb{self._sub(node_type)}.pt")
             for node_type in self.node_types
@@ -118,7 +116,7 @@ class _Reader:
     def read(self, partition_idx: int, edge_dir: EdgeDir | None, label_file: Any) -> Pieces:
         if not self.part(partition_idx).is_dir():
             raise ConfigError(f"{self.part(partition_idx)} is missing: the directory is incomplete")
-        stated = None if self.extras is None else self.extras["edge_dir"]
+        stated = None if self.extras is None else self.extras.edge_dir
         if stated and edge_dir and stated != edge_dir:
             raise ConfigError(
                 f'{self.root} was partitioned for edge_dir="{stated}", not "{edge_dir}": leave '
@@ -129,6 +127,7 @@ class _Reader:
         pieces = Pieces(
             self.heterogeneous, edge_dir, self.num_partitions, partition_idx,
             dict(self.num_nodes), {}, node_books=self.node_books, edge_books=self.edge_books,
+            identity=self.identity,
         )  # fmt: skip
         for edge_type in self.edge_types:
             edges = self.edges(edge_type, partition_idx)
@@ -200,39 +199,35 @@ class _Reader:
     def _read_extras(self, pieces: Pieces) -> None:
         folder = self.part(pieces.partition_idx) / EXTRAS_DIR
         assert self.extras is not None
-        for node_type in self.extras["node_labels"]:
+        for node_type in self.extras.node_labels:
             found = _torch_load(folder / "node_labels" / f"{node_type}.pt")
             pieces.node_labels[node_type] = FeaturePartitionData(found["values"], found["ids"])
-        for split, node_types in self.extras["splits"].items():
+        for split, node_types in self.extras.splits.items():
             pieces.splits[split] = {
                 node_type: load_tensor(folder / "splits" / split / f"{node_type}.pt")
                 for node_type in node_types
             }
-        for parts in self.extras["label_edge_types"]:
-            edge_type = (parts[0], parts[1], parts[2])
+        for edge_type in self.extras.label_edge_types:
             path = folder / "label_edges" / f"{edge_type_str(edge_type)}.pt"
             pieces.label_edges[edge_type] = load_tensor(path)
-        # what follows is missing in directories of the first gigl_loader
-        for node_type, names in self.extras.get("node_attributes", []):
+        for node_type, names in self.extras.node_attributes:
             path = folder / "node_attributes" / f"{node_type}.pt"
             for name, part in _load_attributes(path, names):
                 pieces.node_attributes[node_type, name] = part
-        for parts, names in self.extras.get("edge_attributes", []):
-            edge_type = (parts[0], parts[1], parts[2])
+        for edge_type, names in self.extras.edge_attributes:
             path = folder / "edge_attributes" / f"{edge_type_str(edge_type)}.pt"
             for name, part in _load_attributes(path, names):
                 pieces.edge_attributes[edge_type, name] = part
         # a part of the labels cannot tell them: `make_view` counts where they are missing here
-        pieces.num_classes = dict(self.extras.get("num_classes", {}))
+        pieces.num_classes = dict(self.extras.num_classes)
         self._flatten(pieces)
 
     def _flatten(self, pieces: Pieces) -> None:
         """Give features that had one dimension, which GLT's format has no place for, theirs."""
         assert self.extras is not None
-        for node_type in self.extras.get("flat_nodes", []):
+        for node_type in self.extras.flat_nodes:
             pieces.node_features[node_type] = _flat(pieces.node_features[node_type])
-        for parts in self.extras.get("flat_edges", []):
-            edge_type = (parts[0], parts[1], parts[2])
+        for edge_type in self.extras.flat_edges:
             pieces.edge_features[edge_type] = _flat(pieces.edge_features[edge_type])
 
     def _read_label_file(self, pieces: Pieces, files: Any) -> None:
@@ -307,23 +302,6 @@ def _load_meta(root: Path) -> dict[str, Any]:
         except Exception as error:
             raise _damaged(path, error) from error
     return meta
-
-
-def _load_extras(root: Path) -> dict[str, Any] | None:
-    path = root / EXTRAS_FILE
-    if not path.exists():
-        return None
-    try:
-        extras: dict[str, Any] = json.loads(path.read_text())
-        version = extras["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, error) from error
-    if version != FORMAT_VERSION:
-        raise ConfigError(
-            f"{path} has format version {version}, this gigl_loader reads {FORMAT_VERSION}: write "
-            "the directory anew with partition_graph"
-        )
-    return extras
 
 
 def _torch_load(path: Path, *, mapped: bool = False) -> Any:
@@ -478,14 +456,6 @@ def _write_extras(folder: Path, pieces: Pieces) -> None:
             _save(path, {"values": values, "ids": None if ids is None else ids.clone()})
             for rows in named.values():
                 note(rows.feats)
-
-
-def attributes_by_type(attributes: Mapping[tuple[Any, str], _T]) -> dict[Any, dict[str, _T]]:
-    """Return attributes by type, then by name."""
-    found: dict[Any, dict[str, _T]] = {}
-    for (key, name), value in attributes.items():
-        found.setdefault(key, {})[name] = value
-    return found
 
 
 def _write_features(folder: Path, rows: FeaturePartitionData) -> None:

@@ -9,6 +9,7 @@ from gigl_loader.dataset._build import owned_ids
 from gigl_loader.dataset._checks import check_count
 from gigl_loader.dataset._mapped_io import edges_of
 from gigl_loader.dataset._pieces import SPLITS
+from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -50,6 +51,13 @@ class PartitionFacts:
         self.view()
         assert self._schema is not None
         return self._schema
+
+    @property
+    def graph_identity(self) -> GraphIdentity:
+        """Which graph this is a partition of: the same for all partitions, see `GraphIdentity`."""
+        found = self.view().identity
+        assert found is not None  # `DistDataset._fill` sees to it
+        return found
 
     @property
     def is_typed(self) -> bool:

@@ -5,6 +5,7 @@
     gigl_loader.json                     version, run, books, digests of all manifests
     books/<node|edge>/<type>.bin         owners, where a partition does not own a range of ids
     ids/<type>/part<k>.*.bin             the ids of the tables, in order: see `_original`
+    ids/<type>.parquet                   the same, for the way back and for other tools
     part<k>/manifest.json                version, run, arrays
     part<k>/edges/<type>/{indptr,indices,edge_ids,weights}.bin
     part<k>/{node_features,node_labels,edge_features}/<type>/{values,index,ids,scales}.bin
@@ -21,20 +22,23 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gigl_loader.dataset._manifest import ROOT_FILE, read_manifest, typed, write_manifest
 from gigl_loader.dataset._progress import note
+from gigl_loader.dataset.identity import GraphIdentity, digest_of
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array, nbytes_of
 
-FORMAT_VERSION = 2
-ROOT_FILE = "gigl_loader.json"
+UNCHECKED_VERSION = 2
+"""The version before manifests had a checksum, and parquet files were in them."""
 PART_FILE = "manifest.json"
 BLOCK_BYTES = 64 * 1024 * 1024
 """Bytes of a file under one checksum: what a damage can be narrowed down to."""
@@ -70,6 +74,36 @@ class Part:
     """By name: the path of the file below the directory, without ``.bin``."""
     ranges: dict[str, dict[str, int]] = field(default_factory=dict)
     """By the folder of some arrays: the id that their first row or edge has."""
+    files: dict[str, ArraySpec] = field(default_factory=dict)
+    """What is no array of ours, as bytes; by the path below the directory."""
+
+    def paths(self, folder: Path) -> Iterator[tuple[Path, ArraySpec]]:
+        """Yield all files below the directory."""
+        yield from ((array_path(folder, name), spec) for name, spec in self.arrays.items())
+        yield from ((folder / name, spec) for name, spec in self.files.items())
+
+
+@dataclass(frozen=True)
+class Header:
+    """What `ROOT_FILE` says of the graph."""
+
+    run: str
+    parts: list[str]
+    """Digest of the manifest of each partition."""
+    edge_dir: EdgeDir
+    heterogeneous: bool
+    num_partitions: int
+    num_nodes: dict[str, int]
+    node_bounds: dict[str, list[int] | None]
+    """Where the ids of each partition end; None: owners are in a file."""
+    edge_types: list[tuple[str, str, str]]
+    edge_bounds: dict[str, list[int] | None]
+    """The same, by the text of the edge type."""
+    original_ids: list[str] = field(default_factory=list)
+    """Types whose nodes had other ids in their tables."""
+    num_classes: dict[str, int] = field(default_factory=dict)
+    identity: GraphIdentity = field(default=GraphIdentity("", ""))
+    """Not in the file."""
 
 
 def array_path(folder: Path, name: str) -> Path:
@@ -99,11 +133,12 @@ def write_array(folder: Path, part: Part, name: str, array: Array, dtype: str = 
     part.arrays[name] = ArraySpec(dtype or array.dtype.name, tuple(array.shape))
 
 
+def note_file(folder: Path, part: Part, name: str) -> None:
+    """Note a file of another kind in ``part``; ``name``: its path below ``folder``."""
+    part.files[name] = ArraySpec("uint8", ((folder / name).stat().st_size,))
+
+
 # --- checksums ------------------------------------------------------------------------------------
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _block_digests(path: Path, nbytes: int, stop: threading.Event | None = None) -> list[str]:
@@ -153,18 +188,22 @@ def verify(folder: Path, part: Part, stop: threading.Event | None = None) -> Non
     Raises:
         ConfigError: A file is missing or has changed; the message names it, and the block.
     """
-    for name, spec in part.arrays.items():
-        path = array_path(folder, name)
-        _check_size(path, spec)
-        # as many as were read: where `stop` was set, the rest of the blocks is not compared
-        for number, found in enumerate(_block_digests(path, spec.nbytes, stop)):
-            if found != spec.blocks[number]:
-                start = number * BLOCK_BYTES
-                end = min(start + BLOCK_BYTES, spec.nbytes)
-                raise ConfigError(
-                    f"{path} has changed since it was written: bytes {start} to {end} do not match "
-                    "their checksum; copy the file again, or partition the graph again"
-                )
+    for path, spec in part.paths(folder):
+        verify_file(path, spec, stop)
+
+
+def verify_file(path: Path, spec: ArraySpec, stop: threading.Event | None = None) -> None:
+    """Compare one file with its checksums, as `verify` does."""
+    _check_size(path, spec)
+    # as many as were read: where `stop` was set, the rest of the blocks is not compared
+    for number, found in enumerate(_block_digests(path, spec.nbytes, stop)):
+        if found != spec.blocks[number]:
+            start = number * BLOCK_BYTES
+            end = min(start + BLOCK_BYTES, spec.nbytes)
+            raise ConfigError(
+                f"{path} has changed since it was written: bytes {start} to {end} do not match "
+                "their checksum; copy the file again, or partition the graph again"
+            )
 
 
 # --- manifests, written ---------------------------------------------------------------------------
@@ -186,44 +225,38 @@ def seal(root: Path, header: Mapping[str, Any], shared: Part, parts: list[Part])
             _body(folder, part, pool)
             for folder, part in zip(folders, [shared, *parts], strict=True)
         ]
-    body = {"format_version": FORMAT_VERSION, **header, **bodies[0]}
+    body = {**header, **bodies[0]}
     # of checksums, names and counts: no time, host or random number, so that two runs with the same
     # result have the same id
-    run = _digest(json.dumps([body, *bodies[1:]]).encode())
+    run = digest_of(json.dumps([body, *bodies[1:]]).encode())
     digests = []
     for k, folder in enumerate(folders[1:]):
-        manifest = {"format_version": FORMAT_VERSION, "run": run, "partition": k, **bodies[k + 1]}
+        manifest = {"run": run, "partition": k, **bodies[k + 1]}
         # The root file is last: it makes the directory readable. It has the digests of the others,
         # so that a part in the place of another is found though both are of one run.
-        digests.append(_write_json(folder / PART_FILE, manifest))
-    _write_json(root / ROOT_FILE, {"run": run, **body, "parts": digests})
+        digests.append(write_manifest(folder / PART_FILE, manifest))
+    write_manifest(root / ROOT_FILE, {"run": run, **body, "parts": digests})
     return run
 
 
 def _body(folder: Path, part: Part, pool: ThreadPoolExecutor) -> dict[str, Any]:
-    # by name: the run id must not depend on the order of writing
-    names = sorted(part.arrays)
-    for name in names:
-        _check_size(array_path(folder, name), part.arrays[name])
-    sums = pool.map(
-        lambda name: _block_digests(array_path(folder, name), part.arrays[name].nbytes), names
-    )
-    arrays = {
-        name: {"dtype": part.arrays[name].dtype, "shape": part.arrays[name].shape, "blake2b": found}
-        for name, found in zip(names, sums, strict=True)
-    }
-    return {"arrays": arrays, "ranges": dict(sorted(part.ranges.items()))}
-
-
-def _write_json(path: Path, content: Any) -> str:
-    """Write a file that is there whole or not at all; return its digest."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = json.dumps(content, indent=1).encode() + b"\n"
-    # whoever reads meanwhile, or after a kill, sees the whole old file or the whole new one
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_bytes(data)
-    os.replace(draft, path)
-    return _digest(data)
+    found: dict[str, Any] = {}
+    for kind, specs in (("arrays", part.arrays), ("files", part.files)):
+        # by name: the run id must not depend on the order of writing
+        paths = {
+            name: array_path(folder, name) if kind == "arrays" else folder / name
+            for name in sorted(specs)
+        }
+        for name, path in paths.items():
+            _check_size(path, specs[name])
+        sums = pool.map(lambda item: _block_digests(*item), [
+            (path, specs[name].nbytes) for name, path in paths.items()
+        ])  # fmt: skip
+        found[kind] = {
+            name: {"dtype": specs[name].dtype, "shape": specs[name].shape, "blake2b": one}
+            for name, one in zip(paths, sums, strict=True)
+        }
+    return {**found, "ranges": dict(sorted(part.ranges.items()))}
 
 
 # --- manifests, read ------------------------------------------------------------------------------
@@ -231,40 +264,57 @@ def _write_json(path: Path, content: Any) -> str:
 
 def is_mapped_format(root: Path) -> bool:
     """Return whether ``root`` is a directory in this format, of this or another version."""
+    if (root / "META").exists():
+        return False
     try:
-        with (root / ROOT_FILE).open("rb") as file:
-            # not as JSON: a damaged file is of this format as well, and its error should say so.
-            # The file of the same name beside GLT's format has no parts.
-            return b'"parts"' in file.read()
+        # not as JSON: a damaged file is of this format as well, and its error should say so. What
+        # lies beside GLT's format names label edges, also where META was not copied with it.
+        return b'"label_edge_types":' not in (root / ROOT_FILE).read_bytes()
     except OSError:
         return False
 
 
-def read_header(root: Path) -> tuple[dict[str, Any], Part]:
+def read_header(root: Path) -> tuple[Header, Part]:
     """Return what `ROOT_FILE` says, and the arrays that all partitions share.
 
     Raises:
         ConfigError: It is damaged, or of another version.
     """
-    header, _ = _read_json(root / ROOT_FILE)
-    return header, _part_of(header, root / ROOT_FILE)
+    path = root / ROOT_FILE
+    content, digest = read_manifest(path, UNCHECKED_VERSION)
+    header = typed(content, Header, path)
+    header = replace(header, identity=GraphIdentity(header.run, digest))
+    if not header.num_partitions == len(header.parts) > 0:
+        raise ConfigError(
+            f"{path} is damaged: it has {len(header.parts)} of {header.num_partitions} partitions"
+        )
+    named = {*header.original_ids, *header.num_classes, *header.num_nodes}
+    if not named <= set(header.num_nodes) <= set(header.node_bounds):
+        raise ConfigError(f"{path} is damaged: its node types are {sorted(named)} in one place and "
+                          f"{sorted(header.node_bounds)} in another")  # fmt: skip
+    for bounds in (*header.node_bounds.values(), *header.edge_bounds.values()):
+        if bounds is not None and (
+            len(bounds) != header.num_partitions or sorted([0, *bounds]) != [0, *bounds]
+        ):
+            raise ConfigError(f"{path} is damaged: partitions do not end at {bounds}")
+    return header, _part_of(content, path)
 
 
-def read_part(root: Path, header: Mapping[str, Any], partition_idx: int) -> Part:
+def read_part(root: Path, header: Header, partition_idx: int) -> Part:
     """Return the manifest of a partition; the sizes of its files are checked.
 
     Raises:
         ConfigError: A file is missing or has another size, or the partition is of another run.
     """
     path = root / f"part{partition_idx}" / PART_FILE
-    manifest, digest = _read_json(path)
+    manifest, digest = read_manifest(path, UNCHECKED_VERSION)
     # before the digest, which differs then, too, and would not tell why
-    if manifest.get("run") != header["run"]:
+    if manifest.get("run") != header.run:
         raise ConfigError(
             f"{path.parent} is of another run than {root / ROOT_FILE} (run {manifest.get('run')}, "
-            f"not {header['run']}): copy all partitions from one directory"
+            f"not {header.run}): copy all partitions from one directory"
         )
-    if digest != header["parts"][partition_idx]:
+    if digest != header.parts[partition_idx]:
         raise ConfigError(
             f"{path} has changed since it was written, or is of another partition: copy "
             f"{path.parent} again"
@@ -276,40 +326,38 @@ def read_part(root: Path, header: Mapping[str, Any], partition_idx: int) -> Part
 
 def check_sizes(folder: Path, part: Part) -> None:
     """Check that the files of a manifest are there and whole, by their sizes."""
-    for name, spec in part.arrays.items():
-        _check_size(array_path(folder, name), spec)
+    for path, spec in part.paths(folder):
+        _check_size(path, spec)
 
 
-def _read_json(path: Path) -> tuple[dict[str, Any], str]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path} is missing: the partition directory is incomplete; copy it again"
-        ) from error
-    try:
-        content: dict[str, Any] = json.loads(data)
-        version = content["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    # before anything else is read: another version may have other keys
-    if version != FORMAT_VERSION:
-        raise ConfigError(
-            f"{path} has format version {version}, this gigl_loader reads {FORMAT_VERSION}: "
-            "partition the graph again"
-        )
-    return content, _digest(data)
+@dataclass(frozen=True)
+class _Spec:
+    dtype: str
+    shape: tuple[int, ...]
+    blake2b: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Body:
+    arrays: dict[str, _Spec]
+    ranges: dict[str, dict[str, int]]
+    files: dict[str, _Spec] = field(default_factory=dict)
 
 
 def _part_of(content: Mapping[str, Any], path: Path) -> Part:
-    try:
-        arrays = {
-            name: ArraySpec(one["dtype"], tuple(one["shape"]), tuple(one["blake2b"]))
-            for name, one in content["arrays"].items()
-        }
-        return Part(arrays, dict(content["ranges"]))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    body = typed(content, _Body, path)
+    arrays, files = (
+        {name: ArraySpec(one.dtype, one.shape, one.blake2b) for name, one in specs.items()}
+        for specs in (body.arrays, body.files)
+    )
+    for name, spec in (*arrays.items(), *files.items()):
+        try:
+            blocks = -(-spec.nbytes // BLOCK_BYTES)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{path} is damaged: {name} is {spec.dtype!r}") from error
+        if len(spec.blocks) != blocks or min(spec.shape, default=0) < 0:
+            raise ConfigError(f"{path} is damaged: {name} has {len(spec.blocks)} checksums")
+    return Part(arrays, body.ranges, files)
 
 
 def names_below(part: Part, folder: str) -> Iterable[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gigl_loader.dataset._build import expand_rows
 from gigl_loader.dataset._checks import check_partitions
+from gigl_loader.dataset._manifest import ROOT_FILE
 from gigl_loader.dataset._mapped import (
     LOOKUPS,
     ArraySpec,
@@ -21,13 +22,14 @@ from gigl_loader.dataset._mapped import (
     read_part,
     verify,
 )
-from gigl_loader.dataset._original import OriginalIds
+from gigl_loader.dataset._original import EDGE_ROWS, OriginalIds
 from gigl_loader.dataset._pieces import (
     WEIGHT_NAMES,
     Pieces,
     is_labeled_homogeneous,
 )
 from gigl_loader.dataset._progress import note
+from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     EdgeDir,
@@ -37,7 +39,7 @@ from gigl_loader.dataset.schema import (
     is_label_edge_type,
 )
 from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.memory.tensors import (
     bytes_of,
     dtype_named,
@@ -45,6 +47,7 @@ from gigl_loader.memory.tensors import (
     map_file,
     share_tensor,
 )
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 Memory = Literal["resident", "mapped"]
 Splits = dict[str, dict[NodeType, Tensor]]
@@ -69,15 +72,16 @@ class MappedPart:
     def __init__(self, root: Path, partition_idx: int, memory: Memory) -> None:
         self.root, self.partition_idx, self.memory = root, partition_idx, memory
         self._header, self._shared = read_header(root)
+        self.identity: GraphIdentity = self._header.identity
         # before files of the partition are looked for, which would be missing
-        check_partitions(self._header["num_partitions"], partition_idx)
+        check_partitions(self._header.num_partitions, partition_idx)
         check_sizes(root, self._shared)
         self._part = read_part(root, self._header, partition_idx)
         # features, labels and attributes of a type share one file; mapped once, it is one
         # descriptor
         self._lookups: dict[str, Tensor | None] = {}
-        self.run: str = self._header["run"]
-        self.edge_dir: EdgeDir = self._header["edge_dir"]
+        self.run: str = self._header.run
+        self.edge_dir: EdgeDir = self._header.edge_dir
         self._stop = threading.Event()
         self._failure: ConfigError | None = None
 
@@ -115,7 +119,7 @@ class MappedPart:
         if values is None:
             return None
         ranges = self._part.ranges.get(where, {})
-        whole = self._header["num_partitions"] == 1
+        whole = self._header.num_partitions == 1
         index, ids = self._own(f"{where}/index"), self._own(f"{where}/ids")
         if "lookup" in ranges:
             lookup = self._lookup(text)
@@ -155,22 +159,36 @@ class MappedPart:
         return Book(table=self._tensor(self.root, self._shared.arrays[array], array))
 
     def view(self) -> PartitionView:
-        """Return the partition as samplers read it."""
+        """Return the partition as samplers read it.
+
+        Raises:
+            ConfigError: The manifest does not fit its files.
+        """
+        try:
+            return self._view()
+        except GiglLoaderError:
+            raise
+        # of a manifest of before there were checksums, which may say anything
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+            raise ConfigError(
+                f"{self.root / ROOT_FILE} is damaged: {type(error).__name__}: {error}"
+            ) from error
+
+    def _view(self) -> PartitionView:
         header = self._header
-        edge_types: list[EdgeType] = [tuple(parts) for parts in header["edge_types"]]
-        adjacency = {t: a for t in edge_types if (a := self._adjacency(t)) is not None}
-        num_nodes: dict[NodeType, int] = dict(header["num_nodes"])
+        adjacency = {t: a for t in header.edge_types if (a := self._adjacency(t)) is not None}
+        num_nodes: dict[NodeType, int] = dict(header.num_nodes)
         rows: dict[str, dict[Any, Rows]] = {}
         for kind in _ROWS:
             keys: list[Any] = list(adjacency) if kind.startswith("edge") else list(num_nodes)
             rows[kind] = self._all_rows(kind, keys)
         self._add_weights(rows["edge_attributes"], adjacency)
         labeled = is_labeled_homogeneous(num_nodes, list(adjacency))
-        several = header["num_partitions"] > 1
+        several = header.num_partitions > 1
         return PartitionView(
-            is_heterogeneous=header["heterogeneous"] and not labeled,
+            is_heterogeneous=header.heterogeneous and not labeled,
             edge_dir=self.edge_dir,
-            num_partitions=header["num_partitions"],
+            num_partitions=header.num_partitions,
             partition_idx=self.partition_idx,
             num_nodes=num_nodes,
             adjacency=adjacency,
@@ -181,12 +199,13 @@ class MappedPart:
             edge_features=rows["edge_features"],
             node_attributes=rows["node_attributes"],
             edge_attributes=rows["edge_attributes"],
-            num_classes=dict(header.get("num_classes", {})),
+            num_classes=dict(header.num_classes),
+            identity=self.identity,
         )
 
     def _add_weights(self, rows: dict[Any, Rows], adjacency: dict[EdgeType, Adjacency]) -> None:
         """Let batches carry weights where edge ids are positions: the array is the same."""
-        whole = self._header["num_partitions"] == 1
+        whole = self._header.num_partitions == 1
         for edge_type, edges in adjacency.items():
             if edges.weights is not None and edges.first_edge is not None:
                 weights = Rows(edges.weights, None, whole, first=edges.first_edge)
@@ -198,11 +217,11 @@ class MappedPart:
         """Return the owners of nodes."""
         return {
             node_type: self._book("node", node_type, bounds)
-            for node_type, bounds in self._header["node_bounds"].items()
+            for node_type, bounds in self._header.node_bounds.items()
         }
 
     def _edge_books(self, adjacency: dict[EdgeType, Adjacency]) -> dict[EdgeType, Book]:
-        bounds = self._header["edge_bounds"]
+        bounds = self._header.edge_bounds
         return {
             edge_type: self._book("edge", name, bounds[name])
             for edge_type in adjacency
@@ -221,21 +240,31 @@ class MappedPart:
                 found.setdefault(split, {})[node_type] = share_tensor(ids)
         return found
 
-    def original_ids(self) -> dict[NodeType, OriginalIds]:
-        """Return the dictionaries of the tables' ids; empty where the graph was no table."""
-        return {
+    def original_ids(self) -> dict[NodeType | EdgeType, OriginalIds]:
+        """Return the dictionaries of the tables' ids; empty where the graph was no table.
+
+        By edge type, the rows that edges had in their tables, where these were kept.
+        """
+        found: dict[NodeType | EdgeType, OriginalIds] = {
+            # partitions of tables own ranges of ids
             node_type: OriginalIds(
-                self.root, node_type, self._shared, self._header["node_bounds"][node_type]
+                self.root, node_type, self._shared, self._header.node_bounds[node_type] or []
             )
-            for node_type in self._header.get("original_ids", [])
+            for node_type in self._header.original_ids
         }
+        for edge_type in self._header.edge_types:
+            text = edge_type_str(edge_type)
+            if EDGE_ROWS.format(edge_type=text, partition=0) in self._shared.arrays:
+                bounds = self._header.edge_bounds[text] or []
+                found[edge_type] = OriginalIds(self.root, text, self._shared, bounds, "edge_rows")
+        return found
 
     def pieces(self) -> Pieces:
         """Return the partition as loose tensors, edges with their ids."""
         view = self.view()
         header = self._header
         pieces = Pieces(
-            header["heterogeneous"], self.edge_dir, header["num_partitions"], self.partition_idx,
+            header.heterogeneous, self.edge_dir, header.num_partitions, self.partition_idx,
             dict(view.num_nodes), {}, node_books=self.node_books(), splits=self.splits(),
         )  # fmt: skip
         pieces.edge_books = self._edge_books(view.adjacency)
@@ -266,10 +295,10 @@ class MappedPart:
     def verify_in_background(self) -> None:
         """Begin to compare; `check` raises what is found."""
         # a daemon: to read a large graph to its end should not keep a script from ending
-        thread = threading.Thread(
-            target=self._verify_quietly, name="gigl_loader.verify", daemon=True
-        )
-        thread.start()
+        # what is not compared is as it was without a comparison
+        new_thread(
+            target=self._verify_quietly, name="gigl_loader.verify", on_death=nothing_hangs_on_it
+        ).start()
 
     def _verify_quietly(self) -> None:
         # of this thread alone: Linux has a niceness for each

@@ -11,6 +11,7 @@ from gigl_loader.dataset._mapped import (
     LOOKUPS,
     ArraySpec,
     Part,
+    note_file,
     read_header,
     seal,
     write_array,
@@ -55,13 +56,15 @@ class MappedWriter:
     def keep_original_ids(self, source: Path) -> None:
         """Copy the dictionaries of the tables' ids from another directory with the same nodes."""
         header, shared = read_header(source)
-        self._original = header.get("original_ids", [])
+        self._original = header.original_ids
         for name, spec in shared.arrays.items():
             if name.startswith("ids/"):
                 # without checksums: `seal` makes those of the copies
                 self._shared.arrays[name] = ArraySpec(spec.dtype, spec.shape)
         if self._original:
             shutil.copytree(source / "ids", self._root / "ids")
+            for path in (self._root / "ids").rglob("*.parquet"):
+                note_file(self._root, self._shared, str(path.relative_to(self._root)))
 
     def add(self, pieces: Pieces) -> None:
         """Write a partition: the next one."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset._mapped import Part, array_path
+from gigl_loader.dataset._mapped import Part, array_path, verify_file
 from gigl_loader.errors import ConfigError, WrongTypeError
 from gigl_loader.memory.segments import Array, storage_dtype
 
@@ -19,29 +19,41 @@ PARQUET = "ids/{node_type}.parquet"
 """Where the pairs (``id``, ``node``) of a type are, ascending by ``node``."""
 
 
+EDGE_ROWS = "edge_rows/{edge_type}/part{partition}.values"
+"""Array with the row that each edge of a partition had in its table, in the order of edge ids."""
+
+
 class OriginalIds:
     """The dictionary of one node type. Files are mapped when they are first asked.
+
+    Or the rows of the edges of a type, which are kept in the same way, but for the way there.
 
     Args:
         root: The partition directory.
         node_type: The type.
         shared: The manifest of what all partitions share.
         bounds: ``[num_partitions]`` int64, where the ids of each partition end.
+        folder: ``"ids"`` or ``"edge_rows"``.
     """
 
-    def __init__(self, root: Path, node_type: str, shared: Part, bounds: Sequence[int]) -> None:
+    def __init__(
+        self, root: Path, node_type: str, shared: Part, bounds: Sequence[int],
+        folder: str = "ids",
+    ) -> None:  # fmt: skip
         self._root, self._node_type, self._shared = root, node_type, shared
+        self._folder = folder
         self._ends = np.array(bounds, np.int64)
         self._starts = np.concatenate([[0], self._ends[:-1]]).astype(np.int64)
         self.is_text = self._name(0, "text") in shared.arrays
         self._mapped: dict[str, Array] = {}
+        self._is_compared = False
 
     def __getstate__(self) -> dict[str, Any]:
         # a pickle of a mapped array would be the whole file
         return {**vars(self), "_mapped": {}}
 
     def _name(self, partition: int, what: str) -> str:
-        return f"ids/{self._node_type}/part{partition}.{what}"
+        return f"{self._folder}/{self._node_type}/part{partition}.{what}"
 
     def _array(self, partition: int, what: str) -> Array:
         name = self._name(partition, what)
@@ -64,7 +76,7 @@ class OriginalIds:
             ``[n]`` int64, or an array of `str` objects.
 
         Raises:
-            ConfigError: There is no such node.
+            ConfigError: There is no such node, or edge.
         """
         count = int(self._ends[-1])
         # numpy would take -1 for the last row, and search a partition that there is not
@@ -115,7 +127,7 @@ class OriginalIds:
         # again
         keys = wanted.unique()
         nodes = np.full(len(keys), -1, np.int64)
-        file = parquet.ParquetFile(self._root / PARQUET.format(node_type=self._node_type))
+        file = parquet.ParquetFile(self._pairs())
         # a block at a time: the dictionary of a large graph is larger than the memory of who asks
         for batch in file.iter_batches():
             positions = compute.index_in(batch.column("id"), keys)
@@ -131,6 +143,16 @@ class OriginalIds:
         # back from distinct ids to those asked for, in their order
         found: Array = nodes[compute.index_in(wanted, keys).to_numpy()]
         return found
+
+    def _pairs(self) -> Path:
+        """Return the file of all pairs, compared with its checksum once."""
+        name = PARQUET.format(node_type=self._node_type)
+        path, spec = self._root / name, self._shared.files.get(name)
+        # here, where it is read whole: the comparison in the background may not have come to it
+        if spec is not None and not self._is_compared:  # None: directories of the version before
+            verify_file(path, spec)
+            self._is_compared = True
+        return path
 
 
 def _import_pyarrow() -> Any:

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gigl_loader.dataset._attributes import glt_edge_type
 from gigl_loader.dataset._books import read_book
 from gigl_loader.dataset._checks import (
     check_edge_index,
@@ -174,33 +175,17 @@ def _is_label_type(edge_type: Any) -> bool:
 
 
 def _read_label_edges(pieces: Pieces, parts: dict[EdgeType, Any]) -> None:
-    """Read label edges that came among the edges, where GiGL keeps them."""
+    """Read label edges that came among the edges: stored as all edges are, as GiGL keeps them."""
     for given, part in parts.items():
         where = f"partitioned_edge_index of {given}"
         if not isinstance(part, GraphPartitionData):
             raise WrongTypeError(f"{where} must be a GraphPartitionData, got {type(part).__name__}")
-        edge_type, labels = given, part.edge_index
-        # in the direction "out" GiGL leaves them as they are
-        if pieces.edge_dir == "in" and _was_turned(given, list(pieces.edges)):
-            edge_type = (given[2], given[1], given[0])
+        edge_type, labels = glt_edge_type(given, pieces.edge_dir), part.edge_index
+        # not by the names: those are the same where the anchors and their labels are of one type
+        if pieces.edge_dir == "in":
             labels = check_edge_index(labels, None, None, where).flip(0)
-            where = f"{where}, turned to {edge_type}"
+            where = f'{where}, turned to {edge_type} for edge_dir="in"'
         _keep_labels(pieces, edge_type, labels, where)
-
-
-def _was_turned(label_type: EdgeType, walked: list[EdgeType]) -> bool:
-    """Return whether a label edge type ends at the anchor.
-
-    Source:
-        GiGL, ``treat_labels_as_edges``: with ``edge_dir="in"`` both ends of label edges change
-        positions and the relation stays. What is predicted then is an edge type of the graph in the
-        other direction alone.
-    """
-    src, relation, dst = label_type
-    # both suffixes begin so, and the relation of the user may have it, too: the last one is ours
-    plain = relation.rpartition("_gigl_")[0]
-    # between nodes of one type, names cannot tell: those are taken anchor first, as documented
-    return src != dst and (src, plain, dst) not in walked and (dst, plain, src) in walked
 
 
 def _keep_labels(pieces: Pieces, label_type: EdgeType, labels: Any, where: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset._build import compress, make_rows, owned_ids
+from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -60,6 +61,8 @@ class Pieces:
     row_order: dict[NodeType, Tensor] = field(default_factory=dict)
     """By node type: the ids that this partition owns, in the order in which their rows are to be
     stored; types that are not named: ascending."""
+    identity: GraphIdentity | None = None
+    """As the directory says, where these are of one that does."""
 
 
 def is_labeled_homogeneous(num_nodes: dict[NodeType, int], edge_types: list[EdgeType]) -> bool:
@@ -112,6 +115,7 @@ def make_view(pieces: Pieces) -> PartitionView:
         # those of the whole graph where whoever cut it knew them; counted here, they need all
         # labels
         num_classes=pieces.num_classes or count_classes(node_labels),
+        identity=pieces.identity,
     )
 
 

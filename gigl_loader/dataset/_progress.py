@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +11,8 @@ from typing import Any
 _log = logging.getLogger(__name__)
 _LOG_STEP = 0.1
 """Without ``tqdm``, a line for each tenth."""
+_LATE_S, _LATE_EVERY_S = 5.0, 10.0
+"""Where nobody asked for a bar: when the first line comes, and how often from then on."""
 
 
 class ProgressBar:
@@ -18,13 +21,15 @@ class ProgressBar:
     Args:
         title: What is done.
         total: Bytes that it will write or read, more or less.
-        shown: False: nothing is shown.
+        shown: False: nothing is shown. None: a line now and then, once it takes long; ``total`` is
+            not looked at.
     """
 
-    def __init__(self, title: str, total: int, *, shown: bool) -> None:
+    def __init__(self, title: str, total: int, *, shown: bool | None) -> None:
+        self._started = self._said = time.monotonic()
         # at least 1: shares of it are taken, and a graph may be empty
         self._title, self._total, self._bar = title, max(total, 1), None
-        self._done, self._logged, self._shown = 0, 0.0, shown
+        self._done, self._logged, self._shown, self._is_late = 0, 0.0, bool(shown), shown is None
         if shown:
             try:
                 # here, as it is an extra: who wants no bar need not have it
@@ -47,6 +52,10 @@ class ProgressBar:
 
     def add(self, nbytes: int) -> None:
         """Note that so much more is done."""
+        if self._is_late:
+            self._done += nbytes
+            self._say_late()
+            return
         # the total is an estimate, of which a bar should not go past the end
         nbytes = min(nbytes, self._total - self._done)
         self._done += nbytes
@@ -56,8 +65,21 @@ class ProgressBar:
             self._logged = self._done / self._total
             _log.info("%s: %.0f%%", self._title, 100 * self._logged)
 
+    def _say_late(self) -> None:
+        now = time.monotonic()
+        pause_s = _LATE_S if self._said == self._started else _LATE_EVERY_S
+        if now - self._said >= pause_s:
+            self._said = now
+            # a warning: these show where no logging was set up, and a process that is silent for
+            # half a minute looks like one that hangs
+            _log.warning(
+                "%s: %.1f GB after %.0f s", self._title, self._done / 1e9, now - self._started
+            )
+
     def close(self, *, complete: bool) -> None:
         """End; idempotent."""
+        if self._is_late:
+            return
         # and should reach it; a piece of work that failed leaves its bar where it was
         if complete:
             self.add(self._total)
@@ -71,7 +93,7 @@ _current: ContextVar[ProgressBar | None] = ContextVar("progress", default=None)
 
 
 @contextmanager
-def showing(title: str, total: int, *, shown: bool) -> Iterator[ProgressBar]:
+def showing(title: str, total: int, *, shown: bool | None) -> Iterator[ProgressBar]:
     """Let `note` move a bar in this block."""
     progress = ProgressBar(title, total, shown=shown)
     token, complete = _current.set(progress), False

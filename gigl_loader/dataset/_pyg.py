@@ -84,7 +84,7 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> CheckedGraph:
         ConfigError: Something in ``data`` cannot be a graph: the message names the attribute.
     """
     # within the function: storage servers and workers never see a PyG graph
-    from torch_geometric.data import Data, HeteroData
+    from torch_geometric.data import Data, Dataset, HeteroData
 
     if isinstance(data, HeteroData):
         source = _read_hetero(data)
@@ -94,6 +94,7 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> CheckedGraph:
         raise WrongTypeError(
             "data must be a torch_geometric.data.Data or HeteroData, "
             f"got {type(data).__module__}.{type(data).__name__}"
+            + ("; that holds graphs: give one, dataset[0]" if isinstance(data, Dataset) else "")
         )
     # after the graph: label edges may only name node types that it has
     _add_supervision(source, supervision)
@@ -111,16 +112,19 @@ def read_pyg(data: Any, supervision: Supervision | None = None) -> CheckedGraph:
 def _read_homogeneous(data: "Data") -> CheckedGraph:
     store = data.stores[0]
     node_type, edge_type = DEFAULT_HOMOGENEOUS_NODE_TYPE, DEFAULT_HOMOGENEOUS_EDGE_TYPE
-    if store.get("edge_index") is None:
-        raise ConfigError(_missing_edge_index(store, "data"))
-    num_nodes = _num_nodes(store, "data")
+    num_nodes, edge_index = _num_nodes(store, "data"), store.get("edge_index")
+    if edge_index is None:
+        # nodes alone are a graph, too
+        if num_nodes is None or store.get("adj_t") is not None:
+            raise ConfigError(_missing_edge_index(store, "data"))
+        edge_index = torch.empty(2, 0, dtype=torch.int64)
     if num_nodes is None:
         # as PyG counts, where nothing else tells; checked, since -1 would make it one node fewer
-        edges = check_edge_index(store["edge_index"], None, None, "data.edge_index")
+        edges = check_edge_index(edge_index, None, None, "data.edge_index")
         num_nodes = int(edges.max()) + 1 if edges.numel() else 0
     source = CheckedGraph(False, {node_type: num_nodes})
     _read_nodes(source, store, node_type, "data")
-    _read_edges(source, store, edge_type, "data")
+    _read_edges(source, store, edge_index, edge_type, "data")
     num_edges = source.edges[edge_type].edge_index.size(1)
     lost = source.not_carried
     of_nodes, of_edges = levels_of(data, store, num_nodes, num_edges, lost, "data")
@@ -149,7 +153,7 @@ def _read_hetero(data: "HeteroData") -> CheckedGraph:
             _check_node_type(source, node_type, where)
         if data[edge_type].get("edge_index") is None:
             raise ConfigError(_missing_edge_index(data[edge_type], where))
-        _read_edges(source, data[edge_type], edge_type, where)
+        _read_edges(source, data[edge_type], data[edge_type]["edge_index"], edge_type, where)
         if edge_type in source.edges:
             num_edges = source.edges[edge_type].edge_index.size(1)
             store, lost = data[edge_type], source.not_carried
@@ -246,10 +250,12 @@ def _read_nodes(source: CheckedGraph, store: Any, node_type: NodeType, where: st
             source.splits.setdefault(split, {})[node_type] = ids
 
 
-def _read_edges(source: CheckedGraph, store: Any, edge_type: EdgeType, where: str) -> None:
+def _read_edges(
+    source: CheckedGraph, store: Any, edge_index: Any, edge_type: EdgeType, where: str
+) -> None:
     src, _, dst = edge_type
     edge_index = check_edge_index(
-        store["edge_index"], source.num_nodes[src], source.num_nodes[dst], f"{where}.edge_index"
+        edge_index, source.num_nodes[src], source.num_nodes[dst], f"{where}.edge_index"
     )
     if is_label_edge_type(edge_type):
         source.label_edges[edge_type] = edge_index

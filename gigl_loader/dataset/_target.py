@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gigl_loader.dataset._mapped import PART_FILE, ROOT_FILE, is_mapped_format
+from gigl_loader.dataset._manifest import ROOT_FILE
+from gigl_loader.dataset._mapped import PART_FILE, is_mapped_format
 from gigl_loader.errors import ConfigError
 
 FORMATS = ("mapped", "glt")
@@ -52,7 +53,9 @@ def check_target(target: Path, *, overwrite: bool) -> None:
             "empty or a new directory"
         )
     if names and not overwrite:
-        raise ConfigError(f"{target} holds partitions: remove it, or give overwrite=True")
+        raise ConfigError(
+            f"{target} holds partitions: remove it or give overwrite=True, --overwrite in the shell"
+        )
 
 
 def _is_ours(path: Path, target: Path) -> bool:
@@ -60,7 +63,7 @@ def _is_ours(path: Path, target: Path) -> bool:
     first, *rest = path.relative_to(target).parts
     if not rest and first in (ROOT_FILE, "META", "report.json", "report.svg"):
         return path.is_file()
-    known = re.fullmatch(r"part\d+|books|ids|(node|edge)_pb(\.pt)?", first) is not None
+    known = re.fullmatch(r"part\d+|books|ids|edge_rows|(node|edge)_pb(\.pt)?", first) is not None
     suffixes = (".pt", ".pkl", ".bin", ".parquet")
     # by position and by kind: a notes.txt in part0 is somebody's, and so is a mine/a.pt
     return known and (path.is_dir() or path.suffix in suffixes or path.name == PART_FILE)

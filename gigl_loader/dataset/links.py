@@ -34,17 +34,14 @@ from gigl_loader.dataset._disk import (
     write_meta,
     write_partition,
 )
+from gigl_loader.dataset._extras import write_extras
 from gigl_loader.dataset._mapped import is_mapped_format
 from gigl_loader.dataset._mapped_io import MappedPart, row_order
 from gigl_loader.dataset._pieces import SPLITS, Pieces
 from gigl_loader.dataset._pyg import read_pyg
 from gigl_loader.dataset._target import check_target
-from gigl_loader.dataset.partition import (
-    complete_or_nothing,
-    write_books,
-    write_extras,
-    write_mapped,
-)
+from gigl_loader.dataset._writer import complete_or_nothing
+from gigl_loader.dataset.partition import write_books, write_mapped
 from gigl_loader.dataset.parts import GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -334,6 +331,7 @@ def split_partitions(
 
     Raises:
         ConfigError: ``output_root`` holds files, and as `DistDataset.load` and `split_links`.
+        UsageError: Another process is writing to ``output_root``.
     """
     root, target = Path(root), Path(output_root).absolute()
     # partitions are read while others are written
@@ -355,7 +353,7 @@ def split_partitions(
     if set(label_types) & pieces.label_edges.keys():
         raise ConfigError(f"{root} has label edges of {plan.edge_type} already")
     count = pieces.num_partitions
-    with complete_or_nothing(target) as new:
+    with complete_or_nothing(target, overwrite=overwrite) as new:
         # beside the result, in the folder that `complete_or_nothing` removes
         spill, mapped = new.parent / "spill", is_mapped_format(root)
         # Mapped files are sealed once they are complete, and label edges are known when all

@@ -5,8 +5,10 @@ workers, the attributes of GLT's class show the same tensors to code written for
 for another process (``torch.multiprocessing``) carries file descriptors in place of the data.
 """
 
+import os
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,13 +29,21 @@ from gigl_loader.dataset._original import OriginalIds
 from gigl_loader.dataset._output import read_output
 from gigl_loader.dataset._pieces import Pieces, make_schema, make_view
 from gigl_loader.dataset._progress import showing
-from gigl_loader.dataset._pyg import Cutter, Supervision, keep_neighbor_times, read_pyg
+from gigl_loader.dataset._pyg import (
+    CheckedGraph,
+    Cutter,
+    Supervision,
+    keep_neighbor_times,
+    read_pyg,
+)
 from gigl_loader.dataset._weight_attr import weighted_view
+from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
 from gigl_loader.dataset.parts import PartitionBook, PartitionOutput
 from gigl_loader.dataset.schema import (
     DatasetSchema,
     EdgeDir,
+    EdgeType,
     FilePath,
     NodeType,
 )
@@ -55,15 +65,17 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     positions; a homogeneous one has plain values.
 
     Label edges ``(anchor type, relation + suffix, label type)`` are given anchor first and are
-    grouped by anchor, in both directions. GLT's ``graph`` attribute names them by GLT's rule, by
-    which an edge is grouped by its destination where ``edge_dir="in"``: reversed, that is. All that
-    is ours (`view`, `schema`, `label_edges`) uses the name that was given.
+    grouped by anchor, in both directions. Where they are among edges (GLT's ``graph`` attribute,
+    ``partitioned_edge_index``), they are as all edges are: grouped by destination where
+    ``edge_dir="in"``, so the type is ``(label type, relation + suffix, anchor type)`` there. All
+    that is ours (`view`, `schema`, `label_edges`) uses the type that begins with the anchors.
 
     Args:
         rank: The partition that this dataset holds.
         world_size: Number of partitions.
         edge_dir: ``"in"``: nodes are expanded along incoming edges, ``"out"``: along outgoing ones.
             An edge is stored at the owner of the node that is expanded.
+        max_labels_per_anchor_node: See the attribute of that name.
     """
 
     graph = MadeWhenAsked()
@@ -71,7 +83,14 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
     edge_features = MadeWhenAsked()
     node_labels = MadeWhenAsked()
 
-    def __init__(self, rank: int = 0, world_size: int = 1, edge_dir: EdgeDir = "in") -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        edge_dir: EdgeDir = "in",
+        *,
+        max_labels_per_anchor_node: int | None = None,
+    ) -> None:
         check_partitions(world_size, rank)
         check_edge_dir(edge_dir)
         super().__init__(num_partitions=world_size, partition_idx=rank, edge_dir=edge_dir)
@@ -80,8 +99,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         self._by_time: dict[str, PartitionView] = {}
         self._lookups: dict[Kind, tuple[Any, DistFeature]] = {}
         self._mapped: MappedPart | None = None
-        self._original: dict[NodeType, OriginalIds] = {}
-        self._max_labels: int | None = None
+        self._original: dict[NodeType | EdgeType, OriginalIds] = {}
+        self.max_labels_per_anchor_node = max_labels_per_anchor_node
         self._weight_attr: str | None = None
 
     # --- ways in ----------------------------------------------------------------------------------
@@ -156,7 +175,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         # with one partition, times of neighbours are found by node: all of them are here
         if time_attr is not None and count > 1:
             keep_neighbor_times(source, edge_dir, time_attr)
-        return cls._of(Cutter(source, books, edge_dir, count).cut(partition_idx))
+        pieces = Cutter(source, books, edge_dir, count).cut(partition_idx)
+        return cls._of(pieces, source)
 
     @classmethod
     def load(  # type: ignore[override, unused-ignore]
@@ -165,7 +185,7 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         partition_idx: int,
         *,
         edge_dir: EdgeDir | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
         whole_node_label_file: FilePath | dict[NodeType, FilePath] | None = None,
         memory: Memory = "resident",
         verify: Literal["background", "now", "off"] = "background",
@@ -181,7 +201,8 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
             edge_dir: None: as the directory says, or, where GLT wrote it, as its edges show
                 (assigned by destination: ``"in"``; by source: ``"out"``; if both fit: ``"in"``).
             progress: Show a bar that moves as files are read (log lines where ``tqdm`` is not
-                installed).
+                installed). None: a log line now and then, once it takes longer than five seconds.
+                False: nothing.
             whole_node_label_file: As GLT's ``load`` takes it: a file with the labels of all nodes,
                 or a dict of files by node type. Not for our own format, which has labels.
             memory: ``"resident"``: everything is read into shared memory now. ``"mapped"``: files
@@ -275,9 +296,12 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         if isinstance(dataset, DistDataset):
             return dataset
         if not isinstance(dataset, _glt.Dataset):
+            made = "from_pyg(data) makes one of a PyG graph"
+            if isinstance(dataset, str | os.PathLike):
+                made = "load(path, partition_idx) reads a partition from a directory"
             raise WrongTypeError(
                 f"dataset must be a DistDataset of gigl_loader or GLT, got "
-                f"{type(dataset).__name__}; DistDataset.from_pyg(data) makes one of a PyG graph"
+                f"{type(dataset).__name__}; DistDataset.{made}"
             )
         view, splits = _attributes.read_glt(dataset)
         ours = cls(view.partition_idx, view.num_partitions, view.edge_dir)
@@ -304,8 +328,11 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return found
 
     @classmethod
-    def _of(cls, pieces: Pieces) -> "DistDataset":
-        return cls._restore(make_view(pieces), pieces.splits)
+    def _of(cls, pieces: Pieces, source: CheckedGraph | None = None) -> "DistDataset":
+        view = make_view(pieces)
+        if view.identity is None:
+            view = replace(view, identity=identity_of(view, source))
+        return cls._restore(view, pieces.splits)
 
     @classmethod
     def _restore(
@@ -324,12 +351,16 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         return dataset
 
     @classmethod
-    def _rebuild(cls, original: dict[NodeType, OriginalIds], *arguments: Any) -> "DistDataset":
+    def _rebuild(
+        cls, original: dict[NodeType | EdgeType, OriginalIds], *arguments: Any
+    ) -> "DistDataset":
         dataset = cls._restore(*arguments)
         dataset._original = original
         return dataset
 
     def _fill(self, view: PartitionView, splits: dict[str, dict[NodeType, Tensor]]) -> None:
+        if view.identity is None:
+            view = replace(view, identity=identity_of(view))
         # the schema first: whether attributes are dicts follows from it
         self._view, self._schema = view, make_schema(view)
         _attributes.set_glt(self, view, splits, typed=self.is_typed)
@@ -436,6 +467,16 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
                              "checksums")  # fmt: skip
         self._mapped.verify()
 
+    @property
+    def has_original_ids(self) -> bool:
+        """Whether nodes had other ids in the tables that they came from, see `to_original`."""
+        return any(isinstance(key, str) for key in self._original)
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether this is of a directory in our own format, whose files have checksums."""
+        return self._mapped is not None
+
     def to_original(self, ids: Tensor | Array, node_type: NodeType | None = None) -> Array:
         """Return the ids that nodes had in the tables that `partition_tables` read.
 
@@ -473,8 +514,39 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         """
         return torch.from_numpy(self._dictionary(node_type).from_original(values))
 
+    def to_table_rows(self, edge_ids: Tensor | Array, edge_type: EdgeType | None = None) -> Array:
+        """Return the rows that edges had in the table that `partition_tables` read.
+
+        Rows count over all files of the table, in the order in which they were read: as given, and
+        those of a directory or a pattern by name.
+
+        Args:
+            edge_ids: ``[n]`` int64, a tensor or an array; of any partition, as in ``batch.e_id``.
+            edge_type: None: the only one.
+
+        Returns:
+            ``[n]`` int64.
+
+        Raises:
+            ConfigError: There is no such edge or edge type.
+            UsageError: The graph was not made of tables with ``edge_rows=True``.
+        """
+        self.view()  # raises what the comparison in the background has found
+        known = {key: found for key, found in self._original.items() if isinstance(key, tuple)}
+        if not known:
+            raise UsageError(
+                "rows of edges were not kept: this takes partition_tables(..., edge_rows=True)"
+            )
+        if edge_type is None and len(known) == 1:
+            (edge_type,) = known
+        if edge_type not in known:
+            raise ConfigError(f"edge_type must be one of {sorted(known)}, got {edge_type!r}")
+        ids = edge_ids.numpy() if isinstance(edge_ids, Tensor) else np.asarray(edge_ids, np.int64)
+        return known[edge_type].to_original(ids)
+
     def _dictionary(self, node_type: NodeType | None) -> OriginalIds:
-        known = self._original
+        self.view()  # raises what the comparison in the background has found
+        known = {key: found for key, found in self._original.items() if isinstance(key, str)}
         if not known:
             raise UsageError("this graph was not made of tables: its ids are those it was given")
         if node_type is None and len(known) == 1:

@@ -1,13 +1,8 @@
 """`partition_graph`: cut a graph in memory into a directory that `DistDataset.load` reads."""
 
 import importlib
-import json
 import logging
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +12,12 @@ from torch import Tensor
 from gigl_loader.dataset._build import book_table, compress, contiguous_book, make_book
 from gigl_loader.dataset._checks import check_edge_dir, check_partitions
 from gigl_loader.dataset._disk import (
-    EXTRAS_FILE,
-    FORMAT_VERSION,
-    attributes_by_type,
     save_tensor,
     type_str,
     write_meta,
     write_partition,
 )
+from gigl_loader.dataset._extras import write_extras
 from gigl_loader.dataset._mapped_writer import MappedWriter
 from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset._progress import ProgressBar, showing
@@ -37,10 +30,12 @@ from gigl_loader.dataset._pyg import (
     read_pyg,
 )
 from gigl_loader.dataset._target import check_format, check_order, check_target
+from gigl_loader.dataset._writer import complete_or_nothing
+from gigl_loader.dataset.identity import content_digest, digest_of
 from gigl_loader.dataset.quantised import FeatureDtype, check_feature_dtype, quantise
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
 from gigl_loader.dataset.view import Book
-from gigl_loader.errors import ConfigError, WrongTypeError, explained_limits
+from gigl_loader.errors import ConfigError, WrongTypeError
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -101,6 +96,7 @@ def partition_graph(
         ConfigError: An argument or an attribute of ``data`` cannot work, or ``root`` holds files.
             Nothing was written.
         ResourceError: The disk is full, or a limit is reached. What was written is removed.
+        UsageError: Another process is writing to ``root``.
     """
     check_partitions(num_partitions, 0)
     check_edge_dir(edge_dir)
@@ -121,7 +117,7 @@ def partition_graph(
     if time_attr is not None:
         keep_neighbor_times(source, edge_dir, time_attr)
     with (
-        complete_or_nothing(target) as folder,
+        complete_or_nothing(target, overwrite=overwrite) as folder,
         showing("partition_graph", _bytes_to_write(source), shown=progress) as bar,
     ):
         bar.step("assigning nodes")
@@ -245,14 +241,17 @@ def write_glt(folder: Path, shares: Iterable[Pieces], **made: Any) -> None:
         shares: All partitions, the last of which says how many they are.
         made: How they were made.
     """
+    digests = []
     for pieces in shares:
         write_partition(folder, pieces)
+        digests.append(content_digest(pieces, whole=True))
     write_books(folder, pieces.heterogeneous, pieces.node_books, pieces.edge_books)
     if not pieces.edge_books:  # one partition; GLT wants the file all the same
         for edge_type, part in pieces.edges.items():
             name = f"edge_pb/{type_str(edge_type)}.pt" if pieces.heterogeneous else "edge_pb.pt"
             save_tensor(folder / name, torch.zeros(part.edge_index.size(1), dtype=torch.int64))
-    write_extras(folder, pieces, edge_dir=pieces.edge_dir, **made)
+    run = digest_of(" ".join(digests).encode())
+    write_extras(folder, pieces, edge_dir=pieces.edge_dir, run=run, **made)
     # last: without it, the directory is no partition to GLT or to us
     write_meta(
         folder,
@@ -274,31 +273,6 @@ def write_books(
             save_tensor(folder / name, book_table(book))
 
 
-def write_extras(folder: Path, source: Pieces, **made: Any) -> None:
-    """Write what names our files; ``made``: how the directory was made, ``edge_dir`` at least."""
-    extras = {
-        "format_version": FORMAT_VERSION,
-        **made,
-        "node_labels": list(source.node_labels),
-        "splits": {split: list(by_type) for split, by_type in source.splits.items()},
-        "label_edge_types": [list(edge_type) for edge_type in source.label_edges],
-        "node_attributes": [
-            [node_type, sorted(named)]
-            for node_type, named in attributes_by_type(source.node_attributes).items()
-        ],
-        "edge_attributes": [
-            [list(edge_type), sorted(named)]
-            for edge_type, named in attributes_by_type(source.edge_attributes).items()
-        ],
-        "num_classes": source.num_classes,
-        "flat_nodes": [t for t, rows in source.node_features.items() if rows.feats.dim() == 1],
-        "flat_edges": [
-            list(t) for t, rows in source.edge_features.items() if rows.feats.dim() == 1
-        ],
-    }
-    (folder / EXTRAS_FILE).write_text(json.dumps(extras, indent=2) + "\n")
-
-
 def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, format: str) -> None:
     chosen = check_feature_dtype(dtypes, source.node_features)
     if chosen and format != "mapped":
@@ -317,28 +291,3 @@ def _check_names(source: CheckedGraph) -> None:
         name = type_str(key)
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise ConfigError(f"type {key!r} cannot be the name of a file: rename it")
-
-
-@contextmanager
-def complete_or_nothing(target: Path) -> Iterator[Path]:
-    """Yield a directory beside ``target`` that takes its place at the end, or is removed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # beside it: a rename is atomic within a file system, and a copy between two is not
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
-    try:
-        folder = work / "new"
-        folder.mkdir()
-        with explained_limits(f"writing {target}"):
-            yield folder
-        replaced = target.exists()
-        if replaced:
-            # a directory that is not empty cannot be renamed over: the old one steps aside first
-            os.rename(target, work / "old")
-        try:
-            os.rename(folder, target)
-        except BaseException:  # a Ctrl-C, too: the old directory would go with the folder below
-            if replaced and not target.exists():
-                os.rename(work / "old", target)
-            raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

@@ -61,9 +61,10 @@ class PartitionOutput:
     """Edges stored at the owner of the node that is expanded: the destination where the dataset's
     ``edge_dir`` is ``"in"``, the source where it is ``"out"``.
 
-    Label edge types may be among them, at the owner of their anchor: row 0 anchors, row 1 label
-    nodes, whatever the ``edge_dir``. Between two node types they may also come as GiGL turns them
-    for ``"in"``: the type's ends in the other order, and the rows too."""
+    Label edge types may be among them, at the owner of their anchor and stored as all edges are:
+    ``(anchor type, relation, label type)`` with the anchors in row 0 where ``edge_dir`` is
+    ``"out"``, ``(label type, relation, anchor type)`` with the anchors in row 1 where it is
+    ``"in"``, also between nodes of one type. GiGL keeps them so."""
     partitioned_node_features: (
         FeaturePartitionData | dict[NodeType, FeaturePartitionData] | None
     ) = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import numpy as np
 from typing_extensions import TypeVar
 
+from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType
 
 if TYPE_CHECKING:
@@ -199,6 +200,9 @@ class PartitionView(Generic[A]):
     edge_attributes: dict[tuple[EdgeType, str], Rows[A]] = field(default_factory=dict)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
     """Classes of each type over all partitions, where they are known."""
+    identity: GraphIdentity | None = None
+    """Which graph this is a partition of; None: nothing was asked of it yet, as within `make_view`.
+    """
     times: dict[EdgeType, TimeOrder[A]] = field(default_factory=dict)
     """Of a loader with ``time_attr``: the edge types that have times, or whose neighbours do."""
     same_host: "dict[int, PartitionView[A]]" = field(default_factory=dict)

@@ -25,7 +25,7 @@ from gigl_loader.device._engine import (
     PendingCopy,
     full_device,
 )
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, NoEarlyEnd
 
 __all__ = [
     "NOT_READY",
@@ -124,12 +124,13 @@ class CopyAhead(Iterator[T]):
         return self
 
     def __next__(self) -> T:
-        if self._run_ahead is not None:
-            # First: by now the consumer has launched all that it does with the batch before.
-            self._engine.throttle(self._run_ahead)
-        self._top_up()
-        if self._ready:
-            return self._engine.hand_over(self._ready.popleft())
+        with NoEarlyEnd("copying a batch"):
+            if self._run_ahead is not None:
+                # First: by now the consumer has launched all that it does with the batch before.
+                self._engine.throttle(self._run_ahead)
+            self._top_up()
+            if self._ready:
+                return self._engine.hand_over(self._ready.popleft())
         error, self._end = self._end or StopIteration(), StopIteration()
         try:
             # The sources are let go of before the loader is told of its end: whoever unmaps their
@@ -163,12 +164,14 @@ class CopyAhead(Iterator[T]):
     def _launch_next(self) -> bool:
         # a frame of its own, so that no local keeps the host batch alive
         # Before the pull: the loader may wait for the very slot that the oldest copy still reads.
-        self._engine.make_room(self._max_held)
+        with NoEarlyEnd("copying a batch"):
+            self._engine.make_room(self._max_held)
         # Waits only if there is nothing to hand over.
         source = self._pull(not self._ready)
         if isinstance(source, NotReady):
             return False
-        self._ready.append(self._engine.launch(source))
+        with NoEarlyEnd("copying a batch"):
+            self._ready.append(self._engine.launch(source))
         return True
 
 
@@ -274,7 +277,8 @@ class _CountedSource(Generic[T]):
 
     def _note_state(self) -> None:
         if self._counts:
-            self.states.append(self._loader.state_dict())
+            with NoEarlyEnd("state_dict() of the loader"):
+                self.states.append(self._loader.state_dict())
 
 
 class _LoaderPass(Iterator[T]):

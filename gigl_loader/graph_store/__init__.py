@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     )
     from gigl_loader.remote.dataset import GraphStoreInfo as GraphStoreInfo
     from gigl_loader.remote.dataset import RemoteDistDataset as RemoteDistDataset
-    from gigl_loader.remote.server import StorageProcess, init_storage_process
+    from gigl_loader.remote.server import (
+        StorageProcess,
+        init_storage_process,
+        run_storage_server,
+    )
     from gigl_loader.remote.service import DistServer
 
 __all__ = [
@@ -28,6 +32,7 @@ __all__ = [
     "init_compute_process",
     "init_storage_process",
     "request_server",
+    "run_storage_server",
     "shutdown_compute_process",
 ]
 
@@ -40,6 +45,7 @@ _MODULES = {
     "init_compute_process": "remote.client",
     "init_storage_process": "remote.server",
     "request_server": "remote.client",
+    "run_storage_server": "remote.server",
     "shutdown_compute_process": "remote.client",
 }
 

@@ -138,7 +138,9 @@ def _infer(args: argparse.Namespace, num_partitions: int) -> None:
         model = model.to(device)
     found = full_graph_inference(
         # more ranks than partitions share them, in turn
-        model, DistDataset.load(args.root, rank % num_partitions), out=args.out,
+        # Embeddings of files that have changed would be kept as those of this graph, so they are
+        # compared before: what reads all of them takes longer than that.
+        model, DistDataset.load(args.root, rank % num_partitions, verify="now"), out=args.out,
         batch_size=args.batch_size, device=device, format=args.format,
         progress=False if args.quiet else None, edge_weight=args.edge_weight,
         edge_attr=args.edge_attr,

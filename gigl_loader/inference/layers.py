@@ -346,7 +346,9 @@ def _layers_of_model(model: Any, graph: GraphSource, options: tuple[bool, bool])
             f"jk={model.jk_mode!r} reads the outputs of all layers at the end: use full_graph()"
         )
     if model.training:
-        raise UsageError("the model is in training mode, where it drops rows: call model.eval()")
+        raise UsageError(
+            "the model is in training mode, where dropout drops values: call model.eval()"
+        )
     check_model(model)
     for wanted, name in zip(options, ("edge_weight", "edge_attr"), strict=True):
         if wanted and not getattr(model, f"supports_{name}"):

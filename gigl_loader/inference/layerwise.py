@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -19,7 +20,7 @@ from gigl_loader.errors import ConfigError
 from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.kept import KeptTensors
 from gigl_loader.inference.layers import Layer, LayerFunction, layers_of
-from gigl_loader.inference.parquet import ParquetRows, check_parquet
+from gigl_loader.inference.parquet import ParquetRows, ToOriginal, check_parquet
 from gigl_loader.inference.progress import ProgressLine
 from gigl_loader.inference.results import Results, model_digest
 from gigl_loader.inference.run import KEPT_DTYPES, LayerRun
@@ -85,13 +86,17 @@ def full_graph_inference(
         dataset: This rank's partition; ranks that hold the same one share its nodes. Or a graph
             store.
         out: A folder; each rank writes ``part-RANK.npy`` and ``part-RANK.ids.npy``, or
-            ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type.
-            Meanwhile it holds the layer before too. None: all stays in memory.
+            ``part-RANK.parquet``; on a heterogeneous graph in a folder for each node type. Files
+            have these names when they are complete; what begins with ``_`` is of use to a run that
+            goes on, and can be removed. Meanwhile it holds the layer before too. None: all stays in
+            memory.
         batch_size: Destination rows of a chunk. Its in-neighbours have to fit in memory about five
             times; None: what makes that 8 MiB for the features, by the mean number of neighbours.
         device: Where layers compute; None: where the model's parameters are.
         dtype: Of what is kept of every layer: float16, float32 or float64; None: as computed.
-        format: ``"parquet"``: columns ``id`` and ``embedding``, written as they are computed.
+        format: ``"parquet"``: columns ``id`` (as in the tables that the graph was made of, else
+            the same as ``node``; of a graph store, which does not tell, left out), ``node`` (global
+            id in the dataset) and ``embedding``, written as they are computed.
         edge_weight: Give layers of PyG that take them the graph's edge weights; None: no, with a
             warning where there are some and a layer takes them.
         edge_attr: Give layers of PyG that take them the graph's edge features.
@@ -132,18 +137,19 @@ def full_graph_inference(
     }  # fmt: skip
     shown = exchange.rank == 0 and (sys.stderr.isatty() if progress is None else progress)
     line = ProgressLine(len(layers) * run.num_rows, shown=shown)
+    ending = f".{format}"
     with ExitStack() as stack:
-        results = _results(graph, exchange.rank, out, identity, stack)
+        results = _results(graph, exchange.rank, out, identity, ending, stack)
         # After digest() and bytes_per_node(), which asked for samples of nodes: from now on edges
         # are kept by the first id of a range.
         if isinstance(graph, StoredGraph):
             _keep_edges(graph, layers, out, stack)
-        files = _parquet_files(results, graph, batch_size, stack) if format == "parquet" else {}
+        files = {}
+        if format == "parquet":
+            files = _parquet_files(results, graph, dataset, batch_size, stack)
         values = run.compute(results, files, line)
     found = {
-        name: NodeEmbeddings(
-            graph.owners.own[name], rows, results[name].path(".parquet" if files else ".npy")
-        )
+        name: NodeEmbeddings(graph.owners.own[name], rows, results[name].path())
         for name, rows in values.items()
     }
     return found if graph.is_heterogeneous else found[DEFAULT_HOMOGENEOUS_NODE_TYPE]
@@ -197,7 +203,12 @@ def _parameters(model: Any) -> list[Tensor]:
 
 
 def _results(
-    graph: GraphSource, rank: int, out: Any, identity: dict[str, Any], stack: ExitStack
+    graph: GraphSource,
+    rank: int,
+    out: Any,
+    identity: dict[str, Any],
+    ending: str,
+    stack: ExitStack,
 ) -> dict[NodeType, Results]:
     """Return where rows of each type go; a folder for each where there are types."""
     found = {}
@@ -206,7 +217,7 @@ def _results(
         if folder is not None and graph.is_heterogeneous:
             # a type's name may have a slash in it
             folder = folder / quote(name, safe="")
-        found[name] = Results(folder, rank, own, identity)
+        found[name] = Results(folder, rank, own, identity, ending)
         stack.callback(found[name].close)
     return found
 
@@ -223,12 +234,25 @@ def _keep_edges(graph: StoredGraph, layers: list[Layer], out: Any, stack: ExitSt
 
 
 def _parquet_files(
-    results: Mapping[NodeType, Results], graph: GraphSource, batch_size: int, stack: ExitStack
-) -> dict[NodeType, ParquetRows]:
+    results: Mapping[NodeType, Results], graph: GraphSource, dataset: Any, batch_size: int,
+    stack: ExitStack,
+) -> dict[NodeType, ParquetRows]:  # fmt: skip
     found = {}
     for name, result in results.items():
-        path = result.path(".parquet")
+        path, draft = result.path(), result.draft
         assert path is not None
-        found[name] = ParquetRows(path, graph.owners.own[name], batch_size)
+        assert draft is not None
+        ids = graph.owners.own[name]
+        found[name] = ParquetRows(path, draft, ids, batch_size, _original_ids(dataset, name))
         stack.callback(found[name].close)
     return found
+
+
+def _original_ids(dataset: Any, node_type: NodeType) -> ToOriginal | None:
+    """Return what gives nodes the ids of their tables; None: it is not known here."""
+    if isinstance(dataset, RemoteDistDataset):
+        return None
+    local = DistDataset.wrap(dataset)
+    if not local.has_original_ids:
+        return lambda ids: ids.numpy()
+    return partial(local.to_original, node_type=node_type)

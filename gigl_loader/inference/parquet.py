@@ -1,12 +1,16 @@
-"""Embeddings as Parquet: the columns ``id`` (int64) and ``embedding`` (a list of fixed length)."""
+"""Embeddings as Parquet: ``id``, ``node`` (int64) and ``embedding`` (a list of fixed length)."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from gigl_loader.errors import ConfigError
+
+ToOriginal = Callable[[Tensor], Any]
+"""Gives nodes (``[n]`` int64) the ids of their tables, as ``[n]`` array."""
 
 
 def check_parquet() -> None:
@@ -27,14 +31,18 @@ class ParquetRows:
 
     Args:
         path: The file.
-        ids: ``[n]`` int64.
+        draft: What it is called until it is complete.
+        nodes: ``[n]`` int64.
         batch_size: Rows of a row group, at most.
+        to_original: What ``id`` is; None: there is no such column.
     """
 
-    def __init__(self, path: Path, ids: Tensor, batch_size: int) -> None:
-        self._path, self._ids, self._batch_size = path, ids, batch_size
-        # a reader that looks for *.parquet never finds half a file, after a kill either
-        self._half = path.with_suffix(".parquet.half")
+    def __init__(
+        self, path: Path, draft: Path, nodes: Tensor, batch_size: int,
+        to_original: ToOriginal | None,
+    ) -> None:  # fmt: skip
+        self._path, self._half, self._nodes, self._batch_size = path, draft, nodes, batch_size
+        self._to_original = to_original
         self._writer: Any = None
         self._schema: Any = None
         self._written = 0
@@ -50,7 +58,7 @@ class ParquetRows:
             # number
             flat = pa.array(rows[part].reshape(-1).numpy())
             lists = pa.FixedSizeListArray.from_arrays(flat, rows.shape[1])
-            columns = [pa.array(self._ids[part].numpy()), lists]
+            columns = [*self._ids(self._nodes[part]), pa.array(self._nodes[part].numpy()), lists]
             # each call is a row group of its own, so that no more than a chunk is held back in
             # memory
             self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
@@ -59,7 +67,7 @@ class ParquetRows:
     def finish(self, rows: Tensor) -> None:
         """Write what is left and give the file its name."""
         # also where no chunk was left to compute: then all of the file is written here
-        self.advance(rows, len(self._ids))
+        self.advance(rows, len(self._nodes))
         self._writer.close()
         os.replace(self._half, self._path)
 
@@ -68,6 +76,16 @@ class ParquetRows:
         if self._writer is not None:
             self._writer.close()
 
+    def _ids(self, nodes: Tensor) -> list[Any]:
+        """Return the column of the tables' ids, if there is one."""
+        import pyarrow as pa
+
+        if self._to_original is None:
+            return []
+        found = self._to_original(nodes)
+        # said: of no texts, the type could not be seen
+        return [pa.array(found, pa.string() if found.dtype == object else pa.int64())]
+
     def _open(self, rows: Tensor) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -75,6 +93,7 @@ class ParquetRows:
         # the width and the type are known with the first rows only
         if self._writer is None:
             values: Any = pa.from_numpy_dtype(rows.numpy().dtype)
-            columns = {"id": pa.int64(), "embedding": pa.list_(values, rows.shape[1])}
-            self._schema = pa.schema(columns)
+            kinds = [("id", ids.type) for ids in self._ids(self._nodes[:0])]
+            kinds += [("node", pa.int64()), ("embedding", pa.list_(values, rows.shape[1]))]
+            self._schema = pa.schema(kinds)
             self._writer = pq.ParquetWriter(self._half, self._schema)

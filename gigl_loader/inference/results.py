@@ -3,11 +3,14 @@
 A folder (one for each node type on a heterogeneous graph) holds, for each rank (``part``)::
 
     part-00000.ids.npy     global ids, ascending
-    part-00000.layer0.npy  rows of the first layer, while they are needed
     part-00000.npy         rows of the last layer
-    part-00000.json        what was computed: a run that differs does not go on from here
-    part-00000.log         a line for each finished chunk: layer, chunk, digest of its rows; or
+    _part-00000.layer0     rows of the first layer, while they are needed; those of the last one
+                           until they are complete, and beside Parquet
+    _part-00000.json       what was computed: a run that differs does not go on from here
+    _part-00000.log        a line for each finished chunk: layer, chunk, digest of its rows; or
                            ``LAYER - none ok`` where a layer computes nothing for the type
+
+What is complete has a name without an underscore; readers of Parquet pass over the other ones.
 """
 
 import hashlib
@@ -35,13 +38,17 @@ class Results:
         part: This rank.
         ids: ``[num_own]`` int64.
         identity: What decides the rows; plain values.
+        ending: Of the file that is wanted, ``".npy"`` or ``".parquet"``.
 
     Raises:
         ConfigError: The folder holds what another run computed.
     """
 
-    def __init__(self, folder: Path | None, part: int, ids: Tensor, identity: dict[str, Any]):
-        self._folder, self._part = folder, part
+    def __init__(
+        self, folder: Path | None, part: int, ids: Tensor, identity: dict[str, Any],
+        ending: str = ".npy",
+    ) -> None:  # fmt: skip
+        self._folder, self._part, self._ids, self._ending = folder, part, ids, ending
         self._num_rows = ids.numel()
         self._done: dict[int, dict[int, str]] = {}
         self._nothing: set[int] = set()
@@ -51,8 +58,7 @@ class Results:
         # the same number of ranks may hold other nodes: rows are kept by position, not by id
         digest = hashlib.blake2b(ids.numpy().data, digest_size=16).hexdigest()
         # before anything is written: the folder may be another run's
-        self._check_identity({**identity, "ids": digest})
-        np.save(self._path(".ids.npy"), ids.numpy())
+        self._check_identity({**identity, "ids": digest, "format": ending})
         self._read_log()
         self._log = open(self._path(".log"), "a")  # noqa: SIM115 - closed by close()
         # or the next line would be joined to the half one, and be lost with it
@@ -61,7 +67,9 @@ class Results:
 
     def _path(self, ending: str) -> Path:
         assert self._folder is not None
-        return self._folder / f"part-{self._part:05d}{ending}"
+        # two words in one: what is ours alone, and what is handed over when it is complete
+        start = "" if ending in (".npy", ".ids.npy", ".parquet") else "_"
+        return self._folder / f"{start}part-{self._part:05d}{ending}"
 
     def _check_identity(self, identity: dict[str, Any]) -> None:
         path = self._path(".json")
@@ -73,6 +81,11 @@ class Results:
                     f"{path} is of a run that differs in {changed}: give out= another folder, or "
                     "remove this one"
                 )
+        elif self._path(self._ending).exists():
+            raise ConfigError(
+                f"{self._path(self._ending)} is there, and not what it was computed from: give "
+                "out= another folder, or remove it"
+            )
         half = path.with_suffix(".json.half")
         half.write_text(json.dumps(identity, indent=1) + "\n")
         os.replace(half, path)  # a run that is killed leaves all of it or nothing
@@ -116,14 +129,33 @@ class Results:
             return torch.empty(shape, dtype=dtype)
         path = self._layer_path(layer, last=last)
         if self._num_rows == 0:  # nothing can be mapped
-            np.save(path, np.empty(shape, dtype_name(dtype)))
+            _save(path, np.empty(shape, dtype_name(dtype)))
             return torch.empty(shape, dtype=dtype)
         return torch.from_numpy(
             np.lib.format.open_memmap(path, "w+", np.dtype(dtype_name(dtype)), shape)
         )
 
     def _layer_path(self, layer: int, *, last: bool) -> Path:
-        return self._path(".npy" if last else f".layer{layer}.npy")
+        found = self._path(".npy")
+        if last and found.exists():  # an earlier run finished it
+            return found
+        return self._path(f".layer{layer}")
+
+    def withdraw(self, layer: int) -> None:
+        """Take the last layer's file its name: rows of it were damaged, and are computed again."""
+        if self._folder is not None and self._path(".npy").exists():
+            os.replace(self._path(".npy"), self._path(f".layer{layer}"))
+
+    def finish(self, layer: int) -> None:
+        """All rows of the last layer are written: give the files their names."""
+        if self._folder is None or self._ending != ".npy" or self._path(".npy").exists():
+            return
+        rows = self._path(f".layer{layer}")
+        if rows.exists():  # it may compute nothing for the type
+            # ids first: who finds the rows finds their ids, too
+            _save(self._path(".ids"), self._ids.numpy())
+            os.replace(self._path(".ids"), self._path(".ids.npy"))
+            os.replace(rows, self._path(".npy"))
 
     def finished(self, layer: int, rows: Tensor, bounds: Any) -> set[int]:
         """Return the chunks that an earlier run finished and whose rows are as it left them."""
@@ -161,16 +193,26 @@ class Results:
     def forget(self, layer: int) -> None:
         """Remove the file of a layer that nothing reads any more."""
         if self._folder is not None:
-            self._path(f".layer{layer}.npy").unlink(missing_ok=True)
+            self._path(f".layer{layer}").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the log."""
         if self._folder is not None:
             self._log.close()
 
-    def path(self, ending: str = ".npy") -> Path | None:
-        """Return the file of the last layer, or the one with another ending."""
-        return None if self._folder is None else self._path(ending)
+    def path(self) -> Path | None:
+        """Return the file that is wanted."""
+        return None if self._folder is None else self._path(self._ending)
+
+    @property
+    def draft(self) -> Path | None:
+        """Where that file is written until it is complete."""
+        return None if self._folder is None else self._path(f"{self._ending}.half")
+
+
+def _save(path: Path, array: Any) -> None:
+    with path.open("wb") as file:  # by its name alone, numpy would append ".npy"
+        np.save(file, array)
 
 
 def tensor_digest(rows: Tensor) -> str:

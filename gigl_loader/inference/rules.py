@@ -7,7 +7,7 @@ import torch
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, WrongTypeError
 
 NORMALIZED = {  # class -> whether it adds self-loops where it has no such attribute
     "GCNConv": False,
@@ -59,6 +59,11 @@ def check_model(model: torch.nn.Module) -> list[str]:
     Raises:
         ConfigError: Names the module and why it does not fit.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise WrongTypeError(
+            f"the model must be a torch.nn.Module, got {type(model).__name__}: the model comes "
+            "first, and then the dataset"
+        )
     unknown = set()
     inside: set[torch.nn.Module] = set()
     # named_modules() gives a module before its parts: `inside` knows them when they come up

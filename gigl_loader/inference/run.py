@@ -97,6 +97,9 @@ class LayerRun:
         for name, rows in found.items():
             if name in files:
                 files[name].finish(rows)
+        # after all ranks have ended the last layer: `_layer` ends with what they tell each other
+        for result in results.values():
+            result.finish(len(self._layers) - 1)
         line.end()
         return found
 
@@ -149,6 +152,8 @@ class LayerRun:
         layer, reader, last = self._layers[index], self._readers[name], len(self._layers) - 1
         rows = results.existing(index, last=index == last)
         done = self._done(results, index, name, rows)
+        if index == last and len(done) < reader.num_chunks:
+            results.withdraw(index)
         line.skip(sum(stop - start for start, stop in map(reader.bounds, done)))
         nothing = results.has_nothing(index)
         for chunk in self._on_device(layer, reader, self._reads(layer, name, sources), done):

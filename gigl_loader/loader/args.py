@@ -1,10 +1,12 @@
 """What the user gave a loader, checked as a whole: before anything is started."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
 
+from gigl_loader._glt import SamplingConfig
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.config import NumNeighbors, check_workers, flag, positive
 from gigl_loader.loader.keywords import AllKeywords, completed
@@ -16,8 +18,9 @@ from gigl_loader.options import (
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
     SamplerOptions,
-    parse_size,
+    options_of_batches,
 )
+from gigl_loader.sizes import parse_size
 from gigl_loader.workers.sampled_input import seed_or_drawn
 
 _OF_EXPANSION = frozenset(ExpansionOptions.__dataclass_fields__)
@@ -34,22 +37,18 @@ class LoaderArgs:
     """How batches grow, made of those that are about it."""
 
     @classmethod
-    def of(
-        cls, loader: type, num_neighbors: NumNeighbors, **keywords: Unpack[AllKeywords]
-    ) -> "LoaderArgs":
+    def of(cls, num_neighbors: NumNeighbors, **keywords: Unpack[AllKeywords]) -> "LoaderArgs":
         """Return the arguments of a loader, checked.
 
         Args:
-            loader: Its class, for errors.
             num_neighbors: Neighbours per hop.
             **keywords: What the user gave.
 
         Raises:
             ConfigError: A value cannot work in either deployment.
-            WrongTypeError: There is no such keyword.
         """
         # Without types from here on: mypy knows a TypedDict by literal keys only.
-        given = completed(loader, keywords)
+        given = completed(keywords)
         by_name: dict[str, Any] = {**given}
         expansion = ExpansionOptions(**{name: by_name[name] for name in _OF_EXPANSION})
         if isinstance(given["sampler_options"], PPRSamplerOptions):
@@ -86,7 +85,7 @@ class LoaderArgs:
                 "call torch.distributed.init_process_group() and leave context out"
             )
         # Only for its error: GLT's options keep sizes as they were given.
-        parse_size(given["channel_size"])
+        parse_size(given["channel_size"], "channel_size")
         # `cache` itself raises where `remote_cache` or `lookahead` cannot be read.
         if self.cache is not None and self.in_process:
             raise ConfigError(
@@ -95,8 +94,9 @@ class LoaderArgs:
             )
         if given["pin_memory_device"] is not None:
             check_device(given["pin_memory_device"])
-        if given["prefetch_size"] is not None:
-            positive("prefetch_size", given["prefetch_size"])
+        for name in ("prefetch_size", "num_cpu_threads"):
+            if given[name] is not None:
+                positive(name, given[name])
         self._check_fanouts_agree()
 
     def _check_no_workers(self) -> None:
@@ -161,6 +161,31 @@ class LoaderArgs:
             max_restarts=given["max_restarts"],
             reconnect_timeout_s=given["reconnect_timeout"],
         )
+
+    def same_on_all_ranks(self, config: SamplingConfig, options: EpochOptions) -> dict[str, str]:
+        """Return what the ranks of a job have to agree on, as texts by name, from what was given.
+
+        Args:
+            config: Made of these arguments and the schema.
+            options: From `epoch_options`.
+        """
+        given = self.given
+        of_batches = options_of_batches(config, given["sampler_options"], options)
+        # As the user gave them: what was made of them may depend on what a partition holds.
+        fanouts = self.num_neighbors
+        if isinstance(fanouts, Mapping):
+            fanouts = {edge_type: list(fanouts[edge_type]) for edge_type in sorted(fanouts)}
+        elif isinstance(fanouts, list | tuple):
+            fanouts = list(fanouts)
+        return {
+            **of_batches,
+            "shard": given["shard"],
+            "num_neighbors": repr(fanouts),
+            "with_edge": repr(given["with_edge"]),
+            # These decide which exchanges ranks take part in.
+            "even_ranks": repr(given["even_ranks"]),
+            "exchange": given["exchange"],
+        }
 
     def device(self, local_rank: int) -> torch.device:
         """Return where batches go."""

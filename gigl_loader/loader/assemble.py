@@ -1,9 +1,11 @@
 """The parts of a loader, made of what the user gave it; see `gigl_loader.loader.args`."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from gigl_loader.dataset.held import check_held
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import DatasetSchema, EdgeType, is_label_edge_type
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, explained_limits
+from gigl_loader.loader import live
 from gigl_loader.loader.args import LoaderArgs
 from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.loader.in_process import InProcessSource, check_in_process
@@ -29,8 +32,11 @@ from gigl_loader.loader.world import agree_on_seed
 from gigl_loader.memory.tensors import bytes_of
 from gigl_loader.options import CustomSamplerOptions
 from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
+from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.sampled_input import check_seed_times
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PREFETCH = 4
 """Batches under way per storage server."""
@@ -59,7 +65,8 @@ def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
     try:
         yield
     except GiglLoaderError as error:
-        gather_inputs(runtime, None, error)
+        next(_exchanges)
+        tell_ranks_of_input(runtime, Told(why=str(error)))
         raise
 
 
@@ -87,13 +94,17 @@ def colocated_parts(
     with told_to_others(runtime):
         data, whole, config = _check_colocated(dataset, args, make_input)
         args = with_sampler(args, default_sampler, data.schema, whole.input_type)
+        epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
     given = args.given  # with the sampler that was chosen
-    weighted = weighted_types(data) if args.with_weight else None
-    position = (data.num_partitions, data.partition_idx)
-    # The one exchange that follows the checks: `gather_inputs` above takes its place on a rank that
-    # gave up, so that each rank calls it once, whatever it found.
-    sampler_input = share_input(whole, runtime, weighted, position, given["shard"])
-    epoch_options, device = args.epoch_options(), args.device(runtime.local_rank)
+    same = args.same_on_all_ranks(config, epoch_options)
+    told = Told(
+        weighted=weighted_types(data) if args.with_weight else None,
+        partition=(data.num_partitions, data.partition_idx),
+        options={**same, "input_type": repr(whole.input_type)},
+    )
+    # The one exchange that follows the checks: `told_to_others` takes part in it on a rank that
+    # gave up, so that each rank does once, whatever it found.
+    sampler_input = share_input(whole, runtime, told)
     # Before the producer exists, whose plan has the seed in every draw.
     if given["shard"] == "world":
         epoch_options = agree_on_seed(epoch_options, given["seed"], runtime.world_size)
@@ -118,7 +129,8 @@ def colocated_parts(
         node_world_size=runtime.node_world_size,
         master_ip_address=runtime.master_ip_address,
         device=device,
-        num_cpu_threads=given["num_cpu_threads"],
+        # None means 2 to GiGL's method, and to a loader: leave the user's number as it is.
+        num_cpu_threads=given["num_cpu_threads"] or torch.get_num_threads(),
     )
     worker_options = BaseDistLoader.create_colocated_worker_options(
         dataset_num_partitions=data.num_partitions,
@@ -171,6 +183,11 @@ def _check_colocated(
     data = DistDataset.wrap(dataset).weighted_by(given["weight_attr"])
     if args.in_process:
         check_in_process(data, given["exchange"])
+    if args.cache is not None and data.num_partitions == 1:
+        logger.warning(
+            "remote_cache=%r keeps nothing: the dataset is one partition, all its rows are here",
+            given["remote_cache"],
+        )
     check_weights(data, args.with_weight)
     if args.expansion.time_attr is not None:
         data.view_by_time(args.expansion.time_attr)
@@ -289,93 +306,113 @@ def common_parts(args: LoaderArgs) -> dict[str, Any]:
     }
 
 
-def share_input(
-    sampler_input: Any,
-    runtime: DistributedRuntimeInfo,
-    weighted: Weighted = None,
-    partition: tuple[int, int] = (1, 0),
-    shard: str = "machine",
-) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a rank tells the others before it starts anything."""
+
+    why: str | None = None
+    """Why it gives up; the others then do so too, instead of waiting for it."""
+    weighted: Weighted = None
+    """From `weighted_types`; None: weights are not asked for."""
+    partition: tuple[int, int] | None = None
+    """How many partitions there are, and which one it has."""
+    options: dict[str, str] = field(default_factory=lambda: {"shard": "machine"})
+    """What has to be the same on all ranks, by name; among it ``shard``."""
+    seeds: SeedsTold = field(default_factory=SeedsTold)
+
+
+def share_input(sampler_input: Any, runtime: DistributedRuntimeInfo, told: Told) -> Any:
     """Return this process's share of a machine's input; further columns are cut with the seeds.
 
     The processes of a machine that were given the same input share it. One that was given an input
     of its own, such as the nodes of a partition that no other process of the machine holds, keeps
-    it whole: cutting it would lose the rest. With ``shard="world"`` all ranks have the same input,
-    and each keeps it whole.
+    it whole: cutting it would lose the rest. With another ``shard`` than ``"machine"`` each keeps
+    its input whole.
+
+    Args:
+        sampler_input: What this process was given.
+        runtime: Where this process stands.
+        told: All that is told to the others, but of the seeds.
 
     Raises:
-        ConfigError: Ranks do not have weights for the same edge types (``weighted``), or no rank
-            has some partition (``partition``: how many there are, and this rank's).
+        ConfigError: What ranks were given does not fit together; the same on all of them.
         PeerError: Another rank gave up, or is gone.
     """
     # A user's `NodeSamplerInput` is GLT's class, which has no such attribute.
     extra = getattr(sampler_input, "extra", None) or {}
-    # 16 bytes for each rank, where the inputs themselves may have millions of seeds.
-    given = digest([sampler_input.node, *extra.values()])
-    others = gather_inputs(runtime, given, weighted=weighted, partition=partition, shard=shard)
-    if shard == "world":
+    number, shard = next(_exchanges), told.options["shard"]
+    if runtime.world_size == 1 or shard == "none":
+        seeds = SeedsTold()
+    elif shard == "world":
+        seeds = SeedsTold(digest=digest([sampler_input.node, *extra.values()]))
+    else:
+        seeds = SeedsTold.of(
+            sampler_input.node, extra, runtime.world_size,
+            digest=digest([sampler_input.node, *extra.values()]), opened=_opened(),
+        )  # fmt: skip
+    everyone = tell_ranks_of_input(runtime, replace(told, seeds=seeds))
+    if shard != "machine":
         return sampler_input
-    # Positions ascend, so all processes with this input count themselves in the same order: their
+    # Ranks of a machine are neighbours in rank order; `from_addresses` sees to that.
+    groups = [(rank // runtime.local_world_size, one.digest) for rank, one in enumerate(everyone)]
+    check_each_once(everyone, groups)
+    # Ranks ascend, so all processes with this input count themselves in the same order: their
     # blocks neither overlap nor leave a gap.
-    same = [position for position, other in others.items() if other == given]
-    rank, size = same.index(runtime.local_rank), len(same)
+    same = [rank for rank, group in enumerate(groups) if group == groups[runtime.rank]]
+    rank, size = same.index(runtime.rank), len(same)
     share = NodeSamplerInput(local_share(sampler_input.node, rank, size), sampler_input.input_type)
     share.extra = {name: local_share(column, rank, size) for name, column in extra.items()}
+    share.shared_as = (number, seeds.digest)
     return share
 
 
-def gather_inputs(
-    runtime: DistributedRuntimeInfo,
-    given: bytes | None,
-    error: Exception | None = None,
-    weighted: Weighted = None,
-    partition: tuple[int, int] | None = None,
-    shard: str = "machine",
-) -> dict[int, bytes]:
-    """Tell the other ranks this one's input, or why it has none; return those of this machine.
+_exchanges = count()
+"""Numbers this process's loaders as those of all ranks: each takes part in each exchange."""
 
-    Args:
-        runtime: Where this process stands.
-        given: A fingerprint of the input.
-        error: Why this rank gives up; the others then do so too, instead of waiting for it.
-        weighted: From `weighted_types`; None: weights are not asked for.
-        partition: How many partitions there are, and which one this rank has.
-        shard: How seeds are split over ranks.
+
+def _opened() -> dict[int, bytes]:
+    """Return the digests of what the open loaders of this process share with other ranks."""
+    return dict(
+        one.shared_as for one in live.inputs() if getattr(one, "shared_as", (0, b""))[1]
+    )  # fmt: skip
+
+
+def tell_ranks_of_input(runtime: DistributedRuntimeInfo, told: Told) -> list[SeedsTold]:
+    """Tell the other ranks this one's input, or why it has none; return all of them, by rank.
 
     Raises:
         ConfigError: Ranks do not have weights for the same edge types, or no rank has some
-            partition.
+            partition, or options or (``shard="world"``) inputs differ.
         PeerError: Another rank gave up, or is gone.
     """
-    told = (given or b"", None if error is None else str(error), weighted, partition, shard)
-    everyone = gather_from_ranks(told, runtime.world_size, _Told)
+    everyone = gather_from_ranks(told, runtime.world_size, Told)
     # A rank's own error is the one to raise there; it says more than that of another rank.
-    for rank, (_, why, *_) in enumerate(everyone):
-        if error is None and why is not None:
-            raise PeerError(f"rank {rank} could not build its loader: {why}")
+    for rank, one in enumerate(everyone):
+        if told.why is None and one.why is not None:
+            raise PeerError(f"rank {rank} could not build its loader: {one.why}")
+    if told.why is not None:
+        return []
     # From here on all ranks look at the same list, so they raise alike and none is left waiting.
-    if partition is not None:
-        _check_all_held(partition, [theirs for _, _, _, theirs, _ in everyone])
-    _check_same_weights([types for _, _, types, _, _ in everyone])
-    if error is None:
-        check_same_options([{"shard": one} for *_, one in everyone], "a loader")
-        if shard == "world":
-            same = [{"input": one[0].hex()} for one in everyone]
-            check_same_options(same, _SAME_INPUT)
-    # Ranks of a machine are neighbours in rank order; `from_addresses` sees to that.
-    first = runtime.node_rank * runtime.local_world_size
-    return {position: everyone[first + position][0] for position in range(runtime.local_world_size)}
+    _check_all_held([one.partition for one in everyone])
+    _check_same_weights([one.weighted for one in everyone])
+    check_same_options([one.options for one in everyone], "a loader")
+    if told.options["shard"] == "world":
+        check_same_seeds([one.seeds for one in everyone])
+    return [one.seeds for one in everyone]
 
 
-def _check_all_held(own: tuple[int, int], everyone: list[tuple[int, int] | None]) -> None:
+def _check_all_held(everyone: list[tuple[int, int] | None]) -> None:
     """Check that ranks have partitions of one graph, and all of them."""
     counts = {rank: theirs[0] for rank, theirs in enumerate(everyone) if theirs is not None}
+    if not counts:
+        return
     if len(set(counts.values())) > 1:
         raise ConfigError(
             f"the ranks loaded graphs of different numbers of partitions: {counts} by rank; load "
             "the same directory on all of them"
         )
-    check_held(own[0], [theirs[1] for theirs in everyone if theirs is not None], who="process")
+    held = [theirs[1] for theirs in everyone if theirs is not None]
+    check_held(next(iter(counts.values())), held, who="process")
 
 
 def digest(tensors: list[torch.Tensor]) -> bytes:
@@ -386,16 +423,6 @@ def digest(tensors: list[torch.Tensor]) -> bytes:
         found.update(str(tuple(tensor.shape)).encode())
         found.update(bytes_of(tensor.contiguous()))
     return found.digest()
-
-
-_Told = tuple[bytes, str | None, Weighted, tuple[int, int] | None, str]
-"""Fingerprint of a rank's input, why it gives up, which of its edge types have weights, how many
-partitions there are and which it has, and how it shards."""
-
-_SAME_INPUT = (
-    'shard="world" splits batches over all ranks, so give each of them the seeds of the whole job '
-    "(the default is those of one partition): it"
-)
 
 
 def weighted_types(data: DistDataset) -> dict[EdgeType, bool]:

@@ -35,15 +35,23 @@ from gigl_loader.loader.parts import LoaderParts
 from gigl_loader.loader.runtime import DistributedRuntimeInfo
 from gigl_loader.loader.world import WorldShare, check_same_start, check_shard, even_steps
 from gigl_loader.message import IS_HETERO, SampleMessage, stays_on_host
-from gigl_loader.options import EpochOptions, SamplerOptions, sampler_text
+from gigl_loader.options import EpochOptions, SamplerOptions, options_of_batches
 from gigl_loader.ranks import check_same_options, gather_from_ranks
 from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.sampler.plan import DRAW_VERSION
+from gigl_loader.seeds import SeedsTold, check_same_seeds
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.rendezvous import meet_ranks
 from gigl_loader.workers.sampled_input import seed_or_drawn
 
 logger = logging.getLogger(__name__)
+
+
+class _NotTorchsError(UsageError, AttributeError):
+    """A loader was asked for what torch's ``DataLoader`` alone has; `hasattr` finds that it lacks.
+
+    Frameworks ask so before they use it.
+    """
 
 
 class BaseDistLoader(LoaderParts, DistLoader):
@@ -75,8 +83,10 @@ class BaseDistLoader(LoaderParts, DistLoader):
             batches of the last step, where they are not enough for all ranks, are left out, or
             made enough by the first ones of the epoch.
         device_prefetch: Batches copied ahead to a CUDA device.
-        shard: ``"machine"``: this rank takes all batches of its input. ``"world"``: all ranks have
-            the same input, and rank ``r`` of ``W`` takes its batches ``r``, ``r + W``...
+        shard: ``"machine"``: this rank takes all batches of its input, whose seeds no other rank
+            has (a graph store checks it). ``"none"``: the same, and others may have them too.
+            ``"world"``: all ranks have the same input, and rank ``r`` of ``W`` takes its batches
+            ``r``, ``r + W``...
         transform: Called with each batch; what it returns is yielded in its place.
         transform_sampler_output: Called with PyG's ``SamplerOutput`` of each batch.
 
@@ -85,6 +95,9 @@ class BaseDistLoader(LoaderParts, DistLoader):
         WrongTypeError: Parts of the two deployments are mixed. Nothing was started.
         UsageError: GLT's context is not of the right role.
     """
+
+    _is_forked = False
+    """Whether this is the copy of a loader in a process that was forked off: its parent has it."""
 
     def __init__(
         self,
@@ -164,7 +177,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
     ) -> None:  # fmt: skip
         # the attributes that GLT's DistLoader.__init__ sets, under GLT's names
         self.data = None if is_remote else dataset
-        self.dataset = dataset
+        self._given_dataset = dataset
         self.input_data = sampler_input
         self.sampling_config = sampling_config
         for name in (
@@ -233,7 +246,7 @@ class BaseDistLoader(LoaderParts, DistLoader):
         # Ranks are compared by the source itself, in `create`.
         check_shard(self._shard, in_order=self._epoch_options.in_order)
         source = RemoteSource(
-            self.dataset, self.input_data, self.sampling_config, self.worker_options,
+            self._given_dataset, self.input_data, self.sampling_config, self.worker_options,
             self._sampler_options, self._epoch_options, pin_memory=self.to_device.type == "cuda",
             shard=self._shard,
         )  # fmt: skip
@@ -251,11 +264,14 @@ class BaseDistLoader(LoaderParts, DistLoader):
         if self._shard == "world" and self._runtime.world_size > 1:
             # Everything that decides what is in a batch: two ranks that differ would take batches
             # of two different sequences for one, some seeds twice and others never.
-            told = {"input": self._seeds_digest, **options.of_batches()}
-            told["sampler_options"] = sampler_text(self._sampler_options)
-            told["sampling_config"] = repr(self.sampling_config)
-            everyone = gather_from_ranks(told, self._runtime.world_size, dict[str, str])
-            check_same_options(everyone, 'shard="world"')
+            of_batches = options_of_batches(self.sampling_config, self._sampler_options, options)
+            # Of this seed, which may have been drawn, all ranks' batches are made.
+            same = {**of_batches, "seed": str(options.seed)}
+            seeds = SeedsTold(digest=self._seeds_digest.encode())
+            kind = tuple[dict[str, str], SeedsTold]
+            everyone = gather_from_ranks((same, seeds), self._runtime.world_size, kind)
+            check_same_options([one for one, _ in everyone], 'shard="world"')
+            check_same_seeds([one for _, one in everyone])
 
     def _agree_on_steps(self) -> int:
         own = int(self._num_expected)
@@ -432,6 +448,29 @@ class BaseDistLoader(LoaderParts, DistLoader):
 
     # -- batches --------------------------------------------------------------------------------
 
+    @property
+    def dataset(self) -> range:
+        """The positions of this loader's seeds, as in PyG: ``len(loader.dataset)`` counts them."""
+        return range(self._input_len)
+
+    @property
+    def sampler(self) -> Any:
+        """Raise: a loader has no sampler of torch's, as accelerate's `skip_first_batches` wants."""
+        raise _NotTorchsError(
+            f"a {type(self).__name__} has no sampler of torch's: it numbers its batches by itself. "
+            "To go on within an epoch, as skip_first_batches does, keep loader.state_dict() and "
+            "give it to load_state_dict(); ranks share seeds by shard="
+        )
+
+    batch_sampler = sampler
+
+    def __getitem__(self, index: Any) -> Any:
+        raise UsageError(
+            f"a {type(self).__name__} is a loader, and no dataset of torch's DataLoader: iterate "
+            "over it as it is, it has workers of its own (num_workers=); loader(index) is the "
+            "batch of the seeds at some positions"
+        )
+
     def __call__(self, index: Positions) -> Data | HeteroData:
         """Return the batch of the seeds at ``index``; see `collate`."""
         return self.collate(index)
@@ -459,6 +498,14 @@ class BaseDistLoader(LoaderParts, DistLoader):
         if self._engine is not None:
             message = self._copied(message)
         return self._collate_fn(message)
+
+    def collate_fn(self, index: Positions) -> Data | HeteroData:
+        """Do what `collate` does, under the name by which PyG's ``ZipLoader`` asks for it."""
+        return self.collate(index)
+
+    def filter_fn(self, batch: Data | HeteroData) -> Data | HeteroData:
+        """Return the batch as it is: PyG's ``ZipLoader`` lets its rows be gathered here."""
+        return batch
 
     def _copied(self, msg: SampleMessage) -> SampleMessage:
         """Return a message of the host on the device, but for what is read on the host."""
@@ -491,6 +538,12 @@ class BaseDistLoader(LoaderParts, DistLoader):
     # -- end ------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
+        if self._is_forked:
+            raise UsageError(
+                f"this {type(self).__name__} was built in another process, of which this one is a "
+                "fork, as torch's DataLoader(..., num_workers=1) makes them: iterate over the "
+                "loader in the process that built it, it has workers of its own; or build one here"
+            )
         if self._shutdowned:
             raise UsageError(f"this {type(self).__name__} was shut down: build a new one")
 
@@ -535,6 +588,9 @@ class BaseDistLoader(LoaderParts, DistLoader):
             ResourceWarning,
             stacklevel=2,
         )
+        # Python hides that warning by default, and a loader that nobody shut down leaves the other
+        # ranks without answers.
+        logger.warning("%s was dropped without shutdown(): use `with`", type(self).__name__)
         # Python would only print it; and no lingering, as whichever thread drops a loader has to go
         # on.
         with contextlib.suppress(Exception):

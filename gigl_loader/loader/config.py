@@ -51,8 +51,10 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
     missing = [name for name in walked if name not in num_neighbors]
     if unknown or missing:
         raise ConfigError(
-            "num_neighbors must name exactly the message-passing edge types: "
-            f"not among them (label edge types never are): {unknown}; missing: {missing}"
+            "num_neighbors must name exactly the message-passing edge types"
+            + "".join(_unknown_type(name, walked) for name in unknown)
+            + (f"; it lacks {missing}" if missing else "")
+            + "; a list in place of the dict is for all of them"
         )
     for name, hops in num_neighbors.items():
         _check_hops(hops, f"num_neighbors[{name}]")
@@ -63,6 +65,17 @@ def patch_fanout(num_neighbors: NumNeighbors, schema: DatasetSchema) -> NumNeigh
         )
     # Plain tuples: a user's NamedTuple would have to be imported where workers read the plan.
     return {plain_edge_type(name): list(hops) for name, hops in num_neighbors.items()}
+
+
+def _unknown_type(name: Any, walked: list[EdgeType]) -> str:
+    """Return what is to be said of a name that is no edge type to walk."""
+    if not isinstance(name, tuple) or len(name) != 3:
+        return f"; {name!r} is no edge type (source, relation, destination)"
+    if is_label_edge_type(name):
+        return f"; {name} has labels, which are never walked"
+    ends = {name[0], name[2]}
+    near = [one for one in walked if one[1] == name[1] or {one[0], one[2]} == ends]
+    return f"; {name} is none of them" + (f", did you mean {near[0]}?" if near else "")
 
 
 def _values_of(given: PyGNumNeighbors, schema: DatasetSchema) -> Any:

@@ -124,10 +124,15 @@ def read_edges(
         wrong = (found[row] < 0) | (found[row] >= num_nodes[end])
         if bool(wrong.any()):
             position = int(wrong.nonzero()[0])
-            raise ConfigError(
+            source, _, target = edge_type
+            text = (
                 f"edge_label_index[{row}, {position}] = {int(found[row, position])} is no node id: "
-                f"ids are in [0, {num_nodes[end]})"
+                f"ids of {end!r} are in [0, {num_nodes[end]})"
             )
+            turned = torch.tensor([[num_nodes[target]], [num_nodes[source]]])
+            if bool(((found >= 0) & (found < turned)).all()):
+                text += f"; are its rows swapped? {source!r} is row 0 and {target!r} row 1"
+            raise ConfigError(text)
     # Labels go with the seeds, wherever a split of the graph left them.
     labels = None if label is None else _as_tensor(label, "edge_label").cpu()
     if labels is not None and (labels.dim() == 0 or labels.size(0) != found.size(1)):

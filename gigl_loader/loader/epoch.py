@@ -11,6 +11,7 @@ from torch import Tensor
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.world import WorldShare
 from gigl_loader.message import Received
+from gigl_loader.sizes import size_in_words
 from gigl_loader.workers.counts import BatchCounts
 
 _STATE_VERSION = 1
@@ -271,7 +272,7 @@ class LoaderStats(BatchCounts):
             return f"network-bound: {where}; lower num_neighbors, or use a faster network"
         size = min(_CACHE_TO_SUGGEST, remote_bytes)
         return (
-            f"network-bound: {where}; a cache of {_in_words(size)} would hold "
+            f"network-bound: {where}; a cache of {size_in_words(size)} would hold "
             f"{size / remote_bytes:.0%} of them: give the loader remote_cache"
         )
 
@@ -284,15 +285,7 @@ _MUCH_NETWORK = 0.5
 # a link that is used to 60% is full in its bursts.
 _MUCH_OF_LINK = 0.6
 # Bytes: what a training machine can mostly spare.
-_CACHE_TO_SUGGEST = 2 * 2**30
-
-
-def _in_words(nbytes: int) -> str:
-    for name, unit in (("GB", 2**30), ("MB", 2**20)):
-        # From 1000 MB on in GB: three digits of 1010 MB are 1.01e+03, which no option can read.
-        if nbytes >= 1000 * unit / 1024:
-            return f"{nbytes / unit:.3g} {name}"
-    return f"{nbytes} bytes"
+_CACHE_TO_SUGGEST = 2 * 10**9
 
 
 _NO_BATCH = "no batch was handed out yet: nothing to tell"

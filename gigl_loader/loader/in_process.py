@@ -48,6 +48,7 @@ from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptio
 from gigl_loader.sampler.later import Later, LaterRows
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
+from gigl_loader.threads import new_thread
 from gigl_loader.workers.sampled_input import epoch_order, make_plan, view_of
 from gigl_loader.workers.schedule import num_batches
 
@@ -191,9 +192,9 @@ class InProcessSource:
         self._threads = [
             # Daemons: the interpreter does not wait at its end for lanes whose other ranks are
             # gone.
-            threading.Thread(
+            new_thread(
                 target=self._run, args=(begun, lane),
-                name=f"gigl_loader samples epoch {epoch}, lane {lane}", daemon=True,
+                name=f"gigl_loader samples epoch {epoch}, lane {lane}", on_death=begun.fail,
             )
             for lane in range(len(self._peers))
         ]  # fmt: skip

@@ -11,7 +11,7 @@ from torch.profiler import record_function
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.device.prefetch import NOT_READY, CopyAhead, CopyEngine, NotReady
-from gigl_loader.errors import UsageError
+from gigl_loader.errors import NoEarlyEnd, UsageError
 from gigl_loader.loader.epoch import BatchSource, EpochProgress, LoaderStats
 from gigl_loader.message import Received, SampleMessage
 
@@ -62,8 +62,13 @@ class EpochIterator:
     def __next__(self) -> Data | HeteroData:
         if self._ended is not None:
             raise UsageError(f"this iterator is over: {self._ended}")
-        if self._progress.finished:
+        with NoEarlyEnd("getting a batch"):
+            batch = None if self._progress.finished else self._next_batch()
+        if batch is None:
             raise StopIteration
+        return batch
+
+    def _next_batch(self) -> Data | HeteroData | None:
         started = time.perf_counter()
         try:
             with record_function("gigl_loader.wait"):
@@ -75,7 +80,7 @@ class EpochIterator:
             raise
         if received is None:
             self._progress.finished = True
-            raise StopIteration
+            return None
         waited = time.perf_counter()
         ticket, message, stats = received
         with record_function("gigl_loader.collate"):
@@ -145,9 +150,10 @@ class EpochIterator:
 
 def _pull(source: BatchSource, wait: bool) -> dict[str, Any] | NotReady:
     """Return the next message with its ticket, for `CopyAhead`."""
-    if not wait and not source.ready():
-        return NOT_READY
-    received = source.next()
+    with NoEarlyEnd("getting a batch"):
+        if not wait and not source.ready():
+            return NOT_READY
+        received = source.next()
     if received is None:
         raise StopIteration
     return {**received.message, "ticket": replace(received, message={})}

@@ -6,18 +6,18 @@ there (PEP 692), and `with_keywords` puts it into signature and docstring of eac
 """
 
 import ast
-import difflib
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from functools import wraps
 from itertools import pairwise
 from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
 
 import torch
 
-from gigl_loader.errors import WrongTypeError
+from gigl_loader.loader.foreign import understood
 from gigl_loader.loader.runtime import DistributedContext
 from gigl_loader.options import (
     DEFAULT_MAX_RESTARTS,
@@ -67,10 +67,14 @@ class LoaderKeywords(ExpansionKeywords, total=False):
     group has a backend for that; no sampling process, no port. ``timeout`` is then also how long a
     rank may compute between batches."""
     shard: Annotated[str, "machine"]
-    """How batches are split over ranks. ``"machine"``: by seeds, as the input says. ``"world"``:
-    all ranks are given the seeds of the whole job, whose batches are numbered over all ranks; rank
-    ``r`` of ``W`` takes ``r``, ``r + W``... A state then counts what the job has taken, and goes on
-    with any number of ranks."""
+    """How seeds are split over ranks. ``"machine"``: the ranks of a machine that are given the same
+    seeds, in the same order, share them; those that are given others use theirs alone. Seeds that
+    would come twice, as where two machines are given the same, are an error. ``"world"``: all ranks
+    are given the seeds of the whole job, whose batches are numbered over all ranks; rank ``r`` of
+    ``W`` takes ``r``, ``r + W``... A state then counts what the job has taken, and goes on with any
+    number of ranks. ``"none"``: each rank uses all the seeds that it is given, whoever has them
+    too. All else that decides batches (``batch_size``, fanouts, ``seed``...) is the same on all
+    ranks."""
     feature_store: Annotated[FeatureStoreOptions | None, None]
     """A PyG ``FeatureStore`` of one's own, for features that the dataset has not."""
     remote_cache: Annotated[int | str | None, None]
@@ -166,23 +170,9 @@ KEYWORDS = _parameters()
 _MEANINGS = _meanings(ExpansionOptions) | _meanings(LoaderKeywords)
 
 
-def completed(loader: type, given: AllKeywords) -> AllKeywords:
-    """Return the keywords of a loader, those that were not given with their defaults.
-
-    Raises:
-        WrongTypeError: There is no such keyword; names the most similar one.
-    """
-    for name in given:
-        if name not in KEYWORDS:
-            # The loader's own ones, too: a typo is most often one of a name that its signature
-            # spells out.
-            known = {*KEYWORDS, *inspect.signature(loader).parameters}
-            similar = difflib.get_close_matches(name, known, n=1)
-            raise WrongTypeError(
-                f"{loader.__name__}.__init__() got an unexpected keyword argument {name!r}"
-                + "".join(f"; did you mean {one!r}?" for one in similar)
-            )
-    # mypy takes no dict whose keys it does not see for a TypedDict; the loop above has checked
+def completed(given: AllKeywords) -> AllKeywords:
+    """Return the keywords of a loader, those that were not given with their defaults."""
+    # mypy takes no dict whose keys it does not see for a TypedDict; `with_keywords` has checked
     # them.
     values: Any = {name: one.default for name, one in KEYWORDS.items()} | {**given}
     found: AllKeywords = values
@@ -199,8 +189,8 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
     """
 
     def decorate(loader: L) -> L:
-        init: Any = loader.__init__  # type: ignore[misc]
-        signature = inspect.signature(init)
+        own: Any = loader.__init__  # type: ignore[misc]
+        signature = inspect.signature(own)
         *named, rest = signature.parameters.values()
         (taken,) = get_args(rest.annotation)
         names = get_type_hints(taken)
@@ -209,8 +199,18 @@ def with_keywords(*, like: type | None = None, **other: object) -> Callable[[L],
             for name, one in KEYWORDS.items()
             if name in names
         ]
+        known = {*KEYWORDS, *(one.name for one in (*named, *added))}
+
+        # Around `__init__`: a keyword of PyG's may stand in for an argument without a default.
+        @wraps(own)
+        def init(self: Any, *args: Any, **given: Any) -> None:
+            own(self, *args, **understood(type(self).__name__, given, known))
+
         # What `inspect`, IDEs and Sphinx show; the call itself still takes `**keywords`.
-        init.__signature__ = signature.replace(parameters=[*named, *added])
+        init.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*named, *added]
+        )
+        loader.__init__ = init  # type: ignore[misc]
         if loader.__doc__ is not None:  # python -OO has none
             of_like = {} if like is None else _split(like.__doc__ or "")[1]
             shown = [one.name for one in (*named, *added)]

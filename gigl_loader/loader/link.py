@@ -121,7 +121,7 @@ class DistABLPLoader(BaseDistLoader):
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.of(
-            type(self), num_neighbors, num_workers=num_workers, batch_size=batch_size,
+            num_neighbors, num_workers=num_workers, batch_size=batch_size,
             context=context, local_process_rank=local_process_rank,
             local_process_world_size=local_process_world_size,
             pin_memory_device=pin_memory_device, worker_concurrency=worker_concurrency,

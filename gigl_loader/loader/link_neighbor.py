@@ -49,6 +49,8 @@ from gigl_loader.loader.time_input import (
 from gigl_loader.message import IS_HETERO, SampleMessage
 from gigl_loader.options import SamplerOptions
 from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.sampler.negatives import BINARY
+from gigl_loader.sampler.plan import STRICT_PAIRS_VERSION
 
 _TIMES = "edge_label_time"
 _SAMPLER = "gigl_loader.sampler.edges.edge_sampler"
@@ -80,7 +82,8 @@ class DistLinkNeighborLoader(BaseDistLoader):
         neg_sampling_ratio: PyG's older way to say ``NegativeSampling("binary", ratio)``.
         batch_size: Seed edges per batch.
         sampler_options: Another sampler, one with ``EdgeRoots``, or again the fanout.
-        strict: No negative is an edge of the graph; asks the owner of each.
+        strict: No negative is an edge of the graph; asks the owner of each. A node may be a
+            negative of itself, as in PyG.
         edge_label_time: The time of each seed edge, ``[num_edges]`` numbers (by server where the
             edges are): needed with ``time_attr``. Negatives are not later either.
         **keywords: Those of `gigl_loader.loader.keywords.LoaderKeywords`. Where trees are
@@ -124,7 +127,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.of(
-            type(self), num_neighbors, num_workers=num_workers, batch_size=batch_size,
+            num_neighbors, num_workers=num_workers, batch_size=batch_size,
             context=context, local_process_rank=local_process_rank,
             local_process_world_size=local_process_world_size,
             pin_memory_device=pin_memory_device, worker_concurrency=worker_concurrency,
@@ -141,6 +144,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
                 "'edge_label_time' is not set: time_attr needs the time of each seed edge"
             )
         self._negatives = negative_sampling(neg_sampling, neg_sampling_ratio, edge_label)
+        self._strict = strict
         runtime = runtime_or_alone(context, local_process_rank, local_process_world_size)
         try:
             if is_remote(dataset):
@@ -181,6 +185,11 @@ class DistLinkNeighborLoader(BaseDistLoader):
         elif strict:
             raise ConfigError("strict=True is about negatives: give neg_sampling as well")
         return _SAMPLER, keywords
+
+    def _identity(self) -> dict[str, Any]:
+        pairs = self._negatives is not None and self._negatives.mode.value == BINARY
+        version = {"draw_version": STRICT_PAIRS_VERSION} if self._strict and pairs else {}
+        return {**super()._identity(), **version}
 
     def _shifted(self, parts: list[SeedEdges]) -> list[SeedEdges]:
         labels = shifted([edges.label for edges in parts], self._negatives)

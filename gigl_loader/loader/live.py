@@ -4,13 +4,15 @@ import atexit
 import contextlib
 import os
 import weakref
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 
 class Closable(Protocol):
     """Entry of a loader in the table of live loaders."""
 
     _shutdowned: bool
+    _is_forked: bool
 
     def shutdown(self, linger_s: float | None = None) -> None:
         """Stop its workers."""
@@ -31,12 +33,18 @@ def discard(loader: Closable) -> None:
     _loaders.discard(loader)
 
 
+def inputs() -> Iterator[Any]:
+    """Yield what the open loaders sample: an input, or those of all storage servers."""
+    for loader in list(_loaders):
+        yield getattr(loader, "input_data", None)
+
+
 def _disown() -> None:
     """Count all loaders as shut down: a forked child owns none of its parent's workers."""
     for loader in list(_loaders):
         # Without a call of `shutdown`: the child has copies of the parent's pipes and sockets, and
         # saying good-bye there would end the parent's workers.
-        loader._shutdowned = True
+        loader._shutdowned = loader._is_forked = True
 
 
 # At exit and not by finalisers: when these run, modules may be gone already.

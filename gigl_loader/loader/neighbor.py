@@ -67,12 +67,14 @@ class DistNeighborLoader(BaseDistLoader):
         pin_memory_device: Where batches go. None: this process's CUDA device, or the CPU.
         worker_concurrency: Batches that a worker has under way; with ``exchange="collective"``,
             this process.
-        channel_size: Most shared memory of the batches under way: bytes, or a text as ``"4GB"``.
+        channel_size: Most shared memory of the batches under way: bytes, or a text as ``"4GB"``
+            (10^9) or ``"4GiB"`` (2^30).
         prefetch_size: Graph store only: batches under way per server (default 4).
         process_start_gap_seconds: None: a local rank starts its workers when the local rank before
             it is ready, so that memory peaks do not add up. A number: local rank ``i`` starts them
             ``i`` times this many seconds later.
-        num_cpu_threads: Threads of torch operations of this process, on a CPU device (default 2).
+        num_cpu_threads: Threads of torch operations of this process, on a CPU device. None: they
+            are left as they are.
         shuffle: Shuffle the seeds every epoch.
         drop_last: Leave an incomplete last batch out.
         with_weight: Draw neighbours by edge weight.
@@ -118,7 +120,7 @@ class DistNeighborLoader(BaseDistLoader):
     ) -> None:
         self._shutdowned = True  # until there is something to shut down
         args = LoaderArgs.of(
-            type(self), num_neighbors, num_workers=num_workers, batch_size=batch_size,
+            num_neighbors, num_workers=num_workers, batch_size=batch_size,
             context=context, local_process_rank=local_process_rank,
             local_process_world_size=local_process_world_size,
             pin_memory_device=pin_memory_device, worker_concurrency=worker_concurrency,

@@ -17,8 +17,8 @@ from gigl_loader.loader import config
 from gigl_loader.loader import runtime as runtime_module
 from gigl_loader.loader.runtime import DistributedContext, DistributedRuntimeInfo
 from gigl_loader.memory.channel import ShmChannel
-from gigl_loader.options import parse_size
 from gigl_loader.remote.dataset import RemoteDistDataset
+from gigl_loader.sizes import parse_size
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class LoaderParts:
         """Return a channel of ``channel_capacity`` messages and ``channel_size`` bytes."""
         return ShmChannel(
             worker_options.channel_capacity,
-            parse_size(worker_options.channel_size),
+            parse_size(worker_options.channel_size, "channel_size"),
             # Slots are pinned once, when they are made, and used again: pinning takes longer than a
             # copy.
             register=_pin_if_possible if worker_options.pin_memory else None,
@@ -145,7 +145,7 @@ class LoaderParts:
         Raises:
             ConfigError: A count is not positive, or ``worker_concurrency`` above 32.
         """
-        parse_size(channel_size)
+        parse_size(channel_size, "channel_size")
         return config.colocated_worker_options(
             dataset_num_partitions=dataset_num_partitions,
             num_workers=num_workers,
@@ -174,7 +174,7 @@ class LoaderParts:
         from gigl_loader.remote.client import worker_options
 
         config.check_workers(num_workers, worker_concurrency)
-        parse_size(channel_size)
+        parse_size(channel_size, "channel_size")
         config.positive("prefetch_size", prefetch_size)
         return worker_options(
             dataset=dataset,

@@ -1,6 +1,5 @@
 """Ranks and addresses of this process and the others of its job."""
 
-import contextlib
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from gigl_loader._gloo import interface_towards
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.ranks import gather_from_ranks, tell_ranks
-from gigl_loader.transport import address_towards, free_port
+from gigl_loader.transport import free_port, own_address
 
 _CONTEXT_PORT = 29_591
 """Port of the process group that is started for a `DistributedContext`, on its main worker."""
@@ -160,21 +159,6 @@ def _from_context(
         master_ip_address=context.main_worker_ip_address,
         should_cleanup_distributed_context=started,
     )
-
-
-def own_address() -> str:
-    """Return this machine's address as the other machines of the job see it.
-
-    It is the address of the interface that leads to ``MASTER_ADDR``. Where that name stands for a
-    loopback address in this machine's own hosts file only, the interface of the default route.
-    """
-    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    address = address_towards(master)
-    # Debian writes the own name as 127.0.1.1: each machine would be 127.0.1.1, and all of them one.
-    if address.startswith("127.") and master != "localhost" and not master.startswith("127."):
-        with contextlib.suppress(ConfigError):  # no default route: one machine, most likely
-            address = address_towards("192.0.2.1")  # a documentation address; nothing is sent
-    return address
 
 
 def agree_on_port(runtime: DistributedRuntimeInfo) -> int:

@@ -52,9 +52,17 @@ def supervision_types(schema: DatasetSchema, given: Any) -> list[EdgeType]:
                 f"without the suffix: {labeled}"
             )
         if tuple(edge_type) not in labeled:
+            src, relation, dst = edge_type
+            hint = ""
+            if (dst, relation, src) in labeled and schema.edge_dir == "in":
+                hint = (
+                    ". Label edges among the edges (partitioned_edge_index) are stored as all "
+                    f'edges are, so with edge_dir="in" they end at their anchors: if {src!r} are '
+                    "the anchors, turn them, or give them as partitioned_positive_labels"
+                )
             raise ConfigError(
                 f"supervision_edge_type {edge_type} has no positive label edges in the dataset; "
-                f"these have: {labeled}"
+                f"these have: {labeled}{hint}"
             )
     if len(set(chosen)) < len(chosen):
         raise ConfigError(f"supervision_edge_type names a type twice: {chosen}")

@@ -18,10 +18,9 @@ import torch.distributed as dist
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import decide_with_ranks, gather_from_ranks
+from gigl_loader.seeds import SHARDS
 
 logger = logging.getLogger(__name__)
-
-SHARDS = ("machine", "world")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,7 @@ def even_steps(own: int, even_ranks: str | None, world_size: int) -> int:
 def check_shard(shard: str, *, in_order: bool) -> None:
     """Raise `ConfigError` where a loader cannot split its seeds that way."""
     if shard not in SHARDS:
-        raise ConfigError(f'shard must be "machine" or "world", got {shard!r}')
+        raise ConfigError(f'shard must be "machine", "world" or "none", got {shard!r}')
     if shard == "world" and not in_order:
         raise ConfigError(
             'shard="world" with in_order=False: one number says which batches the job has taken, '

@@ -316,7 +316,9 @@ def _serve(pipe: Connection, number: int, ports: _Ports) -> None:
 
     for root, where in ports.items():
         dataset = DistDataset.load(root, number, verify="off")
-        with init_storage_process(number, _info(where), dataset, host="127.0.0.1") as process:
+        with init_storage_process(
+            number, _info(where), dataset, num_jobs=1, host="127.0.0.1"
+        ) as process:
             process.wait()
 
 

@@ -4,37 +4,29 @@ import re
 from argparse import ArgumentTypeError
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.options import parse_size
+from gigl_loader.sizes import NUMBER, number_in, parse_size
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-# At most two digits of an exponent: 1e999 would be infinite. Commas and underscores, as people
-# paste.
-_NUMBER = r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)\s*"
 # In 10**9: without a letter a number is in those, as --help has it, but for nodes and edges.
 _GIGABITS = {"k": 1e-6, "m": 1e-3, "": 1.0, "g": 1.0, "t": 1e3}
-_GIGABYTES = {"": 1.0, "m": 1e-3, "g": 1.0, "t": 1e3}
-
-
-def _number(text: str) -> float:
-    return float(text.replace(",", "").replace("_", ""))
 
 
 def count(text: str) -> float:
     """Return a number of nodes or edges, as in ``111M``, ``1.6B``, ``1e9`` or ``111,000,000``."""
-    found = re.fullmatch(rf"{_NUMBER}([kmbgt]?)\s*", text.lower())
-    if found is None or _number(found[1]) == 0:
+    found = re.fullmatch(rf"{NUMBER}([kmbgt]?)\s*", text.lower())
+    if found is None or number_in(found[1]) == 0:
         raise ArgumentTypeError(f"a number is above 0, as in 111M, 1.6B, 1e9 or 5000, got {text!r}")
-    return round(_number(found[1]) * _COUNTS[found[2]])
+    return round(number_in(found[1]) * _COUNTS[found[2]])
 
 
 def gigabits(text: str) -> float:
     """Return the 10**9 bits per second of a link, as in ``25Gbit`` or ``100Mbit``."""
-    found = re.fullmatch(rf"{_NUMBER}([kmgtKMGT]?)(bit|bps|b)?(/s)?\s*", text)
-    if found is not None and _number(found[1]) > 0:
-        return _number(found[1]) * _GIGABITS[found[2].lower()]
+    found = re.fullmatch(rf"{NUMBER}([kmgtKMGT]?)(bit|bps|b)?(/s)?\s*", text)
+    if found is not None and number_in(found[1]) > 0:
+        return number_in(found[1]) * _GIGABITS[found[2].lower()]
     # "GB" is what machines' memory is sold in and links are not: eight times off in silence. "Gb"
     # is right, so case counts here and nowhere else.
-    if re.fullmatch(rf"{_NUMBER}[kmgtKMGT]?B(/s|ps)?\s*", text):
+    if re.fullmatch(rf"{NUMBER}[kmgtKMGT]?B(/s|ps)?\s*", text):
         raise ArgumentTypeError(
             f"a link is given in bits, not bytes: 8 times as many, as in 25Gbit, got {text!r}"
         )
@@ -43,12 +35,15 @@ def gigabits(text: str) -> float:
 
 def gigabytes(text: str) -> float:
     """Return 10**9 bytes, as in ``64``, ``64GB`` or ``1.5TB``; of ``64GiB``, which are 2**30."""
-    found = re.fullmatch(rf"{_NUMBER}([mgt]?)(i?)b?\s*", text.lower())
-    if found is None or _number(found[1]) == 0 or (found[3] and not found[2]):
-        raise ArgumentTypeError(f"memory is as in 64GB or 1.5TB, above 0, got {text!r}")
-    power = {"": 0, "m": 2, "g": 3, "t": 4}[found[2]]
-    unit = 1024**power / 1e9 if found[3] else _GIGABYTES[found[2]]
-    return _number(found[1]) * unit
+    # a bare number is in GB here, as --help says
+    return _size(f"{text}GB" if re.fullmatch(NUMBER, text) else text, "memory") / 1e9
+
+
+def _size(text: str, what: str, also: str = "") -> int:
+    try:
+        return parse_size(text, what, also=also)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
 def share(text: str) -> float:
@@ -65,10 +60,7 @@ def cache_size(text: str) -> int | float:
     # "2" is no share and "0.2" no bytes: only a unit tells which one is meant.
     if not re.search(r"[bB]\s*$", text):
         return share(text)
-    try:
-        return parse_size(text)
-    except ConfigError as error:
-        raise ArgumentTypeError(f"a cache is as in 20% or 2GB, got {text!r}") from error
+    return _size(text, "a cache", ', or a share such as "20%"')
 
 
 def fanouts(text: str) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from gigl_loader.errors import GiglLoaderError, ResourceError, signal_name
 from gigl_loader.remote import status
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, address_towards
 from gigl_loader.transport.addresses import is_free
 from gigl_loader.transport.security import INSECURE_VARIABLE, TLS_DIR_VARIABLE, TOKEN_VARIABLE
@@ -111,7 +112,7 @@ class StorageServer:
         self._why, self._last_log = "", list[str]()
         self._status: dict[str, Any] = {}
         # a child that ends with its parent ends with the thread that made it: this one stays
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread = new_thread(target=self._run, name="watch", on_death=self._cannot_watch)
         self._thread.start()
 
     def health(self) -> dict[str, Any]:
@@ -158,6 +159,12 @@ class StorageServer:
             self._restarts += 1
         self._state = "stopped" if self._stopping.is_set() else "failed"
 
+    def _cannot_watch(self, error: BaseException) -> None:
+        """Let the server end with the thread that would look after it; the watchdog is told."""
+        self._why, self._state = f"its watch ended by {type(error).__name__}: {error}", "failed"
+        if self._child is not None:
+            self._child.kill()
+
     def _is_used_up(self) -> bool:
         return 0 <= self._options.max_restarts <= self._restarts
 
@@ -185,7 +192,10 @@ class StorageServer:
             stderr=subprocess.PIPE, text=True, errors="replace",
         )  # fmt: skip
         # always read: a server whose pipe is full would stop in the middle of a log line
-        reader = threading.Thread(target=self._read, args=(self._child,), daemon=True)
+        reader = new_thread(
+            target=self._read, args=(self._child,), name="log of the server",
+            on_death=nothing_hangs_on_it,
+        )  # fmt: skip
         reader.start()
         if self._stopping.is_set():  # `stop` may not have seen the child
             self._child.terminate()
@@ -202,7 +212,10 @@ class StorageServer:
         with child.stderr:
             for line in child.stderr:
                 self._lines.append(line.rstrip())
-                sys.stderr.write(line)  # into Ray's log
+                # into Ray's log; where that takes nothing more the pipe is read on, or the server
+                # would stop in the middle of a line
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(line)
 
     def _watch(self) -> str:
         """Wait for the end of the child, and bring it about if it does not answer; say why."""

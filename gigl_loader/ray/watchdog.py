@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gigl_loader.errors import ServerDiedError
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +79,9 @@ class Watchdog:
 
     def start(self) -> None:
         """Watch from now on."""
-        self._thread = threading.Thread(target=self._run, name="ray watchdog", daemon=True)
+        self._thread = new_thread(
+            target=self._run, name="ray watchdog", on_death=nothing_hangs_on_it
+        )
         self._thread.start()
 
     def close(self) -> None:

@@ -23,7 +23,6 @@ from gigl_loader.memory.leases import payload_bytes, tensors_over
 from gigl_loader.memory.same_host import Mappings, sees
 from gigl_loader.message import Received, SampleMessage
 from gigl_loader.options import DEFAULT_TIMEOUT_S, reads_same_memory
-from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.buffers import BufferPool
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.cluster import Cluster, raise_if_broken
@@ -35,10 +34,12 @@ from gigl_loader.remote.messages import (
     FetchAnswer,
     FetchRequest,
     GiveBack,
+    Nothing,
 )
 from gigl_loader.remote.payload import unpack_batch, wire_bytes
 from gigl_loader.remote.supplier import Supplier
 from gigl_loader.remote.values import dtype_of
+from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller
 
 _DESCRIBE_S = 2.0
@@ -271,12 +272,13 @@ class RemoteReceivingChannel(ChannelBase):
         if server.caller is None:
             connection = server.connection
             server.caller = connection.dial()
-            threading.Thread(
-                target=self._file_all,
-                args=(server,),
-                name=f"batches of {connection.name}",
-                daemon=True,
-            ).start()
+            new_thread(
+                target=self._file_all, args=(server,), name=f"batches of {connection.name}",
+                on_death=lambda error: self._failed(
+                    self._generation,
+                    PeerError(f"{connection.name}: {type(error).__name__}: {error}"),
+                ),
+            ).start()  # fmt: skip
         return server.caller
 
     # -- filing: one thread for each server -----------------------------------------------------

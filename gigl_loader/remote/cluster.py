@@ -23,10 +23,11 @@ from dataclasses import replace
 from typing import Any
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, ServerDiedError, UsageError
-from gigl_loader.remote.compact import Generations
+from gigl_loader.remote.compact import Incarnations
 from gigl_loader.remote.connection import ServerConnection, result_of
 from gigl_loader.remote.membership import Join, Role
 from gigl_loader.remote.patience import PATIENCE_S, WaitReport
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 _ATTEMPT_S, _REACH_S, _PAUSE_S = 5.0, 1.0, 0.2
 """Longest attempt to connect again with a lost server; of that, to reach it, which may have
 another address by then; and the pause between two attempts."""
+_REFUSED_PAUSE_S = 5.0
+"""The same pause where what listens there now is of another cluster or graph."""
 _LOOK_S = 0.5
 """How often who waits for lost servers looks whether the news name other ones."""
 
@@ -103,8 +106,10 @@ class Cluster:
         assert join.job is not None, "server 0 said which job"
         self.job, self.rank, self.world_size = join.job, join.rank, join.world_size
         self.num_partitions = first.news.num_partitions or join.num_servers
-        self.generations = first.news.generations
+        self.incarnations = first.news.incarnations
         """Of the servers, as far as this process has gone along with them; 0: not known."""
+        self._former: set[int] = set()
+        """Incarnations that this process has gone along from: news may be late."""
         self.renewals: dict[int, int] = {}
         """How often a server was found started again, or connected with again; none is 0 times."""
         self.connections = Connections(first, self._fresh, join.num_servers)
@@ -116,6 +121,8 @@ class Cluster:
         self._changed = threading.Condition()
         self._holders: list[int] = []
         """See `holders`; empty until somebody asks."""
+        self._refusals: dict[int, GiglLoaderError] = {}
+        """Why a lost server was not taken for what it is now, at the last attempt."""
         self._sought: set[int] = set()
         """Lost servers that a thread tries to connect with again, or meets."""
 
@@ -144,7 +151,10 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         me, session = f"compute process {rank}", secrets.token_hex(16)
         progress = WaitReport(me, deadline)
-        join = Join(role=Role.CLIENT, rank=rank, num_servers=num_servers, world_size=world_size)
+        join = Join(
+            role=Role.CLIENT, rank=rank, num_servers=num_servers, world_size=world_size,
+            process=secrets.token_hex(16),
+        )  # fmt: skip
         first = ServerConnection(0, (host, port), security, me, session, patience_s)
         try:
             first.enter(join, deadline, progress)
@@ -154,7 +164,9 @@ class Cluster:
         except BaseException:
             first.close()
             raise
-        return cls(first, replace(join, job=news.job), security, patience_s)
+        # kept: whoever has a server's port later, and serves another graph, is refused by name
+        join = replace(join, job=news.job, cluster=news.cluster, graph=news.graph)
+        return cls(first, join, security, patience_s)
 
     def connection(self, server_rank: int) -> ServerConnection:
         """Return the connection to a server.
@@ -186,7 +198,7 @@ class Cluster:
     def _address_of(self, rank: int) -> tuple[str, int]:
         """Return where a server was last; server 0, started again, has forgotten the others."""
         news, first = self.connections.made[0].news, self._addresses[rank]
-        if rank < len(news.generations) and news.generations[rank] > 0:
+        if rank < len(news.incarnations) and news.incarnations[rank] > 0:
             self._moved[rank] = news.addresses[rank]
         address: tuple[str, int] = self._moved.get(rank, first)
         if address == first:
@@ -200,7 +212,7 @@ class Cluster:
         """Servers that are gone, or were started again and are not connected with yet."""
         made = list(self.connections.made.items())
         # Three sources: what this process saw itself; what server 0 says, unless this process is
-        # connected with that server and knows better; and generations, where both missed the
+        # connected with that server and knows better; and incarnations, where both missed the
         # moment.
         broken = {rank for rank, connection in made if connection.error is not None}
         up = {rank for rank, connection in made if connection.is_up}
@@ -209,13 +221,18 @@ class Cluster:
 
     def _stale(self) -> set[int]:
         """Return the servers of which a later one is known than this process goes along with."""
-        known, made = self.generations, list(self.connections.made.items())
-        found = {rank for rank, connection in made if connection.news.generation > known[rank]}
+        known, made = self.incarnations, list(self.connections.made.items())
+        over = {0, *self._former}
+        found = {
+            rank
+            for rank, connection in made
+            if connection.news.incarnation not in (known[rank], *over)
+        }
         news = self.connections.made[0].news
         # whole first, which compares bytes: this runs on each look, and servers may be thousands
-        if news.generations != known:
-            pairs = enumerate(zip(known, news.generations, strict=False))
-            found |= {rank for rank, (mine, now) in pairs if mine < now}
+        if news.incarnations != known:
+            pairs = enumerate(zip(known, news.incarnations, strict=False))
+            found |= {rank for rank, (mine, now) in pairs if mine != now and now not in over}
         return found
 
     def _is_elsewhere(self, rank: int) -> bool:
@@ -270,12 +287,17 @@ class Cluster:
                     return live
                 # those to meet need no deadline: `_meet` takes `_ATTEMPT_S`, and then they are lost
                 if missing and time.monotonic() > deadline:
-                    connection = self.connection(missing[0])
-                    raise connection.error or ServerDiedError(
-                        f"{connection.name} was started again, and cannot be reached"
-                    )
+                    raise self._why_lost(missing[0])
                 # news of server 0 come on its connection, which does not notify this condition
                 self._changed.wait(_LOOK_S)
+
+    def _why_lost(self, rank: int) -> Exception:
+        connection, refusal = self.connection(rank), self._refusals.get(rank)
+        if isinstance(refusal, ConfigError):  # something is there, and is not what it was
+            return ConfigError(*refusal.args)
+        return connection.error or ServerDiedError(
+            f"{connection.name} was started again, and cannot be reached"
+        )
 
     def _unmet(self, lost: Sequence[int]) -> list[int]:
         """Return the servers to meet now: nobody but server 0 would tell that they are lost."""
@@ -290,8 +312,9 @@ class Cluster:
             if rank not in self._sought:
                 self._sought.add(rank)
                 name = f"looks for storage server {rank}"
-                threading.Thread(
-                    target=self._look_for, args=(rank,), name=name, daemon=True
+                # the next look seeks it again
+                new_thread(
+                    target=self._look_for, args=(rank,), name=name, on_death=nothing_hangs_on_it
                 ).start()
 
     def _look_for(self, rank: int) -> None:
@@ -305,7 +328,9 @@ class Cluster:
                     self._go_along(rank)
                 except GiglLoaderError as error:
                     _log.debug("storage server %d is not back: %s", rank, error)
-                    time.sleep(_PAUSE_S)
+                    self._refusals[rank] = error
+                    is_other = isinstance(error, ConfigError)  # whose log is not ours to fill
+                    time.sleep(_REFUSED_PAUSE_S if is_other else _PAUSE_S)
         finally:
             with self._changed:
                 self._sought.discard(rank)
@@ -333,14 +358,14 @@ class Cluster:
         if connection is None:
             if rank in news.away:
                 raise ServerDiedError(f"storage server 0 says that storage server {rank} is away")
-            generation = news.generations[rank]
-        elif connection.is_up and connection.news.generation == max(
-            news.generations[rank:][:1], default=0
+            incarnation = news.incarnations[rank]
+        elif connection.is_up and connection.news.incarnation == max(
+            news.incarnations[rank:][:1], default=0
         ):
-            generation = connection.news.generation  # first met when it had been started again
+            incarnation = connection.news.incarnation  # first met when it had been started again
         else:
             connection = self._connected_again(connection)
-            generation = connection.news.generation
+            incarnation = connection.news.incarnation
         with self._changed:
             if self.closed and connection is not None:
                 connection.close()
@@ -348,9 +373,10 @@ class Cluster:
                 self.connections.made[rank] = connection
             # All three in one step for `await_servers`: a server that is back, counted as before,
             # would be taken for one that never ended.
-            known = list(self.generations)
-            known[rank] = generation
-            self.generations = Generations.of(known)
+            known = list(self.incarnations)
+            self._former = (self._former | {known[rank]}) - {incarnation}
+            known[rank] = incarnation
+            self.incarnations = Incarnations.of(known)
             # loaders and channels compare these counts: their producers ended with the former
             # process
             self.renewals[rank] = self.renewals.get(rank, 0) + 1
@@ -434,7 +460,7 @@ class Cluster:
                 answer.set_result(first.result())
             elif _is_lost(connection, error):
                 what = f"{name} again, of storage server {server}"
-                threading.Thread(target=ask_again, name=what, daemon=True).start()
+                new_thread(target=ask_again, name=what, on_death=answer.set_exception).start()
             else:
                 answer.set_exception(error)
 

@@ -24,7 +24,7 @@ _SERVE_EXAMPLE = """example, two machines:
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint STORAGE0:29500 \\
       -m gigl_loader serve --root /data/graph --master-addr STORAGE0 --port 29600 --tls /etc/gigl
 one machine, for trying:
-  gigl-loader serve --root /data/graph --port 29600
+  gigl-loader serve --root /data/graph --port 29600 --jobs 1
 """
 
 
@@ -66,8 +66,10 @@ def parse_serve(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--own-port", type=int, default=0, help="port of the other servers; 0: any that is free"
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, help="compute jobs to serve; 0: until told to stop"
-    )
+        "--jobs", "--num_server_sessions", type=int, default=0, metavar="N",
+        help="end after so many compute jobs (GiGL's name is taken, too); 0, the default: serve "
+        "until SIGTERM or SIGINT",
+    )  # fmt: skip
     parser.add_argument(
         "--allow-samplers", metavar="PREFIX", action="append", default=[],
         help="package, module or class that clients may name as a sampler; may be repeated",

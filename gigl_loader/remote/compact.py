@@ -12,6 +12,8 @@ from heapq import merge
 from itertools import chain, pairwise
 from typing import Any
 
+from gigl_loader.errors import ProtocolError
+
 
 @dataclass(frozen=True)
 class Runs(Sequence[int]):
@@ -80,6 +82,18 @@ class Runs(Sequence[int]):
         # each range up to `number`: its length is counted, not walked
         return sum(len(range(first, min(end, number), step)) for first, end, step in self.ranges)
 
+    def check(self, end: int, what: str) -> None:
+        """Refuse what came over the network and is not ascending, from 0 on and below ``end``.
+
+        Raises:
+            ProtocolError: Says so of ``what``.
+        """
+        last = -1
+        for first, stop, step in self.ranges:
+            if not last < first < stop <= end or step < 1:
+                raise ProtocolError(f"{what} must ascend in [0, {end}), got {self.ranges[:9]}")
+            last = range(first, stop, step)[-1]
+
     def __str__(self) -> str:
         return str(list(self))
 
@@ -120,17 +134,16 @@ NOWHERE = Addresses()
 
 
 @dataclass(frozen=True)
-class Generations(Sequence[int]):
+class Incarnations(Sequence[int]):
     """Which of the servers that had a rank one after another is meant, by rank; 0: not known."""
 
     packed: bytes = b""
     """8 bytes of each."""
 
     @classmethod
-    def of(cls, numbers: Sequence[int]) -> "Generations":
+    def of(cls, numbers: Sequence[int]) -> "Incarnations":
         """Return ``numbers``."""
-        # Generations are nanoseconds since 1970, which 63 bits hold until 2262; the byte order is
-        # said, as these travel.
+        # 63 bits each; the byte order is said, as these travel
         return cls(struct.pack(f"<{len(numbers)}q", *numbers))
 
     def __len__(self) -> int:
@@ -145,7 +158,7 @@ class Generations(Sequence[int]):
         return (number for (number,) in struct.iter_unpack("<q", self.packed))
 
 
-UNKNOWN = Generations()
+UNKNOWN = Incarnations()
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,9 @@ from gigl_loader.errors import (
     WorkerDiedError,
 )
 from gigl_loader.remote.membership import Join, News, hear
-from gigl_loader.remote.messages import CALLS
 from gigl_loader.remote.patience import WaitReport
+from gigl_loader.remote.service import CALLS
+from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ _MOST_FREE = 2
 """Connections for calls that are kept when nothing is under way."""
 _WHY = {
     End.SHUTDOWN: "it was shut down",
-    End.JOB_OVER: "it was shut down",
+    End.JOB_OVER: "it has served as many jobs as it was to (--jobs, num_jobs) and ended",
     End.LOST_PEER: "it lost another storage server",
     End.GONE: "its process ended or was killed; see its log",
     End.SILENT: "nothing was heard from it: its machine or the network is gone, or it is stopped",
@@ -103,7 +104,8 @@ class ServerConnection:
             PeerTimeoutError: The server did not come up, or does not answer.
         """
         self.meet(_ENTER_S)
-        return self._dial()
+        # the process that let this one in, and none that has its port after it
+        return self._dial(self._watch.incarnation)
 
     def meet(self, timeout_s: float) -> None:
         """Say who this process is, unless that was done; raises as `dial`."""
@@ -117,11 +119,11 @@ class ServerConnection:
             # last: an attempt that failed is made again by the next one who asks
             self._join = None
 
-    def _dial(self) -> Caller:
+    def _dial(self, incarnation: int = 0) -> Caller:
         fresh = Caller(
             *self.address, self._security, self.own_name, patience_s=self._patience_s,
             what=f"storage server {self.rank}",
-            session=self.session,
+            session=self.session, incarnation=incarnation,
         )  # fmt: skip
         with self._changed:
             if self._error is not None:
@@ -199,16 +201,19 @@ class ServerConnection:
         if self._is_watched:  # a first attempt took too long
             return
         self._is_watched = True
-        thread = threading.Thread(
-            target=self._watch_all, args=(join,), name=f"watch {self.name}", daemon=True
-        )
-        thread.start()
+        new_thread(
+            target=self._watch_all, args=(join,), name=f"watch {self.name}",
+            on_death=lambda error: self.give_up(
+                f"the thread that hears of it ended by {type(error).__name__}: {error}"
+            ),
+        ).start()  # fmt: skip
 
     def _wait_on(self, progress: WaitReport, why: str) -> None:
         if self._is_away():
             self.give_up(f"it does not answer ({why}), and storage server 0 says that it is away")
             raise self._copy_of_error()
-        progress.say(self.name)
+        hint = " (nothing listens there: it loads, was not started, or has served its jobs)"
+        progress.say(self.name + (hint if "refused" in why else ""))
 
     def _watch_all(self, join: Join) -> None:
         error = hear(self._watch, join, self._take_news)
@@ -274,19 +279,20 @@ class ServerConnection:
         Raises:
             ConfigError: An argument cannot be sent.
         """
-        request = CALLS[name].request.of(arguments)
+        request = CALLS[name].ask(arguments)
         future: Future[Any] = Future()
         args = (name, request, timeout_s, future)
-        threading.Thread(
-            target=self._run_call, args=args, name=f"{name} on {self.name}", daemon=True
-        ).start()
+        new_thread(
+            target=self._run_call, args=args, name=f"{name} on {self.name}",
+            on_death=future.set_exception,
+        ).start()  # fmt: skip
         return future
 
     def _run_call(self, name: str, request: Any, timeout_s: float, future: "Future[Any]") -> None:
         try:
             with self._borrowed() as caller:
-                answer = caller.ask(name, request, CALLS[name].answer).wait(timeout_s)
-            result = answer.result
+                response = caller.ask(name, request, CALLS[name].response).wait(timeout_s)
+            result = CALLS[name].result(response)
         except BaseException as error:
             future.set_exception(self.named(error))
         else:

@@ -1,6 +1,7 @@
 """The server's side of the network: who is here, which job is served, and what they ask."""
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -8,10 +9,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from gigl_loader.errors import ConfigError, PeerError, PeerLostError, ServerDiedError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerError,
+    PeerLostError,
+    ServerDiedError,
+)
 from gigl_loader.logs import answering
-from gigl_loader.remote.answers import Nothing
-from gigl_loader.remote.compact import Addresses, Generations
+from gigl_loader.remote.calls import Call
+from gigl_loader.remote.compact import Addresses, Incarnations, Runs
 from gigl_loader.remote.handout import Handout
 from gigl_loader.remote.jobs import Attendance, JobBook, Member
 from gigl_loader.remote.leader import Follower, Leader
@@ -25,20 +32,27 @@ from gigl_loader.remote.membership import (
     Role,
     Watch,
     check_figures,
+    check_same,
 )
-from gigl_loader.remote.messages import CALLS, Call, FetchAnswer, FetchRequest, GiveBack
+from gigl_loader.remote.messages import FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.servers import ServerBook
-from gigl_loader.remote.service import DistServer, caller
-from gigl_loader.transport import End, Listener, Method, Peer, Security
+from gigl_loader.remote.service import CALLS, OBSERVER, DistServer, caller
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
+from gigl_loader.transport import Caller, End, Listener, Method, Peer, Security
 
 _log = logging.getLogger(__name__)
 
 # a quarter of the shortest grace that it looks after (`KILLED_GRACE_S`)
 _TICK_S = 0.25
 _HEALTH_EVERY_S = 60.0
+_ANSWERS_S = 5.0
+"""How long a storage server may take to answer a handshake before it counts as gone, where
+another process says that it has its rank."""
 _GRACE_S = 30.0
 """How long clients may take to leave after a server was lost."""
+_HEAR_S = 1.0
+"""Longest wait for servers to hear that the jobs are over; one that is stopped never does."""
 _STATUS_S_PER_MEMBER = 0.005
 """Seconds between two messages about who is waited for, for each that waits: with 200 of them every
 second."""
@@ -72,18 +86,26 @@ class Endpoint:
         rejoin_s: float = 0.0,
     ) -> None:
         self.server, self._rejoin_s = server, rejoin_s
-        # the wall clock: larger than that of the server that had this rank before, on whatever
-        # machine
-        self.generation = time.time_ns()
-        self._num_jobs = num_jobs
+        # a client that is here connects again as soon as it knows of the end of the server before
+        # this one, which a network that is silent tells it after its patience
+        self._unseen_s = max(rejoin_s, 2 * patience_s)
+        self._num_jobs, self._security = num_jobs, security
+        self.cluster = ""
+        """Which storage cluster this server belongs to; empty: it is not known yet.
+
+        Server 0 takes it from the first that comes and names one, since it may have been started
+        again; with the first job it draws one, if nobody did. The others hear it from server 0.
+        """
+        self.graph = server.dataset.view().identity
+        self._process = secrets.token_hex(16)
         # Guards who is here, which job runs and why this server ends; of its own methods some call
-        # others. Not held while a producer ends, which takes as long as its workers do, but for a
-        # former connection of a client that has come back: see `_replace_former`.
+        # others. Not held while a producer ends, which takes as long as its workers do.
         self._lock = threading.RLock()
+        self._asked_again = threading.Condition(self._lock)
         self._attendance = Attendance()
         self._book = JobBook()
         self._handout = Handout(server)
-        self._rendezvous = RendezvousTable()
+        self._rendezvous = RendezvousTable(server.num_servers)
         self._error: ServerDiedError | None = None
         self._error_time = 0.0
         self._stopping = False
@@ -100,30 +122,37 @@ class Endpoint:
             on_end=self._ended, max_ask_bytes=_MOST_INPUT_BYTES,
             silence_s=patience_s,
         )  # fmt: skip
-        self.address = self._listener.address
+        self.address, self.incarnation = self._listener.address, self._listener.incarnation
         self._servers_known = ServerBook(
-            server.num_servers, server.num_partitions, self.address, self.generation
+            server.num_servers, server.num_partitions, self.address, self.incarnation
         )
         self._addresses = Addresses()
         """Addresses of all servers, as server 0 last announced them."""
+        # of what server 0 knows itself there are no news
+        self._news = News()
+        self._leader_away = "it has not let this server in yet" if leader is not None else None
 
     def start(self) -> None:
         """Serve from now on."""
         self._listener.start()
-        threading.Thread(target=self._tick_all, name="health", daemon=True).start()
+        new_thread(target=self._tick_all, name="health", on_death=self._cannot_tick).start()
         # after the listener: clients come as soon as server 0 has told them of this address
         if self._leader is not None:
-            join = Join(
-                role=Role.SERVER, rank=self.server.server_rank,
-                num_servers=self.server.num_servers, address=self.address,
-                generation=self.generation,
-            )  # fmt: skip
             Follower(
-                leader=self._leader, join=join, rejoin_s=self._rejoin_s,
-                on_news=self._leader_says, on_over=self.over.set, on_lost=self.lose,
+                leader=self._leader, join=self._join, rejoin_s=self._rejoin_s,
+                on_news=self._leader_says, on_away=self._note_leader_away,
+                on_over=self.over.set, on_lost=self.lose,
                 is_over=lambda: self._stopping or self.over.is_set(),
                 can_go_on=lambda: self._can_do_without_0,
             ).start()  # fmt: skip
+
+    def _join(self) -> Join:
+        """Return what server 0 is to know of this server."""
+        return Join(
+            role=Role.SERVER, rank=self.server.server_rank, num_servers=self.server.num_servers,
+            address=self.address, incarnation=self.incarnation, process=self._process,
+            cluster=self.cluster, graph=self.graph,
+        )  # fmt: skip
 
     def _table(self) -> dict[str, Method]:
         table = self._rendezvous
@@ -134,11 +163,11 @@ class Endpoint:
         }
         return {
             "watch": Method(Watch, News, self._watch),
-            "fetch": Method(FetchRequest, FetchAnswer, self._handout.fetch),
+            "fetch": Method(FetchRequest, FetchAnswer, self._fetch),
             "give_back": Method(GiveBack, Nothing, self._handout.give_back),
             **agree,
             **{
-                name: Method(call.request, call.answer, partial(self._call, name, call))
+                name: Method(call.request, call.response, partial(self._call, call))
                 for name, call in CALLS.items()
             },
         }
@@ -165,9 +194,16 @@ class Endpoint:
     # -- who is here ----------------------------------------------------------------------------
 
     def _watch(self, request: Watch, peer: Peer) -> "Future[News]":
+        self._free_former(request, peer)
+        rival = self._rival(request.join)
+        # without the lock: it takes a question to that one
+        lives = rival is not None and (self._rejoin_s <= 0 or self._lives(rival.join))
         with self._lock:
             member = self._attendance.find(peer.session, request.seen)
             if member is None:
+                if lives and self._rival(request.join) is rival:
+                    rank = request.join.rank
+                    raise ConfigError(f"two processes joined as storage server {rank}: check RANK")
                 member = self._enter(request.join, peer)
             # before `returned`, which forgets it
             was_gone = member.gone_at is not None
@@ -175,7 +211,37 @@ class Endpoint:
             if was_gone and not self._book.running:  # it may be all that was missing
                 self._begin_if_complete()
                 self._tell_where()
-            return member.wait(request.seen)
+            news = member.wait(request.seen)
+            self._asked_again.notify_all()
+            return news
+
+    def _let_servers_hear(self) -> None:
+        """Wait until the other servers know the last news; a goodbye may overtake them."""
+        with self._asked_again:
+            self._asked_again.wait_for(
+                lambda: all(one.has_heard for one in self._servers.values()), _HEAR_S
+            )
+
+    def _rival(self, join: Join) -> Member | None:
+        """Return another process that is here as the storage server that ``join`` names."""
+        one = self._servers.get(join.rank) if join.role is Role.SERVER else None
+        return one if one is not None and one.join.process != join.process else None
+
+    def _lives(self, server: Join) -> bool:
+        """Return whether a storage server answers where it said that it listens.
+
+        A machine that vanished is known by its silence only after a while, and the server that
+        takes its place is not to wait for that.
+        """
+        if server.address is None:
+            return False
+        name = f"storage server {self.server.server_rank}"
+        with Caller(*server.address, self._security, name, incarnation=server.incarnation) as one:
+            try:
+                one.connect(time.monotonic() + _ANSWERS_S)
+            except GiglLoaderError:
+                return False
+            return True
 
     def _enter(self, join: Join, peer: Peer) -> Member:
         name = f"{peer.name} at {peer.address}"
@@ -186,12 +252,14 @@ class Endpoint:
             if join.role is Role.CLIENT and join.job is None:
                 self._book.join(member)
             elif join.role is Role.CLIENT and self.server.server_rank == 0:
-                self._book.readmit(member)
+                self._book.readmit(member, time.monotonic() + self._unseen_s)
         except Exception as error:
             _log.warning("%s cannot join: %s", name, error)
             raise
         # not before: one that was refused above is not here
         self._attendance.came(member)
+        if self.server.server_rank == 0:
+            self.cluster = self.cluster or join.cluster
         # a job of which some ranks were never seen ends when all of the next one are here, as now
         # perhaps
         if self._book.end_if_over():
@@ -213,22 +281,39 @@ class Endpoint:
             self._status_is_old = True
         return member
 
-    def _replace_former(self, member: Member) -> None:
-        """Let a member go that a new one replaces: it was started again, or was out of reach.
+    def _free_former(self, request: Watch, peer: Peer) -> None:
+        """Free what a client of a running job had before it came back with another session.
 
-        A client's new producers must not be released by what is found out later of the old one.
+        Awaited, so that what it asks for next is not released as well; without the lock, as its
+        workers may take a minute to end.
         """
+        join = request.join
+        if join.role is not Role.CLIENT or join.job is None:
+            return
+        with self._lock:
+            if self._attendance.find(peer.session, request.seen) is not None:
+                return
+            try:
+                self._check(join)
+            except GiglLoaderError:  # `_enter` says so, and the former one stays
+                return
+            here = self._attendance.at(join.role, join.rank)
+            former = [one for one in here if one.job == join.job]
+            for one in former:
+                self._attendance.left(one)
+        for one in former:
+            self._handout.lose(one.session)
+            self.server.client_gone(one.client)
+
+    def _replace_former(self, member: Member) -> None:
+        """Let a server go that a later one replaces; a client's former self is free by now."""
         join = member.join
         for one in self._attendance.at(join.role, join.rank):
             if join.role is Role.SERVER:
-                one.tell(refused=f"a later storage server {join.rank} took its place: check RANK")
+                if one.join.process != join.process:
+                    words = f"a later storage server {join.rank} took its place: check RANK"
+                    one.tell(refused=words)
                 self._attendance.left(one)
-            elif join.job is not None and one.job == join.job:
-                self._attendance.left(one)
-                self._handout.lose(one.session)
-                # Awaited under the lock, so that what the client asks for next is not released as
-                # well. Others who come meanwhile wait, too.
-                self.server.client_gone(one.client)
         if join.role is Role.CLIENT and join.job is not None:
             self.server.client_back(member.client)
 
@@ -236,11 +321,13 @@ class Endpoint:
         if self._error is not None:
             raise self._error
         check_figures(join, self.server.server_rank, self.server.num_servers)
-        former = self._servers.get(join.rank) if join.role is Role.SERVER else None
-        # the same one may have been out of reach, and come on a connection of its own
-        is_later = former is not None and 0 < former.join.generation <= join.generation
-        if former is not None and not (is_later and self._rejoin_s > 0):
-            raise ConfigError(f"two processes joined as storage server {join.rank}: check RANK")
+        check_same(join, self.server.server_rank, self.cluster, self.graph)
+        for one in self._attendance.at(Role.CLIENT, join.rank) if join.role is Role.CLIENT else ():
+            if one.job == join.job is not None and one.join.process != join.process:
+                raise ConfigError(
+                    f"another process is compute rank {join.rank} of job {join.job} here: end it, "
+                    "or check RANK and local_rank"
+                )
 
     @property
     def _servers(self) -> dict[int, Member]:
@@ -253,6 +340,7 @@ class Endpoint:
         if book.running or not book.complete or not self._servers_known.complete(servers):
             return
         book.running = True
+        self.cluster = self.cluster or secrets.token_hex(8)
         _log.info("job %d begins with %d compute processes", book.job, len(book.present))
         for member in book.present.values():
             member.job = book.job
@@ -267,8 +355,8 @@ class Endpoint:
         if where is None:
             return
         about = {
-            "addresses": Addresses.of(where[0]), "generations": Generations.of(where[1]),
-            "away": tuple(self._servers_known.away),
+            "addresses": Addresses.of(where[0]), "incarnations": Incarnations.of(where[1]),
+            "away": tuple(self._servers_known.away), "cluster": self.cluster, "graph": self.graph,
         }  # fmt: skip
         for member in members or [*servers.values(), *book.present.values()]:
             if member.join.role is Role.SERVER:
@@ -287,21 +375,21 @@ class Endpoint:
         Each that comes or leaves changes that text for all others: told at once, the messages
         would grow with the square of their number.
         """
-        waiting_s = self._book.num_waiting * _STATUS_S_PER_MEMBER
+        waiting_s = (self._book.num_waiting + len(self._servers)) * _STATUS_S_PER_MEMBER
         if self._status_is_old and now - self._told_at >= waiting_s:
             self._tell_all()
 
     def _tell(self, members: Iterable[Member]) -> None:
         lost = None if self._error is None else str(self._error)
-        missing = set(range(1, self.server.num_servers)) - set(self._servers)
-        text = self._book.describe(missing)
+        never_came = self._missing
+        text = self._book.describe({*never_came, *self._servers_known.away})
         away = tuple(self._servers_known.away)
         for member in members:
             status = text if self._book.is_waiting(member) else ""
             member.tell(
-                status=status, jobs_served=self.jobs_served, lost=lost, generation=self.generation,
-                server=self.server.server_rank, num_partitions=self.server.num_partitions,
-                away=away,
+                status=status, jobs_served=self.jobs_served, lost=lost, away=away,
+                server=self.server.server_rank, incarnation=self.incarnation,
+                num_partitions=self.server.num_partitions, missing=never_came,
             )  # fmt: skip
 
     def _ended(self, peer: Peer, end: End) -> None:
@@ -322,12 +410,15 @@ class Endpoint:
                     member.join.rank,
                     f"storage server {member.join.rank} at {member.join.address} {member.why_gone}",
                 )
-        self._handout.lose(member.session)
-        if member.join.role is Role.CLIENT:
-            _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
-            if member.job is not None:
-                self.server.client_gone(member.client)
-            if member.join.job is None or self.server.server_rank == 0:
+        try:
+            self._handout.lose(member.session)
+            if member.join.role is Role.CLIENT:
+                _log.info("%s of job %s %s", member.name, member.job, member.why_gone)
+                if member.job is not None:
+                    self.server.client_gone(member.client)
+        finally:  # whatever could not be freed: its job, and the ones after it, wait for this
+            is_of_a_job = member.join.job is None or self.server.server_rank == 0
+            if member.join.role is Role.CLIENT and is_of_a_job:
                 self._leave_job(member)
 
     def _lose_missing(self) -> None:
@@ -385,25 +476,35 @@ class Endpoint:
         member = self._attendance.find(peer.session, 0)
         return member if member is not None and member.join.role is Role.CLIENT else None
 
-    def _call(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
-        member = self._client_of(peer)
-        # without having joined, as `gigl-loader status` asks: its end releases nothing
-        token = caller.set("observer" if member is None else member.client)
-        who = {} if member is None else {"job": member.job, "rank": member.join.rank}
+    def _fetch(self, request: FetchRequest, peer: Peer) -> "Future[FetchAnswer]":
+        member = self._attendance.members.get(peer.session)
+        token = caller.set(OBSERVER if member is None else member.client)
         try:
-            with answering(**who):
-                return self._answer(name, call, request, peer)
+            return self._handout.fetch(request, peer)
         finally:
             caller.reset(token)
 
-    def _answer(self, name: str, call: Call, request: Any, peer: Peer) -> Any:
+    def _call(self, call: Call, request: Any, peer: Peer) -> Any:
+        member = self._client_of(peer)
+        # without having joined, as `gigl-loader status` asks: its end releases nothing
+        token = caller.set(OBSERVER if member is None else member.client)
+        who = {} if member is None else {"job": member.job, "rank": member.join.rank}
         try:
-            return call.answer.of(getattr(self.server, name)(**request.arguments))
+            with answering(**who):
+                return self._answer(call, request, peer)
+        finally:
+            caller.reset(token)
+
+    def _answer(self, call: Call, request: Any, peer: Peer) -> Any:
+        try:
+            return call.respond(getattr(self.server, call.name)(**call.arguments(request)))
         except PeerLostError as error:  # of another one than this server
             raise PeerError(str(error)) from error
         except Exception as error:
             if not self._stopping:  # else they fail for that reason
-                _log.warning("%s: %s failed: %s: %s", peer.name, name, type(error).__name__, error)
+                _log.warning(
+                    "%s: %s failed: %s: %s", peer.name, call.name, type(error).__name__, error
+                )
             raise
 
     # -- health ---------------------------------------------------------------------------------
@@ -436,9 +537,17 @@ class Endpoint:
             except Exception:  # this thread also frees what lost clients had
                 _log.exception("cannot tell the state of this server")
 
+    def _cannot_tick(self, error: BaseException) -> None:
+        """End this server: nobody would free what lost clients had."""
+        rank = self.server.server_rank
+        self.lose(f"storage server {rank} cannot look after its clients: {error!r}")
+        self.over.set()
+
     def _tick(self, now: float) -> None:
         with self._lock:
             self._tell_status(now)
+            if self._book.end_if_over(now):
+                self._begin_next_job()
             overdue = self._attendance.overdue(now)
             clients = [
                 one for one in self._attendance.members.values() if one.join.role is Role.CLIENT
@@ -452,7 +561,10 @@ class Endpoint:
         if given_up is not None:
             self.lose(given_up)
         for member in overdue:  # in threads: their workers may take long to end
-            threading.Thread(target=self._left, args=(member,), daemon=True).start()
+            new_thread(
+                target=self._left, args=(member,), name=f"end of {member.name}",
+                on_death=nothing_hangs_on_it,
+            ).start()  # fmt: skip
 
     def _log_health(self) -> None:
         status = self.server.status()
@@ -473,20 +585,56 @@ class Endpoint:
             return {
                 "clients": clients,
                 "servers": sorted(self._servers),
+                "cluster": self.cluster,
                 "job": self._book.job,
                 "jobs_served": self.jobs_served,
                 "lost": None if self._error is None else str(self._error),
-                "away": self._servers_known.away,
+                "away": self._away(),
             }
 
     # -- end ------------------------------------------------------------------------------------
 
     def _leader_says(self, news: News) -> None:
+        self._news, self._leader_away = news, None
         self.jobs_served = news.jobs_served
         # a server 0 that was started again says nothing of them until it knows all
         self._addresses = news.addresses or self._addresses
+        if news.cluster and not self.cluster:
+            self._belong(news.cluster)
         if news.lost is not None or news.refused is not None:
             self.lose(news.lost or news.refused or "")
+
+    def _note_leader_away(self, why: str) -> None:
+        self._leader_away = why
+
+    def _away(self) -> dict[int, str]:
+        """Return why each of the servers that are not here is not, as far as this one knows."""
+        if self._leader is None:
+            missing, away = self._missing, self._servers_known.away
+        else:
+            missing = self._news.missing
+            away = dict.fromkeys(self._news.away, "storage server 0 says so")
+            if self._leader_away is not None:
+                away[0] = self._leader_away
+        return {**dict.fromkeys(missing, "it has not come yet"), **away}
+
+    @property
+    def _missing(self) -> Runs:
+        """The servers that were never here, on server 0."""
+        here = {0, *self._servers, *self._servers_known.away}
+        return Runs.of([rank for rank in range(self.server.num_servers) if rank not in here])
+
+    def _belong(self, cluster: str) -> None:
+        """Take the cluster that server 0 names; clients of another one, come before, leave."""
+        with self._lock:
+            self.cluster, strangers = cluster, []
+            for member in self._attendance.members.values():
+                if member.join.cluster not in ("", cluster):
+                    member.why_gone = "belongs to another storage cluster"
+                    member.tell(refused=f"this is storage cluster {cluster} by now")
+                    strangers.append(member)
+        for member in strangers:
+            self._left(member)
 
     @property
     def _can_do_without_0(self) -> bool:
@@ -513,6 +661,8 @@ class Endpoint:
             # (`_left`)
             sessions = list(self._attendance.members)
         self.over.set()
+        if end is End.JOB_OVER:
+            self._let_servers_hear()
         self._listener.close(end, words)
         self.server.close()
         for session in sessions:

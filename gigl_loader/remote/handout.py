@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from gigl_loader.memory.leases import Packed
-from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.leases import Leases
-from gigl_loader.remote.messages import BatchMessage, FetchAnswer, FetchRequest, GiveBack
+from gigl_loader.remote.messages import BatchMessage, FetchAnswer, FetchRequest, GiveBack, Nothing
 from gigl_loader.remote.payload import pack_batch
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.shared import Fetched
@@ -58,6 +57,8 @@ class Handout:
                 self._hand_out(packed, peer, answer)
         except InvalidStateError:  # cancelled: its connection is over
             pass
+        except Exception as error:  # raised, it would end in the future, and nobody be answered
+            answer.set_exception(error)
 
     def _hand_out(self, packed: FetchAnswer, peer: Peer, answer: "Future[FetchAnswer]") -> None:
         try:

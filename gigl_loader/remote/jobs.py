@@ -1,6 +1,7 @@
 """Who is here, and which job is served. No sockets, no threads, no clock of its own."""
 
 import contextlib
+import math
 from collections.abc import Iterable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,11 @@ class Member:
         if self.news.number != seen:
             self._flush()
         return future
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether it knows the latest news: it asked for the next ones, or is not here to ask."""
+        return self._waiting is not None or self.gone_at is not None
 
     def tell(self, **changes: Any) -> None:
         """Change the news; whoever waits for them is answered if that makes a difference."""
@@ -185,6 +191,8 @@ class JobBook:
     """Clients of the next job, come while this one runs."""
     unseen: set[int] = field(default_factory=set)
     """Compute ranks of the running job that were not here yet since this server was started."""
+    unseen_until: float = 0.0
+    """When these are taken for gone, should nobody of the job be here then (`time.monotonic`)."""
 
     def join(self, member: Member) -> None:
         """Take a client in, or put it in the queue.
@@ -224,16 +232,30 @@ class JobBook:
             if one.gone_at is not None and (differs or rank == join.rank):
                 del self.present[rank]
 
-    def readmit(self, member: Member) -> None:
-        """Take in a client of a job that runs: it has met the server that was here before."""
+    def readmit(self, member: Member, others_until: float) -> None:
+        """Take in a client of a job that runs: it has met the server that was here before.
+
+        Args:
+            member: Who came.
+            others_until: How long those of its job that were not seen here may take to come.
+
+        Raises:
+            PeerError: Its job is over.
+        """
         join = member.join
         assert join.job is not None, "it says which job"
+        if join.job < self.job:
+            raise PeerError(
+                f"job {join.job} of the storage cluster is over: compute process {join.rank} was "
+                "away for too long; start the job again"
+            )
         if not self.running:
             self.job, self.running, self.world_size = join.job, True, join.world_size
             # which of them have left meanwhile nobody knows
             self.unseen = set(range(join.world_size))
         if join.job == self.job:
             self.unseen.discard(join.rank)
+            self.unseen_until = others_until
             self.present[join.rank] = member
 
     @property
@@ -250,13 +272,15 @@ class JobBook:
             del self.present[member.join.rank]
         return self.end_if_over()
 
-    def end_if_over(self) -> bool:
+    def end_if_over(self, now: float = -math.inf) -> bool:
         """End the job if all of it have left; return whether it ended by that.
 
-        Ranks that were not seen since this server was started are waited for, unless all of the
-        next job are here and nobody of this one: it was started again, and they are gone.
+        Ranks that were not seen since this server was started are waited for until `unseen_until`,
+        since they may have left before; or until all of the next job are here and nobody of this
+        one: it was started again, and they are gone.
         """
-        if not self.running or self.present or (self.unseen and not self._is_followed):
+        awaited = self.unseen and now < self.unseen_until and not self._is_followed
+        if not self.running or self.present or awaited:
             return False
         # the next job's first client says anew how many there are
         self.job, self.running, self.world_size = self.job + 1, False, None

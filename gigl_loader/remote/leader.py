@@ -1,7 +1,6 @@
 """A storage server's way to server 0: it tells that it is here, and hears of the others."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from gigl_loader.errors import (
     PeerTimeoutError,
 )
 from gigl_loader.remote.membership import Join, News, hear
+from gigl_loader.threads import new_thread
 from gigl_loader.transport import Caller, End, Security
 
 _log = logging.getLogger(__name__)
@@ -42,13 +42,14 @@ class Leader:
         self.caller = self.dial()
         """Its connection tells server 0 that this server is here."""
 
-    def dial(self, address: tuple[str, int] | None = None) -> Caller:
-        """Return a fresh caller of server 0, or of the server at ``address``."""
+    def dial(self, address: tuple[str, int] | None = None, incarnation: int = 0) -> Caller:
+        """Return a fresh caller of server 0, or of the server at ``address``; see `Caller`."""
         host, port = address or self._target
         what = "storage server 0" if address is None else f"the storage server at {host}:{port}"
         return Caller(
-            host, port, self._security, self._name, patience_s=self._patience_s, what=what
-        )
+            host, port, self._security, self._name, patience_s=self._patience_s, what=what,
+            incarnation=incarnation,
+        )  # fmt: skip
 
     def renew(self, deadline: float) -> None:
         """Connect again with server 0, which may have been started again.
@@ -83,12 +84,14 @@ class Follower:
     """
 
     leader: Leader
-    join: Join
-    """This server's own join request."""
+    join: Callable[[], Join]
+    """Returns who this server is, as far as it knows by then."""
     rejoin_s: float
     """How long server 0 may be away; 0: its end is this server's."""
     on_news: Callable[[News], None]
     """Told what server 0 says."""
+    on_away: Callable[[str], None]
+    """Told why server 0 is waited for; it is back with the next news."""
     on_over: Callable[[], None]
     """Called when there is nothing left to serve."""
     on_lost: Callable[[str], None]
@@ -100,10 +103,15 @@ class Follower:
 
     def start(self) -> None:
         """Join, in a thread."""
-        threading.Thread(target=self._follow, name="watch server 0", daemon=True).start()
+        new_thread(
+            target=self._follow, name="watch server 0",
+            on_death=lambda error: self.on_lost(
+                f"storage server 0 is no longer heard: {type(error).__name__}: {error}"
+            ),
+        ).start()  # fmt: skip
 
     def _follow(self) -> None:
-        while self._is_back(after=hear(self.leader.caller, self.join, self.on_news)):
+        while self._is_back(after=hear(self.leader.caller, self.join(), self.on_news)):
             pass
 
     def _is_back(self, after: Exception) -> bool:
@@ -129,6 +137,7 @@ class Follower:
     def _rejoin(self, error: Exception) -> Exception | None:
         """Wait for server 0 to be started again; return why that is given up."""
         _log.warning("storage server 0 is gone: %s; it is expected back", error)
+        self.on_away(str(error))
         deadline = time.monotonic() + self.rejoin_s
         while not self.is_over() and (time.monotonic() < deadline or self.can_go_on()):
             try:

@@ -4,9 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gigl_loader.dataset.identity import GraphIdentity
 from gigl_loader.errors import ConfigError, GiglLoaderError
-from gigl_loader.remote.compact import NOWHERE, UNKNOWN, Addresses, Generations, Runs
+from gigl_loader.remote.compact import NOBODY, NOWHERE, UNKNOWN, Addresses, Incarnations, Runs
 from gigl_loader.transport import Caller
+
+MOST_RANKS = 1 << 16
+"""The most compute processes of a job, and the most storage servers."""
 
 
 class Role(Enum):
@@ -30,8 +34,14 @@ class Join:
     """Which job the client belongs to; None: to be told by server 0."""
     address: tuple[str, int] | None = None
     """Host and port on which a storage server listens."""
-    generation: int = 0
-    """Tells a storage server from the one that had its rank before: the later one's is larger."""
+    incarnation: int = 0
+    """Tells a storage server from the one that had its rank before: its listener's."""
+    process: str = ""
+    """Random, and told to storage servers alone: who comes again with it is the same process."""
+    cluster: str = ""
+    """Which storage cluster the process belongs to; empty: to be told by server 0."""
+    graph: GraphIdentity | None = None
+    """What a storage server holds, or what a client's job reads; None: to be told."""
 
 
 def check_figures(join: Join, server: int, num_servers: int) -> None:
@@ -46,11 +56,43 @@ def check_figures(join: Join, server: int, num_servers: int) -> None:
             f"{join.role.value} {join.rank} counts {join.num_servers} storage servers, server "
             f"{server} counts {num_servers}: give all the same GraphStoreInfo"
         )
+    is_client = join.role is Role.CLIENT
+    lowest, ranks = (0, join.world_size) if is_client else (1, num_servers)
+    if not lowest <= join.rank < ranks <= MOST_RANKS:
+        raise ConfigError(
+            f"{join.role.value} {join.rank} of {ranks} cannot be: ranks count from {lowest}, and "
+            f"there are at most {MOST_RANKS}"
+        )
     # server 0 alone counts jobs; at the other servers a client already knows the number of its own
-    if join.role is Role.CLIENT and join.job is None and server != 0:
+    if is_client and join.job is None and server != 0:
         raise ConfigError(
             f"this is storage server {server}; clients join at server 0: check "
             "storage_cluster_master_ip and rpc_master_port"
+        )
+
+
+def check_same(join: Join, server: int, cluster: str, graph: GraphIdentity | None) -> None:
+    """Refuse who belongs to another cluster than ``server``, or to another graph.
+
+    What is not known on either side is not compared.
+
+    Raises:
+        ConfigError: Says which.
+    """
+    who = f"{join.role.value} {join.rank}"
+    if join.graph is not None and graph is not None and join.graph != graph:
+        runs = join.graph.run, graph.run
+        what = "partitions of two runs" if runs[0] != runs[1] else "two graphs"
+        raise ConfigError(
+            f"{what}: {who} has that of run {runs[0]} ({join.graph.digest or 'no digest'}), "
+            f"storage server {server} that of run {runs[1]} ({graph.digest or 'no digest'}). Give "
+            "all storage servers the partitions of one run, or, where this one is right by now, "
+            f"start {who} again"
+        )
+    if join.cluster and cluster and join.cluster != cluster:
+        raise ConfigError(
+            f"{who} belongs to storage cluster {join.cluster}, and storage server {server} to "
+            f"another one, {cluster}, which has its port by now: start {who} again"
         )
 
 
@@ -78,14 +120,20 @@ class News:
     """Of all storage servers, once the job runs. Unknown ones have port 0."""
     server: int = 0
     """Rank of the server that sends this message."""
-    generation: int = 0
-    """Generation of the server that sends this message."""
+    incarnation: int = 0
+    """Incarnation of the server that sends this message."""
     num_partitions: int = 0
     """Of the graph: server ``i`` serves partition ``i`` modulo that number."""
-    generations: Generations = UNKNOWN
+    incarnations: Incarnations = UNKNOWN
     """Of the same: a server that was started again has a larger one; unknown ones have 0."""
+    cluster: str = ""
+    """Of all storage servers, random; told with their addresses."""
+    graph: GraphIdentity | None = None
+    """What they hold; told with their addresses. None: they do not know."""
     away: tuple[int, ...] = ()
     """Storage servers that are lost and expected back."""
+    missing: Runs = NOBODY
+    """Storage servers that have not come yet: they load, or were not started."""
     status: str = ""
     """For people: who is waited for."""
     jobs_served: int = 0
@@ -100,7 +148,7 @@ class News:
         # more by each connection that hears them, though they are the same
         same = {
             name: value
-            for name in ("addresses", "generations")
+            for name in ("addresses", "incarnations")
             if getattr(self, name) == (value := getattr(former, name))
         }
         return replace(self, **same)

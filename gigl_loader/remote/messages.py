@@ -1,14 +1,11 @@
-"""What compute processes and storage servers say to each other: a dataclass each, one fixed table.
+"""What compute processes and storage servers tell each other, a dataclass each.
 
-`CALLS` names every method of `DistServer` that may be asked over the network. A request has a field
-for each parameter of its method; an answer has what the method returned. Both are made of what
-`gigl_loader.transport` carries: plain values, dataclasses and numpy arrays. Tensors, and GLT's
-classes, become messages here and tensors again at the other end; nothing is pickled, and nothing
-that arrives can name code, but for a sampler's import path, which a server has to allow.
+How a method of `DistServer` is called is in `gigl_loader.remote.calls`; these are the values that
+it takes and returns, and the messages that batches travel in.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -17,67 +14,15 @@ from gigl_loader.dataset.shares import WHOLE, Share
 from gigl_loader.memory import same_host
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote import values
-from gigl_loader.remote.answers import (
-    ABLPInput,
-    Answer,
-    Batch,
-    BookAnswer,
-    EdgeTypes,
-    FeatureInfos,
-    Flag,
-    Ids,
-    Mark,
-    NodeCounts,
-    NodeTypes,
-    Nothing,
-    Number,
-    Numbers,
-    RowBooks,
-    Rows,
-    Sampled,
-    Schema,
-    Status,
-    Tensors,
-    Text,
-)
 from gigl_loader.remote.compact import NOBODY, Runs
-from gigl_loader.remote.values import (
-    InputMessage,
-    SamplerMessage,
-    SamplingConfigMessage,
-    TensorMessage,
-    WorkerOptionsMessage,
-)
 from gigl_loader.sampler.packing import PackedRuns
-from gigl_loader.workers.wire import RowsQuestion
-
-R = TypeVar("R", bound="Request")
 
 
-class Request:
-    """Arguments of a call, as they travel: a field for each parameter of the method."""
+@dataclass(frozen=True)
+class Nothing:
+    """A response without content: it was done."""
 
-    @classmethod
-    def of(cls: type[R], arguments: dict[str, Any]) -> R:
-        """Return the message for ``arguments``.
-
-        Raises:
-            ConfigError: One of them cannot travel.
-        """
-        # fields have no defaults: a second place for those of the methods would drift away from
-        # them, so whoever asks names every argument
-        return cls(**{name: values.to_message(value) for name, value in arguments.items()})
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What the method is called with.
-
-        Raises:
-            ProtocolError: A tensor is of no type that travels.
-        """
-        # not `dataclasses.asdict`, which copies arrays and turns nested dataclasses into dicts
-        return {name: values.from_message(value) for name, value in vars(self).items()}
+    value: None = None
 
 
 # --- producers ------------------------------------------------------------------------------------
@@ -170,74 +115,6 @@ class GiveBack:
     leases: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class CreateProducer(Request):
-    """Arguments of `DistServer.create_sampling_producer`."""
-
-    sampler_input: InputMessage
-    sampling_config: SamplingConfigMessage
-    worker_options: WorkerOptionsMessage
-    sampler_options: SamplerMessage | None
-    request: ProducerRequest | None
-
-
-@dataclass(frozen=True)
-class DestroyProducer(Request):
-    """Arguments of `DistServer.destroy_sampling_producer`."""
-
-    producer_id: int
-    linger_s: float
-
-
-@dataclass(frozen=True)
-class ReleaseProducer(Request):
-    """Arguments of `DistServer.release_sampling_producer`."""
-
-    producer_id: int
-    consumer: int
-    linger_s: float
-
-
-@dataclass(frozen=True)
-class StartEpoch(Request):
-    """Arguments of `DistServer.start_new_epoch_sampling`."""
-
-    producer_id: int
-    epoch: int
-    request: EpochRequest | None
-
-
-@dataclass(frozen=True)
-class CancelEpoch(Request):
-    """Arguments of `DistServer.cancel_epoch_sampling`."""
-
-    producer_id: int
-    request: EpochRequest
-
-
-@dataclass(frozen=True)
-class FetchOne(Request):
-    """Arguments of `DistServer.fetch_one_sampled_message`."""
-
-    producer_id: int
-    consumer: int
-
-
-@dataclass(frozen=True)
-class SampleSeeds(Request):
-    """Arguments of `DistServer.sample_seeds`."""
-
-    producer_id: int
-    index: TensorMessage
-
-
-@dataclass(frozen=True)
-class OfProducer(Request):
-    """Arguments of methods about one producer."""
-
-    producer_id: int
-
-
 # --- what a server holds --------------------------------------------------------------------------
 
 
@@ -278,99 +155,14 @@ class EdgesRequest:
 
 
 @dataclass(frozen=True)
-class NoArguments(Request):
-    """Arguments of the methods without any."""
+class RowBook:
+    """Partition book of the rows of one type."""
 
-
-@dataclass(frozen=True)
-class OfNodeType(Request):
-    """Arguments of methods about one node type."""
-
-    node_type: NodeType | None
-
-
-@dataclass(frozen=True)
-class OfEdgeType(Request):
-    """Arguments of methods about one edge type."""
-
-    edge_type: EdgeType | None
-
-
-@dataclass(frozen=True)
-class GetNodeIds(Request):
-    """Arguments of `DistServer.get_node_ids`."""
-
-    request: NodeIdsRequest | None
-
-
-@dataclass(frozen=True)
-class GetABLPInput(Request):
-    """Arguments of `DistServer.get_ablp_input`."""
-
-    request: ABLPRequest
-
-
-@dataclass(frozen=True)
-class GetRows(Request):
-    """Arguments of `DistServer.get_rows`."""
-
-    request: RowsQuestion
-
-
-@dataclass(frozen=True)
-class GetEdges(Request):
-    """Arguments of `DistServer.get_edges`."""
-
-    request: EdgesRequest
-
-
-@dataclass(frozen=True)
-class GetFreePorts(Request):
-    """Arguments of `DistServer.get_free_ports`."""
-
-    num_ports: int
-
-
-# --- the table ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Call:
-    """How one method of `DistServer` is asked."""
-
-    request: type[Request]
-    answer: type[Answer]
-
-
-CALLS: dict[str, Call] = {
-    # `fetch` is not among them: a batch is lent or packed by `Handout`, and received into memory of
-    # a pool, which no answer of this table is
-    "create_sampling_producer": Call(CreateProducer, Number),
-    "destroy_sampling_producer": Call(DestroyProducer, Nothing),
-    "release_sampling_producer": Call(ReleaseProducer, Nothing),
-    "start_new_epoch_sampling": Call(StartEpoch, Flag),
-    "cancel_epoch_sampling": Call(CancelEpoch, Nothing),
-    "fetch_one_sampled_message": Call(FetchOne, Sampled),
-    "sample_seeds": Call(SampleSeeds, Batch),
-    "describe_workers": Call(OfProducer, Text),
-    "memory_mark": Call(NoArguments, Mark),
-    "ping": Call(NoArguments, Number),
-    "status": Call(NoArguments, Status),
-    "get_schema": Call(NoArguments, Schema),
-    "get_num_nodes": Call(NoArguments, NodeCounts),
-    "get_node_feature_info": Call(NoArguments, FeatureInfos),
-    "get_edge_feature_info": Call(NoArguments, FeatureInfos),
-    "get_edge_dir": Call(NoArguments, Text),
-    "get_edge_types": Call(NoArguments, EdgeTypes),
-    "get_node_types": Call(NoArguments, NodeTypes),
-    "get_node_partition_book": Call(OfNodeType, BookAnswer),
-    "get_edge_partition_book": Call(OfEdgeType, BookAnswer),
-    "get_partition_index": Call(NoArguments, Number),
-    "get_row_books": Call(NoArguments, RowBooks),
-    "get_node_ids": Call(GetNodeIds, Ids),
-    "get_ablp_input": Call(GetABLPInput, ABLPInput),
-    "get_rows": Call(GetRows, Rows),
-    "get_edges": Call(GetEdges, Tensors),
-    "get_free_ports": Call(GetFreePorts, Numbers),
-}
-"""Every method of `DistServer` that may be asked over the network."""
+    group: str
+    """``"node"`` or ``"edge"``."""
+    name: NodeType | EdgeType
+    num_ids: int
+    bounds: np.ndarray | None = None
+    """``[num_partitions]`` int64, where each partition's range of ids ends."""
+    table: np.ndarray | None = None
+    """``[num_ids]``, the owner of each id; neither: one partition has all."""

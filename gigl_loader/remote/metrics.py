@@ -5,16 +5,14 @@ They are the sums that ``loader.stats()`` is made of, under the same names: ``ba
 """
 
 import logging
-import ssl
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.transport import Security, is_loopback
-from gigl_loader.transport.security import Mode
+from gigl_loader.transport import Listener, Mode, Security, is_loopback
+from gigl_loader.transport.pages import Pages
 from gigl_loader.workers.counts import BatchCounts
 
 _log = logging.getLogger(__name__)
@@ -22,7 +20,7 @@ _log = logging.getLogger(__name__)
 _PREFIX = "gigl_loader_"
 # Prometheus' own default for a scrape: whoever waits longer has given up already
 _REQUEST_S = 10.0
-"""How long one scrape may take, TLS and all, before its connection is dropped."""
+"""How long one scrape may take, TLS and all, however its bytes come."""
 _PAST = "past"
 
 COUNTERS = {
@@ -142,11 +140,11 @@ def figures(status: dict[str, Any]) -> dict[str, Any]:
 
 
 class MetricsListener:
-    """Answers ``GET /metrics`` in threads of its own; `close` ends it.
+    """Answers ``GET /metrics`` by a `Listener` of its own, within its limits; `close` ends it.
 
     On the loopback address anybody of this machine may read. Beyond it, clients need a certificate
     of the cluster's authority; or everything is open, with ``--insecure``. A token cannot be proved
-    over plain HTTP.
+    over plain HTTP. Each reader asks once on a connection.
 
     Args:
         status: Returns `DistServer.status`.
@@ -164,70 +162,25 @@ class MetricsListener:
     ) -> None:
         _check_installed()
         from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
         # not the global registry: there, metrics of other libraries would be exported as the
         # server's, and a second server in one process would be a duplicate
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Collector(status))
-        self._server = _bound(host, port, _tls(host, security))
-        self._server.registry = registry
-        self.port = int(self._server.server_address[1])
-        # 0.2 s between looks for `shutdown`, which waits for the next one
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.2,), name="metrics", daemon=True
-        )
-        self._thread.start()
+        readers = _readers(host, security)
+        pages = Pages(
+            "/metrics", CONTENT_TYPE_LATEST, lambda: generate_latest(registry), readers
+        )  # fmt: skip
+        self._listener = Listener(
+            host, port, readers, {}, "metrics", admit=pages, handshake_s=_REQUEST_S
+        ).start()
+        self.port = self._listener.address[1]
         _log.info("metrics at %s:%d/metrics", host, self.port)
 
     def close(self) -> None:
         """End. Idempotent."""
-        # in this order: `shutdown` waits for the loop that accepts, which reads the socket that is
-        # closed next
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(_REQUEST_S)
-
-
-class _Server(ThreadingHTTPServer):
-    """Does each TLS handshake in its connection's thread: a slow client holds up no other."""
-
-    daemon_threads = True
-    # a scraper that reads slowly does not hold up the server's end
-    block_on_close = False
-    tls: ssl.SSLContext | None = None
-    registry: Any = None
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        # before the handshake, which reads as well: a connection that says nothing keeps no thread
-        request.settimeout(_REQUEST_S)
-        if self.tls is None:
-            super().finish_request(request, client_address)
-            return
-        with self.tls.wrap_socket(request, server_side=True) as secured:
-            super().finish_request(secured, client_address)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("a scrape from %s failed", client_address, exc_info=True)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-
-    def do_GET(self) -> None:
-        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-
-        if self.path.partition("?")[0] != "/metrics":
-            self.send_error(404, "the metrics are at /metrics")
-            return
-        body = generate_latest(self.server.registry)
-        self.send_response(200)
-        self.send_header("Content-Type", CONTENT_TYPE_LATEST)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        _log.debug(format, *args)
+        self._listener.close()
 
 
 def _check_installed() -> None:
@@ -239,24 +192,15 @@ def _check_installed() -> None:
         ) from error
 
 
-def _tls(host: str, security: Security) -> ssl.SSLContext | None:
+def _readers(host: str, security: Security) -> Security:
+    """Return who may read at ``host``."""
     # first: it refuses an address beyond loopback where nothing was said of who may come in
     security.check_listener(host)
-    if is_loopback(host) or security.mode is Mode.INSECURE:
-        return None
+    if is_loopback(host):
+        return Security(Mode.INSECURE)
     if security.mode is Mode.TOKEN:
         raise ConfigError(
             f"metrics at {host} can be read from other machines, and Prometheus cannot prove a "
             "token: give certificates (--tls DIR), or let it scrape the loopback address"
         )
-    return security.context(server=True)
-
-
-def _bound(host: str, port: int, tls: ssl.SSLContext | None) -> _Server:
-    try:
-        server = _Server((host, port), _Handler)
-    # a port above 65535 is an OverflowError to the socket
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot export metrics at {host}:{port}: {error}") from error
-    server.tls = tls
-    return server
+    return security

@@ -15,7 +15,6 @@ from gigl_loader.dataset.schema import (
     DatasetSchema,
     EdgeDir,
     EdgeType,
-    FeatureInfo,
     NodeType,
     is_label_edge_type,
     message_passing_to_negative_label,
@@ -26,9 +25,10 @@ from gigl_loader.dataset.view import Book
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.tensors import as_array
-from gigl_loader.remote.answers import RowBook
-from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest
+from gigl_loader.remote.calls import served
+from gigl_loader.remote.messages import ABLPRequest, EdgesRequest, NodeIdsRequest, RowBook
 from gigl_loader.remote.row_answers import RowAnswers
+from gigl_loader.remote.values import FeatureInfos, PartitionBook
 from gigl_loader.sampler.questions import RowsAnswer
 from gigl_loader.sampler.reader import row_type
 from gigl_loader.workers.wire import RowsQuestion
@@ -50,47 +50,64 @@ class PartitionAnswers:
         self.row_answers = RowAnswers(self.dataset.view())
         """Answers for single rows; see `gigl_loader.remote.row_cache`."""
 
+    @served
     def get_partition_index(self) -> int:
         """Return which partition this server has."""
         return int(self.dataset.view().partition_idx)
 
+    @served
     def get_row_books(self) -> list[RowBook]:
         """Return who owns the rows of each node and edge type that has features or labels."""
         return self.row_answers.books()
 
+    @served
     def get_schema(self) -> DatasetSchema:
         """Return types, feature widths and direction."""
         return self.dataset.schema
 
+    @served
+    def get_graph_identity(self) -> str:
+        """Return what tells this graph from another, as one text."""
+        found = self.dataset.graph_identity
+        return f"{found.run} {found.digest}"
+
+    @served
     def get_num_nodes(self) -> dict[NodeType, int]:
         """Return how many nodes of each type there are over all servers."""
         return dict(self.dataset.view().num_nodes)
 
-    def get_node_feature_info(self) -> FeatureInfo | dict[NodeType, FeatureInfo] | None:
+    @served
+    def get_node_feature_info(self) -> FeatureInfos:
         """Return width and dtype of the node features."""
         return self.dataset.node_feature_info
 
-    def get_edge_feature_info(self) -> FeatureInfo | dict[EdgeType, FeatureInfo] | None:
+    @served
+    def get_edge_feature_info(self) -> FeatureInfos:
         """Return width and dtype of the edge features."""
         return self.dataset.edge_feature_info
 
+    @served
     def get_edge_dir(self) -> EdgeDir:
         """Return the direction in which nodes are expanded."""
         return self.dataset.schema.edge_dir
 
+    @served
     def get_edge_types(self) -> list[EdgeType] | None:
         """Return all edge types, label edge types included; None for a homogeneous graph."""
         return self.dataset.schema.edge_types
 
+    @served
     def get_node_types(self) -> list[NodeType] | None:
         """Return all node types; None for a homogeneous graph."""
         return sorted(self.dataset.view().num_nodes) if self.dataset.is_typed else None
 
-    def get_node_partition_book(self, node_type: NodeType | None = None) -> Any:
+    @served
+    def get_node_partition_book(self, node_type: NodeType | None = None) -> PartitionBook:
         """Return the owner of each node of a type."""
         return self._of_type(self.dataset.node_partition_book, node_type, "node")
 
-    def get_edge_partition_book(self, edge_type: EdgeType | None = None) -> Any:
+    @served
+    def get_edge_partition_book(self, edge_type: EdgeType | None = None) -> PartitionBook:
         """Return the owner of each edge of a type; None where no edge is looked up."""
         # one partition alone has no books, but a wrong type is still to be refused by name
         books = self.dataset.edge_partition_book
@@ -98,6 +115,7 @@ class PartitionAnswers:
             books = dict.fromkeys(self.dataset.schema.edge_types or ()) or None
         return self._of_type(books, edge_type, "edge")
 
+    @served
     def get_node_ids(self, request: NodeIdsRequest | None = None) -> Tensor:
         """Return ``[n]`` int64: the ids of nodes that a server owns, ascending.
 
@@ -138,6 +156,7 @@ class PartitionAnswers:
         position = twins.index(server)
         return Share(position, position + 1, len(twins))
 
+    @served
     def get_ablp_input(
         self, request: ABLPRequest
     ) -> tuple[NodeType, Tensor, dict[EdgeType, Tensor], dict[EdgeType, Tensor] | None]:
@@ -178,6 +197,7 @@ class PartitionAnswers:
         negatives = {negative: labels[negative]} if negative in labels else None
         return anchor_type, anchors, {positive: labels[positive]}, negatives
 
+    @served
     def get_rows(self, request: RowsQuestion) -> RowsAnswer:
         """Return rows in the order of the ids, as they are stored.
 
@@ -197,6 +217,7 @@ class PartitionAnswers:
             return replace(answer, scales=as_array(rows.scales))
         return answer
 
+    @served
     def get_edges(self, request: EdgesRequest) -> dict[str, Tensor]:
         """Return the edges of some nodes, one node after the other, each in canonical order.
 

@@ -1,5 +1,7 @@
 """The producers of a storage server: by number, by the worker key that ranks share, by request."""
 
+import hashlib
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -42,9 +44,8 @@ class ProducerTable:
         self._lock = threading.Lock()
         self._entries: dict[int, ProducerEntry] = {}
         self._by_key: dict[tuple[Hashable, str], int] = {}
-        self._by_request: OrderedDict[str, ProducerEntry] = OrderedDict()
+        self._by_request: OrderedDict[tuple[Hashable, str], ProducerEntry] = OrderedDict()
         self._over: set[int] = set()
-        self._next_id = 0
         self.asked = 0
         """How often a producer was asked for; the same request again does not count."""
         self.closed = False
@@ -61,26 +62,37 @@ class ProducerTable:
             # with the lock, as it is set: a producer is either refused here or found by `close`
             if self.closed:
                 raise UsageError(f"storage server {self._server_rank} is shutting down")
-            if request_id in self._by_request:  # asked again after a lost connection
-                return self._by_request[request_id], False
+            request = (job, request_id)
+            if request in self._by_request:  # asked again after a lost connection
+                return self._by_request[request], False
             self.asked += 1
             known = self._by_key.get((job, key)) if key is not None else None
             entry = self._entries[known] if known is not None else None
-            entry = entry or ProducerEntry(self._next_id, request_id, servers)
+            entry = entry or ProducerEntry(self._fresh_id(request_id), request_id, servers)
             # who joins a key may ask again, too: it is to get this slot, and not one of a later
             # producer of the key
             if request_id:
-                self._remember(request_id, entry)
+                self._remember(request, entry)
             if known is not None:
                 return entry, False
             self._entries[entry.id] = entry
-            self._next_id += 1
             if key is not None:
                 self._by_key[job, key] = entry.id
             return entry, True
 
-    def _remember(self, request_id: str, entry: ProducerEntry) -> None:
-        self._by_request[request_id] = entry
+    def _fresh_id(self, request_id: str) -> int:
+        """Return a number that no other producer has, here or on a server before this one.
+
+        It is made of the request: all servers have one number then, which takes less room with
+        clients than one of each.
+        """
+        name = request_id or secrets.token_hex(16)
+        while (number := _number_of(name)) in self._over or number in self._entries:
+            name = secrets.token_hex(16)
+        return number
+
+    def _remember(self, request: tuple[Hashable, str], entry: ProducerEntry) -> None:
+        self._by_request[request] = entry
         while len(self._by_request) > _MOST_REQUESTS:
             self._by_request.popitem(last=False)
 
@@ -134,3 +146,7 @@ class ProducerTable:
         with self._lock:
             self.closed = True
             return [entry.id for entry in self._entries.values() if entry.shared is not None]
+
+
+def _number_of(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 2

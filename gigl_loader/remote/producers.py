@@ -24,6 +24,7 @@ from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.messages import ProducerRequest
+from gigl_loader.remote.patience import WaitReport
 from gigl_loader.remote.service import DistServer
 from gigl_loader.workers.producer import LINGER_S
 
@@ -156,8 +157,14 @@ class RemoteProducers:
         """
         deadline = time.monotonic() + timeout_s
         left: Collection[Future[int]] = list(answers.values())
+        progress = WaitReport(f"compute process {self._cluster.rank}", deadline)
         while left and (limit := deadline - time.monotonic()) > 0:
+            # just after the next report is due; just before, this would turn without a pause
+            limit = min(limit, progress.next_in_s + 0.01)
             done, left = wait(left, limit, return_when=FIRST_COMPLETED)
+            if left and progress.next_in_s == 0.0:
+                slow = [server for server, answer in answers.items() if not answer.done()]
+                progress.say(f"storage servers {slow[:10]} to start their workers")
             for answer in done:
                 # other errors are told with those of all servers, once each has answered
                 if isinstance(lost := answer.exception(), ServerDiedError):
@@ -279,5 +286,5 @@ def name_of_recovery(key: str | None, cluster: Cluster, live: Sequence[int], att
     # ranks come here one by one, and cannot ask each other: what the name is made of is the same on
     # all that have seen the same servers come and go. With a name of before, servers would answer
     # with the producer of before
-    parts = (key or f"rank {cluster.rank}", cluster.job, live, *cluster.generations, attempt)
+    parts = (key or f"rank {cluster.rank}", cluster.job, live, *cluster.incarnations, attempt)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

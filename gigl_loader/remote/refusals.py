@@ -1,13 +1,18 @@
 """Requests that a storage server refuses before it starts a producer."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from gigl_loader._glt import SamplingConfig
 from gigl_loader.dataset.schema import is_label_edge_type
 from gigl_loader.dataset.view import PartitionView
-from gigl_loader.errors import ConfigError
+from gigl_loader.errors import ConfigError, ProtocolError
 from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
+from gigl_loader.remote.membership import MOST_RANKS
+from gigl_loader.remote.messages import ProducerRequest
+
+_MOST = 1 << 10, 1 << 10, 1 << 16
+"""Workers of a producer, threads of each, and batches that one client asks for ahead."""
 
 
 def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
@@ -31,6 +36,37 @@ def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:
             f"storage server {server} has no leave to import the {what} {path!r}: start it with "
             f"--allow-samplers {path.rpartition('.')[0]}, or "
             "init_storage_process(allow_samplers=[...]); nothing was started"
+        )
+
+
+def check_request(request: ProducerRequest, num_servers: int, client: Hashable) -> None:
+    """Refuse a producer for others than who asks, or on servers that there are not.
+
+    Raises:
+        ProtocolError: Nothing was started.
+    """
+    request.servers.check(num_servers, "servers that take part")
+    request.client_ranks.check(MOST_RANKS, "compute ranks that share a producer")
+    shard = 0 if request.shard is None else request.shard
+    if not 0 <= shard < request.num_shards <= num_servers:
+        raise ProtocolError(f"shard {shard} of {request.num_shards} on {num_servers} servers")
+    # ranks that share one are told by the first of them, who asks for all
+    own = client[1] if isinstance(client, tuple) else None
+    if own is not None and request.client_ranks and own not in request.client_ranks:
+        raise ProtocolError(f"compute rank {own} asked for a producer of {request.client_ranks}")
+
+
+def check_workers(options: Any) -> None:
+    """Refuse more workers or threads than any machine has.
+
+    Raises:
+        ConfigError: Nothing was started.
+    """
+    counts = options.num_workers, options.worker_concurrency, options.prefetch_size
+    if not all(0 < count <= most for count, most in zip(counts, _MOST, strict=True)):
+        raise ConfigError(
+            f"num_workers, worker_concurrency and prefetch_size must be in [1, {_MOST}], got "
+            f"{counts}"
         )
 
 

@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
-from gigl_loader.errors import GiglLoaderError, PeerError, PeerTimeoutError, UsageError
-from gigl_loader.remote.answers import Nothing
+from gigl_loader.errors import (
+    GiglLoaderError,
+    PeerError,
+    PeerTimeoutError,
+    ProtocolError,
+    UsageError,
+)
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.membership import Gather, Gathered, Leave, Publish
+from gigl_loader.remote.messages import Nothing
 from gigl_loader.transport import Caller
 from gigl_loader.workers.rendezvous import Rendezvous
 
@@ -37,9 +43,14 @@ class _Rendezvous:
 
 
 class RendezvousTable:
-    """All rendezvous that this server hosts. Thread-safe; nobody waits in here."""
+    """All rendezvous that this server hosts. Thread-safe; nobody waits in here.
 
-    def __init__(self) -> None:
+    Args:
+        num_servers: Of the cluster.
+    """
+
+    def __init__(self, num_servers: int) -> None:
+        self._num_servers = num_servers
         # guards all below. Futures are answered while it is held: what waits for them is a thread
         # of a connection or of a producer, which is only woken by that
         self._lock = threading.Lock()
@@ -47,6 +58,7 @@ class RendezvousTable:
 
     def publish(self, request: Publish) -> Nothing:
         """Take a server's value of a key."""
+        self._check(request.servers, request.rank)
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
             # for `fail_all`; each says it, since any of them may come first
@@ -58,6 +70,8 @@ class RendezvousTable:
 
     def gather(self, request: Gather) -> "Future[Gathered]":
         """Return the values of a key, once all ranks that are named have published theirs."""
+        self._check(request.servers)
+        request.ranks.check(len(request.servers), "those who are waited for")
         future: Future[Gathered] = Future()
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
@@ -76,6 +90,7 @@ class RendezvousTable:
 
     def leave(self, request: Leave) -> Nothing:
         """Let a server go; its failure, if there is one, ends the waits of all."""
+        self._check(request.servers, request.rank)
         with self._lock:
             one = self._by_name.setdefault(request.name, _Rendezvous())
             # a set, since who has left may say so again
@@ -89,6 +104,11 @@ class RendezvousTable:
             if len(one.left) >= len(request.servers):
                 del self._by_name[request.name]
         return Nothing()
+
+    def _check(self, servers: Runs, rank: int = 0) -> None:
+        servers.check(self._num_servers, "storage servers that meet")
+        if not 0 <= rank < len(servers):
+            raise ProtocolError(f"{rank} of {len(servers)} storage servers came to a rendezvous")
 
     def fail_all(self, why: str, server: int | None = None) -> None:
         """End all waits for a server that is lost; None: all waits."""
@@ -134,7 +154,7 @@ class ServerRendezvous(Rendezvous):
         servers: All who meet; the first one hosts it. A rank is a position among them.
         timeout_s: Longest wait of each `gather` and `wait_for`.
         table: On the host.
-        dial: On the others: returns a fresh caller of the host.
+        dial: On the others: returns a fresh caller of the host; see ``incarnation`` of `Caller`.
     """
 
     def __init__(
@@ -145,7 +165,7 @@ class ServerRendezvous(Rendezvous):
         timeout_s: float,
         *,
         table: RendezvousTable | None = None,
-        dial: Callable[[], Caller] | None = None,
+        dial: Callable[[int], Caller] | None = None,
     ) -> None:
         self.rank, self.world_size = servers.index(server), len(servers)
         self._server, self._servers = server, Runs.of(servers)
@@ -153,7 +173,7 @@ class ServerRendezvous(Rendezvous):
         self._dial = dial
         # a connection for this rendezvous alone: answers come in the order of the questions, and
         # that of a `gather` may be long in coming
-        self._caller = dial() if dial is not None else None
+        self._caller = dial(0) if dial is not None else None
         # guards `_closed`: a server that fails and one that closes may be two threads, and one
         # `leave` is sent
         self._lock = threading.Lock()
@@ -228,7 +248,11 @@ class ServerRendezvous(Rendezvous):
             self._table.leave(request)
         if self._caller is not None and self._dial is not None:
             self._caller.close()  # a question that it waits for would be answered first
-            with contextlib.suppress(GiglLoaderError), self._dial() as caller:
+            # a host that was started again knows nothing of this
+            with (
+                contextlib.suppress(GiglLoaderError),
+                self._dial(self._caller.incarnation) as caller,
+            ):
                 caller.ask("leave", request, Nothing).wait(_LEAVE_S)  # or it is gone
 
     def _check_open(self) -> None:

@@ -38,6 +38,7 @@ from gigl_loader.sampler.apart import RowsApart, read_rows_apart
 from gigl_loader.sampler.cache_tables import Matrix, Owner, tables_of
 from gigl_loader.sampler.reader import gather_rows
 from gigl_loader.sampler.row_cache import MISSING, RowCache
+from gigl_loader.threads import new_thread
 from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
 _UNDER_WAY = 3
@@ -157,9 +158,12 @@ class RowKeeper:
             # before the first batch there is none: `_make_cache` begins that epoch
             self._look_ahead.begin(self._sequence, total)
         self._last_progress = time.monotonic()
-        self._thread = threading.Thread(
-            target=self._fill_all, args=(total,), name="rows of batches", daemon=True
-        )
+        self._thread = new_thread(
+            target=self._fill_all, args=(total,), name="rows of batches",
+            on_death=lambda error: self._fail(
+                PeerError(f"rows of a batch: {type(error).__name__}: {error}")
+            ),
+        )  # fmt: skip
         self._thread.start()
 
     def stop(self) -> None:

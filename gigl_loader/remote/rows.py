@@ -12,10 +12,10 @@ import numpy as np
 from gigl_loader.dataset.view import Book
 from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, ProtocolError
 from gigl_loader.memory.segments import Array, array_in, nbytes_of
-from gigl_loader.remote.answers import RowBook
 from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.connection import ServerConnection
-from gigl_loader.remote.messages import CALLS, GetRows
+from gigl_loader.remote.messages import RowBook
+from gigl_loader.remote.service import CALLS
 from gigl_loader.sampler.apart import RowsApart
 from gigl_loader.sampler.cache_tables import Owner, owner_of
 from gigl_loader.sampler.reader import Split, rows_request
@@ -141,11 +141,11 @@ class RowQuestions:
         # by its twin, if it is lost: a row is the same on both
         connection = self._cluster.connection(self._cluster.stand_in(server))
         try:
-            answer = CALLS["get_rows"].answer
+            call = CALLS["get_rows"]
             # asked in this thread and in order, so that all servers work while the answers are
             # waited for
             reply = self._caller(connection).ask(
-                "get_rows", GetRows(question), answer, into=into_array(out)
+                call.name, call.ask({"request": question}), call.response, into=into_array(out)
             )
         except GiglLoaderError as error:
             raise connection.named(error) from error

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 from gigl_loader._glt import Dataset, _set_server_context
 from gigl_loader.dataset.held import check_enough, check_position
@@ -134,7 +135,7 @@ def init_storage_process(
     cluster_info: GraphStoreInfo,
     dataset: Dataset,
     *,
-    num_jobs: int | None = 1,
+    num_jobs: int | None = None,
     tls_dir: str | None = None,
     token: str | None = None,
     insecure: bool | None = None,
@@ -250,6 +251,45 @@ def init_storage_process(
         *(storage_rank, num_servers, server.dataset.partition_idx, *endpoint.address),
     )
     return StorageProcess(server, endpoint, metrics)
+
+
+def run_storage_server(
+    storage_rank: int,
+    cluster_info: GraphStoreInfo,
+    dataset: Dataset,
+    num_server_sessions: int | None = None,
+    timeout_seconds: float | None = None,
+    num_rpc_threads: int | None = None,
+    rpc_timeout: float | None = None,
+    **how: Any,
+) -> int:
+    """Serve a partition until the jobs are done or a signal comes; GiGL's function of this name.
+
+    ::
+
+        run_storage_server(rank, info, DistDataset.load(root, rank), num_server_sessions=2)
+
+    Args:
+        storage_rank: As for `init_storage_process`.
+        cluster_info: The same.
+        dataset: The same.
+        num_server_sessions: Its ``num_jobs``, by GiGL's name: one for each time that the compute
+            processes join, so for each node type of an inference. None: until told to stop.
+        timeout_seconds: How long to serve at most; None: as long as that takes.
+        num_rpc_threads: Of GLT's RPC, which is not used: not looked at.
+        rpc_timeout: The same.
+        how: Other arguments of `init_storage_process`.
+
+    Returns:
+        How many jobs were served.
+
+    Raises:
+        ConfigError: As `init_storage_process`, which says what else it raises.
+        ServerDiedError: Another storage server ended before the jobs were done.
+    """
+    jobs = num_server_sessions
+    with init_storage_process(storage_rank, cluster_info, dataset, num_jobs=jobs, **how) as server:
+        return server.wait(timeout_seconds)
 
 
 def _master_address(host: str) -> str:

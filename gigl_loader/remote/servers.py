@@ -32,21 +32,21 @@ class ServerBook:
         num_servers: How many there are.
         num_partitions: Of the graph.
         address: Of server 0.
-        generation: Of server 0.
+        incarnation: Of server 0.
     """
 
     def __init__(
-        self, num_servers: int, num_partitions: int, address: tuple[str, int], generation: int
+        self, num_servers: int, num_partitions: int, address: tuple[str, int], incarnation: int
     ) -> None:
         self._num_servers, self._num_partitions = num_servers, num_partitions
         # kept when a server leaves: it may come back to where it was
-        self._where = {0: (address, generation)}
+        self._where = {0: (address, incarnation)}
         self._away: dict[int, _Away] = {}
 
     def came(self, join: Join) -> None:
         """Note that a server is here, or here again."""
         if join.address is not None:
-            self._where[join.rank] = (join.address, join.generation)
+            self._where[join.rank] = (join.address, join.incarnation)
         self._away.pop(join.rank, None)
 
     def left(self, rank: int, why: str, until: float) -> None:
@@ -83,7 +83,7 @@ class ServerBook:
     def where(
         self, here: Iterable[int]
     ) -> tuple[tuple[tuple[str, int], ...], tuple[int, ...]] | None:
-        """Return addresses and generations of all servers; None: a partition has no server yet."""
+        """Return addresses and incarnations of all servers; None: a partition has no server yet."""
         # so nobody begins with addresses of which it could not read the whole graph
         if len(self._partitions({0, *here})) < self._num_partitions:
             return None

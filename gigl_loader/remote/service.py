@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import secrets
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -23,6 +22,7 @@ from gigl_loader._glt import (
     SamplingConfig,
 )
 from gigl_loader.errors import (
+    ConfigError,
     GiglLoaderError,
     PeerError,
     PeerLostError,
@@ -35,16 +35,24 @@ from gigl_loader.message import SampleMessage
 from gigl_loader.options import (
     EpochOptions,
     SamplerOptions,
-    parse_size,
 )
+from gigl_loader.remote.calls import calls_of, served
 from gigl_loader.remote.compact import Runs
+from gigl_loader.remote.membership import MOST_RANKS
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
 from gigl_loader.remote.metrics import ServerCounts
 from gigl_loader.remote.partition_answers import PartitionAnswers
 from gigl_loader.remote.producer_table import ProducerEntry, ProducerTable
-from gigl_loader.remote.refusals import check_columns, check_leave
-from gigl_loader.remote.shared import Clients, Fetched, SharedProducer
+from gigl_loader.remote.refusals import (
+    check_columns,
+    check_leave,
+    check_request,
+    check_workers,
+)
+from gigl_loader.remote.shared import THIS_PROCESS, Clients, Fetched, SharedProducer
 from gigl_loader.sampler._kernels import load as load_kernels
+from gigl_loader.sizes import parse_size
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import Security, free_ports
 from gigl_loader.workers.producer import LINGER_S, DistSamplingProducer
 from gigl_loader.workers.rendezvous import Rendezvous
@@ -54,8 +62,10 @@ _log = logging.getLogger(__name__)
 
 # not an argument: the methods are those that `CALLS` names, with a field of the request for each
 # parameter, and a client must not say by itself who it is
-caller: ContextVar[Hashable] = ContextVar("caller", default="this process")
-"""The client that the request being served came from."""
+caller: ContextVar[Hashable] = ContextVar("caller", default=THIS_PROCESS)
+"""The client that the request being served came from: ``(job, rank)``, or `OBSERVER`."""
+OBSERVER = "observer"
+"""Who has not joined."""
 
 _OWN_SAMPLERS = "gigl_loader.sampler"
 _OVER = "over"
@@ -71,7 +81,7 @@ class DistServer(PartitionAnswers):
     """One storage server: a partition, and the producers that sample it for compute processes.
 
     Methods are thread-safe, and are called by clients through `request_server`: those in
-    `gigl_loader.remote.messages.CALLS`.
+    `CALLS`.
 
     Args:
         dataset: The partition.
@@ -113,6 +123,7 @@ class DistServer(PartitionAnswers):
 
     # -- producers ------------------------------------------------------------------------------
 
+    @served
     def create_sampling_producer(
         self,
         sampler_input: NodeSamplerInput,
@@ -141,6 +152,7 @@ class DistServer(PartitionAnswers):
             drawn = EpochOptions(seed=seed_or_drawn(sampling_config.seed))
             request = ProducerRequest(epoch_options=drawn)
         client = caller.get()
+        check_request(request, self.num_servers, client)
         # before a slot is taken: what is refused leaves nothing that others could wait for
         for options in (sampler_options, request.epoch_options.feature_store):
             check_leave(options, self._allowed, self.server_rank)
@@ -182,6 +194,7 @@ class DistServer(PartitionAnswers):
         rendezvous = self._rendezvous(request)
         try:
             check_columns(config, self.dataset.view())
+            check_workers(options)
             # enough for all that a client asks for ahead, and for every thread of every worker to
             # have a task
             capacity = max(options.prefetch_size, options.num_workers * options.worker_concurrency)
@@ -203,7 +216,7 @@ class DistServer(PartitionAnswers):
             clients = Clients(job, request.client_ranks)
         key = options.worker_key or f"producer {number}"
         return SharedProducer(
-            key, producer, memory, request, clients, parse_size(options.buffer_size),
+            key, producer, memory, request, clients, parse_size(options.buffer_size, "buffer_size"),
             count=partial(self._counts.add, producer=number),
         )  # fmt: skip
 
@@ -222,7 +235,7 @@ class DistServer(PartitionAnswers):
         # whichever of the two comes second sees what the other one did
         entry.shared = shared
         _log.info(
-            "server %d: producer %d (%s) started for %s, workers %s",
+            "server %d: producer %d (%r) started for %s, workers %s",
             *(self.server_rank, entry.id, shared.key, client, shared.producer.pids),
         )
         for one in shared.clients:  # not all that ever left: a server serves job after job
@@ -230,9 +243,10 @@ class DistServer(PartitionAnswers):
                 self.client_gone(one)
         # of a producer without a name nobody else knows; on the first server, its consumers end it
         if entry.name and self.meet is not None and self.server_rank != entry.servers[0]:
-            threading.Thread(
-                target=self._end_with_host, args=(entry,), name=f"end of {entry.id}", daemon=True
-            ).start()
+            new_thread(
+                target=self._end_with_host, args=(entry,), name=f"end of {entry.id}",
+                on_death=lambda _: self._end(entry.id),
+            ).start()  # fmt: skip
         # `close` ends the producers that are up, and this one came up after it had looked
         if self._entries.closed:
             shared.close(0.0)
@@ -293,6 +307,17 @@ class DistServer(PartitionAnswers):
         self._tell_of_end(entry)
         return entry.shared
 
+    def _producer(self, producer_id: int, consumer: int | None = None) -> SharedProducer:
+        """Return a producer that is up, for one of its consumers; None: for any of them.
+
+        Raises:
+            UsageError: There is none, or the client that asks is not that one.
+        """
+        shared = self._entries.producer(producer_id)
+        shared.check_client(caller.get(), consumer)
+        return shared
+
+    @served
     def destroy_sampling_producer(self, producer_id: int, *, linger_s: float = LINGER_S) -> None:
         """End a producer, whoever else uses it.
 
@@ -303,9 +328,10 @@ class DistServer(PartitionAnswers):
         Raises:
             UsageError: There is no such producer.
         """
-        self._entries.producer(producer_id)
+        self._producer(producer_id)
         self._end(producer_id, linger_s)
 
+    @served
     def release_sampling_producer(
         self, producer_id: int, consumer: int = 0, *, linger_s: float = LINGER_S
     ) -> None:
@@ -322,7 +348,7 @@ class DistServer(PartitionAnswers):
         # asked again after a lost connection, or once a client is gone: there is nothing left to do
         if self._entries.is_over(producer_id):
             return
-        if self._entries.producer(producer_id).release(consumer):
+        if self._producer(producer_id, consumer).release(consumer):
             self._end(producer_id, linger_s)
 
     def _end(self, producer_id: int, linger_s: float = LINGER_S) -> None:
@@ -332,9 +358,10 @@ class DistServer(PartitionAnswers):
             shared.close(linger_s)
             self._counts.forget(producer_id)
             _log.info(
-                "server %d: producer %d (%s) ended", self.server_rank, producer_id, shared.key
+                "server %d: producer %d (%r) ended", self.server_rank, producer_id, shared.key
             )
 
+    @served
     def start_new_epoch_sampling(
         self, producer_id: int, epoch: int, *, request: EpochRequest | None = None
     ) -> bool:
@@ -352,8 +379,10 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker is gone.
         """
-        return self._entries.producer(producer_id).start_epoch(epoch, request or EpochRequest())
+        request = request or EpochRequest()
+        return self._producer(producer_id, request.consumer).start_epoch(epoch, request)
 
+    @served
     def cancel_epoch_sampling(self, producer_id: int, request: EpochRequest) -> None:
         """Break the epoch of one consumer off; that of a producer that is over is broken off.
 
@@ -361,7 +390,7 @@ class DistServer(PartitionAnswers):
             UsageError: There never was such a producer.
         """
         if not self._entries.is_over(producer_id):
-            self._entries.producer(producer_id).cancel_epoch(request)
+            self._producer(producer_id, request.consumer).cancel_epoch(request)
 
     def fetch(self, request: FetchRequest, attempt: int = 0) -> "Future[Fetched]":
         """Return a batch of a consumer, as soon as there is one. Never waits.
@@ -374,8 +403,9 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died or raised.
         """
-        return self._entries.producer(request.producer_id).fetch(request, attempt)
+        return self._producer(request.producer_id, request.consumer).fetch(request, attempt)
 
+    @served
     def fetch_one_sampled_message(
         self, producer_id: int, *, consumer: int = 0
     ) -> tuple[SampleMessage | None, bool]:
@@ -385,7 +415,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died, stalled or raised.
         """
-        shared = self._entries.producer(producer_id)
+        shared = self._producer(producer_id, consumer)
         limit = shared.producer.epoch_options.timeout_s
         try:
             request = FetchRequest(producer_id=producer_id, consumer=consumer)
@@ -400,6 +430,7 @@ class DistServer(PartitionAnswers):
         assert isinstance(received.message, Packed)
         return received.message.tensors(), finished
 
+    @served
     def sample_seeds(self, producer_id: int, index: Tensor) -> SampleMessage:
         """Return the batch of the seeds at ``index`` of a producer's input, beside its epochs.
 
@@ -411,7 +442,7 @@ class DistServer(PartitionAnswers):
             UsageError: There is no such producer.
             PeerError: A worker died, stalled or raised.
         """
-        shared = self._entries.producer(producer_id)
+        shared = self._producer(producer_id)
         # it came over the network, and a negative index would be read from the end of the input
         if index.dtype != torch.int64 or index.dim() != 1 or not shared.has_seeds(index):
             raise ProtocolError(
@@ -422,13 +453,15 @@ class DistServer(PartitionAnswers):
         assert isinstance(message, Packed)
         return message.tensors()
 
+    @served
     def memory_mark(self) -> Mark:
         """Return what a client needs to find out whether it can map this process's memory."""
         return self._mark.mark
 
+    @served
     def describe_workers(self, producer_id: int) -> str:
         """Say what the workers of a producer are doing, for an error elsewhere."""
-        return self._entries.producer(producer_id).describe_workers()
+        return self._producer(producer_id).describe_workers()
 
     def client_gone(self, client: Hashable) -> None:
         """Release all that a client has: it ended, or can no longer be reached."""
@@ -468,6 +501,7 @@ class DistServer(PartitionAnswers):
 
     # -- what it holds --------------------------------------------------------------------------
 
+    @served
     def status(self) -> dict[str, Any]:
         """Return this server's state as plain values."""
         view = self.dataset.view()
@@ -477,6 +511,8 @@ class DistServer(PartitionAnswers):
         producers = {number: producer.status() for number, producer in shared.items()}
         failed = sorted(number for number, one in producers.items() if one["failed"] is not None)
         health = "serving" if not failed else f"serving, but producers {failed} failed"
+        if away := sorted(connections.get("away", {})):
+            health = f"storage servers {away} are away: see `away`"
         return {
             "health": connections.get("lost") or health,
             "server_rank": self.server_rank,
@@ -493,10 +529,14 @@ class DistServer(PartitionAnswers):
             **connections,
         }
 
+    @served
     def get_free_ports(self, num_ports: int) -> list[int]:
         """Return ports that are free on this server at this moment."""
+        if not 0 <= num_ports <= MOST_RANKS:
+            raise ConfigError(f"{num_ports} ports were asked for, at most {MOST_RANKS} are told")
         return free_ports(num_ports, self._host)
 
+    @served
     def ping(self) -> int:
         """Return this process's id: it lives, and answers."""
         return os.getpid()
@@ -504,7 +544,13 @@ class DistServer(PartitionAnswers):
 
 def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
     """Make all ``calls``, each in a thread: the end of a producer may wait for other servers'."""
-    threads = [threading.Thread(target=function, args=args, daemon=True) for args in calls]
+    threads = [
+        new_thread(
+            target=function, args=args, name=f"{function.__name__} {args}",
+            on_death=nothing_hangs_on_it,
+        )
+        for args in calls
+    ]  # fmt: skip
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -515,3 +561,11 @@ def _at_once(function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) ->
 def warm_up() -> None:
     """Compile or load the sampling kernels before the first client waits for them."""
     load_kernels()
+
+
+CALLS = calls_of(DistServer)
+"""Every method of `DistServer` that clients may call over the network.
+
+`DistServer.fetch` is not among them: a batch is lent or packed by `Handout`, and received into
+memory of a pool.
+"""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gigl_loader.errors import (
     GiglLoaderError,
+    PeerError,
     PeerTimeoutError,
     ProtocolError,
     SamplingError,
@@ -22,6 +23,7 @@ from gigl_loader.memory.leases import ServerMemory
 from gigl_loader.message import AT_ONCE_STREAM, Received
 from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.messages import EpochRequest, FetchRequest, ProducerRequest
+from gigl_loader.threads import new_thread
 from gigl_loader.workers.producer import DistSamplingProducer
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ _MOST_WAITING = 256
 # clients count from 1, and plain calls say 0
 _NONE, _BROKEN = -1, -2
 
+THIS_PROCESS = "this process"
+"""Asks for what it likes: the server itself."""
 Fetched = tuple[Received | None, bool]
 """(a batch or None, whether the consumer's epoch is over)."""
 _STALE: Fetched = (None, False)
@@ -147,7 +151,15 @@ class SharedProducer:
         self._at_once: Future[Fetched] | None = None
         self._fatal: GiglLoaderError | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._pump_all, name=f"pump {key}", daemon=True)
+        self._thread = new_thread(
+            target=self._pump_all, name=f"pump {key}",
+            on_death=lambda error: self._fail(
+                PeerError(
+                    f"producer {key!r}: the thread that takes its workers' batches ended by "
+                    f"{type(error).__name__}: {error}; see the server's log, and build a new loader"
+                )
+            ),
+        )  # fmt: skip
         self._thread.start()
 
     # -- consumers ------------------------------------------------------------------------------
@@ -296,6 +308,19 @@ class SharedProducer:
         # an epoch that failed is not sampled again: these fetches get its error
         if consumer.error is None:
             self.producer.start_epoch(consumer.epoch, to_come, stream=number)
+
+    def check_client(self, client: Hashable, number: int | None = None) -> None:
+        """Refuse a client that is not consumer ``number``, or none of them where that is None.
+
+        Raises:
+            UsageError: It is not; or there never was such a consumer.
+        """
+        if number is not None and not 0 <= number < len(self._clients):
+            raise UsageError(f"producer {self.key!r} has no consumer {number}")
+        own = client in self._clients if number is None else self._clients[number] == client
+        if client != THIS_PROCESS and not own:
+            who = "" if number is None else f"consumer {number} of "
+            raise UsageError(f"client {client} asked for what is {who}producer {self.key!r}'s")
 
     def release(self, number: int) -> bool:
         """Let a consumer go, its epoch broken off; return whether it was the last. Idempotent.

@@ -5,7 +5,7 @@ import copy
 import logging
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from gigl_loader.message import (
     Received,
     SampleMessage,
 )
-from gigl_loader.options import EpochOptions
+from gigl_loader.options import EpochOptions, options_of_batches
 from gigl_loader.ranks import decide_with_ranks
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import current_cluster
@@ -41,7 +41,8 @@ from gigl_loader.remote.machine_rows import MachineRows, OwnRows
 from gigl_loader.remote.producers import RemoteProducers, check_turns, name_of_recovery, wait_turn
 from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.shared import OwnBatches
-from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up, what_all_share
+from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up
+from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import describe
 from gigl_loader.workers.schedule import num_batches
 
@@ -122,7 +123,8 @@ class RemoteSource:
         """Those of them that have batches."""
         self._ranks = NOBODY
         self._create: Callable[..., int] | None = None
-        self._recoveries = 0
+        self._attempts: Counter[str] = Counter()
+        """How often producers were made anew, for each state that the servers were in."""
         self._epoch = 0
         self._to_come: deque[int] = deque()
         """Batches of the epoch that were not handed out, as `start_epoch` got them."""
@@ -157,16 +159,13 @@ class RemoteSource:
         how = (self._config, self.epoch_options.expansion)
         # a digest and not the input: rank 0 compares those of all ranks
         digest = digest_of(self._input, how, self._active)
-        shared = what_all_share(
-            self._shard, self._config, self._sampler_options, self.epoch_options,
-            lambda: digest_of(self._input, None, self._active),
-        )  # fmt: skip
+        batches = options_of_batches(self._config, self._sampler_options, self.epoch_options)
+        shared = {"shard": self._shard, **batches}
         cache = self.epoch_options.cache
         rows = OwnRows.of(self._cluster, cache, self._config) if cache is not None else None
         of_rows = rows.offer if rows is not None else None
-        offer = Offer(key, digest, self.epoch_options, shared, of_rows)
-        decide = partial(settle, f'shard="{self._shard}"')
-        terms = decide_with_ranks(offer, world_size, Offer, decide, Terms)
+        offer = Offer(key, digest, self.epoch_options, shared, self._seeds_told(), of_rows)
+        terms = decide_with_ranks(offer, world_size, Offer, settle, Terms)
         # on all ranks at once, as all were told the same: no rank is left waiting for producers
         if terms.error is not None:
             raise ConfigError(terms.error)
@@ -199,6 +198,13 @@ class RemoteSource:
         if outcome is None:
             outcome = found.producers.get(leader)
         self._adopt(outcome, found.failure_on(self._cluster.rank, outcome), ranks, options)
+
+    def _seeds_told(self) -> SeedsTold:
+        if self._shard == "world":  # which batches are whose is numbered: seeds have to be the same
+            same = digest_of(self._input, None, self._active)
+            return SeedsTold(digest=same.encode())
+        extra = getattr(self._input, "extra", None) or {}
+        return SeedsTold.of(self._input.node, extra, self._cluster.world_size)
 
     def _create_all(
         self, create: Callable[..., int], ranks: Runs, epoch_options: EpochOptions
@@ -395,7 +401,8 @@ class RemoteSource:
             except GiglLoaderError as again:
                 # the first error, which says what happened; the last one says why nothing helped
                 if time.monotonic() > deadline or self._cluster.closed:
-                    raise error from again
+                    # what is there instead of the server says more than that it is gone
+                    raise (again if isinstance(again, ConfigError) else error) from again
                 time.sleep(_AGAIN_S)
 
     def _servers_are_lost(self, error: GiglLoaderError) -> bool:
@@ -443,15 +450,25 @@ class RemoteSource:
             self.channel.close()
         # not waited for: the epoch pauses until the new ones are there
         self._producers.release(self._consumer, is_broken=True, waits=False)
-        self._recoveries += 1
-        attempt = 0 if len(self._ranks) > 1 else self._recoveries  # sharers have to agree
         options = copy.copy(self._options)
-        name = name_of_recovery(options.worker_key, self._cluster, self._live, attempt)
-        options.worker_key = name
+        name = options.worker_key = self._fresh_name()
         self._producers.create(
             self._create, options, self._ranks, self.epoch_options, name, self._live
         )
         self._open_channel()
+
+    def _fresh_name(self) -> str:
+        """Return a worker key that this rank has not used: servers remember whose producer is over.
+
+        Ranks that share producers cannot ask each other. They count alike where they see the same
+        servers come and go, as the count begins anew with each that is started again. One that is
+        behind is told that the producer of a name was destroyed, and comes to the next name; one
+        that does not meet the others gets workers of its own, and the same batches.
+        """
+        name = partial(name_of_recovery, self._options.worker_key, self._cluster, self._live)
+        first = name(0)
+        self._attempts[first] += 1
+        return name(self._attempts[first])
 
     @contextlib.contextmanager
     def _noting_failures(self) -> Iterator[None]:

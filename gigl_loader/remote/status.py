@@ -4,7 +4,6 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gigl_loader.errors import GiglLoaderError
@@ -22,20 +21,8 @@ exit codes:
   0  health is "serving"; with --live: the server answers, whatever its health
   1  no answer in time, or the server does not let this process in
   3  nothing listens there: the server still loads, or its process is gone
-  4  the server answers, but is not whole: it lost another server, or a producer failed
+  4  the server answers, but is not whole: another server is away or lost, or a producer failed
 """
-
-
-@dataclass(frozen=True)
-class _NoArguments:
-    """As `gigl_loader.remote.messages.NoArguments`, which needs torch."""
-
-
-@dataclass(frozen=True)
-class _Status:
-    """As `gigl_loader.remote.messages.Status`."""
-
-    value: dict[str, Any]
 
 
 def add_security(parser: argparse.ArgumentParser) -> None:
@@ -100,9 +87,9 @@ def ask(
     # no patience: a probe is to say what is now, and the next one comes soon
     with Caller(*where, security, "status", patience_s=0.0, what="storage server") as caller:
         caller.connect(deadline)
-        reply = caller.ask("status", _NoArguments(), _Status)
+        reply = caller.ask("status", {}, dict[str, dict[str, Any]])
         # who was let in in the last moment still gets the time for one answer
-        return reply.wait(max(0.1, deadline - time.monotonic())).value
+        return reply.wait(max(0.1, deadline - time.monotonic()))["value"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

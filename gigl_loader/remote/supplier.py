@@ -6,9 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gigl_loader.errors import PeerError, ServerDiedError
-from gigl_loader.remote.answers import Nothing
 from gigl_loader.remote.connection import ServerConnection
-from gigl_loader.remote.messages import FetchAnswer
+from gigl_loader.remote.messages import FetchAnswer, Nothing
 from gigl_loader.transport import Caller, Reply
 
 _Fetch = tuple["Reply[FetchAnswer]", int]

@@ -3,15 +3,14 @@
 No sockets, no process group: see `gigl_loader.ranks.decide_with_ranks`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from gigl_loader.errors import ConfigError
-from gigl_loader.options import EpochOptions, sampler_text
+from gigl_loader.options import EpochOptions
 from gigl_loader.ranks import check_same_options
 from gigl_loader.remote.compact import ByServer, Runs
 from gigl_loader.remote.machine_rows import RowsOffer, firsts_of_machines
+from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
 from gigl_loader.transport.failures import Failure, rebuild
 
 
@@ -23,7 +22,8 @@ class Offer:
     digest: str
     options: EpochOptions
     shared: dict[str, str]
-    """By name: values that must be equal on all ranks."""
+    """By name: values that must be equal on all ranks, ``shard`` among them."""
+    seeds: SeedsTold
     rows: RowsOffer | None = None
     """Memory for rows that this rank keeps, for the ranks of its machine."""
 
@@ -93,38 +93,12 @@ class Outcomes:
         return rebuild(self.failure, f"rank {self.failed}")
 
 
-def what_all_share(
-    shard: str, config: Any, sampler_options: Any, options: EpochOptions, digest: Callable[[], str]
-) -> dict[str, str]:
-    """Return what has to be the same on all ranks, by name.
-
-    Args:
-        shard: How the input is divided. Where it is one for all ranks, all else counts, too.
-        config: What to sample.
-        sampler_options: Another sampler, or None.
-        options: Of the epochs.
-        digest: Returns what tells the input from others.
-    """
-    # each rank has its own input and producers then, which may differ in all but this
-    if shard != "world":
-        return {"shard": shard}
-    seed = getattr(config, "seed", None)  # None: drawn, and then rank 0's counts
-    return {
-        "shard": shard,
-        "input": digest(),
-        **options.of_batches(),
-        "seed": "none" if seed is None else str(options.seed),
-        "sampler_options": sampler_text(sampler_options),
-        "sampling_config": repr(config),
-    }
-
-
-def settle(why: str, offers: list[Offer]) -> Terms:
+def settle(offers: list[Offer]) -> Terms:
     """Return the terms for all ranks. On rank 0, which must not raise here."""
     try:
         # caught and sent: an error that rank 0 alone raised would leave the others waiting for its
         # answer
-        check_same_options([one.shared for one in offers], why)
+        _check(offers)
     except ConfigError as error:
         return Terms([], offers[0].options, str(error))
     by_key: dict[str, list[int]] = {}
@@ -141,6 +115,17 @@ def settle(why: str, offers: list[Offer]) -> Terms:
     ]  # fmt: skip
     rows = firsts_of_machines([one.rows for one in offers])
     return Terms(sharing, offers[0].options, rows=rows)
+
+
+def _check(offers: list[Offer]) -> None:
+    """Raise `ConfigError` where ranks differ in what all share, or seeds would come twice."""
+    check_same_options([one.shared for one in offers], "a loader")
+    shard = offers[0].shared.get("shard")
+    if shard == "world":
+        check_same_seeds([one.seeds for one in offers])
+    elif shard == "machine":
+        # the ranks of one key share its batches
+        check_each_once([one.seeds for one in offers], [one.key for one in offers])
 
 
 def sum_up(leaders: set[int], outcomes: list[Outcome]) -> Outcomes:

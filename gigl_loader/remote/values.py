@@ -1,8 +1,10 @@
 """Tensors and GLT's classes as messages, and back."""
 
+import types
+import typing
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,8 +24,9 @@ from gigl_loader.memory.tensors import as_array, dtype_name
 from gigl_loader.options import (
     CustomSamplerOptions,
     KHopNeighborSamplerOptions,
-    parse_size,
+    PPRSamplerOptions,
 )
+from gigl_loader.sizes import parse_size
 
 Fanout = list[int] | dict[EdgeType, list[int]] | None
 
@@ -259,6 +262,39 @@ class BookMessage:
         return RangePartitionBook(list(zip([0, *ends], ends, strict=False)), self.partition_idx)
 
 
+FeatureInfos = Annotated[Any, FeatureInfosMessage]
+"""A ``FeatureInfo``, a dict of them by type, or None."""
+PartitionBook = Annotated[Any, BookMessage]
+"""A partition book, or None."""
+BY_ANNOTATION = (FeatureInfosMessage, BookMessage)
+"""Messages that a signature names, since the value alone does not tell which it needs."""
+
+_WIRE_TYPES: dict[Any, Any] = {
+    Tensor: TensorMessage,
+    NodeSamplerInput: InputMessage,
+    SamplingConfig: SamplingConfigMessage,
+    RemoteDistSamplingWorkerOptions: WorkerOptionsMessage,
+    KHopNeighborSamplerOptions: SamplerMessage,
+    CustomSamplerOptions: SamplerMessage,
+    PPRSamplerOptions: SamplerMessage,
+    DatasetSchema: SchemaMessage,
+}
+
+
+def wire_type(hint: Any) -> Any:
+    """Return the type that travels for a type of a signature."""
+    if typing.get_origin(hint) is Annotated:
+        return hint.__metadata__[0]
+    arguments = typing.get_args(hint)
+    # literals and arrays are what they are
+    if not arguments or typing.get_origin(hint) in (typing.Literal, np.ndarray):
+        return _WIRE_TYPES.get(hint, hint)
+    wired = tuple(one if one is ... else wire_type(one) for one in arguments)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return typing.Union[wired]  # noqa: UP007  (built from a tuple)
+    return typing.get_origin(hint)[wired]
+
+
 _MESSAGES = (
     TensorMessage, InputMessage, SamplingConfigMessage, WorkerOptionsMessage, SamplerMessage,
     FeatureInfosMessage, SchemaMessage, BookMessage,
@@ -326,7 +362,7 @@ def _(value: RemoteDistSamplingWorkerOptions) -> WorkerOptionsMessage:
             **fields,
             "server_rank": [servers] if isinstance(servers, int) else list(servers),
             "master_port": int(value.master_port),
-            "buffer_size": parse_size(value.buffer_size),
+            "buffer_size": parse_size(value.buffer_size, "buffer_size"),
         }
     )
 

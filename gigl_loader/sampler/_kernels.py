@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import cgutils, event, types
 from numba.extending import intrinsic
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,31 @@ WORDS = {8: np.int64, 4: np.int32, 1: np.int8}
 _LINE_BYTES, _BYTES_AHEAD, _MOST_ROWS_AHEAD = 64, 4096, 16
 # 53 bits: as many as a float64 has, so each result is exact and below 1.
 _TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
+
+
+class _SaysThatItCompiles(event.Listener):
+    """Says once per process that kernels are compiled: it takes up to a minute, in silence."""
+
+    said = False
+
+    def on_start(self, event: event.Event) -> None:
+        """Note that Numba compiles: it does not where its cache on disk has the kernel."""
+        kernel = event.data["dispatcher"]
+        ours = kernel.py_func.__module__.startswith("gigl_loader.")
+        if not ours or _SaysThatItCompiles.said:
+            return
+        _SaysThatItCompiles.said = True
+        # a warning, as these show where no logging was set up
+        logger.warning(
+            "compiling the sampling kernels: once for this machine, about half a minute of one "
+            "core; kept in %s (NUMBA_CACHE_DIR says where)", kernel.stats.cache_path or "memory",
+        )  # fmt: skip
+
+    def on_end(self, event: event.Event) -> None:
+        """Do nothing: what comes next says that it is over."""
+
+
+event.register("numba:compile", _SaysThatItCompiles())
 
 
 def _jit(function: F, **options: Any) -> F:

@@ -9,6 +9,7 @@ Nothing in it grows with the graph but by choice: the index is by id where that 
 than one that finds the ids that are of use, and those follow from the number of slots.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic
@@ -17,6 +18,8 @@ from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeType, NodeType
 from gigl_loader.dataset.view import A, Book, PartitionView
 from gigl_loader.memory.mutex import MUTEX_BYTES
 from gigl_loader.memory.segments import align, nbytes_of
+
+_log = logging.getLogger(__name__)
 
 Owner = tuple[str, NodeType | EdgeType]
 """``"node"`` or ``"edge"``, and a type: rows of its matrices are kept together."""
@@ -170,7 +173,17 @@ def tables_of(
 
     if isinstance(size, float):
         return tables(size)
-    return tables(_share_of_bytes(tables, size))
+    found = tables(_share_of_bytes(tables, size))
+    # Half of it for rows: what a table takes whatever it keeps would leave none, or next to none.
+    least = min(2 * segment_bytes(tables(0.0)), segment_bytes(tables(1.0)))
+    if found and size < least:
+        _log.warning(
+            "remote_cache of %d bytes keeps %d of %d rows of other machines, as finding them takes "
+            'most of it: the smallest useful size here is "%dMB"',
+            size, sum(table.capacity for table in found.values()),
+            sum(remote[owner] for owner in found), -(-least // 10**6),
+        )  # fmt: skip
+    return found
 
 
 def in_order(tables: Mapping[Owner, Table]) -> dict[Owner, Table]:

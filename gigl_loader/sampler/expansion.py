@@ -51,7 +51,9 @@ class Expansion:
         kind = self._plan.expansion.subgraph_type
         if kind == "induced":
             return induced(self._nodes, self._reader, self._plan, keep_edges)
-        return bidirectional(found) if kind == "bidirectional" else found
+        if kind == "bidirectional":
+            return bidirectional(found, typed=self._reader.view.is_heterogeneous)
+        return found
 
     def _expand(
         self, ticket: BatchTicket, hop: int, frontier: dict[NodeType, tuple[int, int]],

@@ -1,12 +1,12 @@
 """Negatives of seed edges: drawn under keys, and drawn again where they may not be."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from gigl_loader.dataset.schema import EdgeType
+from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
@@ -23,6 +23,8 @@ _ROUNDS = 8
 """How often a negative that may not be is drawn again before it is looked up among what is left."""
 _SOURCES, _DESTINATIONS = (0, *range(100, 100 + _ROUNDS - 1)), tuple(range(1, 1 + _ROUNDS))
 """Numbers of the rounds that draw sources and destinations, above `_FIRST`."""
+_PAIRS, _NEXT_PAIR = 64, 1000
+"""How often a pair that is an edge is drawn again, and what each time adds to the numbers above."""
 
 Refused = Callable[[Array, Any], Array]
 """Takes nodes and the positions of the negatives that they would serve; returns which may not."""
@@ -40,8 +42,8 @@ class Negatives:
         self._kind, self._amount, self._strict = kind, amount, strict
         self._times = SeedTimes(reader, plan)
         num_nodes = reader.view.num_nodes
-        self._draw_src = _drawer(num_nodes[edge_type[0]], src_weight)
-        self._draw_dst = _drawer(num_nodes[edge_type[2]], dst_weight)
+        self._src = _End(edge_type[0], num_nodes[edge_type[0]], src_weight, _SOURCES)
+        self._dst = _End(edge_type[2], num_nodes[edge_type[2]], dst_weight, _DESTINATIONS)
 
     def seeds(self, num_edges: int) -> Array:
         """Return for each negative the seed edge that it belongs to, by its place in the batch."""
@@ -68,75 +70,131 @@ class Negatives:
         if seeds.size == 0:
             return seeds, seeds
         times = None if seed_times is None else seed_times[seeds]
-        if self._kind == TRIPLET:
-            sources, own = src[seeds], seeds[:0]
-        else:
-            sources = own = self._sources(ticket, seeds.size, times)
-        return own, self._destinations(ticket, sources, times)
+        if self._kind != TRIPLET:
+            return self._pairs(ticket, seeds.size, times)
+        sources = src[seeds]
+        rounds = self._rounds(ticket, self._dst, seeds.size, np.arange(seeds.size))
+        refused = self._refused(self._dst, times, sources if self._strict else None)
+        return seeds[:0], self._allowed(self._dst, rounds, refused)
 
-    def _sources(self, ticket: BatchTicket, count: int, times: Array | None) -> Array:
-        def later(nodes: Array, positions: Any) -> Array:
-            assert times is not None
-            return self._times.later(self._edge_type[0], nodes, times[positions])
+    def _pairs(self, ticket: BatchTicket, count: int, times: Array | None) -> tuple[Array, Array]:
+        """Draw ``count`` binary negatives, uniform over all pairs that may be, or by weight.
 
-        # Generators: a second round is drawn only where something was refused in the first.
-        rounds = (self._draw_src(self._key(ticket, number), count) for number in _SOURCES)
-        num_nodes = self._reader.view.num_nodes[self._edge_type[0]]
-        return next(rounds) if times is None else self._allowed(rounds, later, num_nodes)
+        A pair that is an edge is drawn again whole. Were its source kept, one that has edges to
+        nearly all nodes would have as many negatives as any other, of the few pairs that are left.
+        """
+        src, dst = np.empty((2, count), np.int64)
+        at = np.arange(count)
+        for number in range(_PAIRS):
+            mine = None if times is None else times[at]
+            for found, end in ((src, self._src), (dst, self._dst)):
+                rounds = self._rounds(ticket, end, count, at, number * _NEXT_PAIR)
+                found[at] = self._allowed(end, rounds, self._refused(end, mine))
+            if not self._strict:
+                return src, dst
+            at = at[self._are_edges(src[at], dst[at])]
+            if at.size == 0:
+                return src, dst
+        # Nearly every pair is an edge: the next one that is none, from the one drawn last on.
+        for position in at.tolist():
+            time = None if times is None else times[position : position + 1]
+            src[position], dst[position] = self._next_pair(src[position], dst[position], time)
+        return src, dst
 
-    def _destinations(self, ticket: BatchTicket, sources: Array, times: Array | None) -> Array:
+    def _next_pair(self, src: int, dst: int, time: Array | None) -> tuple[int, int]:
+        """Return a pair that may be, from ``src`` on.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        later = self._refused(self._src, time)
+        for step in range(self._src.num_nodes):
+            source = np.array([(src + step) % self._src.num_nodes])
+            if not self._src.has(source).all() or (later is not None and later(source, 0).any()):
+                continue
+            refused = self._refused(self._dst, time, source)
+            found = self._next_allowed(self._dst, refused, 0, dst)
+            if found is not None:
+                return int(source[0]), found
+        raise ConfigError(
+            f"no two nodes can be a negative of type {self._edge_type}: all that may be drawn have "
+            "an edge (use strict=False), or are later than the seed edge"
+        )
+
+    def _rounds(
+        self, ticket: BatchTicket, end: "_End", count: int, at: Array, first: int = 0
+    ) -> Iterator[Array]:
+        """Yield nodes for the positions ``at`` of ``count``, drawn anew each time."""
+        # A generator: a second round is drawn only where something was refused in the first.
+        for number in end.numbers:
+            key = draw_key(self._plan, ticket, _FIRST + first + number, self._edge_type)
+            # By position: what is drawn for one does not depend on which others are drawn again.
+            yield end.draw(key, count)[at]
+
+    def _refused(
+        self, end: "_End", times: Array | None, sources: Array | None = None
+    ) -> Refused | None:
+        """Return what refuses nodes later than ``times`` or with an edge from ``sources``."""
+        if times is None and sources is None:
+            return None
+
         def refused(nodes: Array, positions: Any) -> Array:
             wrong = np.zeros(nodes.size, bool)
-            if self._strict:
+            if sources is not None:
                 wrong |= self._are_edges(np.broadcast_to(sources[positions], nodes.shape), nodes)
             if times is not None:
-                wrong |= self._times.later(self._edge_type[2], nodes, times[positions])
+                allowed = np.broadcast_to(times[positions], nodes.shape)
+                wrong |= self._times.later(end.node_type, nodes, allowed)
             return wrong
 
-        keys = (self._key(ticket, number) for number in _DESTINATIONS)
-        rounds = (self._draw_dst(key, sources.size) for key in keys)
-        if times is None and not self._strict:
-            return next(rounds)
-        return self._allowed(rounds, refused, self._reader.view.num_nodes[self._edge_type[2]])
+        return refused
 
-    def _key(self, ticket: BatchTicket, number: int) -> int:
-        return draw_key(self._plan, ticket, _FIRST + number, self._edge_type)
-
-    def _allowed(self, rounds: Any, refused: Refused, num_nodes: int) -> Array:
+    def _allowed(self, end: "_End", rounds: Iterator[Array], refused: Refused | None) -> Array:
         """Draw nodes again until none is refused.
 
         Raises:
             ConfigError: All nodes are refused for some negative.
         """
-        found: Array = next(rounds).copy()
+        found: Array = next(rounds)
+        if refused is None:
+            return found
         everywhere = np.arange(found.size)
         for again in rounds:
             wrong = np.flatnonzero(refused(found, everywhere))
             if wrong.size == 0:
                 return found
-            found[wrong] = again[wrong]  # by position: the answer is one of the key alone
+            found[wrong] = again[wrong]
         # A source with edges to nearly all nodes may never draw one of the few that are left: these
         # are looked up one by one, from the node that was drawn last on, so that low ids are not
         # preferred.
-        for position in np.flatnonzero(refused(found, everywhere)):
-            found[position] = self._first_allowed(
-                refused, int(position), int(found[position]), num_nodes
-            )
+        for position in np.flatnonzero(refused(found, everywhere)).tolist():
+            node = self._next_allowed(end, refused, position, int(found[position]))
+            if node is None:
+                raise self._no_negative()
+            found[position] = node
         return found
 
-    def _first_allowed(self, refused: Refused, position: int, start: int, num_nodes: int) -> int:
+    def _next_allowed(
+        self, end: "_End", refused: Refused | None, position: int, start: int
+    ) -> int | None:
         """Return the first node from ``start`` on, around the end, that may serve."""
         # In pieces: each asks for the times of so many nodes, and the first free one is near as a
         # rule.
-        for first in range(0, num_nodes, 4096):
-            nodes = (start + np.arange(first, min(first + 4096, num_nodes))) % num_nodes
-            free = np.flatnonzero(~refused(nodes, np.full(nodes.size, position)))
+        for first in range(0, end.num_nodes, 4096):
+            nodes = (start + np.arange(first, min(first + 4096, end.num_nodes))) % end.num_nodes
+            wrong = ~end.has(nodes)
+            if refused is not None:
+                wrong |= refused(nodes, np.full(nodes.size, position))
+            free = np.flatnonzero(~wrong)
             if free.size:
                 return int(nodes[free[0]])
+        return None
+
+    def _no_negative(self) -> ConfigError:
         reasons = ["has an edge to every node (use strict=False)"] if self._strict else []
         if self._plan.expansion.time_attr is not None:
             reasons.append("is earlier than every node")
-        raise ConfigError(
+        return ConfigError(
             f"a seed edge of type {self._edge_type} has no negative, as it or its source "
             f"{' or '.join(reasons)}: leave such edges out of edge_label_index"
         )
@@ -155,19 +213,31 @@ class Negatives:
         return found
 
 
-def _drawer(num_nodes: int, weights: Any) -> Callable[[int, int], Array]:
-    """Return a function from (key, count) to ``[count]`` int64 nodes."""
-    if weights is None:
-        return lambda key, count: (uniform(key, count) * num_nodes).astype(np.int64)
-    ends = np.cumsum(np.asarray(weights, np.float64))
+class _End:
+    """One end of the negatives: which nodes it is drawn of, and how."""
 
-    def by_weight(key: int, count: int) -> Array:
+    def __init__(
+        self, node_type: NodeType, num_nodes: int, weights: Any, numbers: Sequence[int]
+    ) -> None:
+        self.node_type, self.num_nodes, self.numbers = node_type, num_nodes, numbers
+        self._weights = None if weights is None else np.asarray(weights, np.float64)
+        self._ends = None if self._weights is None else np.cumsum(self._weights)
+
+    def draw(self, key: int, count: int) -> Array:
+        """Return ``[count]`` int64 nodes."""
+        if self._ends is None:
+            return (uniform(key, count) * self.num_nodes).astype(np.int64)
         # "right" and the minimum: as in `gigl_loader.sampler._kernels.draw_weighted`.
-        found = np.searchsorted(ends, uniform(key, count) * ends[-1], side="right")
-        nodes: Array = np.minimum(found, ends.size - 1).astype(np.int64)
+        found = np.searchsorted(self._ends, uniform(key, count) * self._ends[-1], side="right")
+        nodes: Array = np.minimum(found, self._ends.size - 1).astype(np.int64)
         return nodes
 
-    return by_weight
+    def has(self, nodes: Array) -> Array:
+        """Return for each of ``nodes`` whether it can be drawn."""
+        if self._weights is None:
+            return np.ones(nodes.size, bool)
+        heavy: Array = self._weights[nodes] > 0
+        return heavy
 
 
 def uniform(key: int, count: int) -> Array:

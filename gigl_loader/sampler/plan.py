@@ -14,6 +14,7 @@ from gigl_loader.options import ExpansionOptions, FeatureStoreOptions
 
 __all__ = [
     "DRAW_VERSION",
+    "STRICT_PAIRS_VERSION",
     "Field",
     "SampleRequest",
     "Sampler",
@@ -27,6 +28,9 @@ __all__ = [
 DRAW_VERSION = 1
 """Goes up with a release that draws or shuffles otherwise for the same seed, so that a state of the
 one before is refused, in place of going on with other batches."""
+STRICT_PAIRS_VERSION = 2
+"""The same of loaders with strict binary negatives, in place of `DRAW_VERSION`. In 1 a source kept
+its negative whatever share of its pairs were edges, so that pairs were not uniform."""
 
 
 @dataclass(frozen=True, kw_only=True)

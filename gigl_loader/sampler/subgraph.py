@@ -50,27 +50,27 @@ def _inside(nodes: BatchNodes, neighbor: str, targets: Array, drawn: Drawn) -> E
     return edges
 
 
-def bidirectional(sampled: Sampled) -> Sampled:
+def bidirectional(sampled: Sampled, *, typed: bool) -> Sampled:
     """Return the sampled edges in both directions, each pair of nodes once.
 
     An edge type between two node types takes in the edges of its reverse type: that of the name
     ``rev_...``, or the only one between these types the other way round. One without a reverse
-    type stays as it was sampled. Merged types have no edge ids, as one edge stands for two.
+    type stays as it was sampled. Of a graph with several types merged ones have no edge ids, as PyG
+    has it: an edge stands for two, perhaps of two types.
+
+    Args:
+        sampled: The edges.
+        typed: The batch will be a `HeteroData`.
     """
     found = Sampled(dict(sampled.edges))
-    done: set[EdgeType] = set()
     for edge_type, reverse in _pairs(list(sampled.edges)):
-        if edge_type in done:
-            continue
-        own, other = sampled.edges[edge_type], sampled.edges[reverse]
-        both = _merged(own, other, with_ids=edge_type == reverse)
+        both = _merged(sampled.edges[edge_type], sampled.edges[reverse], with_ids=not typed)
         found.edges[edge_type] = both
-        if reverse != edge_type and edge_type[1] == reverse[1].removeprefix("rev_"):
+        if reverse[1] == f"rev_{edge_type[1]}":
             turned = EdgeCollector(has_ids=False)
-            # The reverse type is the same edges turned round, and is done with this.
+            # That name says that it is the same edges turned round, which `_pairs` leaves to this.
             turned.add(both.targets[0], both.neighbors[0], None)
             found.edges[reverse] = turned
-            done.add(reverse)
     return found
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gigl_loader.dataset._mapped import ArraySpec, Part, array_path
+from gigl_loader.dataset._original import EDGE_ROWS
 from gigl_loader.dataset.schema import EdgeType, edge_type_str
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.segments import Array
@@ -29,6 +30,7 @@ from gigl_loader.tables._nodes import Dictionary, fits
 from gigl_loader.tables._source import (
     Table,
     TableFile,
+    feature_type,
     id_kind,
     in_type,
     is_list,
@@ -36,7 +38,6 @@ from gigl_loader.tables._source import (
     named,
     number_type,
     quoted,
-    stored_type,
     time_type,
     to_read,
     width_of,
@@ -64,6 +65,8 @@ class Extras:
     dtype: Any = None
     """numpy's, of the features."""
     width: int = 0
+    rows: bool = False
+    """Whether edges keep their row in the table."""
 
     @property
     def names(self) -> list[str]:
@@ -71,7 +74,7 @@ class Extras:
         found = [f"c{i}" for i in range(len(self.features))]
         found += ["weight"] if self.weight else []
         found += ["time"] if self.time else []
-        return [*found, "pos"] if found else []
+        return [*found, "pos"] if found or self.rows else []
 
     @property
     def nbytes(self) -> int:
@@ -87,15 +90,18 @@ class Extras:
             found.append(f"CAST(e.{named(self.weight)} AS FLOAT) AS weight")
         if self.time:
             found.append(f"CAST({self.time_sql} AS BIGINT) AS time")
-        if found:
+        if found or self.rows:
             # Nothing tells two edges apart that have the same ends: without their row in the table,
             # their weights would come in an order that depends on threads.
             found.append(f"CAST(e.file_row_number + {first_row} AS BIGINT) AS pos")
         return "".join(f", {one}" for one in found)
 
 
-def read_extras(table: Table, spec: EdgeTable) -> Extras:
-    """Return the columns of a table that travel with its edges, their types checked."""
+def read_extras(table: Table, spec: EdgeTable, *, rows: bool = False) -> Extras:
+    """Return the columns of a table that travel with its edges, their types checked.
+
+    ``rows``: the position of an edge in the table, too.
+    """
     columns = columns_of(spec.features)
     if spec.weight is not None:
         number_type(table, [spec.weight], "weights")
@@ -103,11 +109,10 @@ def read_extras(table: Table, spec: EdgeTable) -> Extras:
             raise ConfigError(f"{table.where}: weights are numbers, {spec.weight!r} holds lists")
     time_sql = "" if spec.time is None else _time_sql(table, spec.time)
     if not columns:
-        return Extras(spec.weight, [], spec.time, time_sql)
-    dtype = stored_type(number_type(table, columns, "features"))
-    if spec.feature_dtype is not None:
-        dtype = np.dtype(spec.feature_dtype)
-    return Extras(spec.weight, columns, spec.time, time_sql, dtype, width_of(table, columns))
+        return Extras(spec.weight, [], spec.time, time_sql, rows=rows)
+    dtype = feature_type(table, number_type(table, columns, "features"), spec.feature_dtype)
+    width = width_of(table, columns)
+    return Extras(spec.weight, columns, spec.time, time_sql, dtype, width, rows)
 
 
 def _time_sql(table: Table, column: str) -> str:
@@ -372,8 +377,8 @@ def _refuse_dangling(
 
 
 def sort_edges(
-    job: Job, mapped: Mapped, extras: Extras, edge_type: EdgeType, k: int, out: Path, part: Part, *,
-    rows: tuple[int, int], num_neighbors: int, first_edge: int | None,
+    job: Job, mapped: Mapped, extras: Extras, edge_type: EdgeType, k: int, out: Path, part: Part,
+    shared: Part, *, rows: tuple[int, int], num_neighbors: int, first_edge: int | None,
 ) -> Callable[[], None]:  # fmt: skip
     """Return what writes the edges of one partition, grouped by node, neighbours ascending.
 
@@ -385,13 +390,14 @@ def sort_edges(
         k: The partition.
         out: Where partitions are written.
         part: The manifest of the partition.
+        shared: The manifest of what all partitions share.
         rows: The first of the numbers of its nodes, and one past the last.
         num_neighbors: Numbers that a neighbour may have.
         first_edge: The id of its first edge; None: edges have no ids.
     """
     # What is written is known before it is sorted: the manifest is made here, in this process, also
     # where the sort was done in the run before, or is done by a task elsewhere.
-    key, folder = edge_type_str(edge_type), out / f"part{k}"
+    key = edge_type_str(edge_type)
     where, num_edges = f"edges/{key}", int(mapped.counts[k])
     indices = np.dtype(np.int32 if num_neighbors <= _INT32_IDS else np.int64)
     targets: dict[str, ArraySpec] = {
@@ -411,20 +417,24 @@ def sort_edges(
     part.ranges[where] = {"first_row": rows[0]}
     if first_edge is not None:
         part.ranges[where]["first_edge"] = first_edge
-    return partial(_sort, job, mapped, extras, key, k, folder, rows, targets)
+    targets = {f"part{k}/{name}": spec for name, spec in targets.items()}
+    if extras.rows:
+        name = EDGE_ROWS.format(edge_type=key, partition=k)
+        shared.arrays[name] = targets[name] = ArraySpec("int64", (num_edges,))
+    return partial(_sort, job, mapped, extras, key, k, out, rows, targets)
 
 
 def _sort(
-    job: Job, mapped: Mapped, extras: Extras, key: str, k: int, folder: Path,
+    job: Job, mapped: Mapped, extras: Extras, key: str, k: int, out: Path,
     rows: tuple[int, int], targets: dict[str, ArraySpec],
 ) -> None:  # fmt: skip
-    paths = {name: array_path(folder, name) for name in targets}
+    paths = {name: array_path(out, name) for name in targets}
     # Truncated: a sort that was killed begins again, and one file is one sort's alone.
     for path in paths.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     files = {name: path.open("wb") for name, path in paths.items()}
     try:
-        pointer = _IndexPointer(files[f"edges/{key}/indptr"], rows)
+        pointer = _IndexPointer(files[f"part{k}/edges/{key}/indptr"], rows)
         for batch in _in_order(job, mapped.of_partition(k), extras):
             pointer.add(batch.column("row").to_numpy().astype(np.int64))
             for name, spec in targets.items():
@@ -454,6 +464,9 @@ def _in_order(job: Job, files: list[str], extras: Extras) -> Iterator[Any]:
 
 
 def _column(batch: Any, name: str, extras: Extras) -> Array:
+    if not name.startswith("part"):
+        rows: Array = batch.column("pos").to_numpy()
+        return rows
     if name.endswith("/indices"):
         found: Array = batch.column("neighbor").to_numpy()
         return found

@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 
+from gigl_loader.dataset._writer import LOCK
 from gigl_loader.errors import ConfigError, UsageError
 
 _ENGINE_SHARE = 0.6
@@ -59,7 +60,7 @@ class Job:
                     f"{folder} holds the unfinished run of other tables or settings: run that one "
                     "again to finish it, or remove the directory"
                 )
-        elif folder.exists() and any(folder.iterdir()):
+        elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
             raise ConfigError(f"scratch {folder} holds other files: give an empty directory")
         folder.mkdir(parents=True, exist_ok=True)
         # The first file in the directory, so that one without it is known to be another's.

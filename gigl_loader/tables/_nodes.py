@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gigl_loader.dataset._mapped import ArraySpec, Part, array_path
+from gigl_loader.dataset._mapped import ArraySpec, Part, array_path, note_file
 from gigl_loader.dataset._original import PARQUET
 from gigl_loader.dataset.schema import NodeType
 from gigl_loader.errors import ConfigError
@@ -369,6 +369,7 @@ def finish_ids(
                 parquet.write_batch(pa.record_batch([ids, nodes], schema=schema))
 
     job.step(f"ids/{node_type}", write)
+    note_file(out, shared, PARQUET.format(node_type=node_type))
 
 
 def _ids_in_order(

@@ -21,6 +21,7 @@ from gigl_loader.tables._source import (
     BATCH_ROWS,
     Table,
     TableFile,
+    feature_type,
     in_type,
     is_list,
     matrix_in,
@@ -130,8 +131,8 @@ class NodeRows:
             self._open_beside(str(spec.features))
         else:
             self._add(where, columns_of(spec.features), "features")
-        if spec.feature_dtype is not None:
-            self._types[where] = np.dtype(spec.feature_dtype), self._types[where][1]
+        dtype, width = self._types[where]
+        self._types[where] = feature_type(self._table, dtype, spec.feature_dtype), width
 
     def _open_beside(self, path: str) -> None:
         try:

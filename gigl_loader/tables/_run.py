@@ -60,12 +60,12 @@ class Run:
     def __init__(
         self, job: Job, graph: Graph, num_partitions: int, method: str, edge_dir: EdgeDir,
         seed: int, memory: int, drop_dangling: bool, out: Path, time_attr: str | None = None,
-        order: str = "ids",
+        order: str = "ids", edge_rows: bool = False,
     ) -> None:  # fmt: skip
         self._job, self._graph, self._count, self._out = job, graph, num_partitions, out
         self._method, self._edge_dir, self._seed = method, edge_dir, seed
         self._memory, self._drop, self._time_attr = memory, drop_dangling, time_attr
-        self._by_degree = order == "degree"
+        self._by_degree, self._edge_rows = order == "degree", edge_rows
         self._shared, self._parts = Part(), [Part() for _ in range(num_partitions)]
         self._nodes = {
             t: Table(job, f"nodes-{t}", one.source, f"nodes of {t!r}")
@@ -75,21 +75,48 @@ class Run:
             t: Table(job, f"edges-{edge_type_str(t)}", one.source, f"edges of {t}")
             for t, one in graph.edges.items()
         }
-        inputs = [t.inputs() for t in (*self._nodes.values(), *self._edges.values())]
-        beside = (one.features for one in graph.nodes.values() if is_npy(one.features))
-        inputs += [[[str(path), *stamp(str(path))]] for path in beside]
-        # Half of a result from the old tables and half from the new ones would look well-formed.
-        if job.step("inputs", lambda: inputs) != inputs:
-            raise ConfigError(
-                "the tables have changed since the run that was killed began: what it had done "
-                "is removed; run again"
-            )
+        tables = (*self._nodes.values(), *self._edges.values())
+        names = [file.name for table in tables for file in table.files]
+        names += [str(one.features) for one in graph.nodes.values() if is_npy(one.features)]
+        found = [[name, *stamp(name)] for name in names]
+        # As the run that was killed found them, if this one goes on where that one was.
+        self._inputs: list[list[Any]] = job.step("inputs", lambda: found)
+        self._check_unchanged()
         self._numbering: dict[NodeType, Numbering] = {}
         self._ids: dict[NodeType, Dictionary] = {}
         self._classes: dict[NodeType, int] = {}
 
+    def _check_unchanged(self) -> None:
+        """Check that the files of all tables are those with which the run began.
+
+        Raises:
+            ConfigError: One of them has changed; the message names it.
+        """
+        # Half of a result from the old tables and half from the new ones would look well-formed.
+        # By size and time: to compare what is in them would take as long as to read them again.
+        changed = [name for name, *noted in self._inputs if stamp(name) != noted]
+        if changed:
+            raise ConfigError(
+                f"the tables have changed since the run began: {', '.join(changed[:3])}"
+                f"{'...' if len(changed) > 3 else ''}; what was done is removed: run again when "
+                "nothing writes to them"
+            )
+
     def make(self, began: float) -> Report:
-        """Run all stages."""
+        """Run all stages.
+
+        Raises:
+            ConfigError: The tables cannot work, or have changed meanwhile.
+        """
+        try:
+            return self._make(began)
+        except Exception:
+            # An error that follows from a change names that: what it says is of a file that is
+            # gone.
+            self._check_unchanged()
+            raise
+
+    def _make(self, began: float) -> Report:
         # Each stage reads what the one before it wrote, from disk, and returns only what notes
         # hold: a run that goes on comes through all of them, and works where steps are not noted.
         job, out = self._job, self._out
@@ -115,6 +142,7 @@ class Run:
             )
         # Of edges that were mapped twice, the first time: the second one saw no dangling ones.
         dangling = {edge_type_str(t): m.dangling for t, m in {**mapped, **before}.items()}
+        self._check_unchanged()  # All is read: from here on a change of them is no matter.
         run = job.step("seal", lambda: seal(out, self._header(counts), self._shared, self._parts))
         report = Report(run, self._describe(), dangling, time.monotonic() - began)
         report.write(out)
@@ -133,7 +161,9 @@ class Run:
             for node_type, column in ((edge_type[0], spec.src), (edge_type[2], spec.dst)):
                 id_column = graph.nodes[node_type].id
                 check_ends(table, self._nodes[node_type], column, id_column)
-            extras[edge_type] = read_extras(table, spec)
+            # Label edges have no ids that a batch could carry.
+            rows_kept = self._edge_rows and not is_label_edge_type(edge_type)
+            extras[edge_type] = read_extras(table, spec, rows=rows_kept)
         if self._time_attr is not None:
             check_time_attr(graph, rows, self._time_attr)
         if self._method == "metis" and self._count > 1:
@@ -309,7 +339,7 @@ class Run:
             sorts = {
                 f"sort/{edge_type_str(edge_type)}/{k}": sort_edges(
                     self._job, one, extras[edge_type], edge_type, k, self._out, part,
-                    rows=(int(nodes.starts[k]), int(nodes.ends[k])),
+                    self._shared, rows=(int(nodes.starts[k]), int(nodes.ends[k])),
                     num_neighbors=others.num_nodes,
                     first_edge=None if label else int(ends[k] - one.counts[k]),
                 )

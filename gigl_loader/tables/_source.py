@@ -1,6 +1,7 @@
 """Files of a table: found, brought to Parquet where they are something else, read in batches."""
 
 import glob
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from gigl_loader.tables._job import Job
 BATCH_ROWS = 65536
 """Rows in memory at a time: what bounds it where rows are wide."""
 _CSV = (".csv", ".csv.gz", ".tsv")
+_log = logging.getLogger(__name__)
 _NAMED = 5
 """Offenders that an error names."""
 
@@ -149,14 +151,6 @@ class Table:
             return pq.ParquetFile(path)
         except (pa.ArrowInvalid, OSError) as error:
             raise ConfigError(f"{self.where}: {name} cannot be read as Parquet: {error}") from error
-
-    def inputs(self) -> list[list[Any]]:
-        """Return what tells these files from changed ones: name, rows; on disk, size and time."""
-        found = []
-        for file in self.files:
-            # By the user's file: what it was converted to is ours, and of the run before.
-            found.append([file.name, file.num_rows, *stamp(file.name)])
-        return found
 
     def register(self, connection: Any) -> None:
         """Let an engine read the files."""
@@ -383,6 +377,21 @@ def time_type(table: Table, column: str) -> "np.dtype[Any]":
             f"{table.where}: column {column!r} holds {kind}; times must be integers or timestamps"
         )
     return np.dtype(np.int64)
+
+
+def feature_type(table: Table, dtype: "np.dtype[Any]", chosen: str | None) -> "np.dtype[Any]":
+    """Return the type of features: as chosen, float32 for float64, or that of the column."""
+    if chosen is not None:
+        return np.dtype(chosen)
+    # Fractions in CSV and Python's own floats are float64, whoever wrote them; models are float32,
+    # and torch refuses to mix the two.
+    if dtype == np.float64:
+        _log.warning(
+            'features of %s are float64 and are stored as float32: give feature_dtype="float64" to '
+            'keep them, or "float32" to say so', table.where,
+        )  # fmt: skip
+        return np.dtype(np.float32)
+    return stored_type(dtype)
 
 
 def stored_type(dtype: "np.dtype[Any]") -> "np.dtype[Any]":

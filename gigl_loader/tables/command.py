@@ -9,6 +9,7 @@ The tables are described in a YAML file, or for a graph of one type by flags::
       - {type: [user, buys, item], source: buys/, src: user, dst: item, weight: amount}
       - {type: [user, buys, item], source: held_out.parquet, supervision: positive}
     time_attr: joined  # an attribute of nodes that loaders are to sample by
+    edge_rows: true  # from e_id back to the rows of tables
     order: degree  # rows that most edges lead to first, for training from disk
 """
 
@@ -24,7 +25,7 @@ from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.tables.partition import ENGINES, partition_tables
 from gigl_loader.tables.spec import FEATURE_DTYPES, METHODS, EdgeTable, NodeTable
 
-_OPTIONS = ("time_attr", "order")
+_OPTIONS = ("time_attr", "order", "edge_rows")
 """What the YAML file may say beside the tables; a flag of the same name comes before it."""
 
 
@@ -79,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
                         "times of neighbours (in YAML: time_attr)")  # fmt: skip
     parser.add_argument("--order", choices=ORDERS, help="rows of nodes; degree: those that most "
                         "edges lead to first, for training from disk (in YAML: order)")  # fmt: skip
+    parser.add_argument("--edge-rows", action="store_true", default=None,
+                        help="keep the row of each edge in its table, 8 bytes an edge (in YAML: "
+                        "edge_rows)")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress")
     one = parser.add_argument_group("a graph of one type, without a YAML file")
     one.add_argument("--nodes", help="files of nodes: a path, a pattern, a directory or a URL")

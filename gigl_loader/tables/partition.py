@@ -14,16 +14,18 @@ import hashlib
 import importlib
 import json
 import os
-import re
 import shutil
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gigl_loader.dataset._target import check_format, check_order, check_target
+from gigl_loader.dataset._writer import LOCK, clear_killed, lock_of, only_writer
 from gigl_loader.dataset.schema import EdgeDir, FilePath
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
+from gigl_loader.sizes import parse_size
 from gigl_loader.tables._report import Report
 from gigl_loader.tables.spec import METHODS, Edges, Graph, Nodes, read_graph
 
@@ -34,8 +36,6 @@ _MIN_BYTES = 300_000_000
 ENGINES = ("duckdb", "ray")
 _GLT_COPIES = 4
 """Bytes in memory for each of a partition's, while it is turned into graphlearn-torch's format."""
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 
 
 def partition_tables(
@@ -57,6 +57,7 @@ def partition_tables(
     engine: str = "duckdb",
     time_attr: str | None = None,
     order: str = "ids",
+    edge_rows: bool = False,
 ) -> Report:
     """Write the graph in some tables as partitions below ``root``; tables may exceed memory.
 
@@ -76,7 +77,8 @@ def partition_tables(
             from disk; ``"metis"``: fewer, where the graph fits into memory.
         edge_dir: An edge goes to the owner of its destination (``"in"``) or its source (``"out"``).
         seed: For ``"random"`` and ``"metis"``.
-        memory: What the process may use, in bytes, or as ``"4GB"``. What does not fit is spilled.
+        memory: What the process may use, in bytes, or as ``"4GB"`` (10^9) or ``"4GiB"`` (2^30).
+            What does not fit is spilled.
         scratch: A directory for that, and for the state of the run. None: beside ``root``.
         threads: Of the engine. None: one for each CPU.
         drop_dangling: Leave edges out of which an end is no node, instead of an error.
@@ -94,22 +96,30 @@ def partition_tables(
             `partition_graph`: ``"ids"``, or ``"degree"``: those that most edges lead to first, so
             that batches touch fewer pages of a disk. Ids and batches are the same. Rows are
             written twice, to ``scratch`` and from there to ``root``.
+        edge_rows: Keep the row that each edge had in its table, so that
+            ``dataset.to_table_rows(batch.e_id)`` gives it. Takes 8 bytes for each edge, once for
+            all partitions, beside the 4 of its neighbour; and 8 more of scratch.
 
     Returns:
         Sizes and the edge cut; also written as ``report.json`` and ``report.svg``.
 
     Raises:
         ConfigError: An argument, a file or a row of a table cannot work: the message says which.
-        UsageError: Memory or disk are too small; what is done is kept.
+        UsageError: Memory or disk are too small; what is done is kept. Or another process is
+            writing to ``root`` or ``scratch``.
     """
     began = time.monotonic()
     # All that can be refused without reading a table, before anything is made on disk.
     _check_installed()
+    limit = parse_size(memory, "memory")
     graph = read_graph(nodes, edges)
-    limit = parse_bytes(memory)
     _check(num_partitions, method, edge_dir, seed, limit)
     check_format(format)
     check_order(order, format)
+    if not isinstance(edge_rows, bool):
+        raise WrongTypeError(f"edge_rows must be True or False, got {edge_rows!r}")
+    if edge_rows and format != "mapped":
+        raise ConfigError(f'edge_rows=True needs format="mapped": {format!r} has no place for them')
     if time_attr is not None and not isinstance(time_attr, str):
         raise WrongTypeError(f"time_attr must name an attribute, got {time_attr!r}")
     if engine not in ENGINES:
@@ -120,55 +130,66 @@ def partition_tables(
     settings = {
         "graph": _fingerprint(graph), "num_partitions": num_partitions, "method": method,
         "edge_dir": edge_dir, "seed": seed, "drop_dangling": drop_dangling, "root": str(target),
-        "format": format, "time_attr": time_attr, "order": order,
+        "format": format, "time_attr": time_attr, "order": order, "edge_rows": edge_rows,
     }  # fmt: skip
     folder = Path(scratch).absolute() if scratch else target.with_name(f".{target.name}.scratch")
-    # Not where a run goes on: it was allowed then, and may have been killed between its renames.
-    if not (folder / "job.json").exists():
-        check_target(target, overwrite=overwrite)
-    if _is_published(folder, building, target):
-        shutil.rmtree(_old(target), ignore_errors=True)
-        shutil.rmtree(folder)
-        return Report.read(target)
-    # Without its notes, what a run had built is of no use: scratch was removed by hand, or is
-    # another directory than before.
-    if not (folder / "job.json").exists():
-        shutil.rmtree(building, ignore_errors=True)
-    from gigl_loader.tables._job import Job  # these need what may not be installed
-    from gigl_loader.tables._run import Run
+    check_root = partial(_check_root, folder, target, overwrite=overwrite)
+    check_root()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(only_writer(lock_of(target), target))
+        clear_killed(target)
+        if scratch:  # two runs to different roots may have been given the same
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(only_writer(folder / LOCK, folder))
+        check_root()  # again: another run may have ended since
+        if _is_published(folder, building, target):
+            shutil.rmtree(_old(target), ignore_errors=True)
+            shutil.rmtree(folder)
+            return Report.read(target)
+        # Without its notes, what a run had built is of no use: scratch was removed by hand, or is
+        # another directory than before.
+        if not (folder / "job.json").exists():
+            shutil.rmtree(building, ignore_errors=True)
+        from gigl_loader.tables._job import Job  # these need what may not be installed
+        from gigl_loader.tables._run import Run
 
-    with _tasks(engine, limit, threads) as (run_steps, count):
+        run_steps, count = stack.enter_context(_tasks(engine, limit, threads))
         job = Job(
             folder, settings, memory=limit, threads=count, progress=progress, run_steps=run_steps
         )
         try:
             report = Run(
-                job,
-                graph,
-                num_partitions,
-                method,
-                edge_dir,
-                seed,
-                limit,
-                drop_dangling,
-                building,
-                time_attr,
-                order,
-            ).make(began)
+                job, graph, num_partitions, method, edge_dir, seed, limit, drop_dangling, building,
+                time_attr, order, edge_rows,
+            ).make(began)  # fmt: skip
         except ConfigError:  # what was done is of no use once tables or arguments are changed
             for path in (building, folder):
                 shutil.rmtree(path, ignore_errors=True)
             raise
-    if format == "glt":
-        _check_fits(report, limit)
-        plain = _as_glt(building, num_partitions, method=method, seed=seed)
-        _publish(plain, target)
-        os.rename(building, _old(target))  # else a run that is killed here would find a half of it
-        shutil.rmtree(_old(target))
-    else:
-        _publish(building, target)
-    shutil.rmtree(folder)  # last: until then, a run that is killed is known to have been ours
+        _finish(report, building, target, format, limit, method=method, seed=seed)
+        shutil.rmtree(folder)  # last: until then, a run that is killed is known to have been ours
     return report
+
+
+def _check_root(folder: Path, target: Path, *, overwrite: bool) -> None:
+    # Not where a run goes on: it was allowed then, and may have been killed between its renames.
+    if not (folder / "job.json").exists():
+        check_target(target, overwrite=overwrite)
+
+
+def _finish(
+    report: Report, building: Path, target: Path, format: str, limit: int, **made: Any
+) -> None:
+    """Give the directory that was built its format and its name."""
+    if format == "mapped":
+        _publish(building, target)
+        return
+    _check_fits(report, limit)
+    plain = _as_glt(building, len(report.parts), **made)
+    _publish(plain, target)
+    os.rename(building, _old(target))  # else a run that is killed here would find a half of it
+    shutil.rmtree(_old(target))
 
 
 def _tasks(engine: str, memory: int, threads: int | None) -> AbstractContextManager[Any]:
@@ -234,18 +255,6 @@ def _check(num_partitions: Any, method: str, edge_dir: str, seed: Any, limit: in
         raise WrongTypeError(f"seed must be a non-negative int, got {seed!r}")
     if limit < _MIN_BYTES:
         raise ConfigError(f"memory must be at least {_MIN_BYTES // 10**6} MB, got {limit} bytes")
-
-
-def parse_bytes(given: int | str) -> int:
-    """Return a number of bytes, as in ``"4GB"``, ``"512MiB"`` or ``4000000000``.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", str(given).lower())
-    if isinstance(given, bool) or found is None or found[2] not in _UNITS:
-        raise ConfigError(f'a number of bytes is as in "4GB" or 4000000000, got {given!r}')
-    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def _fingerprint(graph: Graph) -> list[Any]:

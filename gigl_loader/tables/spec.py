@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 METHODS = ("contiguous", "random", "column", "ldg", "metis")
-FEATURE_DTYPES = ("float16", "float32")
+FEATURE_DTYPES = ("float16", "float32", "float64")
 
 Columns = str | Sequence[str] | None
 
@@ -40,8 +40,9 @@ class NodeTable:
     """A column of lists or numbers, several columns of numbers, or a ``.npy`` file with a row for
     each row of the table."""
     feature_dtype: str | None = None
-    """``"float16"`` or ``"float32"``: the type that batches have features in. None: that of the
-    columns, which is float64 for fractions in CSV, and for Python's own floats."""
+    """``"float16"``, ``"float32"`` or ``"float64"``: the type that batches have features in. None:
+    that of the columns, and float32 for float64, which fractions in CSV and Python's own floats
+    are: models compute in float32."""
     label: Columns = None
     """One column of numbers, or several. A node without a label needs a number that is none: -1."""
     split: str | None = None

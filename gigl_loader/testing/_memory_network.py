@@ -26,7 +26,7 @@ from gigl_loader.errors import (
 from gigl_loader.transport.codec import Array, decode, encode, read_header
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.failures import Failure, describe, rebuild
-from gigl_loader.transport.listener import Lent, Method, Peer
+from gigl_loader.transport.listener import Lent, Method, Peer, random_incarnation
 from gigl_loader.transport.reply import Into
 from gigl_loader.transport.security import Security
 
@@ -127,7 +127,7 @@ class MemoryNetwork:
         **options: Any,
     ) -> "MemoryListener":
         """Return what `Listener` with the same arguments would be."""
-        # never given twice: a port that was closed leads nowhere, and not to somebody else
+        # a free one is never given twice; whoever names a port gets that of a process that is gone
         where = (address, port or next(self._ports))
         return MemoryListener(self, where, security, table, name, **options)
 
@@ -153,7 +153,9 @@ class MemoryListener:
         on_end: Callable[[Peer, End], None] | None = None,
         max_ask_bytes: int = 1 << 30,
         silence_s: float = 10.0,
+        incarnation: int | None = None,
     ) -> None:
+        self.incarnation = incarnation or random_incarnation()
         self.address, self.security, self.name = address, security, name
         self.table, self.max_ask_bytes, self.silence_s = dict(table), max_ask_bytes, silence_s
         self._network = network
@@ -172,11 +174,23 @@ class MemoryListener:
 
     def close(self, end: End = End.SHUTDOWN, words: str = "") -> None:
         """Tell all callers goodbye and stop."""
-        self._network.listeners.pop(self.address, None)
+        self._leave()
         for caller in list(self.callers):
             text = f"{caller.what} ended the connection ({end.value}): {words or self.name}"
             caller.lose(PeerLostError(text, end))
             self.forget(caller, End.CLOSED)
+
+    def kill(self) -> None:
+        """End as a process that is killed; its callers connect again with who listens then."""
+        self._leave()
+        for caller in list(self.callers):
+            self.forget(caller, End.GONE)
+            caller.reconnect()
+
+    def _leave(self) -> None:
+        # another process may listen there already
+        if self._network.listeners.get(self.address) is self:
+            del self._network.listeners[self.address]
 
     def admit(self, caller: "MemoryCaller", security: Security) -> Peer:
         """Return the caller as a peer; raises JoinRefusedError."""
@@ -291,8 +305,9 @@ class MemoryCaller:
         patience_s: float = 10.0,
         what: str = "peer",
         session: str | None = None,
+        incarnation: int = 0,
     ) -> None:
-        self.network, self.name = network, name
+        self.network, self.name, self.incarnation = network, name, incarnation
         self.peer: Peer | None = None
         self.what = f"{what} at {address[0]}:{address[1]}"
         self.session = session or secrets.token_hex(16)
@@ -357,14 +372,22 @@ class MemoryCaller:
             # an instance for each: raising one sets its traceback
             reply.fail(type(error)(*error.args))
 
+    def reconnect(self) -> None:
+        """Lose what is on its way; what is unanswered is asked again, a little later."""
+        self._round += 1
+        self.network.clock.call_later(_AGAIN_S, self._ask_first)
+
     # --- one question at a time; the next one starts when the listener is done with it ---------
 
     def _listener(self) -> MemoryListener:
         listener = self.network.listeners.get(self._address)
         if listener is None:
             raise PeerLostError(f"{self.what}: nothing listens there", End.GONE)
+        if self.incarnation not in (0, listener.incarnation):
+            raise PeerLostError(f"{self.what}: another process listens there now", End.GONE)
         if self.peer is None:
             self.peer = listener.admit(self, self._security)
+        self.incarnation = listener.incarnation
         return listener
 
     def _ask_first(self) -> None:

@@ -9,6 +9,7 @@ from gigl_loader.transport.addresses import (
     free_port,
     free_ports,
     is_loopback,
+    own_address,
     refuse_loopback_name,
 )
 from gigl_loader.transport.caller import Caller
@@ -36,5 +37,6 @@ __all__ = [
     "free_ports",
     "into_array",
     "is_loopback",
+    "own_address",
     "refuse_loopback_name",
 ]

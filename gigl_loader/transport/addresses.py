@@ -2,12 +2,14 @@
 
 import fcntl
 import ipaddress
+import os
 import socket
 import struct
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.transport.forks import opened
 
 Address = tuple[Any, ...]
 """As `socket` takes it: host and port, for IPv6 also flow and scope."""
@@ -64,6 +66,21 @@ def address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(f"cannot reach {host!r} from this machine: {error}") from error
+
+
+def own_address() -> str:
+    """Return this machine's address as the other machines of the job see it.
+
+    It is the address of the interface that leads to ``MASTER_ADDR``. Where that name stands for a
+    loopback address in this machine's own hosts file only, the interface of the default route.
+    """
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    address = address_towards(master)
+    # Debian writes the own name as 127.0.1.1: each machine would be 127.0.1.1, and all of them one.
+    if address.startswith("127.") and master != "localhost" and not master.startswith("127."):
+        with suppress(ConfigError):  # no default route: one machine, most likely
+            address = address_towards("192.0.2.1")  # a documentation address; nothing is sent
+    return address
 
 
 def own_name() -> tuple[str, str]:
@@ -135,7 +152,7 @@ def listen(host: str, port: int) -> socket.socket:
         ConfigError: The address is not of this machine, or the port is taken.
     """
     family, address = resolve(host, port)[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = opened(lambda: socket.socket(family, socket.SOCK_STREAM))
     try:
         # a server that is started again gets its port although old connections are in TIME_WAIT
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

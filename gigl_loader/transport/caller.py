@@ -9,6 +9,7 @@ the peer                             the caller
 ===================================  ===========================================================
 closes, or resets the connection     connects again at once
 refuses the connection               gives up: its process is gone
+is another process than before       gives up: nothing is asked again of a stranger
 says goodbye                         gives up: it will not answer
 is silent for two seconds            connects afresh, again and again; the first to get in counts
 is silent for ``patience_s``         gives up
@@ -27,6 +28,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from gigl_loader.errors import (
@@ -39,7 +41,8 @@ from gigl_loader.errors import (
 from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import MAX_HEADER_BYTES, Array, ArraySpec, decode, empty_arrays
 from gigl_loader.transport.ends import End
-from gigl_loader.transport.handshake import Goodbye, farewell, join
+from gigl_loader.transport.forks import opened
+from gigl_loader.transport.handshake import Admitted, Goodbye, farewell, join
 from gigl_loader.transport.reply import Into, Reply
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import (
@@ -53,6 +56,7 @@ from gigl_loader.transport.stream import (
     pack,
     read_frame,
 )
+from gigl_loader.transport.words import one_line
 
 T = TypeVar("T")
 
@@ -64,6 +68,7 @@ _HANDSHAKE_S = 3.0  # for a listener that has begun to answer
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
 _SLICE_S = 0.25  # longest sleep before what may have changed is looked at again
 _STOOD_STILL_S = 1.0  # between two looks: this process was suspended, or nobody waited
+_COUNTED_S = 0.5  # of that time: it was there for a moment, in which it heard nothing
 
 
 class _Connection:
@@ -97,12 +102,17 @@ class Caller:
         what: What is at the other end, for errors.
         session: Who this side is to the listener's owner, beyond one connection; callers of one
             process may share one. None: random.
+        incarnation: Which process is meant, as `incarnation` of another caller of it says; 0: the
+            one that lets this caller in first. No other one is ever asked.
     """
 
     def __init__(
         self, address: str, port: int, security: Security, name: str, *,
         patience_s: float = SILENCE_S, what: str = "peer", session: str | None = None,
+        incarnation: int = 0,
     ) -> None:  # fmt: skip
+        self.incarnation = incarnation
+        """The listener's; 0: it is not known yet."""
         self._target, self._security, self._name = (address, port), security, name
         self._patience_s = patience_s
         self._addresses: list[tuple[int, addresses.Address]] = []
@@ -293,10 +303,11 @@ class Caller:
 
     def _dismissed(self, connection: _Connection, goodbye: Goodbye) -> None:
         connection.lose()
+        words = one_line(goodbye.words)
         if goodbye.end is End.PROTOCOL:
-            self._fail_all(ProtocolError(f"{self.what} did not understand: {goodbye.words}"))
+            self._fail_all(ProtocolError(f"{self.what} did not understand: {words}"))
         elif goodbye.end is not End.REPLACED:
-            text = f"{self.what} ended the connection ({goodbye.end.value}): {goodbye.words}"
+            text = f"{self.what} ended the connection ({goodbye.end.value}): {words}"
             self._fail_all(PeerLostError(text, goodbye.end))
 
     def _break_off(self, connection: _Connection, error: ProtocolError) -> None:
@@ -329,10 +340,15 @@ class Caller:
         return time.monotonic() - max(self._heard, since)
 
     def _look(self) -> None:
-        """Do not count the time since the last look as silence, where this side stood still."""
+        """Count little of the time since the last look as silence, where this side stood still.
+
+        Some of it: one that is starved stands still again and again, and is to give a dead peer up,
+        too, if later.
+        """
         now = time.monotonic()
-        if now - self._looked > _STOOD_STILL_S:
-            self._heard = min(now, self._heard + now - self._looked)
+        gap = now - self._looked
+        if gap > _STOOD_STILL_S:
+            self._heard = min(now, self._heard + gap - _COUNTED_S)
         self._looked = now
 
     # --- connections --------------------------------------------------------------------------
@@ -346,7 +362,8 @@ class Caller:
                 pause with what went wrong last.
 
         Raises:
-            PeerLostError: Nothing listens there, and ``on_wait`` was not given.
+            PeerLostError: Nothing listens there, and ``on_wait`` was not given; or another process
+                does than the one that is meant.
             PeerTimeoutError: It did not come up by the deadline.
             JoinRefusedError: One side does not want the other; ``end`` tells why.
             ConfigError: The address is not one.
@@ -386,7 +403,7 @@ class Caller:
         self._addresses = self._addresses or addresses.resolve(*self._target)
         failure: Exception = OSError("it has no address")
         for family, address in self._addresses:
-            stream = Stream(socket.socket(family, socket.SOCK_STREAM))
+            stream = Stream(opened(partial(socket.socket, family, socket.SOCK_STREAM)))
             try:
                 return self._join(stream, address, deadline)
             except BaseException as error:
@@ -413,10 +430,17 @@ class Caller:
         stream.connect(address, patience)
         try:
             steps = join(stream, self._security, self._name, self.session, self._lane)
-            return _Connection(stream, drive(steps, stream, patience).max_ask_bytes)
+            admitted: Admitted = drive(steps, stream, patience)
         except JoinRefusedError as error:
             text = f"{self.what} and {self._name} do not let each other in: {error}"
             raise JoinRefusedError(text, error.end) from error
+        # a port is given to the next process that asks for it: what was said to the one before is
+        # not for this one, and whether to begin anew is for the owner of this caller to decide
+        if self.incarnation not in (0, admitted.incarnation):
+            text = f"{self.what} is lost ({End.GONE.value}): another process listens there now"
+            raise PeerLostError(text, End.GONE)
+        self.incarnation = admitted.incarnation
+        return _Connection(stream, admitted.max_ask_bytes)
 
     def _adopt(self, connection: _Connection) -> None:
         """Use ``connection`` from here on and ask again what is unanswered. Has ``_sending``."""

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from gigl_loader.errors import ProtocolError
+from gigl_loader.transport.words import one_line
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -120,7 +121,8 @@ def read_header(data: bytes | bytearray) -> tuple[str, msgspec.Raw, list[ArraySp
     try:
         header = _headers.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"what came is not a message of this version: {error}") from error
+        words = one_line(str(error))
+        raise ProtocolError(f"what came is not a message of this version: {words}") from error
     return header.method, header.body, [_spec(code, shape) for code, shape in header.specs]
 
 
@@ -154,7 +156,8 @@ def decode(body: msgspec.Raw, arrays: Sequence[Array], expected: type[T]) -> T:
         value = msgspec.convert(found, expected, from_attributes=True)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         name = getattr(expected, "__name__", str(expected))
-        raise ProtocolError(f"what came is not a {name}: {error}") from error
+        # msgspec shows what came in place of a name that it knows
+        raise ProtocolError(f"what came is not a {name}: {one_line(str(error))}") from error
     if missing:
         raise ProtocolError(f"{len(missing)} arrays came that nothing names")
     return value

@@ -24,6 +24,8 @@ class End(StrEnum):
     """It sent what no healthy peer of this version sends."""
     REFUSED_TOKEN = "refused: token"
     REFUSED_CERTIFICATE = "refused: certificate"
+    REFUSED_USER = "refused: user"
+    """A process of another user, where nothing says who may come in but that it is this one."""
     REFUSED_VERSION = "refused: version"
     REFUSED_MODE = "refused: encryption"
     """One side is encrypted and the other is not."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from gigl_loader import errors
 from gigl_loader.errors import GiglLoaderError, RemoteError
+from gigl_loader.transport.words import readable
 
 _OURS = {
     name: cls
@@ -47,7 +48,8 @@ def rebuild(failure: Failure, where: str) -> GiglLoaderError:
     cls = _OURS.get(failure.kind)
     try:
         if cls is not None:
-            return cls(*failure.args)
+            return cls(*(readable(arg) if isinstance(arg, str) else arg for arg in failure.args))
     except (TypeError, ValueError):
         pass  # a class whose fields are others on this side
-    return RemoteError(where, f"{failure.kind}: {failure.text}", failure.traceback)
+    text = readable(f"{failure.kind}: {failure.text}")
+    return RemoteError(where, text, readable(failure.traceback))

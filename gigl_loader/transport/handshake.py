@@ -6,11 +6,13 @@
     KNOCK (plain) or TLS ClientHello  -->
                                       <--    [TLS]  GREETING(nonce)
     HELLO(name, nonce, proof)         -->
-                                      <--    ADMITTED(proof)  or  BYE(end, words)
+                                      <--    ADMITTED(proof, incarnation)  or  BYE(end, words)
 
-The listener greets first: in TLS 1.3 a client learns at its first read that its certificate was
-refused. A plain caller knocks, so that a TLS listener can tell it in plain words what is wrong; and
-whatever else listens on the port answers to a knock with something that can be shown.
+The listener greets before it is told anything: in TLS 1.3 a client learns at its first read that
+its certificate was refused, and where both are to be one user's, neither side says who it is to
+somebody else's process. A plain caller knocks, so that a TLS listener can tell it in plain words
+what is wrong; and whatever else listens on the port answers to a knock with something that can be
+shown.
 """
 
 import contextlib
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from gigl_loader.errors import JoinRefusedError, ProtocolError
 from gigl_loader.transport.codec import decode
 from gigl_loader.transport.ends import End
-from gigl_loader.transport.security import TOKEN_VARIABLE, Security
+from gigl_loader.transport.security import TOKEN_VARIABLE, Mode, Security, what_is_not_set
 from gigl_loader.transport.stream import (
     KNOCK_FRAME,
     MAGIC,
@@ -34,8 +36,12 @@ from gigl_loader.transport.stream import (
     pack,
     read_frame,
 )
+from gigl_loader.transport.users import user_of_peer
+from gigl_loader.transport.words import one_line
 
 NONCE_BYTES = 32
+MOST_OF_NAME = 255
+"""Characters of what a caller calls itself."""
 # of a frame before the other side is known: a HELLO has some 300 bytes, a goodbye at most 2,100
 _MAX_BYTES = 4096
 _TLS_RECORDS = (b"\x14", b"\x15", b"\x16", b"\x17")  # what TLS may open with
@@ -66,6 +72,8 @@ class Admitted:
 
     proof: bytes
     max_ask_bytes: int
+    incarnation: int
+    """Which process this is: the listener's own number, random."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +98,16 @@ def join(stream: Stream, security: Security, name: str, session: str, lane: str)
     """
     try:
         return (yield from _join(stream, security, name, session, lane))
+    except JoinRefusedError as error:  # in the listener's words, which knows nothing of this side
+        if error.end not in (End.REFUSED_MODE, End.REFUSED_TOKEN):
+            raise
+        raise JoinRefusedError(f"{error}{what_is_not_set(security)}", error.end) from error
     except (ssl.SSLError, ProtocolError) as error:
-        refusal = _refusal(stream, error, "the listener", encrypted=security.mode.encrypted)
+        hint, encrypted = what_is_not_set(security), security.mode.encrypted
+        refused = refusal(stream, error, "the listener", encrypted=encrypted, hint=hint)
         if isinstance(error, OtherVersionError):
             stream.end(farewell(End.REFUSED_VERSION, str(error)))
-        raise refusal from error
+        raise refused from error
 
 
 def _join(stream: Stream, security: Security, name: str, session: str, lane: str) -> Steps:
@@ -103,11 +116,14 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     else:
         stream.push([memoryview(KNOCK_FRAME)])
     greeting = decode((yield from _expect(stream, Kind.GREETING)).body, [], Greeting)
+    # not before: the greeting shows that a process has taken the connection. And before this side
+    # says who it is
+    _check_user(stream, security, "the listener")
     nonce, certificate = os.urandom(NONCE_BYTES), stream.peer_certificate()
     # both sides' in one order, so that neither can make the other repeat an old proof
     nonces = nonce + greeting.nonce
     proof = security.proof(b"caller", nonces, certificate)
-    stream.push(pack(Kind.HELLO, Hello(name[:255], session, lane, nonce, proof)))
+    stream.push(pack(Kind.HELLO, Hello(name[:MOST_OF_NAME], session, lane, nonce, proof)))
     admitted = decode((yield from _expect(stream, Kind.ADMITTED)).body, [], Admitted)
     # in constant time, as everywhere: how long a comparison takes would tell how much was right
     if not hmac.compare_digest(admitted.proof, security.proof(b"listener", nonces, certificate)):
@@ -117,7 +133,7 @@ def _join(stream: Stream, security: Security, name: str, session: str, lane: str
     return admitted
 
 
-def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
+def admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: int) -> Steps:
     """Do the listener's side; the generator returns the caller's `Hello`.
 
     Raises:
@@ -125,43 +141,60 @@ def admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
         EOFError, OSError: The connection broke.
     """
     try:
-        return (yield from _admit(stream, security, max_ask_bytes))
+        return (yield from _admit(stream, security, max_ask_bytes, incarnation))
     except (ssl.SSLError, ProtocolError) as error:
-        encrypted = security.mode.encrypted
-        raise _refusal(stream, error, "the caller", encrypted=encrypted) from error
+        hint, encrypted = what_is_not_set(security), security.mode.encrypted
+        raise refusal(stream, error, "the caller", encrypted=encrypted, hint=hint) from error
 
 
-def _admit(stream: Stream, security: Security, max_ask_bytes: int) -> Steps:
+def _admit(stream: Stream, security: Security, max_ask_bytes: int, incarnation: int) -> Steps:
     mine = os.urandom(NONCE_BYTES)
     if security.mode.encrypted:
         yield from stream.start_tls(security.context(server=True), server=True)
-    stream.push(pack(Kind.GREETING, Greeting(mine)))
-    if not security.mode.encrypted:
+    else:
         yield from _expect(stream, Kind.KNOCK)
+        # before a greeting, at which the caller looks who this is: one of both says why
+        _check_user(stream, security, "the caller")
+    stream.push(pack(Kind.GREETING, Greeting(mine)))
     hello = decode((yield from _expect(stream, Kind.HELLO)).body, [], Hello)
     certificate, nonces = security.certificate(), hello.nonce + mine
     # the role is part of a proof: else a caller's could be sent back to it as the listener's
     wanted = security.proof(b"caller", nonces, certificate)
     # a nonce of another length would move the border between the two nonces
     if not hmac.compare_digest(hello.proof, wanted) or len(hello.nonce) != NONCE_BYTES:
-        who = "this side asks for no" if not wanted else "the caller did not prove the"
-        raise JoinRefusedError(f"{who} cluster token: {_SAME_TOKEN}", End.REFUSED_TOKEN)
+        words = f"the caller did not prove the cluster token: {_SAME_TOKEN}"
+        raise JoinRefusedError(words, End.REFUSED_TOKEN)
     proof = security.proof(b"listener", nonces, certificate)
-    stream.push(pack(Kind.ADMITTED, Admitted(proof, max_ask_bytes)))
+    stream.push(pack(Kind.ADMITTED, Admitted(proof, max_ask_bytes, incarnation)))
     return hello
+
+
+def _check_user(stream: Stream, security: Security, who: str) -> None:
+    """Refuse the other side where nothing is set and its process is not one of this user's."""
+    own = os.geteuid()
+    if security.mode is not Mode.USER or (user := user_of_peer(stream.sock)) == own:
+        return
+    whose = "on another machine, or gone" if user is None else f"a process of user {user}"
+    raise JoinRefusedError(
+        f"{who} is {whose}, and where nothing says who may come in, those of user {own} on this "
+        f"machine may: give both the same certificates, {TOKEN_VARIABLE} or --insecure",
+        End.REFUSED_USER,
+    )
 
 
 def _expect(stream: Stream, kind: Kind) -> Steps:
     frame: Frame = yield from read_frame(stream, 0, max_header_bytes=_MAX_BYTES)
     if frame.kind is Kind.BYE:
         goodbye = decode(frame.body, [], Goodbye)
-        raise JoinRefusedError(goodbye.words, goodbye.end)
+        raise JoinRefusedError(one_line(goodbye.words), goodbye.end)
     if frame.kind is not kind:
         raise ProtocolError(f"{frame.kind.name} came where {kind.name} was due")
     return frame
 
 
-def _refusal(stream: Stream, error: Exception, who: str, *, encrypted: bool) -> JoinRefusedError:
+def refusal(
+    stream: Stream, error: Exception, who: str, *, encrypted: bool, hint: str = ""
+) -> JoinRefusedError:
     """Say what a handshake that failed means, by the first bytes that came and what they hit."""
     if isinstance(error, OtherVersionError):
         return JoinRefusedError(str(error), End.REFUSED_VERSION)
@@ -172,7 +205,7 @@ def _refusal(stream: Stream, error: Exception, who: str, *, encrypted: bool) -> 
         which = (
             "does not speak TLS and this side does" if encrypted else "speaks TLS, not this side"
         )
-        text = f"{who} {which}: give both the same certificates, the same token or --insecure"
+        text = f"{who} {which}: give both the same certificates, the same token or --insecure{hint}"
         return JoinRefusedError(text, End.REFUSED_MODE)
     if not isinstance(error, ssl.SSLError) or (opening and not is_tls):
         with contextlib.suppress(OSError):  # what else is here by now

@@ -4,14 +4,15 @@ The accepting thread waits for no caller. It also says each second, on every con
 answer, that this side lives, and learns at once when a caller hangs up while a handler works.
 
 A connection's thread does the handshake, within three seconds, and then answers. At most 128
-handshakes are under way, 64 from one address; the one that has said nothing for longest makes room
-for a new one: half-open connections neither keep real callers out nor take memory without bound.
+handshakes are under way, half of them from one address; the one that has said nothing for longest
+makes room for a new one: half-open connections neither keep real callers out nor take memory
+without bound. Nor do they take more than a quarter of the descriptors that are free.
 """
 
 import contextlib
 import itertools
 import logging
-import resource
+import secrets
 import select
 import socket
 import threading
@@ -23,11 +24,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gigl_loader.errors import ConfigError, JoinRefusedError, ProtocolError
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.transport import addresses
 from gigl_loader.transport.codec import decode
+from gigl_loader.transport.descriptors import Spare, raise_limit
 from gigl_loader.transport.ends import End
 from gigl_loader.transport.failures import describe
-from gigl_loader.transport.handshake import Goodbye, Hello, admit, farewell
+from gigl_loader.transport.forks import accepted, close_in_children
+from gigl_loader.transport.handshake import MOST_OF_NAME, Goodbye, Hello, admit, farewell
 from gigl_loader.transport.security import Security
 from gigl_loader.transport.stream import (
     ALIVE_FRAME,
@@ -36,11 +40,11 @@ from gigl_loader.transport.stream import (
     Frame,
     Kind,
     Stream,
-    close_in_children,
     drive,
     pack,
     read_frame,
 )
+from gigl_loader.transport.words import one_line
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +54,6 @@ _HANDSHAKE_S = 3.0
 # each takes a thread and a descriptor, and limits of 1,024 on these are common; half of them for
 # one address, so that one faulty machine does not keep out the others
 _MAX_PENDING = 128
-_MAX_PENDING_PER_ADDRESS = 64
 _CLOSE_S = 2.0  # how long whoever closes a listener waits for what is under way
 _DRAIN_S = 0.5  # for a refused caller to read why
 _REPORT_EVERY_S = 60.0
@@ -75,6 +78,11 @@ class Peer:
 
 
 Handler = Callable[[Any, Peer], Any]
+
+
+def random_incarnation() -> int:
+    """Return a number that no other process has; 63 bits, above 0."""
+    return int(secrets.token_hex(8), 16) % (2**63 - 1) + 1
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,14 @@ class Listener:
         max_ask_bytes: The most that the arrays of one question may hold.
         silence_s: A caller that leaves a question unfinished, or sent bytes unacknowledged, for
             this long is cut off.
+        admit: Does the handshake in place of the one of this protocol, or all that there is to do:
+            given the connection and how long to sleep next, as for `drive`, it returns what the
+            caller says of itself; None: it is over.
+        handshake_s: How long that may take, all in all.
         inherits: Descriptor of a socket that listens already, in place of ``address`` and ``port``;
             owned by this object from here on.
+        incarnation: Which process this is to its callers, who ask nothing again of another one;
+            above 0. None: random. One that goes on for the process before it gives the same.
 
     Raises:
         ConfigError: It would be open to strangers, or cannot listen there.
@@ -135,32 +149,43 @@ class Listener:
         on_end: Callable[[Peer, End], None] | None = None,
         max_ask_bytes: int = 1 << 30,
         silence_s: float = SILENCE_S,
+        admit: Callable[[Stream, Callable[[], float]], Hello | None] | None = None,
+        handshake_s: float | None = None,
         inherits: int | None = None,
+        incarnation: int | None = None,
     ) -> None:
         security.check_listener(address)  # before there is anything to close
         self.name, self.security, self.table = name, security, dict(table)
         self.max_ask_bytes, self.silence_s = max_ask_bytes, silence_s
+        self.admit = admit or self._admit
+        self.says_goodbye = admit is None  # another protocol has other words
+        self.handshake_s = _HANDSHAKE_S if handshake_s is None else handshake_s
+        self.incarnation = incarnation or random_incarnation()
         self.on_peer = on_peer or (lambda peer: None)
         self.on_end = on_end or (lambda peer, end: None)
         self._lock = threading.Lock()  # guards the connections and what is counted
         self._connections: dict[int, _Connection] = {}  # by descriptor
         self._refused: Counter[str] = Counter()
         self._reported, self._unreported = -_REPORT_EVERY_S, 0  # so that the first one is reported
+        self._spare = Spare()
         self.closed = False  # that, or about to be
         self._sock = (
             addresses.listen(address, port) if inherits is None else socket.socket(fileno=inherits)
         )
         self._sock.setblocking(False)
-        close_in_children(self._sock)
+        close_in_children(self._sock)  # an inherited one, too
         self.address: tuple[str, int] = self._sock.getsockname()[:2]
         # epoll, since a server has thousands of connections, of which nearly none changes at a time
         self._epoll = select.epoll()
         self._epoll.register(self._sock, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name=f"{name} door", daemon=True)
+        # nobody would be let in any more, and who is in would be told of no end
+        self._thread = new_thread(
+            target=self._run, name=f"{name} door", on_death=lambda _: self.close()
+        )
 
     def start(self) -> "Listener":
         """Begin to admit callers; returns itself."""
-        _raise_descriptor_limit()
+        raise_limit()
         self._thread.start()  # not by the constructor: nobody may come in before its owner is ready
         return self
 
@@ -236,7 +261,7 @@ class Listener:
 
     def _accept(self) -> None:
         try:
-            sock, source = self._sock.accept()
+            sock, source = accepted(self._sock)
         except BlockingIOError:  # it hung up between the event and here
             return
         except OSError as error:  # no descriptor is left (EMFILE, ENFILE), mostly
@@ -249,7 +274,10 @@ class Listener:
             sock.close()
             return
         # before it is among them itself: the newest must not be the one that goes
-        self._make_room(connection.address)
+        if not self._make_room(connection.address):
+            self.refused(End.REFUSED_BUSY, connection.address, "too many others are let in")
+            connection.stream.close()
+            return
         with self._lock:
             self._connections[sock.fileno()] = connection
         try:
@@ -271,23 +299,34 @@ class Listener:
         self.refused(End.REFUSED_BUSY, who, str(error))
         pending = self._pending()
         if pending:
-            _shed(pending)
+            _shed(pending, 1)
         else:
             time.sleep(0.05)  # whoever else holds them
 
-    def _make_room(self, address: str) -> None:
+    def _make_room(self, address: str) -> bool:
+        """End handshakes, so that there are not too many with one more; False: they do not end."""
         pending = self._pending()
+        most = min(_MAX_PENDING, self._spare.for_strangers(len(pending) + 1))
         same = [one for one in pending if one.address == address]
-        if len(same) >= _MAX_PENDING_PER_ADDRESS:
-            _shed(same)
-        elif len(pending) >= _MAX_PENDING:
-            _shed(pending)
+        if len(same) >= max(1, most // 2):
+            _shed(same, len(same) - most // 2 + 1)
+        elif len(pending) >= most:
+            _shed(pending, len(pending) - most + 1)
+        else:
+            return True
+        # they end at once, but for those whose thread waits for this process and not for its caller
+        return len(self._pending()) < 2 * most
 
     def _pending(self) -> "list[_Connection]":
         with self._lock:
             every = list(self._connections.values())
         # one without a thread is the newest, which `_accept` still works on
         return [one for one in every if one.peer is None and one.thread.ident is not None]
+
+    def _admit(self, stream: Stream, patience: Callable[[], float]) -> Hello:
+        steps = admit(stream, self.security, self.max_ask_bytes, self.incarnation)
+        hello: Hello = drive(steps, stream, patience)
+        return hello
 
     # --- for the connections ------------------------------------------------------------------
 
@@ -334,9 +373,10 @@ class _Connection:
         """None: it has not been admitted."""
         self.owes = False
         """Whether the caller waits for something."""
-        self.thread = threading.Thread(
-            target=self._run, name=f"{listener.name} for {address}", daemon=True
-        )
+        self.thread = new_thread(
+            target=self._run, name=f"{listener.name} for {address}",
+            on_death=nothing_hangs_on_it,  # its end hangs up, and who is on the other side sees it
+        )  # fmt: skip
         self._listener = listener
         self._wake = threading.Event()
         self._dismissed: End | None = None
@@ -362,7 +402,7 @@ class _Connection:
         try:
             hello = self._admit()
             if hello is not None:
-                peer = Peer(hello.name, self.address, hello.session)
+                peer = Peer(one_line(hello.name, MOST_OF_NAME), self.address, hello.session)
                 self.lane = hello.lane
                 self._listener.admitted(self, peer)
                 self._serve(peer)
@@ -373,11 +413,9 @@ class _Connection:
 
     def _admit(self) -> Hello | None:
         """Return what the caller says of itself; None: it was refused, or is gone."""
-        deadline = time.monotonic() + _HANDSHAKE_S
-        steps = admit(self.stream, self._listener.security, self._listener.max_ask_bytes)
+        deadline = time.monotonic() + self._listener.handshake_s
         try:
-            hello: Hello = drive(steps, self.stream, lambda: _left(deadline))
-            return hello
+            return self._listener.admit(self.stream, lambda: _left(deadline))
         except JoinRefusedError as error:
             self._refuse(End(error.end), str(error))
         except ConfigError as error:  # certificates that were renewed and cannot be read
@@ -393,7 +431,8 @@ class _Connection:
         self._listener.refused(end, self.address, words)
         deadline = time.monotonic() + _DRAIN_S
         with contextlib.suppress(OSError):
-            if end is not End.REFUSED_CERTIFICATE:  # TLS has sent its own alert
+            # where it is a certificate, TLS has sent its own alert
+            if self._listener.says_goodbye and end is not End.REFUSED_CERTIFICATE:
                 self.stream.say(farewell(end, words))
             self.stream.sock.shutdown(socket.SHUT_WR)
             while self.stream.wait(select.POLLIN, _left(deadline)) & select.POLLIN:
@@ -492,11 +531,14 @@ class _Connection:
         return End.GONE
 
 
-def _shed(pending: list[_Connection]) -> None:
-    """End the handshake that has made no progress for the longest time."""
-    slowest = min(pending, key=lambda one: one.stream.heard)
-    slowest.dismiss(End.GONE)  # no refusal: it may have been admitted just now, and comes back
-    slowest.thread.join(0.1)  # its descriptor and thread are free again, mostly at once
+def _shed(pending: list[_Connection], count: int) -> None:
+    """End the handshakes that have made no progress for the longest time."""
+    slowest = sorted(pending, key=lambda one: one.stream.heard)[:count]
+    deadline = time.monotonic() + 0.1
+    for one in slowest:
+        one.dismiss(End.GONE)  # no refusal: it may have been admitted just now, and comes back
+    for one in slowest:  # their descriptors and threads are free again, mostly at once
+        one.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _SilentError(TimeoutError):
@@ -508,11 +550,3 @@ def _left(deadline: float) -> float:
     if left <= 0:
         raise _SilentError
     return left
-
-
-def _raise_descriptor_limit() -> None:
-    """Let this process have as many descriptors as it may: the soft limit is often 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,14 +1,15 @@
-"""Who may come in: client certificates, a token inside TLS, or nothing on a closed network.
+"""Who may come in: client certificates, a token inside TLS, or anybody on a closed network.
 
 =============  ==========================================  =================================
 mode           how both ends know each other               what travels
 =============  ==========================================  =================================
 certificates   each verifies the other's against ca.pem    TLS 1.3
 token          each proves the token to the other          TLS 1.3, throw-away certificate
-insecure       not at all, or by a token where one is set  plain bytes
+insecure       not at all                                  plain bytes
 =============  ==========================================  =================================
 
-Where nothing is set, a listener may be reached from its own machine only, over plain sockets.
+Where nothing is set, both ends are processes of one user on one machine, as its kernel tells each
+of them (`gigl_loader.transport.users`), and plain bytes travel between them.
 
 The token is never sent. Both ends prove it by an HMAC over their role, both nonces and the hash of
 the listener's certificate, so that nobody in the middle can pass the proofs on under a certificate
@@ -37,14 +38,17 @@ MIN_TOKEN_BYTES = 22  # 128 bits in the 6 bits a character that token_urlsafe gi
 _MIN_DISTINCT = 6  # "aaaa..." is long and known to every list of passwords
 
 
+_Key = tuple[object, bool]  # where a certificate is from, and which side
+
+
 class Mode(StrEnum):
     """How a connection is protected."""
 
     CERTIFICATES = "certificates"
     TOKEN = "token"
     INSECURE = "insecure"
-    LOCAL = "local"
-    """Nothing is set: plain, and for one machine only."""
+    USER = "this user"
+    """Nothing is set: processes of this user on this machine."""
 
     @property
     def encrypted(self) -> bool:
@@ -56,9 +60,9 @@ class Mode(StrEnum):
 class Security:
     """Who may connect to whom. Use `resolve` or `local`; may be pickled to workers of one's own."""
 
-    mode: Mode = Mode.LOCAL
+    mode: Mode = Mode.USER
     token: str = field(default="", repr=False)
-    """Proved in the handshake where it is not empty; certificates do without it."""
+    """Proved in the handshake by both ends, in the token mode."""
     tls_dir: str = ""
     """Folder with ca.pem, cert.pem and key.pem."""
     throwaway: bytes = field(default=b"", repr=False)
@@ -86,13 +90,14 @@ class Security:
             _files(tls_dir)
             return cls(Mode.CERTIFICATES, tls_dir=tls_dir)
         if insecure:
-            return cls(Mode.INSECURE, token)
-        return cls(Mode.TOKEN if token else Mode.LOCAL, token)
+            # over a plain connection a token proves nothing of what comes after the handshake
+            return cls(Mode.INSECURE)
+        return cls(Mode.TOKEN, token) if token else cls()
 
     @classmethod
-    def local(cls, token: str = "") -> "Security":
-        """Return plain sockets for one machine; ``token`` is proved, as with a job's nonce."""
-        return cls(Mode.LOCAL, token)
+    def local(cls) -> "Security":
+        """Return plain sockets between processes of this user on this machine."""
+        return cls(Mode.USER)
 
     def for_workers(self) -> "Security":
         """Return what processes started by this one take, so that none makes a certificate."""
@@ -115,7 +120,7 @@ class Security:
         loopback = is_loopback(host) if loopback is None else loopback
         if loopback or self.mode is Mode.CERTIFICATES:
             return
-        if self.mode is Mode.LOCAL:
+        if self.mode is Mode.USER:
             raise ConfigError(
                 f"a listener at {host} can be reached from other machines, and nothing says who "
                 f"may connect: give certificates (--tls DIR or {TLS_DIR_VARIABLE}; `gigl-loader "
@@ -123,7 +128,7 @@ class Security:
                 f"one), or, on a closed network, --insecure or {INSECURE_VARIABLE}=1"
             )
         weak = len(self.token) < MIN_TOKEN_BYTES or len(set(self.token)) < _MIN_DISTINCT
-        if self.token and weak:
+        if self.mode is Mode.TOKEN and weak:
             raise ConfigError(
                 f"the cluster token has {len(self.token)} characters and can be guessed; a "
                 f"listener at {host} needs 128 bits: set {TOKEN_VARIABLE} to what `gigl-loader "
@@ -138,7 +143,7 @@ class Security:
 
     def proof(self, role: bytes, nonces: bytes, certificate: bytes) -> bytes:
         """Return what proves the token in one handshake; empty where none is asked for."""
-        if not self.token or self.mode is Mode.CERTIFICATES:
+        if self.mode is not Mode.TOKEN:
             return b""
         bound = role + nonces + hashlib.sha256(certificate).digest()
         return hmac.digest(self.token.encode(), bound, hashlib.sha256)
@@ -152,21 +157,35 @@ class Security:
             ConfigError: The certificates cannot be read.
         """
         key = (self.tls_dir or (self._own_certificate() if server else b""), server)
-        with _lock:  # handshakes run in a thread each, and building a context takes milliseconds
-            stamps, known = self._stamps(), _contexts.get(key)
-            if known is not None and known[0] == stamps:
-                return known[1]
-            try:
-                fresh = self._folder_context(server) if self.tls_dir else self._own_context(server)
-            except ConfigError as error:
-                if known is None:
-                    raise
-                _log.warning("renewed certificates are not used, the former ones are: %s", error)
-                fresh = known[1]
-            # with the new stamps also where the former one goes on: the files are read again once
-            # they change, not at each connection
-            _contexts[key] = stamps, fresh
-            return fresh
+        with _lock:
+            turn = _turns.setdefault(key, threading.Lock())
+        known = _contexts.get(key)
+        # One thread looks at the files; the others go on with what is known, since a file system of
+        # the network may stand, and with it whoever looks.
+        if known is None:
+            turn.acquire()
+        elif not turn.acquire(blocking=False):
+            return known[1]
+        try:
+            return self._looked_at(key, server)
+        finally:
+            turn.release()
+
+    def _looked_at(self, key: _Key, server: bool) -> ssl.SSLContext:
+        stamps, known = self._stamps(), _contexts.get(key)
+        if known is not None and known[0] == stamps:
+            return known[1]
+        try:
+            fresh = self._folder_context(server) if self.tls_dir else self._own_context(server)
+        except ConfigError as error:
+            if known is None:
+                raise
+            _log.warning("renewed certificates are not used, the former ones are: %s", error)
+            fresh = known[1]
+        # with the new stamps also where the former one goes on: the files are read again once
+        # they change, not at each connection
+        _contexts[key] = stamps, fresh
+        return fresh
 
     def _stamps(self) -> tuple[int, ...]:
         """Return when the files changed last."""
@@ -210,9 +229,17 @@ class Security:
 
 
 _log = logging.getLogger(__name__)
-_lock = threading.Lock()
-_contexts: dict[tuple[object, bool], tuple[tuple[int, ...], ssl.SSLContext]] = {}
-"""By where the certificate is from and which side; with when the files had changed last."""
+_lock = threading.Lock()  # guards _turns
+_turns: dict[_Key, threading.Lock] = {}
+_contexts: dict[_Key, tuple[tuple[int, ...], ssl.SSLContext]] = {}
+"""With when the files had changed last."""
+
+
+def what_is_not_set(security: Security) -> str:
+    """Return a hint for where one side has nothing to prove and the other asks for it; or ""."""
+    if security.mode is not Mode.USER:
+        return ""
+    return f"; neither {TOKEN_VARIABLE} nor {TLS_DIR_VARIABLE} is set in this process"
 
 
 def _bare_context(server: bool) -> ssl.SSLContext:

@@ -19,7 +19,6 @@ import ssl
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +37,9 @@ from gigl_loader.transport.codec import (
     encode,
     read_header,
 )
+from gigl_loader.transport.forks import close_in_children
 
-VERSION = 2
+VERSION = 3
 """Of the protocol. The first six bytes of a frame mean the same in every version."""
 MAGIC = b"GLt\x00"
 SILENCE_S = 10.0
@@ -97,25 +97,6 @@ def pack(kind: Kind, value: object, method: str = "") -> list[memoryview]:
 
 ALIVE_FRAME = bytes(pack(Kind.ALIVE, None)[0])
 KNOCK_FRAME = bytes(pack(Kind.KNOCK, None)[0])
-
-_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
-
-
-def close_in_children(sock: socket.socket) -> None:
-    """Have forks of this process close their copy of ``sock``.
-
-    Otherwise a child that outlives its parent keeps the connection open, and the peer never learns
-    that the parent is gone.
-    """
-    _sockets.add(sock)
-
-
-def _close_all() -> None:
-    for sock in list(_sockets):
-        sock.close()
-
-
-os.register_at_fork(after_in_child=_close_all)
 
 
 class Stream:
@@ -228,6 +209,18 @@ class Stream:
                 _advance(views, got)
             else:
                 yield
+
+    def receive(self, most: int) -> Steps:
+        """Receive what comes next; the generator returns up to ``most`` bytes.
+
+        Raises:
+            EOFError: The peer closed the connection.
+            OSError: The connection broke.
+        """
+        view = memoryview(bytearray(most))
+        while not (got := self._take([view])):
+            yield
+        return bytes(view[:got])
 
     def _take(self, views: list[memoryview]) -> int:
         """Receive into the front of ``views``; return how many bytes, 0 where none are there."""

@@ -20,6 +20,7 @@ import msgspec
 from gigl_loader._glt import get_context
 from gigl_loader.dataset.held import check_enough, check_held
 from gigl_loader.dataset.view import PartitionView
+from gigl_loader.errors import ConfigError
 from gigl_loader.memory.same_host import Offer, Offered
 from gigl_loader.options import may_be_one_machine, reads_same_memory
 from gigl_loader.transport import Mode, Security, address_towards
@@ -134,10 +135,13 @@ class Agreement:
         if rendezvous.rank == 0:
             rendezvous.publish("nonce", secrets.token_bytes(32))
         self._host = address_towards(self._towards)
-        rendezvous.publish("host", self._host.encode())
-        hosts = rendezvous.gather_all("host")
+        graph = self._view.identity
+        own = "" if graph is None else f"{graph.run} {graph.digest}"
+        rendezvous.publish("host", f"{self._host} {own}".encode())
+        told = [one.decode().partition(" ") for one in rendezvous.gather_all("host")]
+        _check_same_graph(rendezvous.rank, own, [graph for _, _, graph in told])
         nonce = rendezvous.wait_for("nonce")
-        is_one_host = len(set(hosts)) == 1
+        is_one_host = len({host for host, _, _ in told}) == 1
         self.is_one_machine = is_one_host and may_be_one_machine()
         if is_one_host:  # nobody else has to reach the workers
             host, security = ("::1" if ":" in self._host else "127.0.0.1"), Security.local()
@@ -145,11 +149,12 @@ class Agreement:
             host, security = self._host, self._security
             # here, on every rank alike, and not when a worker starts to listen
             security.check_listener(host, loopback=False)
-        if security.mode is not Mode.CERTIFICATES:
-            # the nonce keeps other jobs out, the cluster's token strangers
+        if security.mode is Mode.TOKEN:
+            # the cluster's token keeps strangers out, the nonce other jobs
             secret = hashlib.sha256(self._security.token.encode() + nonce).hexdigest()
             security = dataclasses.replace(security, token=secret)
-        # the job's name goes over the network in the clear, so it does not tell the nonce
+        # who is let in but belongs to another job asks for methods of another name; the name goes
+        # over the network in the clear, so it does not tell the nonce
         return Access(host, security.for_workers(), hashlib.sha256(b"job" + nonce).hexdigest()[:8])
 
     def exchange(
@@ -248,6 +253,22 @@ class Agreement:
         self.settle()
         if self._offered is not None:
             self._offered.close()
+
+
+def _check_same_graph(rank: int, own: str, graphs: list[str]) -> None:
+    """Refuse partitions of two graphs, or of two runs; who does not know its own is not asked.
+
+    Raises:
+        ConfigError: On all ranks alike; nothing was started.
+    """
+    for other, graph in enumerate(graphs):
+        if own and graph and graph != own:
+            runs = own.split()[0], graph.split()[0]
+            what = "partitions of two runs" if runs[0] != runs[1] else "partitions of two graphs"
+            raise ConfigError(
+                f"{what}: {_holder()} {rank} has one of {own}, {other} one of {graph} (run and "
+                "digest): give all the partitions of one run"
+            )
 
 
 def _first_like(mine: _Member, members: list[_Member]) -> int | None:

@@ -29,7 +29,7 @@ from gigl_loader.workers.machine_cache import (
     remote_bytes,
     tables_for,
 )
-from gigl_loader.workers.peers import Access, Assignment, worker_name
+from gigl_loader.workers.peers import Access, Assignment, Refusing, worker_name
 from gigl_loader.workers.rendezvous import Rendezvous
 
 
@@ -52,6 +52,7 @@ class AmongRanks:
         self._agreement: Agreement | None = None
         self._peer_plan = Plan()
         self._ahead: AheadMemory[Tensor] | None = None
+        self._refusing: list[Refusing] = []
         self.access: Access | None = None
         """How workers answer those of other partitions; None: nobody asks."""
         self.cache: MachineCache | None = None
@@ -159,11 +160,25 @@ class AmongRanks:
         if self._agreement is not None:
             self._agreement.fail(error)
 
+    def refuse(self, worker: int, listener: int, error: BaseException) -> None:
+        """Answer in place of a worker that is lost for good: who asks it hears why.
+
+        Args:
+            worker: Its number.
+            listener: Descriptor of the socket that it listened on; closed by `close`.
+            error: What ended the sampling here.
+        """
+        assert self.access is not None, "a worker that listened is asked"
+        name = worker_name(self.agreement.rank, worker)
+        self._refusing.append(Refusing(self.access, name, listener, error))
+
     def release_cache(self) -> None:
         """Let go of the rows that are kept: the memory is gone with its last user."""
         self.cache = self._ahead = self.look_ahead = None
 
     def close(self) -> None:
         """Leave the other ranks, and offer the partition no more. Idempotent."""
+        while self._refusing:
+            self._refusing.pop().close()
         if self._agreement is not None:
             self._agreement.close()

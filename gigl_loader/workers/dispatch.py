@@ -8,6 +8,7 @@
 It has no lock: its producer holds one around each call.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -19,6 +20,8 @@ from gigl_loader.workers.recovery import Recovery
 from gigl_loader.workers.restarts import Task
 from gigl_loader.workers.sampled_input import SeedOrders
 from gigl_loader.workers.schedule import BatchStream, FairQueue
+
+_log = logging.getLogger(__name__)
 
 _MANY_MESSAGES = 1 << 20
 """More than are ever under way: a channel with room for them is not limited by its bytes."""
@@ -70,6 +73,7 @@ class Dispatcher:
         self, recovery: Recovery, channel: MessageMemory, orders: SeedOrders, concurrency: int
     ) -> None:
         self._recovery, self._channel = recovery, channel
+        self._said_narrow = False
         self._orders, self._concurrency = orders, concurrency
         self._queue: FairQueue[Received] = FairQueue()
         self.streams = self._queue.streams
@@ -161,7 +165,7 @@ class Dispatcher:
         """Set how many batches may be drawn, and tell workers which may get their rows."""
         if self.look_ahead is None:
             return
-        state, largest = self.streams[STREAM], self._channel.largest
+        state, largest = self.streams[STREAM], self._largest()
         # batches of which nothing is known may be of any size: one for each worker
         room = self._channel.size // largest if largest else self._recovery.pool.num_workers
         room = max(1, min(self._channel.capacity, room))
@@ -193,11 +197,23 @@ class Dispatcher:
         stream = self.streams.get(ticket.stream)
         return stream is not None and stream.generation == ticket.generation
 
+    def _largest(self) -> int:
+        """Return the bytes of the largest message so far; says once that the channel has less."""
+        largest = self._channel.largest
+        if largest > self._channel.size and not self._said_narrow:
+            self._said_narrow = True
+            _log.warning(
+                "a batch takes %d bytes and channel_size is %d: batches are made one at a time; "
+                "give at least twice as much as a batch for each worker", largest,
+                self._channel.size,
+            )  # fmt: skip
+        return largest
+
     def _has_room(self) -> bool:
         """Return whether one more message of the largest size seen fits into the channel."""
         if self.look_ahead is not None:
             return True  # it decides which batches are filled; one that is only drawn takes no room
-        largest = self._channel.largest
+        largest = self._largest()
         if 0 < largest * _MANY_MESSAGES <= self._channel.size:
             return True  # without a look at each stream: a server has one per compute process
         # what waits to be taken and what workers have; what consumers hold is theirs, not counted

@@ -1,6 +1,7 @@
 """What workers send, filed: batches to their consumers, errors to who waits, deaths to recovery."""
 
 import threading
+import traceback
 from typing import Any
 
 from gigl_loader.errors import GiglLoaderError, SamplingError
@@ -13,6 +14,8 @@ from gigl_loader.workers.among_ranks import AmongRanks
 from gigl_loader.workers.dispatch import Dispatcher, MessageMemory
 from gigl_loader.workers.pool import WorkerEvent
 from gigl_loader.workers.recovery import Recovery
+
+_OF_TASKS = {messages.BATCH, messages.ERROR, messages.STALE, messages.DRAWN}
 
 Failures = list[tuple[int, SamplingError]]
 """(consumer, error) of each batch that failed."""
@@ -44,7 +47,7 @@ class Inbox:
         self._failed: Failures = []
         """Failures that were filed by a thread that does not wait for them."""
         self._fatal: GiglLoaderError | None = None
-        """Why no worker can sample any more."""
+        """Why nothing can be sampled any more."""
 
     def pump(self, timeout_s: float, failures: Failures | None = None) -> bool:
         """File what workers sent; see `DistSamplingProducer.pump`."""
@@ -57,7 +60,7 @@ class Inbox:
             with self._lock:
                 failed, self._failed = self._failed, []
                 for event in events:  # all of them: the failure of one costs no other its batch
-                    self._file(event, failed)
+                    self._file_or_fail(event, failed)
                 self._dispatcher.dispatch()
         if failures is not None:
             failures += failed
@@ -110,8 +113,27 @@ class Inbox:
         for event in unfiled:
             segments.close_fds(list(event.fds))
 
+    def _file_or_fail(self, event: WorkerEvent, failed: Failures) -> None:
+        """File a message. One that cannot be filed would be missing for ever: it ends all epochs.
+
+        Whoever happens to file it may not be who waits for it, or may be a thread that would end.
+        """
+        try:
+            self._file(event, failed)
+        except GiglLoaderError as error:
+            self._fatal = self._fatal or error
+        except Exception as error:
+            where = f"taking {event.message[0]!r} of sampling worker {event.worker}"
+            cause, text = f"{type(error).__name__}: {error}", traceback.format_exc()
+            self._fatal = self._fatal or SamplingError(where, cause, text)
+
     def _file(self, event: WorkerEvent, failed: Failures) -> None:
         kind, *rest = event.message
+        # of a worker whose batches were taken back: another one samples them, and what it wrote is
+        # not read. Its slots are gone with it
+        if kind in _OF_TASKS and event.worker not in self._recovery.at_work:
+            segments.close_fds(list(event.fds))
+            return
         self._recovery.note_progress()
         if kind == messages.BATCH:
             self._file_batch(event, *rest)
@@ -128,7 +150,8 @@ class Inbox:
         elif kind == messages.READY:
             self._welcome(event.worker)
         elif kind == messages.FAILED:
-            self._fatal = SamplingError(f"start of sampling worker {event.worker}", *rest)
+            error = SamplingError(f"start of sampling worker {event.worker}", *rest)
+            self._give_up(event.worker, error)
 
     def _file_batch(
         self, event: WorkerEvent, ticket: BatchTicket, position: int, slot: int, nbytes: int,
@@ -163,12 +186,23 @@ class Inbox:
         if self._dispatcher.look_ahead is not None:
             self._dispatcher.look_ahead.count(ticket.generation, asked, kept)
 
-    def _lose(self, worker: int, pid: int, exitcode: int | None) -> None:
+    def _lose(
+        self, worker: int, pid: int | None, exitcode: int | None, orphan_of: int | None = None
+    ) -> None:
         # all that it sent was filed before. Its successor counts its slots from 0 again
         self._channel.forget(worker)
         if self._dispatcher.look_ahead is not None:
             self._dispatcher.look_ahead.give_up()
-        self._fatal = self._recovery.died(worker, pid, exitcode) or self._fatal
+        error = self._recovery.died(worker, pid, exitcode, orphan_of)
+        if error is not None:
+            self._give_up(worker, error)
+
+    def _give_up(self, worker: int, error: GiglLoaderError) -> None:
+        """End all epochs, and tell other ranks that ask a worker which has no successor."""
+        self._fatal = error
+        listener = self._recovery.pool.take_listener(worker)
+        if listener is not None:
+            self._ranks.refuse(worker, listener, error)
 
     def _welcome(self, worker: int) -> None:
         """Tell a worker that took another's place what that one knew."""

@@ -11,6 +11,7 @@ numbers of both (`assignments`), so that both ends know it without talking. A wo
 is done goes on answering until those that ask it are done, too.
 """
 
+import hashlib
 import logging
 import threading
 import time
@@ -49,6 +50,7 @@ T = TypeVar("T")
 
 _MAX_ASK_BYTES = 1 << 32
 """Ids in one question: 512 million; a batch that asks for more does not fit into memory either."""
+_MAX_REASON = 4000
 _RETURN_S = 10.0
 """How long a caller whose connection was lost may take to come back."""
 
@@ -61,8 +63,13 @@ class Access:
     """Address that this rank's workers listen on."""
     security: Security
     job: str
-    """Tells this job's questions from those of another one, since a port may be used again; no
+    """Tells this job's workers from those of another one, since a port may be used again; no
     secret."""
+
+    @property
+    def incarnation(self) -> int:
+        """Of the job's workers, as listeners: one that is replaced is asked again."""
+        return int.from_bytes(hashlib.sha256(self.job.encode()).digest()[:7], "big")
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,22 @@ def assignments(
     }
 
 
+class _OfCaller(threading.local):
+    """What a thread keeps that answers one caller."""
+
+    reader: LocalReader | None = None
+    """Has scratch memory."""
+
+
+class _OfAsker(threading.local):
+    """What a thread keeps that asks: no lock is on the way of a question."""
+
+    def __init__(self) -> None:
+        self.lane: int | None = None
+        self.traffic = Traffic()
+        """What it asked since its last batch."""
+
+
 class Answering:
     """Answers for one partition, each caller in a thread of its own.
 
@@ -138,7 +161,7 @@ class Answering:
         awaits_s: float | None = None, patience_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
         self._view, self._awaits_s, self._patience_s = view, awaits_s, patience_s
-        self._per_thread = threading.local()  # a store owns scratch memory
+        self._of_thread = _OfCaller()
         self._changed = threading.Condition()  # guards the three below
         self._open: Counter[str] = Counter()
         self._done: set[str] = set()
@@ -147,12 +170,13 @@ class Answering:
         """When the last question came (`time.monotonic`)."""
         self._born = self.last_asked
         table = {
-            f"draw {access.job}": Method(DrawQuestion, DrawAnswer, self._draw),
-            f"rows {access.job}": Method(RowsQuestion, RowsAnswer, self._rows),
+            "draw": Method(DrawQuestion, DrawAnswer, self._draw),
+            "rows": Method(RowsQuestion, RowsAnswer, self._rows),
         }
         self._listener = Listener(
             access.host, 0, access.security, table, name,
             on_peer=self._came, on_end=self._left, max_ask_bytes=_MAX_ASK_BYTES, inherits=listener,
+            incarnation=access.incarnation,
         )  # fmt: skip
         self.address: tuple[str, int] = self._listener.address
         self._listener.start()  # last: a caller may come at once
@@ -221,10 +245,42 @@ class Answering:
 
     def _reader(self) -> LocalReader:
         self.last_asked = time.monotonic()
-        reader: LocalReader | None = getattr(self._per_thread, "store", None)
+        reader = self._of_thread.reader
         if reader is None:
-            reader = self._per_thread.reader = LocalReader(self._view)
+            reader = self._of_thread.reader = LocalReader(self._view)
         return reader
+
+
+class Refusing:
+    """Answers in place of a worker that is lost for good, from the process that started it.
+
+    That process lives and knows why; a connection that is refused would tell nothing.
+
+    Args:
+        access: As the worker's.
+        name: What the worker was called.
+        listener: Descriptor of the socket that it listened on, owned by this object from here on.
+        error: What ended the sampling.
+    """
+
+    def __init__(self, access: Access, name: str, listener: int, error: BaseException) -> None:
+        words = f"{name} was lost, and none takes its place: {error}"[:_MAX_REASON]
+
+        def refuse(question: Any, peer: Peer) -> Any:
+            raise PeerError(words)
+
+        table = {
+            f"draw {access.job}": Method(DrawQuestion, DrawAnswer, refuse),
+            f"rows {access.job}": Method(RowsQuestion, RowsAnswer, refuse),
+        }
+        self._listener = Listener(
+            access.host, 0, access.security, table, name, max_ask_bytes=_MAX_ASK_BYTES,
+            inherits=listener,
+        ).start()  # fmt: skip
+
+    def close(self) -> None:
+        """Stop. Idempotent."""
+        self._listener.close(End.SHUTDOWN, "its job is over")
 
 
 @dataclass
@@ -315,7 +371,7 @@ class Asking:
         self, asked: Mapping[int, WorkerAddress], access: Access, name: str, timeout_s: float,
         lanes: int, patience_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
-        self._name, self._job, self._timeout_s, self._lanes = name, access.job, timeout_s, lanes
+        self._name, self._timeout_s, self._lanes = name, timeout_s, lanes
         self._whom = {p: f"{worker.name} (partition {p})" for p, worker in asked.items()}
         # none connects before it is asked or `connect` is called
         self._callers = {
@@ -326,18 +382,18 @@ class Asking:
                 name,
                 what=self._whom[partition],
                 patience_s=patience_s,
+                incarnation=access.incarnation,
             )
             for partition, worker in asked.items()
             for lane in range(lanes)
         }
-        # a thread's lane and what it asked since its last batch: no lock on the way of a question
-        self._of_thread = threading.local()
+        self._of_thread = _OfAsker()
         self._joining = threading.Lock()  # guards the number below
         self._joined = 0
 
     def draw(self, partition: int, request: DrawRequest) -> Answer[Drawn]:
         """Ask for neighbours; see `gigl_loader.sampler.questions.Peers`."""
-        question, traffic = DrawQuestion.of(request), self._traffic()
+        question, traffic = DrawQuestion.of(request), self._of_thread.traffic
         traffic.structure_bytes += question.nodes.words.nbytes
 
         # called in `Answer.wait`, which the thread that asked calls: its own traffic
@@ -345,35 +401,26 @@ class Asking:
             traffic.structure_bytes += answer.nbytes
             return answer.unpacked()
 
-        reply = self._caller(partition).ask(f"draw {self._job}", question, DrawAnswer)
+        reply = self._caller(partition).ask("draw", question, DrawAnswer)
         return self._answer(reply, partition, read)
 
     def rows(self, partition: int, request: RowsRequest, out: Array) -> Answer[RowsAnswer]:
         """Ask for rows, to be received into ``out``."""
-        question, traffic = RowsQuestion.of(request), self._traffic()
+        question, traffic = RowsQuestion.of(request), self._of_thread.traffic
         traffic.structure_bytes += question.ids.words.nbytes
         traffic.row_bytes += out.nbytes
         traffic.rows[partition] += request.ids.size
-        reply = self._caller(partition).ask(
-            f"rows {self._job}", question, RowsAnswer, into=into_array(out)
-        )
+        reply = self._caller(partition).ask("rows", question, RowsAnswer, into=into_array(out))
         return self._answer(reply, partition, lambda answer: answer)
 
     def take_traffic(self) -> Traffic:
         """Return what this thread asked since the last call."""
-        traffic = self._traffic()
-        self._of_thread.traffic = Traffic()
-        return traffic
-
-    def _traffic(self) -> Traffic:
-        if not hasattr(self._of_thread, "traffic"):
-            self._of_thread.traffic = Traffic()
-        traffic: Traffic = self._of_thread.traffic
+        traffic, self._of_thread.traffic = self._of_thread.traffic, Traffic()
         return traffic
 
     def _answer(self, reply: Reply[Any], partition: int, read: Callable[[Any], T]) -> Answer[T]:
         def waited(seconds: float) -> None:
-            self._traffic().waited_s += seconds
+            self._of_thread.traffic.waited_s += seconds
 
         return Answer(reply, self._whom[partition], self._timeout_s, read, waited)
 
@@ -396,7 +443,7 @@ class Asking:
             raise ConfigError(
                 f"no worker is known for partition {partition}, only for {sorted(self._whom)}"
             )
-        lane: int | None = getattr(self._of_thread, "lane", None)
+        lane = self._of_thread.lane
         if lane is None:
             with self._joining:
                 lane = self._of_thread.lane = self._joined % self._lanes

@@ -6,6 +6,7 @@ such a pair, so pickle is safe here.
 """
 
 import array
+import contextlib
 import pickle
 import select
 import socket
@@ -19,6 +20,7 @@ MAX_BYTES = 160 * 1024
 """Bytes in one datagram; Linux allows about 208 KiB by default."""
 _MAX_FDS = 200
 """Descriptors in one datagram; Linux allows 253."""
+_CONTROL_BYTES = socket.CMSG_SPACE(_MAX_FDS * 4)
 
 
 Socket = socket.socket
@@ -35,6 +37,12 @@ def is_readable(sock: socket.socket) -> bool:
     poller = select.poll()  # `select.select` takes no descriptor above 1023
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(0))
+
+
+def end(sock: socket.socket) -> None:
+    """Let both sides read an end of file, also where other processes have a copy of the socket."""
+    with contextlib.suppress(OSError):  # it has ended
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def send(sock: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
@@ -60,9 +68,15 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
         BlockingIOError, TimeoutError: Nothing came within the socket's timeout.
     """
     try:
-        data, ancillary, flags, _ = sock.recvmsg(MAX_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4))
+        try:
+            found = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES)
+        except ConnectionResetError:
+            # it ended with something unread, of which the kernel tells once: what it had sent
+            # before is behind that
+            found = sock.recvmsg(MAX_BYTES, _CONTROL_BYTES)
     except ConnectionError:
         return None
+    data, ancillary, flags, _ = found
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

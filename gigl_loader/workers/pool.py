@@ -19,6 +19,7 @@ from typing import Any
 from gigl_loader.errors import PeerTimeoutError, SamplingError, UsageError, WorkerDiedError
 from gigl_loader.memory import segments
 from gigl_loader.workers import messages, pipe
+from gigl_loader.workers.restarts import Restarts, ended_by_itself
 from gigl_loader.workers.setup import WorkerSetup
 
 logger = logging.getLogger(__name__)
@@ -52,8 +53,13 @@ class _Worker:
     address: tuple[str, int] | None = None
     exitcode: int | None = None
     exited: bool = False
+    """Whether its supervisor has reaped it: all that it sent is there by now."""
+    orphan_of: int | None = None
+    """Its supervisor, counted from 1, where that is gone: the kernel ends the worker, and nobody
+    says how it ended. It may still send until then."""
     eof_at: float | None = None
     """When its socket ended (`time.monotonic`)."""
+    orphaned_at: float = 0.0
     told: bool = False
     """Whether `messages.DIED` was made of its end."""
 
@@ -87,6 +93,9 @@ class WorkerPool:
         self._reading = threading.RLock()  # one thread at a time waits for the workers
         self._sending = threading.Lock()  # sending never waits for a reader
         self._stopped = False
+        self._is_gone = False
+        """Whether the supervisor has ended."""
+        self._num_supervisors = 0
         self._setup: WorkerSetup | None = None
         self._listeners: dict[int, int] = {}
         """Descriptors of the sockets on which workers answer, by worker: they outlive a worker that
@@ -95,8 +104,14 @@ class WorkerPool:
 
     # -- start ----------------------------------------------------------------------------------
 
-    def start(self, setup: WorkerSetup, timeout_s: float) -> None:
+    def start(self, setup: WorkerSetup, timeout_s: float, max_restarts: int = 0) -> None:
         """Start the workers and wait until each is ready.
+
+        Args:
+            setup: What they need to know.
+            timeout_s: Longest wait, in seconds.
+            max_restarts: How many times others are started in place of some that were killed, or
+                whose supervisor was; one that ends by itself would do so again.
 
         Raises:
             SamplingError: A worker raised while it started; carries its traceback.
@@ -109,32 +124,31 @@ class WorkerPool:
         self._setup = setup
         try:
             self._start_supervisor()
-            self._workers = [self._fork(number) for number in range(self.num_workers)]
+            for number in range(self.num_workers):
+                self._workers.append(self._fork(number))
             # the supervisor still imports: the set-ups wait in the sockets, or this waits for room
             for worker in self._workers:
                 self._send_setup(worker, replaces=False)
-            self._await_ready(time.monotonic() + timeout_s, timeout_s)
+            self._await_ready(timeout_s, Restarts(max_restarts))
         except BaseException:
             self.stop(0.0)
             raise
 
-    def replace(self, number: int) -> None:
+    def replace(self, number: int, *, was_asked: bool = True) -> None:
         """Start another worker in the place of one that died; `messages.READY` says when it is up.
 
         It answers on the socket of the one before it.
+
+        Args:
+            number: Which one.
+            was_asked: Whether workers of other partitions may have asked the one that died.
         """
         with self._reading:
             if self._stopped:
                 return
             self._close_worker(self._workers[number])
-            # it was killed, and the kernel has ended all of its workers: the first one that is
-            # replaced brings a supervisor for the others as well
-            if self._supervisor is None or self._supervisor.poll() is not None:
-                self._close_control()
-                self._start_supervisor()
             self._workers[number] = self._fork(number)
-            with contextlib.suppress(OSError):  # it ended: the next look says so
-                self._send_setup(self._workers[number], replaces=True)
+            self._send_setup(self._workers[number], replaces=was_asked)
 
     def kill(self, number: int) -> None:
         """End a worker that hangs; it is then one that died."""
@@ -145,6 +159,8 @@ class WorkerPool:
                 pipe.send(self._control, (messages.KILL, self._workers[number].pid))
 
     def _start_supervisor(self) -> None:
+        self._is_gone = False
+        self._num_supervisors += 1
         assert self._setup is not None, "a pool was started"
         self._control, theirs = pipe.pair()
         self._control.settimeout(_SEND_TIMEOUT_S)
@@ -161,26 +177,55 @@ class WorkerPool:
         self._selector.register(self._control, selectors.EVENT_READ, None)
 
     def _fork(self, number: int) -> _Worker:
+        # it was killed, and the kernel ends all of its workers: the first one that is replaced
+        # brings a supervisor for the others as well
+        if self._has_lost_supervisor():
+            self._renew_supervisor()
         ours, theirs = pipe.pair()
         worker = _Worker(number, ours)
         ours.settimeout(_SEND_TIMEOUT_S)
         self._selector.register(ours, selectors.EVENT_READ, worker)
-        assert self._control is not None, "there is a supervisor"
-        with theirs, self._sending:
+        with theirs:
             try:
-                pipe.send(self._control, (messages.FORK, number), [theirs.fileno()])
-            except OSError:  # the supervisor has just ended
-                worker.exited = True
+                self._order(worker, theirs.fileno())
+            except OSError:  # it has ended since the look above
+                self._renew_supervisor()
+                with contextlib.suppress(OSError):  # as soon: then the worker's socket ends here
+                    self._order(worker, theirs.fileno())
         return worker
+
+    def _order(self, worker: _Worker, fd: int) -> None:
+        assert self._control is not None, "there is a supervisor"
+        with self._sending:
+            pipe.send(self._control, (messages.FORK, worker.number), [fd])
+
+    def _has_lost_supervisor(self) -> bool:
+        # its socket ends before it can be reaped, and on a busy machine well before
+        return self._supervisor is None or self._is_gone or self._supervisor.poll() is not None
+
+    def _renew_supervisor(self) -> None:
+        # how workers ended that it has seen end
+        while self._control is not None and pipe.is_readable(self._control):
+            got = pipe.receive(self._control)
+            if got is None:
+                break
+            self._on_supervisor(got[0])
+        self._on_supervisor_gone()
+        self._close_control()
+        self._await_supervisor()
+        self._start_supervisor()
 
     def _send_setup(self, worker: _Worker, *, replaces: bool) -> None:
         listener = self._listeners.get(worker.number)
         fds = [] if listener is None else [listener]
-        with self._sending:  # over all of it: no other message may come between the pieces
+        # over all of it: no other message may come between the pieces. One that has ended, or reads
+        # nothing, is told of by the looks that follow
+        with contextlib.suppress(OSError), self._sending:
             pipe.send_object(worker.sock, self._setup)
             pipe.send(worker.sock, (messages.PLACE, replaces), fds)
 
-    def _await_ready(self, deadline: float, timeout_s: float) -> None:
+    def _await_ready(self, timeout_s: float, restarts: Restarts) -> None:
+        deadline = time.monotonic() + timeout_s
         while not all(worker.ready for worker in self._workers):
             left = deadline - time.monotonic()
             if left <= 0:
@@ -193,8 +238,8 @@ class WorkerPool:
             for event in self.poll(min(left, 1.0)):
                 kind, *rest = event.message
                 if kind == messages.DIED:
-                    raise WorkerDiedError(event.worker, *rest)
-                if kind != messages.READY:
+                    self._start_again(restarts, event.worker, *rest)
+                elif kind != messages.READY:
                     raise SamplingError(f"start of sampling worker {event.worker}", *rest[:2])
 
     @property
@@ -208,6 +253,22 @@ class WorkerPool:
         return [worker.pid for worker in self._workers]
 
     # -- talk -----------------------------------------------------------------------------------
+
+    def _start_again(
+        self, restarts: Restarts, number: int, pid: int | None, exitcode: int | None,
+        orphan_of: int | None,
+    ) -> None:  # fmt: skip
+        """Start a worker anew that was ended from outside while the pool starts.
+
+        Raises:
+            WorkerDiedError: It ended by itself, or too often.
+        """
+        error = WorkerDiedError(number, pid, exitcode)
+        if ended_by_itself(exitcode) or not restarts.may_take(orphan_of):
+            raise error
+        logger.warning("%s; it is started again", error)
+        time.sleep(restarts.take(orphan_of))
+        self.replace(number, was_asked=False)
 
     def send(self, number: int, message: tuple[Any, ...], obj: Any = None) -> None:
         """Send ``message`` to a worker, followed by ``obj`` where one is given.
@@ -236,8 +297,8 @@ class WorkerPool:
     def poll(self, timeout_s: float) -> list[WorkerEvent]:
         """Return what workers sent, waiting up to ``timeout_s`` seconds for the first.
 
-        The end of a worker comes once, as `messages.DIED` with pid and exit code, after all that it
-        had sent.
+        The end of a worker comes once, as `messages.DIED` with pid, exit code and the supervisor
+        that it was lost with, and is the last that comes of it.
         """
         with self._reading:
             if self._stopped:
@@ -245,32 +306,42 @@ class WorkerPool:
             self._read(timeout_s)
             for worker in self._workers:
                 if not worker.told and self._has_ended(worker):
-                    worker.told = True
-                    died = (
-                        messages.DIED,
-                        -1 if worker.pid is None else worker.pid,
-                        worker.exitcode,
-                    )
+                    self._hear_out(worker)
+                    died = (messages.DIED, worker.pid, worker.exitcode, worker.orphan_of)
                     self._events.append(WorkerEvent(worker.number, died, ()))
             events = list(self._events)
             self._events.clear()
             return events
 
     def has_news(self) -> bool:
-        """Return whether the supervisor has something to say: it speaks when a worker has ended."""
+        """Return whether a worker may have ended: the supervisor says so, or is gone itself."""
+        if any(worker.orphan_of is not None and not worker.told for worker in self._workers):
+            return True
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile
             return self._control is not None and pipe.is_readable(self._control)
         return False
 
     def _has_ended(self, worker: _Worker) -> bool:
-        if worker.eof_at is None and worker.exited:  # all that it sent is there by now
-            before = -1
-            while len(self._events) != before:
-                before = len(self._events)
-                self._read(0.0)
-        if worker.exited or worker.eof_at is None:
-            return worker.exited
-        return time.monotonic() - worker.eof_at > _EXIT_REPORT_S
+        if worker.exited:
+            return True
+        # by its own socket: that of its supervisor may end long before the kernel gets to the
+        # workers, which go on sending until then
+        now, is_orphan = time.monotonic(), worker.orphan_of is not None
+        if worker.eof_at is not None:
+            return is_orphan or now - worker.eof_at > _EXIT_REPORT_S
+        # a program that it started may hold its socket open
+        return is_orphan and now - worker.orphaned_at > _EXIT_REPORT_S
+
+    def _hear_out(self, worker: _Worker) -> None:
+        """File what a worker sent before its end, and nothing after it."""
+        worker.told = True
+        while worker.eof_at is None and pipe.is_readable(worker.sock):
+            got = pipe.receive(worker.sock)
+            if got is None:
+                break
+            self._file(worker, *got)
+        self._unregister(worker.sock)
+        pipe.end(worker.sock)  # one that lives after all ends then, too
 
     def _read(self, timeout_s: float) -> None:
         # one message of each that has some: a worker with many does not keep others waiting
@@ -309,9 +380,12 @@ class WorkerPool:
             worker.exited, worker.exitcode = True, rest[0]
 
     def _on_supervisor_gone(self) -> None:
-        # the kernel ends its workers; their exit codes went with it
+        self._is_gone = True
         for worker in self._workers:
-            worker.exited = True
+            # not of those whose own supervisor went before
+            if not worker.exited and worker.orphan_of is None:
+                worker.orphan_of = self._num_supervisors
+                worker.orphaned_at = time.monotonic()
 
     def is_stopped(self, number: int) -> bool:
         """Return whether the system says that a worker is stopped by a signal."""
@@ -327,10 +401,15 @@ class WorkerPool:
 
         return ", ".join(f"worker {n} ({state(self._workers[n].pid)})" for n in numbers)
 
-    def refuse_askers(self) -> None:
-        """Let those who ask a worker that is gone hear so at once: none takes its place."""
-        fds = [self._listeners.popitem()[1] for _ in list(self._listeners)]
-        segments.close_fds(fds)
+    def take_listener(self, number: int) -> int | None:
+        """Return the socket on which a worker that is gone was asked, for the caller to close.
+
+        None takes its place: a successor would not get it.
+        """
+        return self._listeners.pop(number, None)
+
+    def _close_listeners(self) -> None:
+        segments.close_fds([self._listeners.popitem()[1] for _ in list(self._listeners)])
 
     # -- stop -----------------------------------------------------------------------------------
 
@@ -365,7 +444,7 @@ class WorkerPool:
 
     def _await_exit(self, linger_s: float) -> None:
         heard = said = time.monotonic()
-        while not all(worker.exited for worker in self._workers):
+        while not all(self._has_ended(worker) for worker in self._workers):
             now = time.monotonic()
             if now - heard > linger_s + _EXIT_REPORT_S or not self._selector.get_map():
                 return  # not even a sign of life: the supervisor ends them
@@ -379,15 +458,17 @@ class WorkerPool:
             self._drop_events()
 
     def _close_worker(self, worker: _Worker) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # it ended by itself: done already
-            self._selector.unregister(worker.sock)
+        self._unregister(worker.sock)
         with self._sending:
             worker.sock.close()
 
+    def _unregister(self, sock: pipe.Socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # it has ended: done already
+            self._selector.unregister(sock)
+
     def _close_control(self) -> None:
         if self._control is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(self._control)
+            self._unregister(self._control)
             with self._sending:
                 self._control.close()  # the supervisor kills what is left, and ends
 
@@ -396,7 +477,10 @@ class WorkerPool:
             self._close_worker(worker)
         self._close_control()
         self._selector.close()
-        self.refuse_askers()
+        self._close_listeners()
+        self._await_supervisor()
+
+    def _await_supervisor(self) -> None:
         if self._supervisor is not None:
             try:
                 self._supervisor.wait(5.0)  # to kill and to reap its workers takes milliseconds
@@ -417,7 +501,7 @@ class WorkerPool:
             worker.sock.close()
         if self._control is not None:
             self._control.close()
-        self.refuse_askers()
+        self._close_listeners()
         self._supervisor = None
 
     def __del__(self) -> None:

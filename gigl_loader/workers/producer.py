@@ -181,7 +181,9 @@ class DistSamplingProducer:
             PeerError: A worker raised, died, or was not ready in time; none is left.
         """
         try:
-            self._pool.start(self._worker_setup(), self.epoch_options.timeout_s)
+            self._pool.start(
+                self._worker_setup(), self.epoch_options.timeout_s, self.epoch_options.max_restarts
+            )
         except BaseException as error:
             self._fail(error)
             raise

@@ -9,7 +9,6 @@
 A batch is a function of seed, epoch and index, so that another worker samples the very same one.
 """
 
-import contextlib
 import logging
 import threading
 import time
@@ -17,8 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gigl_loader.errors import GiglLoaderError, PeerTimeoutError, WorkerDiedError
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 from gigl_loader.workers.pool import WorkerPool
-from gigl_loader.workers.restarts import Restarts, Task, UnderWay
+from gigl_loader.workers.restarts import Restarts, Task, UnderWay, ended_by_itself
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ class Recovery:
         """When a lost worker is to be replaced (`time.monotonic`)."""
         self._hung: dict[int, str] = {}
         """Workers that were killed because they made no progress, and what they were doing."""
+        self._innocent: set[int] = set()
+        """Those of them that had been stopped by a signal, so that no batch made them hang."""
         self._stopped: dict[int, int] = {}
         """How many times in a row `end_stopped` has found a worker stopped."""
         self._last_progress = time.monotonic()
@@ -81,26 +83,35 @@ class Recovery:
         """Note that a replaced worker can be given batches."""
         self.at_work.add(worker)
 
-    def died(self, worker: int, pid: int, exitcode: int | None) -> GiglLoaderError | None:
+    def died(
+        self, worker: int, pid: int | None, exitcode: int | None, orphan_of: int | None = None
+    ) -> GiglLoaderError | None:
         """Take back what a worker had, and plan another in its place.
+
+        Args:
+            worker: Its number.
+            pid: None: it had not been started yet.
+            exitcode: None: nobody knows.
+            orphan_of: The supervisor with whose end the worker was lost; None: that lives.
 
         Returns:
             The error that ends the epoch, where there is to be no other.
         """
         # in this order: `killed_twice` goes by the deaths that `lose` counts
         self.at_work.discard(worker)
-        suspects = self.under_way.lose(worker)
-        hung = self._hung.pop(worker, None)
+        hung, by_itself = self._hung.pop(worker, None), ended_by_itself(exitcode)
+        if hung is not None:
+            by_itself = worker not in self._innocent
+        self._innocent.discard(worker)
+        suspects = self.under_way.lose(worker, suspects_any=orphan_of is None, by_itself=by_itself)
         error: GiglLoaderError | None = None
-        if (task := self.under_way.killed_twice(suspects)) is not None:
+        if by_itself and (task := self.under_way.killed_twice(suspects)) is not None:
             error = self._error_of_batch(task, worker, pid, exitcode, hung)
-        elif self.restarts.left <= 0:
-            error = WorkerDiedError(worker, pid, exitcode, self._used_up())
+        elif not self.restarts.may_take(orphan_of):
+            error = WorkerDiedError(worker, pid, exitcode, self._used_up(suspects))
         if error is not None:
-            # else other ranks would wait on this worker's socket for a successor that never comes
-            self.pool.refuse_askers()
             return error
-        pause = self.restarts.take()
+        pause = self.restarts.take(orphan_of)
         self._due[worker] = time.monotonic() + pause
         logger.warning(
             "%s; it is replaced (%d of max_restarts left in this epoch), and samples again: %s",
@@ -170,22 +181,33 @@ class Recovery:
             return False
         for worker in workers:
             self._hung[worker] = f"sampling {self.pool.describe([worker])} made no progress"
+            if self.pool.is_stopped(worker):
+                self._innocent.add(worker)
             self.pool.kill(worker)
         return True
 
-    def _used_up(self) -> str:
+    def _used_up(self, suspects: list[Task]) -> str:
         most = self.restarts.most
-        return f"max_restarts={most} are used up in this epoch" if most else ""
+        if not most:
+            return ""
+        text = f"max_restarts={most} are used up in this epoch"
+        # which batch takes the memory of all that sample it shows in this way alone
+        if (lost := self.under_way.losses(suspects)) > 1:
+            text += f"; {_named(suspects)} was lost with {lost} workers that had no other"
+            text += self._seeds_told(suspects[0])
+        return text
 
-    def _error_of_batch(
-        self, task: Task, worker: int, pid: int, exitcode: int | None, hung: str | None
-    ) -> GiglLoaderError:
+    def _seeds_told(self, task: Task) -> str:
         seeds = self._seeds_of(task)
         shown = ", ".join(map(str, seeds[:_SHOWN_SEEDS])) + ", ..." * (len(seeds) > _SHOWN_SEEDS)
-        epoch, batch = task.content
+        return f"; its {len(seeds)} seeds are [{shown}]"
+
+    def _error_of_batch(
+        self, task: Task, worker: int, pid: int | None, exitcode: int | None, hung: str | None
+    ) -> GiglLoaderError:
         note = (
-            f"batch {batch} of epoch {epoch} was lost with two workers in a row, so it is not "
-            f"sampled a third time; its {len(seeds)} seeds are [{shown}]"
+            f"{_named([task])} was lost with two workers that ended while they sampled it alone, "
+            f"so it is not sampled a third time{self._seeds_told(task)}"
         )
         if hung is None:
             return WorkerDiedError(worker, pid, exitcode, note)
@@ -211,13 +233,22 @@ class Attendant:
     def __init__(self, attend: Callable[[], None]) -> None:
         self._attend = attend
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gigl_loader attendant", daemon=True)
+        self._thread = new_thread(
+            target=self._run, name="gigl_loader attendant", on_death=nothing_hangs_on_it
+        )
         self._thread.start()
 
     def _run(self) -> None:
+        said = ""
         while not self._ended.wait(LOOK_EVERY_S):
-            with contextlib.suppress(GiglLoaderError):  # it stays, for whoever takes batches
+            try:
                 self._attend()
+            except GiglLoaderError:  # it stays, for whoever takes batches
+                continue
+            except Exception as error:  # a descriptor that is missing now may come free in a moment
+                if repr(error) != said:
+                    said = repr(error)
+                    logger.exception("cannot look after the workers; it is tried again")
 
     def close(self) -> None:
         """Stop; idempotent."""

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import queue
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
 from gigl_loader.ranks import tell_ranks
+from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -280,7 +280,8 @@ class _Calls:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
         )
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        # each call's error is for who waits for it
+        new_thread(target=self._run, name=name, on_death=nothing_hangs_on_it).start()
 
     def do(self, call: Callable[[], T], limit_s: float) -> T:
         """Return the result of ``call``, or raise what it raises; TimeoutError: it takes longer."""

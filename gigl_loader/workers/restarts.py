@@ -8,18 +8,42 @@
                to be sampled again, the earliest first; those that it may have died of each alone on
                a worker, so that a second death names one batch
 
+A worker that somebody else ended, the kernel for want of memory or an operator, says nothing of its
+batch: only one that crashed, left or hung while it sampled counts against it (`ended_by_itself`).
+
 No processes, no memory, no clock.
 """
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gigl_loader.errors import ProtocolError
 from gigl_loader.message import BatchTicket
 
 # 0.05, 0.2, 0.8, 3.2, 5, 5...: a single death costs next to nothing, and workers that die one after
 # another, as where memory runs out, have some seconds in which others may let go of theirs
 _FIRST_PAUSE_S, _GROWTH, _LONGEST_PAUSE_S = 0.05, 4.0, 5.0
+
+
+_OWN_SIGNALS = {
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP,
+    signal.SIGSYS, signal.SIGXCPU, signal.SIGXFSZ,
+}  # fmt: skip
+"""What the kernel sends for what a process does itself."""
+
+
+def ended_by_itself(exitcode: int | None) -> bool:
+    """Return whether a process left or crashed, in place of being ended from outside.
+
+    SIGKILL is from outside, also where memory ran out: the kernel may choose a worker for what
+    another process took, and which it was nobody can tell. `Restarts` bounds those.
+
+    Args:
+        exitcode: ``-n`` means ended by signal ``n``; None: nobody knows.
+    """
+    return exitcode is not None and (exitcode >= 0 or -exitcode in _OWN_SIGNALS)
 
 
 @dataclass(frozen=True)
@@ -50,7 +74,9 @@ class UnderWay:
         self._alone: set[int] = set()
         self._suspected: set[tuple[int, int]] = set()
         self._deaths: Counter[tuple[int, int]] = Counter()
-        """By batch: workers that were lost while it was their only one."""
+        """By batch: workers that ended by themselves while it was their only one."""
+        self._losses: Counter[tuple[int, int]] = Counter()
+        """By batch: workers that were lost, however they ended, while it was their only one."""
 
     @property
     def loads(self) -> list[int]:
@@ -64,10 +90,16 @@ class UnderWay:
             self._alone.add(worker)
 
     def done(self, worker: int, ticket: BatchTicket) -> None:
-        """Note that ``worker`` has answered for a batch."""
+        """Note that ``worker`` has answered for a batch.
+
+        Raises:
+            ProtocolError: It does not have it.
+        """
         tasks = self._of[worker]
         # a handful, or some thousand drawn ahead, of which the first ones are done first
-        task = next(task for task in tasks if task.ticket == ticket)
+        task = next((task for task in tasks if task.ticket == ticket), None)
+        if task is None:
+            raise ProtocolError(f"worker {worker} answered for {ticket}, which it was not given")
         tasks.remove(task)
         self._alone.discard(worker)
         self._acquit(task)
@@ -76,10 +108,19 @@ class UnderWay:
         """Return whether ``worker`` may be given a further batch."""
         return worker not in self._alone
 
-    def lose(self, worker: int) -> list[Task]:
-        """Take back all that a lost worker had; return what it may have died of."""
+    def lose(self, worker: int, *, suspects_any: bool = True, by_itself: bool = True) -> list[Task]:
+        """Take back all that a lost worker had; return what it may have died of.
+
+        Args:
+            worker: Which one.
+            suspects_any: Whether a batch may be the cause; not where its supervisor was ended.
+            by_itself: Whether the worker ended itself, or hung: that counts against a batch.
+        """
         tasks, self._of[worker] = self._of[worker], []
         self._alone.discard(worker)
+        if not suspects_any:
+            self._lost = sorted([*self._lost, *tasks], key=lambda task: task.position)
+            return []
         # those after them wait in the worker's queue: it cannot have died of one that it had not
         # begun. Which of several it died of cannot be told, so each is tried alone
         suspects = tasks[: self._concurrency]
@@ -87,18 +128,24 @@ class UnderWay:
         self._suspected.update(task.content for task in suspects)
         # had it others as well, they are suspects as much: nothing is counted against this one
         if len(suspects) == 1:
-            self._deaths[suspects[0].content] += 1
+            self._losses[suspects[0].content] += 1
+            self._deaths[suspects[0].content] += by_itself
         return suspects
 
+    def losses(self, suspects: Sequence[Task]) -> int:
+        """Return how many workers were lost with the one batch that the last lost one had."""
+        return self._losses[suspects[0].content] if len(suspects) == 1 else 0
+
     def killed_twice(self, suspects: Sequence[Task]) -> Task | None:
-        """Return the batch that a lost worker had alone, if it is the second one lost with it."""
+        """Return the batch that a lost worker had alone, if it is the second that ended of it."""
         if len(suspects) == 1 and self._deaths[suspects[0].content] > 1:
             return suspects[0]
         return None
 
     def _acquit(self, task: Task) -> None:
         self._suspected.discard(task.content)
-        del self._deaths[task.content]  # of a Counter: no error where there is none
+        for counted in (self._deaths, self._losses):
+            del counted[task.content]  # of a Counter: no error where there is none
 
     @property
     def has_lost(self) -> bool:
@@ -132,6 +179,8 @@ class Restarts:
 
     def __init__(self, most: int) -> None:
         self.most, self._used = most, 0
+        self._supervisor: int | None = None
+        self._pause = 0.0
         self.total = 0
         """Workers replaced so far."""
 
@@ -144,9 +193,20 @@ class Restarts:
         """Count from zero again."""
         self._used = 0
 
-    def take(self) -> float:
-        """Count one; return how many seconds to wait before it: longer each time."""
-        pause = min(_FIRST_PAUSE_S * _GROWTH**self._used, _LONGEST_PAUSE_S)
-        self._used += 1
+    def may_take(self, orphan_of: int | None = None) -> bool:
+        """Return whether one more worker may be replaced; see `take`."""
+        return self.left > 0 or (orphan_of is not None and orphan_of == self._supervisor)
+
+    def take(self, orphan_of: int | None = None) -> float:
+        """Count one; return how many seconds to wait before it: longer each time.
+
+        Args:
+            orphan_of: The supervisor with whose end the worker was lost. All of its workers are
+                one loss, and come back at once.
+        """
         self.total += 1
-        return pause
+        if orphan_of is None or orphan_of != self._supervisor:
+            self._pause = min(_FIRST_PAUSE_S * _GROWTH**self._used, _LONGEST_PAUSE_S)
+            self._used += 1
+            self._supervisor = orphan_of
+        return self._pause

@@ -40,6 +40,7 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.sampler.questions import Peers
 from gigl_loader.sampler.row_cache import RowCache
+from gigl_loader.threads import new_thread
 from gigl_loader.workers import messages, pipe
 from gigl_loader.workers.ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
 from gigl_loader.workers.peers import Answering, Asking, Assignment
@@ -203,7 +204,7 @@ class Worker:
         for number in range(setup.concurrency):
             waits = self._asking is None and number >= alone
             target = self._sample_from_disk if waits else loop
-            threading.Thread(target=target, daemon=True).start()
+            new_thread(target=target, name=f"samples {number}", on_death=_end_process).start()
 
     def _ask_from_now_on(self, name: str, assignment: Assignment) -> None:
         """Connect to the workers of other partitions, aside: the trainer is listened to meanwhile.
@@ -230,7 +231,8 @@ class Worker:
             for step in steps:
                 step()
 
-        thread = threading.Thread(target=work, daemon=True)
+        # questions that nobody will answer are waited for by what samples
+        thread = new_thread(target=work, name="meets other workers", on_death=_end_process)
         self._connecting.append(thread)
         thread.start()
 
@@ -424,6 +426,11 @@ class Worker:
     def _send(self, message: Any, fds: list[int] | None = None) -> None:
         with self._send_lock:
             pipe.send(self._sock, message, fds or ())
+
+
+def _end_process(error: BaseException) -> None:
+    """End this worker: the supervisor sees it, and what was under way is sampled by another."""
+    os._exit(1)
 
 
 def _all_fields(

@@ -38,7 +38,7 @@ def test_a_book_may_be_of_each_kind() -> None:
     [
         (torch.tensor([0, 2]), "pb names partition 2, but there are 2: 0 to 1"),
         (torch.tensor([0, -1]), "names partition -1"),
-        (torch.tensor([0.0, 1.0]), r"1-D integer tensor, got \(2,\) torch.float32"),
+        (torch.tensor([0.0, 0.5]), r"1-D integer tensor, got \(2,\) torch.float32"),
         (torch.tensor([True, False]), "torch.bool"),
         (torch.tensor([[0, 1]]), r"\(1, 2\)"),
         (Book(bounds=torch.tensor([1, 2, 3])), r"3 ranges for 2 partition\(s\)"),

@@ -26,6 +26,7 @@ from dataset_reference import (
 
 from gigl_loader import UsageError, _glt, partition_graph
 from gigl_loader.dataset import _disk
+from gigl_loader.dataset._manifest import write_manifest
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import message_passing_to_positive_label
 from gigl_loader.errors import ConfigError
@@ -164,9 +165,8 @@ def test_load_refuses(tmp_path: Path) -> None:
         DistDataset.load(tmp_path, 2)
     with pytest.raises(ConfigError, match='partitioned for edge_dir="in", not "out"'):
         DistDataset.load(tmp_path, 0, edge_dir="out")
-    extras = tmp_path / _disk.EXTRAS_FILE
-    extras.write_text(extras.read_text().replace('"format_version": 1', '"format_version": 9'))
-    with pytest.raises(ConfigError, match="format version 9"):
+    write_manifest(tmp_path / "gigl_loader.json", {"format_version": 9})
+    with pytest.raises(ConfigError, match="format version 9, this gigl_loader reads 1 and 3"):
         DistDataset.load(tmp_path, 0)
 
 
@@ -217,8 +217,16 @@ def test_a_root_that_does_not_exist(tmp_path: Path) -> None:
 def test_a_directory_of_the_first_format_still_loads(tmp_path) -> None:
     partition_graph(ring(), 2, tmp_path / "g", progress=False, format="glt")
     path = tmp_path / "g" / "gigl_loader.json"
-    made = json.loads(path.read_text())
-    later = ("node_attributes", "edge_attributes", "num_classes", "flat_nodes", "flat_edges")
+    made = {**json.loads(path.read_text()), "format_version": 1}
+    later = (
+        "checksum",
+        "run",
+        "node_attributes",
+        "edge_attributes",
+        "num_classes",
+        "flat_nodes",
+        "flat_edges",
+    )
     path.write_text(json.dumps({key: made[key] for key in made if key not in later}))
     for part in ("part0", "part1"):
         for group in ("node_attributes", "edge_attributes"):

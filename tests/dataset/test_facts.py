@@ -70,6 +70,7 @@ def test_classes_and_splits_of_a_typed_dataset() -> None:
 def test_the_most_labels_of_an_anchor() -> None:
     dataset = DistDataset.from_pyg(SMALL.to_pyg())
     assert dataset.max_labels_per_anchor_node is None
+    assert DistDataset(max_labels_per_anchor_node=2).max_labels_per_anchor_node == 2, "as GiGL"
     dataset.max_labels_per_anchor_node = 3
     assert pickle.loads(pickle.dumps(dataset)).max_labels_per_anchor_node == 3
     for value in (0, True, 1.5):

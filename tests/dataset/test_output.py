@@ -12,6 +12,7 @@ from gigl_loader import (
     GraphPartitionData,
     PartitionOutput,
     UsageError,
+    _glt,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
@@ -37,13 +38,22 @@ def _dataset(edge_dir: str, edges: dict, num_nodes: dict, rank: int = 0, owners=
     return dataset
 
 
+def _stored(edge_dir: str, labels: dict) -> dict:
+    """Return labels, anchors first, as they are among the edges: as all edges of ``edge_dir``."""
+    if edge_dir == "out":
+        return labels
+    return {label_type[::-1]: pairs.flip(0) for label_type, pairs in labels.items()}
+
+
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
-def test_untyped_labels_are_the_same_in_both_directions(edge_dir: str, tmp_path) -> None:
+def test_untyped_labels_are_stored_as_the_edges_are(edge_dir: str, tmp_path) -> None:
+    """Names cannot tell the direction here, where anchors and labels are of one type."""
     positive = message_passing_to_positive_label(E)
     negative = message_passing_to_negative_label(E)
     labels = torch.tensor([[0, 1], [1, 2]])
-    dataset = _dataset(edge_dir, {E: RING, positive: labels, negative: labels.flip(1)}, {N: 4})
+    given = _stored(edge_dir, {positive: labels, negative: labels.flip(1)})
+    dataset = _dataset(edge_dir, {E: RING, **given}, {N: 4})
     assert torch.equal(dataset.label_edges[positive], labels)
     assert torch.equal(dataset.label_edges[negative], labels)
     from gigl_loader.testing import one_rank
@@ -57,46 +67,63 @@ def test_untyped_labels_are_the_same_in_both_directions(edge_dir: str, tmp_path)
     assert found == {0: [1], 1: [2]}
 
 
-@pytest.mark.parametrize("turned", [False, True])
+BACK = ("item", "buys", "user")
+
+
+@pytest.mark.parametrize(
+    "walked",
+    [
+        pytest.param([BUYS], id="from the anchors"),
+        pytest.param([BACK], id="to the anchors"),
+        pytest.param([BUYS, BACK], id="one relation, both directions"),
+        pytest.param([("user", "knows", "user")], id="another relation"),
+    ],
+)
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
-def test_typed_labels_are_the_same_in_both_directions(edge_dir: str, turned: bool) -> None:
+def test_typed_labels_are_stored_as_the_edges_are(edge_dir: str, walked: list) -> None:
+    """Whatever messages pass over: GiGL turns labels for "in" and never looks at other types."""
     positive = message_passing_to_positive_label(BUYS)
-    given = {positive: LABELS}
-    if turned and edge_dir == "in":  # as GiGL turns them
-        given = {positive[::-1]: LABELS.flip(0)}
-    dataset = _dataset(edge_dir, {BUYS: RING, **given}, {"user": 4, "item": 4})
-    assert set(dataset.label_edges) == {positive}
+    negative = message_passing_to_negative_label(BUYS)
+    given = _stored(edge_dir, {positive: LABELS, negative: LABELS[:, :1]})
+    edges = {**dict.fromkeys(walked, RING), **given}
+    dataset = _dataset(edge_dir, edges, {"user": 4, "item": 4})
+    assert set(dataset.label_edges) == {positive, negative}
     assert torch.equal(dataset.positive_label_edges(BUYS), LABELS)
-    assert BUYS in dataset.view().adjacency
-    assert set(dataset.edge_partition_book or {}) <= {BUYS}
+    assert torch.equal(dataset.negative_label_edges(BUYS), LABELS[:, :1])
+    assert set(dataset.edge_partition_book or {}) <= set(walked)
+    assert set(dataset.graph) == {*walked, *given}, "GiGL's scripts read label edges under its name"
+    # the same memory as a dataset of GLT's class has it, which says nothing of anchors
+    again = DistDataset.wrap(_glt_copy(dataset))
+    assert torch.equal(again.positive_label_edges(BUYS), LABELS)
 
 
-def test_labels_of_an_edge_type_of_the_graph_are_taken_as_they_are_named() -> None:
-    back = ("item", "buys", "user")
-    label_type = message_passing_to_positive_label(back)
-    edges = {BUYS: RING, back: RING, label_type: LABELS}
-    dataset = _dataset("in", edges, {"user": 4, "item": 4})
-    assert torch.equal(dataset.label_edges[label_type], LABELS)
+def _glt_copy(dataset: DistDataset) -> _glt.DistDataset:
+    plain = _glt.DistDataset(1, 0, dataset.graph, node_pb=dataset.node_pb)
+    plain.edge_dir = dataset.edge_dir
+    return plain
 
 
 def test_labels_are_at_the_owner_of_their_anchor() -> None:
     positive = message_passing_to_positive_label(BUYS)
     owners = {"user": torch.tensor([0, 0, 0, 1]), "item": torch.zeros(4, dtype=torch.int64)}
-    edges = {BUYS: RING, positive: LABELS}
+    edges = {BUYS: RING, **_stored("in", {positive: LABELS})}
     dataset = _dataset("in", edges, {}, owners=owners)
     assert torch.equal(dataset.positive_label_edges(BUYS), LABELS)
-    edges[positive] = torch.tensor([[0, 3], [1, 1]])
+    edges |= _stored("in", {positive: torch.tensor([[0, 3], [1, 1]])})
     with pytest.raises(ConfigError, match="labels are stored where their anchor is"):
         _dataset("in", edges, {}, owners=owners)
 
 
 def test_label_edges_alone_or_twice_are_refused() -> None:
-    positive = message_passing_to_positive_label(BUYS)
+    stored = _stored("in", {message_passing_to_positive_label(BUYS): LABELS})
     with pytest.raises(ConfigError, match="label edges only"):
-        _dataset("in", {positive: LABELS}, {"user": 4, "item": 4})
-    both = {BUYS: RING, positive: LABELS, positive[::-1]: LABELS.flip(0)}
+        _dataset("in", stored, {"user": 4, "item": 4})
+    parts = {t: GraphPartitionData(e) for t, e in {BUYS: RING, **stored}.items()}
+    output = PartitionOutput(
+        partitioned_edge_index=parts, partitioned_positive_labels={BUYS: LABELS}
+    )
     with pytest.raises(ConfigError, match="given already"):
-        _dataset("in", both, {"user": 4, "item": 4})
+        DistDataset(0, 1, "in").build(partition_output=output)
 
 
 def _output(**changes):

@@ -20,7 +20,7 @@ def bars(monkeypatch) -> list[_progress.ProgressBar]:
     made = []
 
     class Recorded(_progress.ProgressBar):
-        def __init__(self, title: str, total: int, *, shown: bool) -> None:
+        def __init__(self, title: str, total: int, *, shown: bool | None) -> None:
             super().__init__(title, total, shown=False)
             self.moves: list[float] = []
             made.append(self)
@@ -31,6 +31,20 @@ def bars(monkeypatch) -> list[_progress.ProgressBar]:
 
     monkeypatch.setattr(_progress, "ProgressBar", Recorded)
     return made
+
+
+def test_a_long_load_says_how_far_it_is_where_nobody_asked_for_a_bar(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    partition_graph(GRAPH.to_pyg(), 1, tmp_path / "g", progress=False)
+    DistDataset.load(tmp_path / "g", 0)
+    assert caplog.text == "", "it did not take long"
+    monkeypatch.setattr(_progress, "_LATE_S", 0.0)
+    DistDataset.load(tmp_path / "g", 0, progress=False)
+    assert caplog.text == "", "it was not wanted"
+    DistDataset.load(tmp_path / "g", 0)
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "one, then a pause"
+    assert "load partition 0: 0.0 GB after 0 s" in caplog.text
 
 
 def test_bars_move_inside_long_steps(tmp_path, bars) -> None:

@@ -5,6 +5,7 @@ import torch
 from dataset_reference import KNOWS, SMALL, E, N, as_index
 from torch_geometric.data import Data, HeteroData
 
+from gigl_loader import DistNeighborLoader
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.schema import (
     FeatureInfo,
@@ -12,6 +13,7 @@ from gigl_loader.dataset.schema import (
     message_passing_to_positive_label,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
+from gigl_loader.testing import batch_digest
 
 
 def test_label_edge_types_of_a_heterodata_are_labels() -> None:
@@ -53,9 +55,9 @@ def _data(**changes):
         (_data(edge_index=as_index([(0, 3)])), r"edge_index, row 1.*id 3.*3 nodes"),
         (_data(edge_index=as_index([(-1, 0)])), "negative id -1"),
         (_data(edge_index=torch.tensor([[0.0], [1.0]])), "must be int64"),
-        (_data(edge_index=torch.tensor([[0], [1]], dtype=torch.int32)), r"pass it as .long\(\)"),
+        (_data(edge_index=torch.tensor([[0.0], [1.0]])), r"pass it as .long\(\)"),
         (_data(edge_index=torch.zeros((3, 2), dtype=torch.int64)), r"shape \[2, num_edges\]"),
-        (Data(x=torch.ones(3, 1)), "no edge_index"),
+        (Data(train_pos=torch.ones(3, 1)), "no edge_index"),
         (_data(x=torch.ones(2, 1)), r"data.x.*3 expected, got shape \(2, 1\)"),
         (_data(x=torch.eye(3).to_sparse()), "sparse"),
         (_data(y=torch.ones(4)), "data.y"),
@@ -95,7 +97,7 @@ def test_malformed_heterodata_is_named() -> None:
         ({"partition_idx": 1}, "partition_idx must be in"),
         ({"num_partitions": 2}, "needs a partition_book"),
         ({"partition_book": torch.tensor([0, 1])}, "covers 2 nodes, the graph has 3"),
-        ({"partition_book": torch.tensor([0.0, 1, 1])}, "1-D integer"),
+        ({"partition_book": torch.tensor([0.5, 1, 1])}, "1-D integer"),
         ({"partition_book": torch.tensor([0, -1, 1])}, "partition -1"),
         ({"partition_book": {"a": torch.tensor([0])}}, "not a dict"),
         ({"partition_book": [0, 0, 1]}, "list"),
@@ -109,3 +111,32 @@ def test_malformed_heterodata_is_named() -> None:
 def test_from_pyg_refuses(keywords, message) -> None:
     with pytest.raises(ConfigError, match=message):
         DistDataset.from_pyg(_data(), **keywords)
+
+
+def test_what_pyg_takes_is_taken() -> None:
+    """Ids in fewer bytes, and nodes without edges: the batches are those of int64."""
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    batches = []
+    for dtype in (torch.int64, torch.int32):
+        dataset = DistDataset.from_pyg(Data(edge_index=edges.to(dtype), num_nodes=4))
+        with DistNeighborLoader(dataset, [-1], num_workers=0, batch_size=4) as loader:
+            batches.append(batch_digest(next(iter(loader))))
+    assert batches[0] == batches[1]
+    for alone in (Data(num_nodes=5), Data(x=torch.ones(5, 2), edge_index=None)):
+        dataset = DistDataset.from_pyg(alone)
+        with DistNeighborLoader(dataset, [3], num_workers=0, batch_size=5) as loader:
+            (batch,) = loader
+        assert batch.n_id.tolist() == [0, 1, 2, 3, 4]
+        assert batch.edge_index.shape == (2, 0)
+
+
+def test_a_book_of_whole_floats() -> None:
+    data = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=3)
+    parts = [
+        DistDataset.from_pyg(data, partition_book=torch.tensor([0.0, 1.0, 1.0]), partition_idx=one)
+        for one in range(2)
+    ]
+    assert [part.node_ids.tolist() for part in parts] == [[0], [1, 2]]
+    for wrong in ([0.0, 0.5, 1.0], [0.0, float("nan"), 1.0], [0.0, float("inf"), 1.0]):
+        with pytest.raises(ConfigError, match="1-D integer tensor"):
+            DistDataset.from_pyg(data, partition_book=torch.tensor(wrong), num_partitions=2)

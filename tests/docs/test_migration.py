@@ -72,6 +72,33 @@ def test_graphlearn_torch(name: str) -> None:
     _check(told, names, name)
 
 
+@pytest.mark.glt
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_graphlearn_torch_swaps_the_rows_of_links_where_the_page_says_it(edge_dir: str) -> None:
+    row = next(
+        line for line in PAGE.splitlines() if line.startswith("| `batch.edge_label_index` |")
+    )
+    assert "homogeneous graph, whatever the `edge_dir`, and" in row
+    transform = importlib.import_module("graphlearn_torch.loader.transform")
+    glt = importlib.import_module("graphlearn_torch.sampler")
+    none, links = torch.empty(0, dtype=torch.int64), torch.tensor([[0, 1], [2, 3]])
+    how = {"metadata": {"edge_label_index": links}, "device": torch.device("cpu")}
+    # no edge_dir is asked for
+    plain = transform.to_data(glt.SamplerOutput(none, none, none, **how))
+    assert plain.edge_label_index.tolist() == links.flip(0).tolist()
+    edge_type = ("user", "buys", "item")
+    counts = {"num_sampled_edges": {edge_type: none}, "num_sampled_nodes": {}}
+    typed = glt.HeteroSamplerOutput(
+        {}, {}, {}, batch={}, edge_types=[], input_type=edge_type, **counts, **how
+    )
+    found = transform.to_hetero_data(typed, edge_dir=edge_dir)
+    if edge_dir == "in":
+        assert found[edge_type].edge_label_index.tolist() == links.tolist()
+    else:
+        reverse = ("item", "rev_buys", "user")
+        assert found[reverse].edge_label_index.tolist() == links.flip(0).tolist()
+
+
 def _check(told: dict[str, str], names: set[str], ours: str) -> None:
     assert set(told) == names, f"not on the page, or gone: {set(told) ^ names}"
     for name, text in told.items():

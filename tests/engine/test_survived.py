@@ -3,11 +3,14 @@
 ``docs/guide/faults.md`` says which tests.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from gigl_loader import (
     PeerTimeoutError,
     WorkerDiedError,
 )
+from gigl_loader.options import usable_cpus
 from gigl_loader.testing import (
     Footprint,
     TinyGraph,
@@ -110,6 +114,43 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
     for pid in killed[:6]:  # in any order: two that die one after the other may be found together
         assert any(f"pid {pid}" in text and "SIGKILL" in text for text in texts), texts
     seen.check_gone()
+
+
+@contextlib.contextmanager
+def _busy_cores() -> Iterator[None]:
+    """Keep every core busy: a process that was killed goes on for a while then."""
+    command = [sys.executable, "-c", "while True: pass"]
+    helpers = [subprocess.Popen(command) for _ in range(3 * usable_cpus())]
+    try:
+        yield
+    finally:
+        for helper in helpers:
+            helper.kill()
+            helper.wait()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_supervisor_killed_while_all_cores_are_busy(undisturbed: str, in_order: bool) -> None:
+    """Again and again: its workers send on until the kernel gets to them. No epoch is short."""
+    kills = []
+
+    def disturb(epoch: int, batch: int) -> None:
+        if batch % 24 == 5:
+            kills.append(loader._mp_producer._pool._supervisor.pid)
+            os.kill(kills[-1], signal.SIGKILL)
+
+    with _busy_cores(), _make(in_order=in_order, max_restarts=1000) as loader:
+        if in_order:
+            assert _digest(loader, disturb=disturb) == undisturbed
+        for epoch in () if in_order else range(3):
+            loader.set_epoch(epoch)
+            seeds = []
+            for batch, data in enumerate(loader):
+                seeds.append(data.batch)
+                disturb(epoch, batch)
+            assert torch.cat(seeds).sort().values.equal(torch.arange(60).repeat_interleave(4))
+        assert len(set(kills)) >= 3
+        assert loader.stats()["restarts"] >= len(set(kills))
 
 
 def test_a_worker_that_is_stopped_is_replaced(undisturbed: str, caplog) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from gigl_loader.remote.answers import Status
-from gigl_loader.remote.messages import NoArguments
 from gigl_loader.transport import Listener, Method, Security
 
 MODULE = "gigl_loader.graph_store.serve"
@@ -25,7 +23,7 @@ def _run(patch: pytest.MonkeyPatch, *words: str) -> Any:
 
 def test_it_asks_a_server_for_its_status(monkeypatch, capsys) -> None:
     health = {"health": "serving"}
-    method = Method(NoArguments, Status, lambda request, peer: Status(health))
+    method = Method(dict, dict, lambda request, peer: {"value": health})
     listener = Listener("127.0.0.1", 0, Security.resolve(), {"status": method}, "storage server 0")
     listener.start()
     try:

@@ -56,7 +56,7 @@ def _same_in_files(rank: int, world: int, dataset: Any, folder: Path) -> None:
     full_jobs._close("file", torch.from_numpy(np.load(found.path)), whole(model)[found.ids])
     ids = np.load(folder / "npy" / f"part-{rank:05d}.ids.npy")
     assert torch.equal(torch.from_numpy(ids), found.ids)
-    assert not list((folder / "npy").glob(f"part-{rank:05d}.layer*"))
+    assert not list((folder / "npy").glob(f"_part-{rank:05d}.layer*"))
     if world > 1:
         dist.barrier()
     found = full_graph_inference(

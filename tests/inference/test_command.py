@@ -1,16 +1,21 @@
 """``gigl-loader infer`` as its user runs it."""
 
 import json
+import signal
 from pathlib import Path
 
 import full_jobs
 import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch_geometric.nn as pyg
 from support.scripts import run_python
+from torch_geometric.data import Data
 
-from gigl_loader import partition_graph
+from gigl_loader import DistDataset, EdgeTable, NodeTable, partition_graph, partition_tables
 from gigl_loader.inference.command import main
 
 OPTIONS = {"in_channels": full_jobs.WIDTH, "hidden_channels": 8, "num_layers": 2, "out_channels": 4}
@@ -47,6 +52,111 @@ def test_it_starts_a_rank_for_each_partition(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "rank 1: " in done.stdout
     _check(tmp_path / "out", wanted, 2)
+
+
+def _tables(tmp_path: Path, ids: list) -> list[str]:
+    """Partition tables with these ids; node ``i`` of the table has the features ``[i]``."""
+    nodes = pa.table({"name": ids, "x": [[float(i)] for i in range(len(ids))]})
+    edges = pa.table({"src": ids[:-1], "dst": ids[1:]})
+    partition_tables(
+        NodeTable(nodes, id="name", features="x", feature_dtype="float32"), EdgeTable(edges), 2,
+        tmp_path / "graph", method="random", progress=False, memory="300MB",
+    )  # fmt: skip
+    # weights are 1 for the node itself and 0 for its neighbours
+    model = pyg.GraphSAGE(1, 1, num_layers=1)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.fill_(1.0 if "lin_r" in name else 0.0)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    options = json.dumps({"in_channels": 1, "hidden_channels": 1, "num_layers": 1})
+    return ["--root", str(tmp_path / "graph"), "--out", str(tmp_path / "out"), "--model",
+            "torch_geometric.nn:GraphSAGE", "--model-options", options, "--checkpoint",
+            str(tmp_path / "model.pt"), "--format", "parquet", "--quiet"]  # fmt: skip
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    "ids", [["zoë", "b", "", "d", "e"], [50, 3, 2**40, -7, 9]], ids=["text", "integers"]
+)
+def test_parquet_has_the_ids_of_the_tables_and_is_read_as_a_folder(
+    tmp_path: Path, ids: list
+) -> None:
+    arguments = _tables(tmp_path, ids)
+    done = run_python("-m", "gigl_loader", "infer", *arguments, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    table = pyarrow.dataset.dataset(tmp_path / "out").to_table()
+    assert table.column_names == ["id", "node", "embedding"]
+    found = {row["id"]: row["embedding"] for row in table.to_pylist()}
+    assert found == {one: [float(i)] for i, one in enumerate(ids)}
+    dataset = DistDataset.load(tmp_path / "graph", 0)
+    assert dataset.to_original(table["node"].to_numpy()).tolist() == table["id"].to_pylist()
+    # and it is joined with the file of all ids, by either column
+    pairs = pq.read_table(next((tmp_path / "graph" / "ids").glob("*.parquet")))
+    joined = table.select(["id", "node"]).join(pairs, keys=["id", "node"], join_type="inner")
+    assert joined.num_rows == len(ids)
+    assert pq.read_table(tmp_path / "out").num_rows == len(ids), "as pandas reads a folder"
+
+
+def test_a_row_that_has_changed_is_another_graph(tmp_path: Path, capsys) -> None:
+    data = Data(x=torch.rand(20_000, 1), edge_index=torch.tensor([[0], [1]]))
+    partition_graph(data, 1, tmp_path / "graph", progress=False)
+    arguments = ["--root", str(tmp_path / "graph"), "--out", str(tmp_path / "out"), "--model",
+                 "torch_geometric.nn:GraphSAGE", "--model-options",
+                 '{"in_channels": 1, "hidden_channels": 1, "num_layers": 1}', "--quiet",
+                 "--checkpoint", str(tmp_path / "model.pt")]  # fmt: skip
+    torch.save(pyg.GraphSAGE(1, 1, num_layers=1).state_dict(), tmp_path / "model.pt")
+    assert main(arguments) == 0
+    assert main(arguments) == 0, "it goes on, with nothing to do"
+    for row in (3, 10_001):
+        changed = data.clone()
+        changed.x[row] += 1
+        partition_graph(changed, 1, tmp_path / "graph", progress=False, overwrite=True)
+        assert main(arguments) == 1
+        assert "differs in ['data']" in capsys.readouterr().err
+    # on disk, behind our back
+    (path,) = (tmp_path / "graph").rglob("node_features/*/values.bin")
+    content = bytearray(path.read_bytes())
+    content[777] ^= 4
+    path.write_bytes(content)
+    assert main(arguments) == 1
+    assert "values.bin has changed since it was written" in capsys.readouterr().err
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from torch_geometric.data import Data
+from gigl_loader import DistDataset, full_graph_inference
+out, last = sys.argv[1], int(sys.argv[2])
+data = Data(x=torch.arange(60.0).view(-1, 1), edge_index=torch.tensor([[0], [1]]))
+chunks = []
+def layer(x, edge_index, num_dst):
+    chunks.append(num_dst)
+    if len(chunks) == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x[:num_dst] + 1
+full_graph_inference([layer, layer], DistDataset.from_pyg(data), out=out, batch_size=20)
+print(len(chunks))
+"""
+
+
+@pytest.mark.multiprocess
+def test_what_a_killed_run_leaves_is_not_taken_for_a_result(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for last in (2, 4):  # in the first layer, in the second one
+        done = run_python("-c", KILLED, str(out), str(last))
+        assert done.returncode == -signal.SIGKILL
+        names = [path.name for path in out.iterdir()]
+        assert names
+        assert all(name.startswith("_") and not name.endswith(".npy") for name in names), names
+    done = run_python("-c", KILLED, str(out), "0")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 2, "it went on"
+    assert np.load(out / "part-00000.npy").tolist() == [[i + 2.0] for i in range(60)]
+    assert np.load(out / "part-00000.ids.npy").tolist() == list(range(60))
+    (out / "_part-00000.json").unlink()
+    done = run_python("-c", KILLED, str(out), "0")
+    assert "part-00000.npy is there, and not what it was computed from" in done.stderr
 
 
 @pytest.mark.multiprocess

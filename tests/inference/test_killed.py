@@ -33,7 +33,7 @@ def test_killed_at_drawn_moments(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     _run(tmp_path, "whole", tmp_path / "wanted", 0, 0)
     wanted = _bytes(tmp_path / "wanted")
-    assert len(wanted) == 2 * WORLD * 3, "two types, of two ranks: ids, rows and a table"
+    assert len(wanted) == 2 * WORLD, "two types, of two ranks"
     most = [int((tmp_path / f"wanted/moments-{rank}").read_text()) for rank in range(WORLD)]
     for number in range(KILLS):
         victim = draw.randrange(WORLD)
@@ -41,5 +41,7 @@ def test_killed_at_drawn_moments(seed: int, tmp_path: Path) -> None:
         _run(tmp_path, f"killed-{number}", tmp_path / "out", victim, moment)
         assert not (tmp_path / f"out/moments-{victim}").exists(), "it was killed"
         (tmp_path / f"out/moments-{1 - victim}").unlink(missing_ok=True)
+        found = _bytes(tmp_path / "out")
+        assert found == {name: wanted[name] for name in found}, "what has its name is complete"
     _run(tmp_path, "last", tmp_path / "out", 0, 0)
     assert _bytes(tmp_path / "out") == wanted

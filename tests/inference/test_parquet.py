@@ -26,7 +26,7 @@ def _read(path: Path) -> tuple[list[int], np.ndarray]:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_rows_come_back_with_their_ids(dtype: torch.dtype, tmp_path: Path) -> None:
     path, rows = tmp_path / "part-00000.parquet", ROWS.to(dtype)
-    file = ParquetRows(path, IDS, 4)
+    file = ParquetRows(path, tmp_path / "half", IDS, 4, lambda ids: ids.numpy())
     file.advance(rows, 4)
     file.advance(rows, 4)
     file.advance(rows, 6)
@@ -43,17 +43,19 @@ def test_rows_come_back_with_their_ids(dtype: torch.dtype, tmp_path: Path) -> No
 
 
 def test_a_rank_without_nodes_has_a_file_without_rows(tmp_path: Path) -> None:
-    file = ParquetRows(tmp_path / "part-00003.parquet", IDS[:0], 4)
+    path = tmp_path / "part-00003.parquet"
+    file = ParquetRows(path, tmp_path / "half", IDS[:0], 4, lambda ids: np.empty(0, object))
     file.finish(ROWS[:0])
-    assert pq.read_table(tmp_path / "part-00003.parquet").num_rows == 0
+    assert pq.read_table(path).num_rows == 0
+    assert str(pq.read_schema(path).field("id").type) == "string"
 
 
 def test_what_is_not_finished_has_not_the_name(tmp_path: Path) -> None:
-    file = ParquetRows(tmp_path / "part-00000.parquet", IDS, 4)
+    file = ParquetRows(tmp_path / "part-00000.parquet", tmp_path / "half", IDS, 4, None)
     file.close()
     file.advance(ROWS, 5)
     file.close()
-    assert [one.name for one in tmp_path.iterdir()] == ["part-00000.parquet.half"]
+    assert [one.name for one in tmp_path.iterdir()] == ["half"]
 
 
 def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def test_rows_of_parquet_are_written_as_they_are_computed(tmp_path: Path) -> Non
     sizes = []
 
     def layer(x: Any, edge_index: Any, num_dst: int) -> torch.Tensor:
-        sizes.append((tmp_path / "part-00000.parquet.half").exists())
+        sizes.append((tmp_path / "_part-00000.parquet.half").exists())
         return x[:num_dst].repeat(1, 50)
 
     dataset = full_jobs.partition(full_jobs.graph(), 0, 1)

@@ -50,7 +50,6 @@ def test_finished_chunks_are_found_again(tmp_path: Path) -> None:
     rows = once_more.existing(0, last=False)
     assert rows is not None
     assert once_more.finished(0, rows, _bounds) == {0, 1, 2}, "written to the same file"
-    assert np.array_equal(np.load(tmp_path / "part-00001.ids.npy"), IDS.numpy())
     once_more.close()
 
 
@@ -80,7 +79,7 @@ def test_another_run_is_refused_before_it_writes(
     _write(results, [0])
     results.close()
     before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
-    with pytest.raises(ConfigError, match=rf"part-00001.json is of a run that differs in {named}"):
+    with pytest.raises(ConfigError, match=rf"_part-00001.json is of a run that differs in {named}"):
         _open(tmp_path, ids, **identity)
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
@@ -103,7 +102,7 @@ def test_rows_that_are_not_as_they_were_left_count_no_more(
     results = _open(tmp_path)
     _write(results, [0, 1])
     results.close()
-    file = tmp_path / "part-00001.layer0.npy"
+    file = tmp_path / "_part-00001.layer0"
     mapped = np.load(file, mmap_mode="r+")
     mapped[4, 2] += 1
     mapped.flush()
@@ -120,13 +119,14 @@ def test_a_file_that_is_not_whole_is_computed_anew(how: str, tmp_path: Path) -> 
     results = _open(tmp_path)
     _write(results, [0, 1, 2])
     results.close()
-    file = tmp_path / "part-00001.layer0.npy"
+    file = tmp_path / "_part-00001.layer0"
     if how == "removed":
         file.unlink()
     elif how == "cut":
         file.write_bytes(file.read_bytes()[:50])
     else:
-        np.save(file, np.zeros((5, 3), np.float32))
+        with file.open("wb") as other:
+            np.save(other, np.zeros((5, 3), np.float32))
     again = _open(tmp_path)
     assert again.existing(0, last=False) is None
     assert again.finished(0, ROWS, _bounds) == set(), "the log is of rows that are gone"
@@ -138,7 +138,7 @@ def test_a_file_whose_end_is_gone_keeps_what_is_before_it(tmp_path: Path) -> Non
     results = _open(tmp_path)
     _write(results, [0, 1, 2])
     results.close()
-    file = tmp_path / "part-00001.layer0.npy"
+    file = tmp_path / "_part-00001.layer0"
     file.write_bytes(file.read_bytes()[:-8])
     again = _open(tmp_path)
     rows = again.existing(0, last=False)
@@ -152,7 +152,7 @@ def test_a_line_that_was_cut_off_takes_no_other_with_it(cut: int, tmp_path: Path
     results = _open(tmp_path)
     _write(results, [0, 1])
     results.close()
-    log = tmp_path / "part-00001.log"
+    log = tmp_path / "_part-00001.log"
     log.write_text(log.read_text()[:-cut])
     again = _open(tmp_path)
     rows = again.existing(0, last=False)
@@ -185,8 +185,10 @@ def test_a_layer_that_nothing_reads_is_removed_and_the_last_one_stays(tmp_path: 
     _write(results, [0], layer=1, last=True)
     results.forget(0)
     results.forget(0)
-    assert not (tmp_path / "part-00001.layer0.npy").exists()
+    assert not (tmp_path / "_part-00001.layer0").exists()
     assert results.path() == tmp_path / "part-00001.npy"
+    results.finish(1)
+    assert np.array_equal(np.load(tmp_path / "part-00001.ids.npy"), IDS.numpy())
     assert np.load(tmp_path / "part-00001.npy").shape == (7, 3)
     results.close()
 
@@ -194,6 +196,7 @@ def test_a_layer_that_nothing_reads_is_removed_and_the_last_one_stays(tmp_path: 
 def test_a_rank_without_nodes_has_empty_files(tmp_path: Path) -> None:
     results = _open(tmp_path, IDS[:0])
     assert results.create(0, 3, torch.float16, last=True).shape == (0, 3)
+    results.finish(0)
     found = np.load(tmp_path / "part-00001.npy")
     assert (found.shape, found.dtype) == ((0, 3), np.float16)
     results.close()
@@ -201,7 +204,7 @@ def test_a_rank_without_nodes_has_empty_files(tmp_path: Path) -> None:
 
 def test_what_was_computed_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     _open(tmp_path, ranks=2).close()
-    found = json.loads((tmp_path / "part-00001.json").read_text())
+    found = json.loads((tmp_path / "_part-00001.json").read_text())
     assert (found["model"], found["ranks"]) == ("m", 2)
     assert not list(tmp_path.glob("*.half"))
 

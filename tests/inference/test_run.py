@@ -36,7 +36,7 @@ def _break_off(out: Path, *, after: int) -> list[int]:
 
 def test_a_damaged_chunk_is_computed_again(tmp_path: Path, caplog: Any) -> None:
     assert len(_break_off(tmp_path, after=2)) == 2
-    rows = np.load(tmp_path / "part-00000.npy", mmap_mode="r+")
+    rows = np.load(tmp_path / "_part-00000.layer0", mmap_mode="r+")
     rows[3] = 7
     rows.flush()
     assert len(_break_off(tmp_path, after=9)) == 2
@@ -47,7 +47,7 @@ def test_a_damaged_chunk_is_computed_again(tmp_path: Path, caplog: Any) -> None:
 
 def test_a_log_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     _break_off(tmp_path, after=9)
-    log = tmp_path / "part-00000.log"
+    log = tmp_path / "_part-00000.log"
     log.write_text(log.read_text()[:-2])
     assert len(_break_off(tmp_path, after=9)) == 1
 
@@ -132,7 +132,7 @@ def test_rows_are_noted_after_they_are_written(
     found = []
 
     def checked(self: Results, layer: int, chunk: int, rows: torch.Tensor) -> None:
-        on_disk = np.load(tmp_path / "part-00000.npy")[chunk * 20 : chunk * 20 + 20]
+        on_disk = np.load(tmp_path / "_part-00000.layer0")[chunk * 20 : chunk * 20 + 20]
         found.append(np.array_equal(on_disk, full_jobs.graph().x[chunk * 20 : chunk * 20 + 20]))
         note(self, layer, chunk, rows)
 

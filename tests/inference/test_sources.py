@@ -84,11 +84,16 @@ def test_what_a_node_reads_is_its_own_row_and_those_of_its_neighbours() -> None:
 
 
 class _Store:
+    identity = "run digest"
+
     """Stands in for a `RemoteDistDataset` with ``edge_dir="in"``; counts what it is asked."""
 
     def __init__(self, with_edge_ids: bool = True) -> None:
         self.asked: list[tuple[int, bool, bool]] = []
         self.lookup, self._with_edge_ids = self, with_edge_ids
+
+    def fetch_graph_identity(self) -> str:
+        return self.identity
 
     def fetch_schema(self) -> Any:
         return SimpleNamespace(edge_feature_info=SimpleNamespace(dim=full_jobs.EDGE_WIDTH))
@@ -157,7 +162,10 @@ def test_a_stored_graph_is_measured_by_a_sample() -> None:
     store: Any = _Store()
     graph = StoredGraph(store, ALONE)
     assert graph.bytes_per_node() == (1 + 420 / 60) * full_jobs.WIDTH * 4
-    assert graph.digest() == StoredGraph(store, ALONE).digest()
+    before = graph.digest()
+    assert before == StoredGraph(store, ALONE).digest()
+    store.identity = "other servers"
+    assert graph.digest() != before, "the rows that were sampled are the same"
     (rows,) = graph.features().values()
     assert torch.equal(rows.get(torch.tensor([5, 5])), DATA.x[[5, 5]])  # type: ignore[union-attr]
 

@@ -8,6 +8,7 @@ import pickle
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from gigl_loader import (
     replay,
 )
 from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.loader import runtime
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE, EpochOptions
 from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks
 from gigl_loader.testing import (
@@ -197,6 +199,65 @@ def seeds_of_its_own(rank: int, size: int) -> None:
         assert sorted(seed for part in everyone for seed in part) == list(range(60))
 
 
+def _once(rank: int, size: int, **how: Any) -> list[int]:
+    """Return the seeds of all ranks in an epoch."""
+    with DistNeighborLoader(GRAPH.dataset(), [2], batch_size=7, seed=1, **how) as loader:
+        found = [seed for batch in loader for seed in batch.batch.tolist()]
+    everyone: list = [None] * size
+    dist.all_gather_object(everyone, found)
+    return sorted(seed for part in everyone for seed in part)
+
+
+def seeds_that_would_come_twice(rank: int, size: int) -> None:
+    """An error on all ranks alike that says what to do, before anything is started."""
+    how = {"batch_size": 7, "seed": 1, "num_workers": 0}
+    everyone = torch.arange(60)
+    for given, words in {
+        "another order": (everyone.flip(0) if rank else everyone, "the same 60 seeds, in another"),
+        "some of them": (everyone[: 40 + rank], "seeds in common, such as "),
+    }.values():
+        with pytest.raises(ConfigError, match=words) as caught:
+            DistNeighborLoader(GRAPH.dataset(), [2], given, **how)
+        assert 'shard="world"' in str(caught.value)
+        assert 'shard="none"' in str(caught.value)
+        own = given.tolist()
+        both = [None] * size
+        dist.all_gather_object(both, own)
+        found = _once(rank, size, input_nodes=given, num_workers=0, shard="none")
+        assert found == sorted(seed for part in both for seed in part), "asked for by name"
+    seeds = [everyone[:40], everyone[40:]]
+    with (
+        DistNeighborLoader(GRAPH.dataset(), [2], seeds[rank], **how),
+        pytest.raises(ConfigError, match=r"ranks . and . build their loaders in another order"),
+    ):
+        DistNeighborLoader(GRAPH.dataset(), [2], seeds[1 - rank], **how)
+    with pytest.MonkeyPatch.context() as patch:  # two machines
+        patch.setattr(runtime, "own_address", lambda: f"127.0.0.{rank + 1}")
+        with pytest.raises(ConfigError, match="ranks 0 and 1 were given the same 60 seeds: each"):
+            DistNeighborLoader(GRAPH.dataset(), [2], everyone, **how)
+        found = _once(rank, size, input_nodes=everyone, num_workers=0, shard="world")
+        assert found == everyone.tolist()
+        index = torch.stack([everyone, everyone.flip(0)])
+        with pytest.raises(ConfigError, match=r"such as \(0, 59\), \(1, 58\)"):
+            DistLinkNeighborLoader(GRAPH.dataset(), [2], index[:, : 9 + rank], **how)
+
+
+def options_that_differ(rank: int, size: int) -> None:
+    """Values and ranks are named, whatever the shard."""
+    half = torch.arange(60).tensor_split(size)[rank]
+    for name, values in {
+        "batch_size": (4, 5), "seed": (1, None), "shuffle": (False, True), "replace": (False, True),
+        "shard": ("machine", "none"), "num_neighbors": ([2], [2, 2]), "even_ranks": (None, "drop"),
+        "with_edge": (None, True),
+    }.items():  # fmt: skip
+        for shard in ("machine", "none"):
+            how = {"num_neighbors": [2], "input_nodes": half, "num_workers": 0, "shard": shard}
+            make = partial(DistNeighborLoader, GRAPH.dataset(), **{**how, name: values[rank]})
+            words = rf"same {name} on all ranks, got .* on ranks \[0\]; .* on ranks \[1\]"
+            with pytest.raises(ConfigError, match=words):
+                make()
+
+
 def an_input_that_is_refused_on_one_rank(rank: int, size: int) -> None:
     """Both ranks hear of it at once, and neither waits for the other."""
     given = torch.tensor([5 if rank == 0 else 60])
@@ -358,6 +419,8 @@ def cases_without_faults(rank: int, size: int, folder: Path) -> None:
     even_steps(rank, size)
     an_input_that_is_empty_on_one_rank(rank, size)
     seeds_of_its_own(rank, size)
+    seeds_that_would_come_twice(rank, size)
+    options_that_differ(rank, size)
     an_input_that_is_refused_on_one_rank(rank, size)
 
 

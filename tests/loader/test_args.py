@@ -7,17 +7,15 @@ import torch
 
 from gigl_loader import (
     ConfigError,
-    DistNeighborLoader,
     DistributedContext,
     KHopNeighborSamplerOptions,
     PPRSamplerOptions,
-    WrongTypeError,
 )
 from gigl_loader.loader.args import LoaderArgs, check_device
 
 
 def _args(num_neighbors: Any = (2,), **how: Any) -> LoaderArgs:
-    return LoaderArgs.of(DistNeighborLoader, list(num_neighbors), **how)
+    return LoaderArgs.of(list(num_neighbors), **how)
 
 
 def test_what_was_left_out_has_its_default() -> None:
@@ -67,10 +65,12 @@ def test_scores_decide_how_far_a_push_goes() -> None:
         ({"num_workers": 0, "worker_concurrency": 0}, "worker_concurrency must be"),
         ({"weight_attr": "w", "time_attr": "t"}, "with_weight and time_attr cannot be combined"),
         ({"device_prefetch": 0}, "device_prefetch must be an integer > 0"),
-        ({"shard": "rank"}, 'shard must be "machine" or "world"'),
+        ({"shard": "rank"}, 'shard must be "machine", "world" or "none"'),
         ({"shard": "world", "in_order": False}, "in_order=False"),
         ({"shard": "world", "context": DistributedContext("h", 0, 1)}, "leave context out"),
-        ({"channel_size": "much"}, "a size must be bytes > 0"),
+        ({"channel_size": "much"}, "channel_size must be bytes above 0"),
+        ({"remote_cache": "lots"}, r"remote_cache must be .* such as \"20%\""),
+        ({"num_cpu_threads": 0}, "num_cpu_threads must be an integer > 0"),
         ({"num_workers": 0, "remote_cache": "1GB"}, "is filled by sampling workers"),
         ({"lookahead": 3}, "none are kept"),
         ({"pin_memory_device": "gpu"}, "pin_memory_device='gpu' is no torch device"),
@@ -81,11 +81,6 @@ def test_scores_decide_how_far_a_push_goes() -> None:
 def test_values_that_cannot_work_together(how: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _args(**how)
-
-
-def test_an_unknown_keyword_is_one_of_the_loader_it_was_given_to() -> None:
-    with pytest.raises(WrongTypeError, match=r"DistNeighborLoader.__init__\(\).*'batch_siz'"):
-        _args(batch_siz=3)
 
 
 def test_where_batches_go(monkeypatch: pytest.MonkeyPatch) -> None:

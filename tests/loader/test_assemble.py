@@ -10,23 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Data
 
-from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, PeerError
+from gigl_loader import ConfigError, DistDataset, PeerError
 from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.loader import assemble
 from gigl_loader.loader.args import LoaderArgs
 from gigl_loader.loader.assemble import (
+    Told,
     _check_same_weights,
     check_edge_ids,
     check_weights,
     digest,
-    gather_inputs,
     is_remote,
     remote_parts,
     share_input,
+    tell_ranks_of_input,
     told_to_others,
     weighted_types,
 )
 from gigl_loader.loader.runtime import DistributedRuntimeInfo, from_addresses
+from gigl_loader.seeds import SeedsTold
 from gigl_loader.testing import TinyGraph
 
 GRAPH = TinyGraph.random(12, 40)
@@ -46,9 +48,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return everyone
 
 
-def _told(given: Any = b"", why: str | None = None, weighted: Any = None, partition: Any = None,
-          shard: str = "machine") -> Any:  # fmt: skip
-    return (given, why, weighted, partition, shard)
+def _seeds(*ids: int, digest: bytes = b"x") -> SeedsTold:
+    return SeedsTold.of(torch.tensor(ids, dtype=torch.int64), {}, 2, digest=digest)
 
 
 @given(
@@ -58,16 +59,33 @@ def _told(given: Any = b"", why: str | None = None, weighted: Any = None, partit
 def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
     inputs: list[int], size: int, machines: int
 ) -> None:
-    """Processes of a machine with one input share it; one with its own keeps it whole."""
+    """Processes of a machine with one input share it; one with its own keeps it whole.
+
+    Where two machines are given the same input, all ranks raise alike.
+    """
     given = [NodeSamplerInput(torch.arange(size) + 100 * kind, "user") for kind in (0, 1)]
     for kind, one in enumerate(given):
         one.extra = {"t": one.node * (kind + 2)}
     by_rank = [given[kind] for kind in inputs]
-    everyone = [_told(digest([one.node, one.extra["t"]])) for one in by_rank]
+    everyone: list[Told] = []
+    shares, errors = [], []
     with pytest.MonkeyPatch.context() as patch:
+        # Each rank tells first, and then each goes on with what all told.
+        patch.setattr(assemble, "gather_from_ranks", lambda own, *_: everyone.append(own) or [own])
+        for one in by_rank:
+            share_input(one, _rank(0, machines, 4 // machines), Told())
         patch.setattr(assemble, "gather_from_ranks", lambda own, *_: everyone)
-        shares = [share_input(one, _rank(r, machines, 4 // machines), partition=None)
-                  for r, one in enumerate(by_rank)]  # fmt: skip
+        for rank, one in enumerate(by_rank):
+            try:
+                shares.append(share_input(one, _rank(rank, machines, 4 // machines), Told()))
+            except ConfigError as error:
+                errors.append(str(error))
+    if machines == 2 and set(inputs[:2]) & set(inputs[2:]) and size:
+        assert len(errors) == 4
+        assert len(set(errors)) == 1
+        assert f"the same {size} seeds" in errors[0]
+        return
+    assert not errors
     for machine in range(machines):
         here = range(machine * 4 // machines, (machine + 1) * 4 // machines)
         for kind in {inputs[rank] for rank in here}:
@@ -76,23 +94,26 @@ def test_each_seed_goes_to_one_process_of_those_that_were_given_it(
             assert torch.cat([one.extra["t"] for one in parts]).equal(given[kind].extra["t"])
 
 
-def test_with_one_shard_for_the_world_each_rank_keeps_all(told: list) -> None:
+@pytest.mark.parametrize("shard", ["world", "none"])
+def test_with_another_shard_each_rank_keeps_all(shard: str, told: list) -> None:
     seeds = NodeSamplerInput(torch.arange(7), "user")
-    same = digest([seeds.node])
-    told += [_told(same, shard="world")] * 2
-    assert share_input(seeds, _rank(1, 1, 2), partition=None, shard="world") is seeds
-    told[0] = _told(b"other", shard="world")
-    with pytest.raises(ConfigError, match="give each of them the seeds of the whole job"):
-        share_input(seeds, _rank(1, 1, 2), partition=None, shard="world")
-    told[0] = _told(same, shard="machine")
+    mine = Told(options={"shard": shard})
+    same = SeedsTold(digest=digest([seeds.node])) if shard == "world" else SeedsTold()
+    told += [replace(mine, seeds=same)] * 2
+    assert share_input(seeds, _rank(1, 1, 2), mine) is seeds
+    if shard == "world":
+        told[0] = replace(mine, seeds=SeedsTold(digest=b"other"))
+        with pytest.raises(ConfigError, match=r"the seeds of the whole job.*on ranks .1.$"):
+            share_input(seeds, _rank(1, 1, 2), mine)
+    told[0] = Told(seeds=same)
     with pytest.raises(ConfigError, match="the same shard on all ranks"):
-        share_input(seeds, _rank(1, 1, 2), partition=None, shard="world")
+        share_input(seeds, _rank(1, 1, 2), mine)
 
 
 def test_a_rank_that_gave_up_is_named_and_raises_its_own_error(told: list) -> None:
-    told += [_told(b"x"), _told(why="no such node")]
+    told += [Told(), Told(why="no such node")]
     with pytest.raises(PeerError, match="rank 1 could not build its loader: no such node"):
-        gather_inputs(_rank(0, 1, 2), b"x")
+        tell_ranks_of_input(_rank(0, 1, 2), Told())
     error = ConfigError("no such node")
     with pytest.raises(ConfigError) as caught, told_to_others(_rank(1, 1, 2)):
         raise error
@@ -110,11 +131,11 @@ def test_a_rank_that_gave_up_is_named_and_raises_its_own_error(told: list) -> No
     ],
 )
 def test_all_partitions_of_one_graph_are_held(partitions: list, words: str, told: list) -> None:
-    told += [_told(b"x", partition=(2, 1)), _told(b"x", partition=(2, 0))]
-    assert gather_inputs(_rank(0, 1, 2), b"x", partition=(2, 1)) == {0: b"x", 1: b"x"}
-    told[:] = [_told(b"x", partition=one) for one in partitions]
+    told += [Told(partition=(2, 1), seeds=_seeds(1)), Told(partition=(2, 0), seeds=_seeds(2))]
+    assert [one.count for one in tell_ranks_of_input(_rank(0, 1, 2), told[0])] == [1, 1]
+    told[:] = [Told(partition=one) for one in partitions]
     with pytest.raises(ConfigError, match=words):
-        gather_inputs(_rank(0, 1, 2), b"x", partition=partitions[0])
+        tell_ranks_of_input(_rank(0, 1, 2), told[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool, torch.bfloat16])
@@ -168,4 +189,4 @@ def test_a_graph_store_is_told_by_what_it_can_do() -> None:
 def test_a_graph_store_refuses_what_is_colocated(how: dict, words: str) -> None:
     """Before it is asked for anything: `object()` has nothing to ask."""
     with pytest.raises(ConfigError, match=words):
-        remote_parts(object(), LoaderArgs.of(DistNeighborLoader, [2], **how), ALONE, [], "one")
+        remote_parts(object(), LoaderArgs.of([2], **how), ALONE, [], "one")

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gigl_loader import ConfigError
-from gigl_loader.loader.epoch import EpochProgress, LoaderStats, _in_words
+from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.message import BatchTicket, Received
-from gigl_loader.options import parse_size
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "training_loop.md"
 
@@ -124,19 +123,6 @@ def test_a_full_link_is_the_verdict_where_no_worker_waits_for_others() -> None:
     assert found["link_share"] == pytest.approx(0.8, rel=1e-3)
     assert found["verdict"].startswith("network-bound: the link of this machine is used to 80%")
     assert stats.summary()["link_share"] is None
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "words"),
-    [
-        (3 * 2**29, "1.5 GB"), (1023 * 2**20, "0.999 GB"), (1000 * 2**20, "0.977 GB"),
-        (999 * 2**20, "999 MB"), (1 << 20, "1 MB"), (900, "900 bytes"),
-    ],
-)  # fmt: skip
-def test_a_size_that_is_suggested_can_be_given(nbytes: int, words: str) -> None:
-    assert _in_words(nbytes) == words
-    if not words.endswith("bytes"):
-        assert parse_size(words) == pytest.approx(nbytes, rel=1e-2)
 
 
 def test_the_guide_explains_every_key() -> None:

@@ -1,10 +1,14 @@
 """What "In your training loop" says of Accelerate and of Lightning Fabric."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch_geometric.loader import ZipLoader
 from torch_geometric.nn import GraphSAGE
 
-from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader import DistDataset, DistNeighborLoader, UsageError
 from gigl_loader.testing import TinyGraph
 
 pytestmark = [
@@ -69,3 +73,34 @@ def test_fabric_sets_up_the_model_and_leaves_the_loader() -> None:
         with pytest.raises(TypeError, match="DataLoader"):
             fabric.setup_dataloaders(loader)
         assert sorted(_train(loader, model, optimizer, fabric.backward)) == SEEDS.tolist()
+
+
+class _Wrapped(IterableDataset):
+    """What people put around a loader to hand it to torch's."""
+
+    def __init__(self, loader: DistNeighborLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator:
+        return iter(self.loader)
+
+
+def test_what_is_written_for_pygs_and_torchs_loaders() -> None:
+    """Seeds are counted and zipped as PyG's are; what only torch's loader has is an answer."""
+    from accelerate import skip_first_batches
+
+    with _loader() as loader:
+        assert len(loader.dataset) == 40
+        (pair, *others) = ZipLoader([loader, loader], batch_size=16)
+        assert len(others) == 2
+        assert [one.batch.tolist() for one in pair] == [list(range(16))] * 2
+        with pytest.raises(UsageError, match=r"no sampler of torch's.*load_state_dict\(\)"):
+            skip_first_batches(loader, 2)
+        assert not hasattr(loader, "sampler")
+        for workers in (0, 1):
+            with pytest.raises(UsageError, match="iterate over it as it is, it has workers of its"):
+                next(iter(DataLoader(loader, num_workers=workers)))
+        with pytest.raises(UsageError, match=r"was built in another process.*fork") as caught:
+            next(iter(DataLoader(_Wrapped(loader), batch_size=None, num_workers=1)))
+        assert "shut down" not in str(caught.value)
+        assert len(list(loader)) == len(loader), "it is still good here"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gigl_loader import UsageError
+from gigl_loader import SamplingError, UsageError
 from gigl_loader.device.prefetch import CopyEngine
 from gigl_loader.loader.epoch import EpochProgress, LoaderStats
 from gigl_loader.loader.iterator import EpochIterator
@@ -130,3 +130,32 @@ def test_waiting_batches_are_those_of_the_source_and_those_copied_ahead() -> Non
     owner._source.count_waiting = lambda: 3  # a graph store's
     next(iterator)
     assert owner._stats.depth == 8
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_stop_iteration_of_something_else_is_not_the_end(ahead: bool) -> None:
+    """A bare next() in a sampler, in a producer: the loop would end as if the epoch were whole."""
+    owner = Owner(Source(0, StopIteration("foreign"), 1), 3, ahead)
+    iterator, found = _iterate(owner, [0, 1, 2]), []
+    with pytest.raises(SamplingError, match="StopIteration was raised"):
+        found.extend(batch for batch in iterator)
+    assert found == [0]
+    assert not iterator._progress.finished
+    assert owner._source.cancelled == 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nor_is_one_of_what_makes_the_batch(ahead: bool, monkeypatch) -> None:
+    def fail(*given: Any) -> None:
+        raise StopIteration
+
+    for name in ("_collate_fn", "_recorders", "_count_waiting"):
+        owner = Owner(Source(0, 1), 2, ahead)
+        if name == "_recorders":
+            owner._recorders = [fail]
+        elif name == "_collate_fn":
+            monkeypatch.setattr(owner, name, fail)
+        else:
+            owner._source.count_waiting = fail
+        with pytest.raises(SamplingError, match="StopIteration was raised"):
+            list(_iterate(owner, [0, 1]))

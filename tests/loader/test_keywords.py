@@ -5,9 +5,11 @@ from typing import get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+import torch_geometric.loader as pyg
 
-from gigl_loader import DistABLPLoader, DistLinkNeighborLoader, DistNeighborLoader
+from gigl_loader import ConfigError, DistABLPLoader, DistLinkNeighborLoader, DistNeighborLoader
 from gigl_loader.errors import WrongTypeError
+from gigl_loader.loader.foreign import ANSWERS, CHANGE_NOTHING
 from gigl_loader.loader.keywords import KEYWORDS, LoaderKeywords, SharedArguments
 from gigl_loader.loader.subgraph import DistSubGraphLoader
 from gigl_loader.testing import TinyGraph
@@ -74,5 +76,52 @@ def test_an_unknown_keyword_is_refused_with_the_most_similar_one() -> None:
         DistNeighborLoader(dataset, [2], torch.arange(3), shufle=True)
     with pytest.raises(WrongTypeError, match=r"'input_tme'; did you mean 'input_time'\?"):
         DistSubGraphLoader(dataset, torch.arange(3), [2], input_tme=None)
+    with pytest.raises(TypeError, match=r"'shufle'; did you mean 'shuffle'\?. And 'qq'$"):
+        DistNeighborLoader(dataset, [2], torch.arange(3), shufle=True, qq=1)
     with pytest.raises(WrongTypeError, match=r"unexpected keyword argument 'qq'$"):
         DistNeighborLoader(dataset, [2], torch.arange(3), qq=1)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_what_changes_nothing_is_taken_with_one_warning(loader: type) -> None:
+    """Up to the dataset, which is none."""
+    habits = {
+        "persistent_workers": True, "pin_memory": True, "prefetch_factor": 2, "is_sorted": True,
+        "generator": None, "sampler": None, "directed": True, "collect_features": True,
+    }  # fmt: skip
+    with (
+        pytest.warns(UserWarning, match="does without") as told,
+        pytest.raises(ConfigError, match="DistDataset"),
+    ):
+        loader(None, num_neighbors=[2], **habits)
+    (one,) = told
+    text = str(one.message)
+    assert one.filename == __file__
+    for name in ("persistent_workers", "pin_memory", "prefetch_factor", "is_sorted"):
+        assert f"{name}: " in text
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_all_that_is_anothers_is_answered_in_one_error(loader: type) -> None:
+    order = torch.utils.data.RandomSampler(range(3))
+    with pytest.raises(WrongTypeError) as caught:
+        loader(
+            data=None, num_neighbors=[2], generator=torch.Generator(), sampler=order, nm_workers=1,
+            persistent_workers=True, to_device="cpu", directed=False,
+        )  # fmt: skip
+    text = str(caught.value)
+    assert text.startswith(f"{loader.__name__}.__init__() got unexpected keyword arguments")
+    for words in ("seed=", "give the seeds so", "pin_memory_device=", "induced", "'num_workers'?"):
+        assert words in text
+    assert "persistent_workers" not in text
+    with pytest.raises(WrongTypeError, match=r"'data'; give the dataset first.*from_pyg\(data\)"):
+        loader(data=TinyGraph.random(8, 10), num_neighbors=[2])
+
+
+def test_every_argument_of_the_loaders_that_people_come_from_is_known() -> None:
+    """Those of PyG and torch; a test of the migration page holds its tables to the same."""
+    ours = {name for loader in LOADERS for name in inspect.signature(loader).parameters}
+    for theirs in (pyg.NeighborLoader, pyg.LinkNeighborLoader, torch.utils.data.DataLoader):
+        names = {*inspect.signature(theirs.__init__).parameters} - {"self", "kwargs"}
+        assert names <= ours | CHANGE_NOTHING.keys() | ANSWERS.keys()
+    assert not ours & (CHANGE_NOTHING.keys() | ANSWERS.keys() - {"sampler"})

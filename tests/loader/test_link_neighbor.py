@@ -52,6 +52,22 @@ def test_batches_have_what_pyg_gives_them(kind: str | None) -> None:
                 assert batch.edge_label.tolist() == [*more, *[0] * len(negatives)]
 
 
+def test_states_of_strict_pairs_alone_are_of_a_later_version() -> None:
+    """Those of the version before had other pairs; all other batches are the same as then."""
+    graph = TinyGraph.random(20, 60)
+    how = {"edge_label_index": graph.to_pyg().edge_index, "num_workers": 0, "seed": 1}
+    cases = [("binary", True, 2), ("binary", False, 1), ("triplet", True, 1)]
+    for kind, strict, version in cases:
+        with DistLinkNeighborLoader(
+            graph.dataset(), [2], neg_sampling=kind, strict=strict, **how
+        ) as loader:
+            state = loader.state_dict()
+            loader.load_state_dict(state)
+            assert state["draw_version"] == version
+            with pytest.raises(ConfigError, match="this version draws other batches"):
+                loader.load_state_dict({**state, "draw_version": 3 - version})
+
+
 @pytest.mark.multiprocess
 def test_a_heterogeneous_graph_all_its_edges_and_a_resumed_epoch() -> None:
     graph = TinyGraph.random(20, 60, heterogeneous=True)
@@ -136,8 +152,8 @@ def test_other_ranks_are_told_of_bad_edges_before_they_are_an_error(monkeypatch)
     """They wait in the exchange that `colocated_parts` begins with; see `told_to_others`."""
     told: list[str] = []
     monkeypatch.setattr(
-        "gigl_loader.loader.assemble.gather_inputs",
-        lambda runtime, given, error=None, **_: told.append(str(error)),
+        "gigl_loader.loader.assemble.tell_ranks_of_input",
+        lambda runtime, one: told.append(one.why),
     )
     with pytest.raises(ConfigError, match="= 99 is no node id"):
         _refused_on_this_rank()

@@ -12,7 +12,8 @@ class Loader:
     """Counts how often it is shut down, and how."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self._shutdowned, self.lingered, self._error = False, list[float | None](), error
+        self._shutdowned, self._is_forked = False, False
+        self.lingered, self._error = list[float | None](), error
 
     def shutdown(self, linger_s: float | None = None) -> None:
         self._shutdowned = True
@@ -44,6 +45,7 @@ def test_a_forked_child_owns_none_and_ends_none() -> None:
     live.add(loader)
     live._disown()
     assert loader._shutdowned
+    assert loader._is_forked
     assert loader.lingered == [], "its workers are the parent's"
 
 

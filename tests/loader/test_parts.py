@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gigl_loader import BaseDistLoader, ConfigError
+from gigl_loader import BaseDistLoader, ConfigError, DistNeighborLoader
 from gigl_loader.device.pin import PinMemoryError
 from gigl_loader.loader import parts
+from gigl_loader.testing import TinyGraph
 
 HOW = {"worker_concurrency": 3, "channel_size": "2MB"}
 
@@ -47,6 +48,36 @@ def test_joining_the_workers_group_sets_threads_and_finds_a_port(
 
 
 @pytest.mark.usefixtures("threads", "group")
+def test_a_worker_group_of_another_size_is_joined_anew() -> None:
+    """As an earlier job of this process left it, one of three; of the same size it stays."""
+    for size in (3, 1):
+        parts.init_worker_group(size, size - 1, "somebody's")
+        BaseDistLoader.initialize_colocated_sampling_worker(
+            local_rank=0, local_world_size=1, node_rank=0, node_world_size=1,
+            master_ip_address="127.0.0.1", device=torch.device("cpu"), num_cpu_threads=1,
+        )  # fmt: skip
+        context = parts.get_context()
+        assert (context.rank, context.world_size) == (0, 1)
+        assert (context.group_name == "somebody's") == (size == 1), "a second loader leaves it"
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("given", "expected"), [(None, 3), (1, 1)])
+def test_a_loader_leaves_torchs_threads_as_they_are(
+    num_workers: int, given: int | None, expected: int
+) -> None:
+    """Torchrun sets 1 and users theirs, for the whole process; a loader sets what it is given."""
+    torch.set_num_threads(3)
+    with DistNeighborLoader(
+        TinyGraph.random(9, 20).dataset(), [2], num_workers=num_workers, num_cpu_threads=given,
+        pin_memory_device=torch.device("cpu"),
+    ) as loader:  # fmt: skip
+        list(loader)
+        assert torch.get_num_threads() == expected
+
+
+@pytest.mark.usefixtures("threads", "group")
 def test_on_a_gpu_torchs_threads_are_the_users() -> None:
     torch.set_num_threads(1)
     BaseDistLoader.initialize_colocated_sampling_worker(
@@ -61,7 +92,7 @@ def test_on_a_gpu_torchs_threads_are_the_users() -> None:
     [
         ({"num_workers": 0}, "num_workers must be > 0 here"),
         ({"worker_concurrency": 33}, "at most 32"),
-        ({"channel_size": "x"}, "a size must be"),
+        ({"channel_size": "x"}, "channel_size must be bytes"),
         ({"prefetch_size": 0}, "prefetch_size must be"),
     ],
 )

@@ -65,3 +65,18 @@ def test_an_empty_input_has_no_batch() -> None:
         pytest.raises(ConfigError, match=r"\[0, 0\)"),
     ):
         replay(loader, 0, 0)
+
+
+def test_what_failed_is_not_left_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its batch would still be sampled, and wait for somebody to take it."""
+    with world_jobs.neighbors(num_workers=0, shard="machine") as loader:
+        whole = list(map(batch_digest, loader))
+        cancelled = []
+        source, cancel, take = loader._source, loader._source.cancel_epoch, loader._source.next
+        monkeypatch.setattr(source, "cancel_epoch", lambda: (cancelled.append(1), cancel()))
+        monkeypatch.setattr(source, "next", lambda: cancelled.clear() or 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            replay(loader, 0, 3)
+        assert cancelled == [1], "after the failure"
+        monkeypatch.setattr(source, "next", take)
+        assert batch_digest(replay(loader, 0, 3)) == whole[3]

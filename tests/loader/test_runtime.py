@@ -6,15 +6,14 @@ import torch.distributed as dist
 from torch_geometric.data import Data
 
 from gigl_loader import ConfigError, DistABLPLoader, DistDataset, DistNeighborLoader, UsageError
-from gigl_loader.loader import runtime
 from gigl_loader.loader.runtime import (
     DistributedContext,
     from_addresses,
-    own_address,
     resolve_runtime,
     runtime_or_alone,
 )
 from gigl_loader.testing import one_rank
+from gigl_loader.transport import addresses, own_address
 
 RING = Data(edge_index=torch.stack([torch.arange(20), torch.arange(20).roll(1)]), num_nodes=20)
 
@@ -107,6 +106,6 @@ def test_the_address_that_other_machines_see(
             raise ConfigError("no way")
         return ways[host]
 
-    monkeypatch.setattr(runtime, "address_towards", towards)
+    monkeypatch.setattr(addresses, "address_towards", towards)
     monkeypatch.setenv("MASTER_ADDR", master)
     assert own_address() == expected

@@ -47,6 +47,8 @@ def test_one_type_several_types_and_the_default() -> None:
         ([], ConfigError, "empty list"),
         (REV, ConfigError, "no positive label edges"),
         (POSITIVE, ConfigError, "without the suffix"),
+        # the anchors come last there, and not only the name: what is said leads to the right ones
+        (BUYS[::-1], ConfigError, "if 'i' are the anchors, turn them"),
         ([BUYS, BUYS], ConfigError, "twice"),
         ("buys", WrongTypeError, "must be .anchor type"),
         (["u", "buys", "i"], WrongTypeError, "must be .anchor type"),

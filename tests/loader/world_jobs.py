@@ -143,7 +143,9 @@ def read(folder: Path, name: str) -> dict[int, str]:
 def refusals(rank: int, size: int) -> None:
     """Nothing is started, on any rank."""
     mine = torch.arange(57) + (rank == 1)
-    with pytest.raises(ConfigError, match=r"same input on all ranks.*on ranks \[1\]"):
+    with pytest.raises(
+        ConfigError, match=r"same input on all ranks.*than rank 0's came on ranks \[1\]"
+    ):
         neighbors(seeds=mine, num_workers=0)
     with pytest.raises(ConfigError, match=r"same input on all ranks"):
         neighbors(GRAPH.partitions(size)[rank], GRAPH.partitions(size)[rank].node_ids)
@@ -153,7 +155,7 @@ def refusals(rank: int, size: int) -> None:
         neighbors(num_workers=0, seed=rank)
     with pytest.raises(ConfigError, match=r"same seed on all ranks"):
         neighbors(num_workers=0, seed=None if rank else 5)
-    with pytest.raises(ConfigError, match=r"same sampling_config on all ranks"):
+    with pytest.raises(ConfigError, match=r"same batch_size on all ranks, got 4 on ranks"):
         neighbors(num_workers=0, batch_size=4 + rank)
     with pytest.raises(ConfigError, match=r"same expansion on all ranks.*induced.* on ranks"):
         neighbors(num_workers=0, subgraph_type="induced" if rank else "directional")

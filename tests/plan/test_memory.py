@@ -7,7 +7,7 @@ from jobs_by_hand import COSTS, JOB
 
 from gigl_loader.plan.memory import cache_bytes, graph_bytes, share_kept
 from gigl_loader.plan.model import estimate
-from gigl_loader.sampler.cache_tables import segment_bytes, tables_of
+from gigl_loader.sampler.cache_tables import WINDOW, segment_bytes, tables_of
 
 
 def test_memory_by_hand() -> None:
@@ -72,3 +72,21 @@ def test_the_machine_that_has_most_is_told() -> None:
     assert estimate(store, COSTS).memory_machine == "storage"
     many = replace(store, servers=50, ranks_per_machine=32, batch_size=100_000)
     assert estimate(many, COSTS).memory_machine == "training"
+
+
+def test_ranks_of_a_machine_draw_ahead_for_their_share_of_its_cache() -> None:
+    """The cache is one for the four ranks, so each draws a fourth as far ahead as one rank would.
+
+    As in `workers/ahead.py`: a window of the batches in which the cache turns over, up to twice as
+    long where the next use is further, or what twice the memory of the rows takes of drawn batches.
+    """
+    for dim, cache, bound in ((1000, 0.2, "window"), (100, 0.9, "memory")):
+        job = replace(JOB, machines=2, ranks_per_machine=4, dim=dim, cache=cache)
+        plan = estimate(job, COSTS)
+        batch, kept = plan.batch, cache * 0.5e6
+        drawn = 16 * batch.edges + 8 * 3.5 * batch.nodes
+        window = 2 * WINDOW * kept / 4 / (batch.nodes / 2)
+        memory = 2 * kept * 4 * dim / 4 / drawn
+        ahead = window if bound == "window" else memory
+        assert ahead == min(window, memory)
+        assert plan.memory["batches drawn ahead"] == pytest.approx(4 * (ahead + 4) * drawn)

@@ -35,8 +35,8 @@ def test_a_second_host_is_timed_in_the_modes_that_both_have(mode: str) -> None:
         for timed in found.values():
             assert timed.gb_per_s > 0.001  # in 0.05 s and what is under way, a few times 8 MB
             assert timed.s_per_gb >= 0
-        stranger = replace(security, mode=Mode.LOCAL, token="x" * 30)
-        if security.token:
+        stranger = replace(security, token="x" * 30)
+        if security.mode is Mode.TOKEN:
             with pytest.raises(JoinRefusedError):
                 wire.meet(replace(other, security=stranger))
 

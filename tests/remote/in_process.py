@@ -17,7 +17,7 @@ from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.messages import ProducerRequest
 from gigl_loader.transport import Security
 
-SECURITY = Security.local("a token")
+SECURITY = Security.local()
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def test_a_client_hears_of_servers_that_it_never_met_and_meets_all_without_serve
         wait_until(lambda: 3 in cluster.lost, "which nobody else could tell")
 
 
-def test_a_server_that_comes_back_unmet_is_known_by_its_generation() -> None:
+def test_a_server_that_comes_back_unmet_is_known_by_its_incarnation() -> None:
     with (
         storage(2, partition=_whole, rejoin_s=60.0) as (zero, one),
         joined(zero.address, 2) as cluster,
@@ -156,7 +156,7 @@ def test_a_server_that_comes_back_unmet_is_known_by_its_generation() -> None:
             again.start()
             assert cluster.await_servers(time.monotonic() + 60.0, [1]) == [0, 1]
             assert (list(cluster.connections.made), cluster.renewals) == ([0], {1: 1})
-            assert tuple(cluster.generations) == (zero.generation, again.generation)
+            assert tuple(cluster.incarnations) == (zero.incarnation, again.incarnation)
             assert (
                 cluster.connections[1].call("get_node_ids", request=None).result(60).numel() == 30
             )

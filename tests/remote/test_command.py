@@ -122,8 +122,11 @@ def test_a_server_is_told_by_torchrun_who_it_is(served: Any, monkeypatch) -> Non
     assert how["num_jobs"] is None, "until told to stop"
     serve(parse_serve(["--root=graph", "--rank=0", "--allow-samplers=a", "--allow-samplers=b.C"]))
     rank, _, dataset, how = served.pop()
-    assert (rank, dataset, how["num_jobs"]) == (0, ("graph", 0), 1)
+    assert (rank, dataset, how["num_jobs"]) == (0, ("graph", 0), None), "none leaves by itself"
     assert how["allow_samplers"] == ["a", "b.C"]
+    for option in ("--jobs=2", "--num_server_sessions=2"):  # GiGL's name
+        serve(parse_serve(["--root=graph", option]))
+        assert served.pop()[-1]["num_jobs"] == 2
 
 
 def test_only_errors_that_say_what_to_do_are_told_without_a_traceback(monkeypatch, caplog) -> None:

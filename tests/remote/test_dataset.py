@@ -1,23 +1,27 @@
 """Where a graph store is, and what processes of one machine fetch together."""
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from store_cluster import info_of
 
-from gigl_loader import RemoteDistDataset
+from gigl_loader import GraphStoreInfo, RemoteDistDataset
 from gigl_loader.dataset.schema import (
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
 from gigl_loader.dataset.shares import Share
 from gigl_loader.errors import ConfigError, PeerTimeoutError, ServerDiedError, UsageError
+from gigl_loader.ranks import gather_from_ranks
 from gigl_loader.remote import dataset as dataset_module
 from gigl_loader.remote.dataset import ABLPInputNodes, _nodes_of
+from gigl_loader.testing import run_ranks
 
 BUYS, LIKES = ("user", "buys", "item"), ("user", "likes", "item")
 
@@ -37,6 +41,77 @@ def test_info_ranks(monkeypatch):
     monkeypatch.delenv("RANK")
     with pytest.raises(UsageError, match="start the compute processes with torchrun"):
         info.compute_node_rank  # noqa: B018
+
+
+_VARIABLES = (
+    "GIGL_GRAPH_STORE_NUM_STORAGE_NODES", "GIGL_GRAPH_STORE_NUM_COMPUTE_NODES",
+    "COMPUTE_CLUSTER_LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT", "GIGL_LOADER_STORAGE_ADDR",
+)  # fmt: skip
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in _VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def _figures(info: GraphStoreInfo) -> tuple[int, int, int]:
+    return info.num_storage_nodes, info.num_compute_nodes, info.num_processes_per_compute
+
+
+def test_an_address_and_a_count_say_where_a_graph_store_is(unset: pytest.MonkeyPatch) -> None:
+    info = GraphStoreInfo.from_env("storage0", num_storage_nodes=2)
+    assert _figures(info) == (2, 1, 1)
+    assert (info.storage_cluster_master_ip, info.rpc_master_port) == ("storage0", 29600)
+    assert info.compute_cluster_master_ip == "127.0.0.1"
+    for name, value in {
+        "GROUP_WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "trainer0",
+        "MASTER_PORT": "29501", "GIGL_LOADER_STORAGE_ADDR": "storage1:7000",
+        "GIGL_GRAPH_STORE_NUM_STORAGE_NODES": "5",
+    }.items():  # fmt: skip
+        unset.setenv(name, value)
+    info = GraphStoreInfo.from_env()
+    assert _figures(info) == (5, 3, 4), "torchrun's variables"
+    assert (info.storage_cluster_master_ip, info.rpc_master_port) == ("storage1", 7000)
+    where = (info.compute_cluster_master_ip, info.compute_cluster_master_port)
+    assert where == ("trainer0", 29501)
+    unset.setenv("GIGL_GRAPH_STORE_NUM_COMPUTE_NODES", "6")
+    unset.setenv("COMPUTE_CLUSTER_LOCAL_WORLD_SIZE", "7")
+    assert _figures(GraphStoreInfo.from_env()) == (5, 6, 7), "GiGL's go before torchrun's"
+    assert _figures(GraphStoreInfo.from_env(num_compute_nodes=1)) == (5, 1, 7)
+
+
+def test_what_the_environment_does_not_say_is_asked_for(unset: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="set GIGL_GRAPH_STORE_NUM_STORAGE_NODES"):
+        GraphStoreInfo.from_env("storage0")
+    unset.setenv("GIGL_GRAPH_STORE_NUM_STORAGE_NODES", "two")
+    with pytest.raises(ConfigError, match="NUM_STORAGE_NODES must be an integer > 0, got 'two'"):
+        GraphStoreInfo.from_env("storage0")
+    with pytest.raises(ConfigError, match=r"give storage_addr=.* or set GIGL_LOADER_STORAGE_ADDR"):
+        GraphStoreInfo.from_env(num_storage_nodes=2)
+
+
+def _find_each_other(rank: int, size: int) -> None:
+    os.environ.update(
+        GIGL_GRAPH_STORE_NUM_STORAGE_NODES="2", GIGL_GRAPH_STORE_NUM_COMPUTE_NODES="1",
+        MASTER_ADDR="127.0.0.1",
+    )  # fmt: skip
+    os.environ.pop("GIGL_LOADER_STORAGE_ADDR", None)
+    info = GraphStoreInfo.from_env()
+    assert gather_from_ranks(info, size, GraphStoreInfo) == [info] * size
+    assert _figures(info) == (2, 1, 1)
+    assert info.storage_cluster_master_ip == info.compute_cluster_master_ip == "127.0.0.1"
+    ports = {info.rpc_master_port, info.storage_cluster_master_port, info.rpc_wait_port}
+    assert len(ports) == 3
+    with pytest.raises(ConfigError, match="over the 4 machines of both clusters"):
+        GraphStoreInfo.from_env(num_compute_nodes=2)
+
+
+@pytest.mark.multiprocess
+def test_machines_of_both_clusters_agree_as_in_gigl(tmp_path: Path) -> None:
+    run_ranks(_find_each_other, world_size=3, tmp_path=tmp_path)
 
 
 def test_labels_are_cut_with_their_anchors_and_named_by_either_edge_type() -> None:

@@ -1,14 +1,28 @@
 """A storage server's side of the network, in this process: who may come, and how it ends."""
 
+import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from in_process import create, joined, storage
+from in_process import SECURITY, create, joined, storage
+from store_cluster import HOST, info_of, tiny_partition
 
 from gigl_loader import CustomSamplerOptions
-from gigl_loader.errors import PeerError
+from gigl_loader.errors import PeerError, ServerDiedError
+from gigl_loader.graph_store import DistServer, init_storage_process, run_storage_server
+from gigl_loader.remote import status
+from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.connection import ServerConnection
+from gigl_loader.remote.endpoint import Endpoint
+from gigl_loader.remote.leader import Leader
+from gigl_loader.remote.membership import Join, News, Role
 from gigl_loader.testing import wait_until
+from gigl_loader.transport import End, Security, listener
+from gigl_loader.transport.security import TOKEN_VARIABLE
+from gigl_loader.transport.stream import pack
 
 pytestmark = pytest.mark.multiprocess
 
@@ -57,3 +71,162 @@ def test_one_job_after_another_and_two_at_once():
         thread.join(60)
         assert jobs == [1]
         wait_until(lambda: endpoint.jobs_served == 2, "both jobs are over")
+
+
+def test_a_rank_that_left_before_server_0_was_restarted_holds_up_no_end():
+    """Rank 0 leaves, the server is started again, rank 1 finishes: that was all of the job."""
+    partition, clusters = tiny_partition(0, 1), {}
+
+    def join(rank, port):
+        clusters[rank] = Cluster.join(
+            HOST, port, rank=rank, world_size=2, num_servers=1, security=SECURITY, timeout_s=60.0
+        )
+
+    def served(port=0):
+        endpoint = Endpoint(
+            DistServer(partition), HOST, port, SECURITY, num_jobs=1, patience_s=1.0, rejoin_s=2.0
+        )
+        endpoint.start()
+        return endpoint
+
+    former = served()
+    port = former.address[1]
+    threads = [threading.Thread(target=join, args=(rank, port)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    clusters[0].close()
+    wait_until(lambda: former.status()["clients"] == [1], "rank 0 has left")
+    former.close()
+    later = served(port)
+    try:
+        clusters[1].await_servers(time.monotonic() + 60.0)
+        assert later.status()["clients"] == [1]
+        clusters[1].close()
+        assert later.over.wait(60), "the job is over"
+        assert later.jobs_served == 1
+    finally:
+        later.close()
+
+
+def test_each_server_counts_the_job_that_was_the_last(monkeypatch):
+    """Server 0 ended before the others had heard of it: they logged that they served 0 jobs."""
+
+    def pack_late(kind, content, *more):
+        if isinstance(content, News) and content.jobs_served:
+            threading.Event().wait(0.3)  # a goodbye is quicker
+        return pack(kind, content, *more)
+
+    monkeypatch.setattr(listener, "pack", pack_late)
+    with storage(2, num_jobs=1) as endpoints:
+        with joined(endpoints[0].address, 2):
+            pass
+        for endpoint in endpoints:
+            assert endpoint.over.wait(60)
+            endpoint.close(End.JOB_OVER)
+        assert [endpoint.jobs_served for endpoint in endpoints] == [1, 1]
+
+
+def test_a_cluster_of_which_a_server_is_away_is_not_well(monkeypatch, capsys):
+    """Both sides say which one: server 0 of one that never came or left, the others of server 0."""
+    monkeypatch.setenv(TOKEN_VARIABLE, "a token of 128 bits")
+    security = Security.resolve()
+
+    def asked(endpoint):
+        code = status.main([f"{HOST}:{endpoint.address[1]}", "--timeout=20"])
+        return code, json.loads(capsys.readouterr().out)
+
+    def server(rank, leader=None):
+        one = DistServer(tiny_partition(rank, 2), rank, 2)
+        endpoint = Endpoint(one, HOST, 0, security, leader=leader, rejoin_s=100.0)
+        endpoint.start()
+        return endpoint
+
+    first = server(0)
+    try:
+        code, said = asked(first)
+        assert (code, said["away"]) == (status.NOT_WHOLE, {"1": "it has not come yet"})
+        assert said["health"] == "storage servers [1] are away: see `away`"
+        second = server(1, Leader(*first.address, security, "server 1", 10.0))
+        try:
+            wait_until(lambda: asked(first)[0] == asked(second)[0] == 0, "both serve")
+            first.close(End.SHUTDOWN, "it is started again")
+            wait_until(lambda: asked(second)[0] == status.NOT_WHOLE, "server 1 knows")
+            assert "it is started again" in asked(second)[1]["away"]["0"]
+        finally:
+            second.close()
+    finally:
+        first.close()
+
+
+def test_who_waits_for_servers_that_have_served_their_jobs_fails_at_once():
+    """The next job's ranks are told why, instead of waiting for half an hour."""
+    with storage(num_jobs=1) as (endpoint,), ExitStack() as stack:
+        first = stack.enter_context(joined(endpoint.address))
+        found = []
+
+        def second():
+            with pytest.raises(ServerDiedError) as caught, joined(endpoint.address):
+                pass
+            found.append(str(caught.value))
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        wait_until(lambda: endpoint.status()["clients"] == [0, 0], "the next client waits")
+        first.close()
+        assert endpoint.over.wait(60)
+        endpoint.close(End.JOB_OVER)
+        thread.join(60)
+        assert "it has served as many jobs as it was to (--jobs, num_jobs)" in found[0]
+
+
+def test_a_server_stays_unless_it_was_told_how_many_jobs_there_are():
+    """GiGL's inference has a job for each node type: servers had left after the first one."""
+    info, token = info_of(1, 1), "a token of bits"
+    security = Security.resolve(None, token)
+
+    def jobs(count):
+        found = []
+        for _ in range(count):
+            with joined((HOST, info.rpc_master_port), security=security) as cluster:
+                found.append(cluster.job)
+        return found
+
+    with init_storage_process(0, info, tiny_partition(0, 1), token=token):
+        assert jobs(3) == [0, 1, 2]
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(
+            run_storage_server, 0, info, tiny_partition(0, 1), 2, num_rpc_threads=4, token=token
+        )
+        assert (jobs(2), served.result(60)) == ([0, 1], 2)
+
+
+def test_a_server_tells_its_status_while_a_client_that_came_back_is_freed(monkeypatch):
+    """The workers of its former producers may take a minute to end."""
+    freeing, may_end = threading.Event(), threading.Event()
+    with storage() as (endpoint,), joined(endpoint.address) as cluster:
+        gone = endpoint.server.client_gone
+
+        def free(client):
+            freeing.set()
+            assert may_end.wait(60)
+            gone(client)
+
+        monkeypatch.setattr(endpoint.server, "client_gone", free)
+        again = ServerConnection(
+            0, endpoint.address, SECURITY, "the same rank", "another session", 10.0,
+            Join(role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=cluster.job),
+        )  # fmt: skip
+        with ThreadPoolExecutor(2) as pool:
+            came = pool.submit(again.meet, 60.0)
+            assert freeing.wait(60)
+            status = pool.submit(endpoint.status)
+            try:
+                assert status.result(20)["clients"] == []
+                assert not came.done(), "it may ask for nothing before the former one is freed"
+            finally:
+                may_end.set()
+            came.result(60)
+            assert endpoint.status()["clients"] == [0]
+        again.close()

@@ -1,5 +1,6 @@
 """Answers to fetches: batches that travel, or are lent; answers that nobody waits for any more."""
 
+import errno
 import weakref
 from concurrent.futures import Future
 from typing import Any, ClassVar
@@ -59,6 +60,22 @@ def _batch(slot: _Slot) -> Received:
 
 def _fetch(handout: Handout, same_host: bool = False) -> "Future[FetchAnswer]":
     return handout.fetch(FetchRequest(producer_id=7, position=0, same_host=same_host), PEER)
+
+
+def test_a_batch_that_cannot_be_packed_is_an_error_to_who_waits(
+    server: _Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A callback that raises is only logged by its future: the fetch would never be answered."""
+
+    def fail() -> Region:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    slot = _Slot()
+    monkeypatch.setattr(slot, "lend", fail)
+    answer = _fetch(Handout(server), same_host=True)
+    server.found.set_result((_batch(slot), False))
+    with pytest.raises(OSError, match="Too many open files"):
+        answer.result(60)
 
 
 def test_a_batch_travels_or_is_lent(server: _Server) -> None:

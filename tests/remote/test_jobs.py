@@ -45,7 +45,7 @@ def test_another_number_of_ranks_comes_after_those_that_were_killed() -> None:
 
 def test_ranks_that_a_restarted_server_never_saw_hold_up_no_next_job() -> None:
     book, back = JobBook(), client(0, 3, job=4)
-    book.readmit(back)
+    book.readmit(back, others_until=100.0)
     assert book.running
     assert book.unseen == {1, 2}
     assert not book.leave(back), "the others may only be slow to notice"
@@ -55,6 +55,18 @@ def test_ranks_that_a_restarted_server_never_saw_hold_up_no_next_job() -> None:
     assert book.end_if_over()
     assert (book.job, book.running) == (5, False)
     assert joined(book, *book.take_queued()).complete
+
+
+def test_ranks_that_left_before_the_server_was_restarted_are_not_waited_for_without_end() -> None:
+    book, back = JobBook(), client(1, 2, job=4)
+    book.readmit(back, others_until=100.0)
+    assert not book.leave(back)
+    assert not book.end_if_over(now=99.0), "rank 0 may only be slow to notice"
+    assert book.end_if_over(now=100.0)
+    assert (book.job, book.running) == (5, False)
+    with pytest.raises(PeerError, match=r"job 4 .* is over: compute process 0 was away"):
+        book.readmit(client(0, 2, job=4), others_until=200.0)
+    assert not book.running
 
 
 def test_who_cannot_be_of_a_job_is_refused_and_the_next_one_waits() -> None:

@@ -70,8 +70,9 @@ def _follow(
     monkeypatch.setattr(leader, "hear", hear)
     follower = Follower(
         leader=_Leader(*found),  # type: ignore[arg-type]
-        join=Join(role=Role.SERVER, rank=1, num_servers=2), rejoin_s=rejoin_s,
-        on_news=lambda news: None, on_over=lambda: done.append("over"),
+        join=lambda: Join(role=Role.SERVER, rank=1, num_servers=2), rejoin_s=rejoin_s,
+        on_news=lambda news: None, on_away=lambda why: done.append("away"),
+        on_over=lambda: done.append("over"),
         on_lost=lambda why: done.append(why), is_over=lambda: False,
         can_go_on=lambda: can_go_on,
     )  # fmt: skip
@@ -91,8 +92,8 @@ LATE = PeerTimeoutError("not yet")
         ([End.SHUTDOWN], [], 0.0, ["joins", "over"]),
         ([End.GONE], [], 0.0, ["joins", LOST]),
         ([End.LOST_PEER], [], 60.0, ["joins", LOST]),
-        ([End.GONE, End.JOB_OVER], [None], 60.0, ["joins", "joins", "over"]),
-        ([End.SHUTDOWN, End.JOB_OVER], [LATE, None], 60.0, ["joins", "joins", "over"]),
+        ([End.GONE, End.JOB_OVER], [None], 60.0, ["joins", "away", "joins", "over"]),
+        ([End.SHUTDOWN, End.JOB_OVER], [LATE, None], 60.0, ["joins", "away", "joins", "over"]),
     ],
 )
 def test_what_the_end_of_server_0_means(
@@ -105,12 +106,18 @@ def test_what_the_end_of_server_0_means(
 def test_a_server_0_that_was_told_to_end_and_does_not_come_back_ends_the_others_in_good_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert _follow(monkeypatch, [_lost(End.SHUTDOWN)], [], rejoin_s=1e-9) == ["joins", "over"]
-    assert _follow(monkeypatch, [_lost(End.GONE)], [], rejoin_s=1e-9) == ["joins", LOST]
+    assert _follow(monkeypatch, [_lost(End.SHUTDOWN)], [], rejoin_s=1e-9) == [
+        "joins", "away", "over",
+    ]  # fmt: skip
+    assert _follow(monkeypatch, [_lost(End.GONE)], [], rejoin_s=1e-9) == [
+        "joins", "away", LOST,
+    ]  # fmt: skip
     does = _follow(
         monkeypatch, [_lost(End.GONE), _lost(End.JOB_OVER)], [LATE, LATE, None], 1e-9, True
     )
-    assert does == ["joins", "joins", "over"], "while a job goes on without it, it is waited for"
+    assert does == ["joins", "away", "joins", "over"], (
+        "while a job goes on without it, it is waited for"
+    )
 
 
 @pytest.mark.parametrize("error", [ConfigError("two servers"), JoinRefusedError("who", End.CLOSED)])
@@ -119,4 +126,4 @@ def test_a_refusal_is_final(error: GiglLoaderError, monkeypatch: pytest.MonkeyPa
     does = _follow(monkeypatch, [error], [])
     assert does == ["joins", f"storage server 0 is gone: {error}"]
     does = _follow(monkeypatch, [_lost(End.GONE)], [error])
-    assert does == ["joins", f"storage server 0 is gone: {error}"]
+    assert does == ["joins", "away", f"storage server 0 is gone: {error}"]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerLostError
-from gigl_loader.remote.compact import Addresses, Generations
+from gigl_loader.remote.compact import Addresses, Incarnations
 from gigl_loader.remote.membership import Join, News, Role, Watch, check_figures, hear
 
 
 def _join(role: Role = Role.CLIENT, **more: Any) -> Join:
-    return Join(role=role, rank=3, **{"num_servers": 4, **more})
+    return Join(role=role, rank=3, **{"num_servers": 4, "world_size": 4, **more})
 
 
 def test_who_counts_other_servers_is_told_both_counts() -> None:
@@ -29,19 +29,34 @@ def test_clients_come_to_server_0_first() -> None:
         check_figures(_join(), 2, 4)
 
 
+@pytest.mark.parametrize(
+    ("role", "figures"),
+    [
+        (Role.CLIENT, {"world_size": 3}),
+        (Role.CLIENT, {"rank": -1}),
+        (Role.CLIENT, {"world_size": 2**40}),
+        (Role.SERVER, {"rank": 4}),
+        (Role.SERVER, {"rank": 0}),
+    ],
+)
+def test_ranks_are_what_a_cluster_can_have(role: Role, figures: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="cannot be"):
+        check_figures(replace(_join(role, job=1), **figures), 0, 4)
+
+
 def test_news_of_servers_that_stayed_are_kept_once() -> None:
-    def news(port: int, generation: int) -> News:
+    def news(port: int, incarnation: int) -> News:
         where = Addresses.of([("a", port), ("b", 2)])
-        return News(number=port, addresses=where, generations=Generations.of([generation, 7]))
+        return News(number=port, addresses=where, incarnations=Incarnations.of([incarnation, 7]))
 
     former, same = news(1, 5), replace(news(1, 5), number=2, status="waits")
     shared = same.sharing(former)
     assert shared == same
     assert shared.addresses is former.addresses
-    assert shared.generations is former.generations
+    assert shared.incarnations is former.incarnations
     moved = news(9, 5)
     assert moved.sharing(former).addresses is moved.addresses
-    assert moved.sharing(former).generations is former.generations
+    assert moved.sharing(former).incarnations is former.incarnations
 
 
 class _Reply:

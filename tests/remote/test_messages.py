@@ -18,7 +18,8 @@ from gigl_loader.loader.base import BaseDistLoader
 from gigl_loader.options import EpochOptions, KHopNeighborSamplerOptions
 from gigl_loader.remote import messages, values
 from gigl_loader.remote.compact import Runs
-from gigl_loader.remote.messages import CALLS, EpochRequest, ProducerRequest
+from gigl_loader.remote.messages import EpochRequest, ProducerRequest
+from gigl_loader.remote.service import CALLS
 from gigl_loader.remote.values import SchemaMessage
 from gigl_loader.transport.codec import decode, encode, read_header
 
@@ -33,7 +34,8 @@ def _sent(value):
 
 
 def _answered(name, result):
-    return _sent(CALLS[name].answer.of(result)).result
+    call = CALLS[name]
+    return call.result(_sent(call.respond(result)))
 
 
 def test_every_method_of_the_table_has_a_field_for_each_parameter() -> None:
@@ -80,13 +82,14 @@ def test_a_create_request() -> None:
         request_id="once",
     )  # fmt: skip
     sampler = CustomSamplerOptions("package.Sampler", {"limit": 3, "names": ["a"], "none": None})
-    sent = messages.CreateProducer.of(
+    call = CALLS["create_sampling_producer"]
+    sent = call.ask(
         {
             "sampler_input": given_input, "sampling_config": config, "worker_options": options,
             "sampler_options": sampler, "request": request,
         }
     )  # fmt: skip
-    found = _sent(sent).arguments
+    found = call.arguments(_sent(sent))
     assert found["sampling_config"] == config
     assert found["request"] == request
     assert found["sampler_options"] == sampler

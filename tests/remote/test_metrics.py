@@ -3,13 +3,16 @@
 import json
 import logging
 import re
+import select
+import shutil
 import socket
 import ssl
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +177,78 @@ def test_a_client_that_says_nothing_holds_up_no_other() -> None:
             _read(f"http://{HOST}:{port}/secrets")
 
 
+def test_strangers_are_few_at_a_time_and_a_scrape_gets_through() -> None:
+    with _listening() as url, ExitStack() as stack:
+        port = int(url.split(":")[1].partition("/")[0])
+        for number in range(200):
+            stranger = stack.enter_context(socket.create_connection((HOST, port)))
+            with suppress(OSError):  # it was shed already
+                stranger.sendall(b"GET /metrics HTTP/1.1\r\n"[: number % 24])
+        assert _read(f"http://{url}")["gigl_loader_serving"] == {"": 1.0}
+        threads = [one for one in threading.enumerate() if one.name.startswith("metrics")]
+        assert 0 < len(threads) <= 1 + 64 + 1
+
+
+@pytest.mark.parametrize("drip", [b"x", b"GET /metrics HTTP/1.1\r\nA: "])
+def test_a_request_has_one_time_however_it_comes(
+    monkeypatch: pytest.MonkeyPatch, drip: bytes
+) -> None:
+    """Not ten seconds after each byte."""
+    monkeypatch.setattr("gigl_loader.remote.metrics._REQUEST_S", 0.5)
+    with _listening() as url:
+        port = int(url.split(":")[1].partition("/")[0])
+        with socket.create_connection((HOST, port)) as sock, suppress(OSError):
+            for _ in range(600):  # for half a minute
+                sock.sendall(drip)
+                drip = b"x"
+                if select.select([sock], [], [], 0.05)[0]:
+                    break
+            else:
+                pytest.fail("the connection outlived its time")
+        assert _read(f"http://{url}")
+
+
+@pytest.mark.parametrize(("request_", "status"), [
+    (b"GET /metrics HTTP/1.1\r\nA: " + b"a" * 9000, b"400"),
+    (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+    (b"\x16\x03\x01\x02\x00", b"400"),
+    (b"GET /metrics?x=1 HTTP/1.0\r\n\r\n", b"200"),
+])  # fmt: skip
+def test_other_requests_are_answered_at_once(request_: bytes, status: bytes) -> None:
+    with _listening() as url:
+        port = int(url.split(":")[1].partition("/")[0])
+        with socket.create_connection((HOST, port)) as sock:
+            sock.sendall(request_)
+            assert sock.recv(12) == b"HTTP/1.1 " + status
+
+
+def test_renewed_certificates_are_read_and_a_former_authority_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in ("remote.metrics", "transport.security"):
+        monkeypatch.setattr(f"gigl_loader.{module}.is_loopback", lambda host: False)
+    folders = [make_folder(tmp_path / name, [HOST]) for name in ("former", "renewed")]
+    readers = []
+    for folder in folders:
+        reader = ssl.create_default_context(cafile=f"{folder}/ca.pem")
+        reader.load_cert_chain(f"{folder}/cert.pem", f"{folder}/key.pem")
+        readers.append(reader)
+    used = shutil.copytree(folders[0], tmp_path / "used")
+    with _listening(security=Security.resolve(str(used), "", False)) as url:
+        assert _read(f"https://{url}", readers[0])
+        shutil.copytree(folders[1], used, dirs_exist_ok=True)
+        assert _read(f"https://{url}", readers[1])
+        readers[0].load_verify_locations(f"{folders[1]}/ca.pem")  # he would take the new one
+        with pytest.raises(OSError, match=r".*"):
+            _read(f"https://{url}", readers[0])
+
+
 def test_what_cannot_be_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"cannot export metrics at 127\.0\.0\.1:{port}"):
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
             MetricsListener(lambda: EMPTY, HOST, port, SECURITY)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'gigl_loader\[metrics\]'"):

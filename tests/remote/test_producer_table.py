@@ -30,7 +30,7 @@ def test_one_key_of_one_job_is_one_producer() -> None:
     assert all(is_first for _, is_first in (*others, *alone)), (
         "a key is of its job; None is nobody's"
     )
-    assert [entry.id for entry in found] == list(range(7))
+    assert len({entry.id for entry in found}) == 7
     assert entries.asked == 8
 
 
@@ -48,6 +48,19 @@ def test_a_request_that_is_asked_again_gets_what_it_got() -> None:
     assert entries.asked == 3, "the same request again does not count"
 
 
+def test_a_number_is_the_same_on_all_servers_and_never_of_two_producers() -> None:
+    """So that what was meant for a server before this one means nothing to this one."""
+    tables = [ProducerTable(rank) for rank in range(2)]
+    ids = [[table.take(1, None, name, NOBODY)[0].id for name in ("a", "b")] for table in tables]
+    assert ids[0] == ids[1]
+    unnamed = {table.take(1, None, "", NOBODY)[0].id for table in tables}
+    assert len({*ids[0], *unnamed}) == 4
+    first = tables[0]
+    again, is_first = first.take(2, None, "a", NOBODY)
+    assert is_first
+    assert again.id not in ids[0], "a request of another job is another one"
+
+
 def test_requests_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_REQUESTS", 3)
     entries = ProducerTable(0)
@@ -60,22 +73,22 @@ def test_requests_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch)
 def test_producers_are_found_while_they_are_up() -> None:
     entries = ProducerTable(7)
     entry, _ = entries.take(None, None, "", NOBODY)
-    with pytest.raises(UsageError, match="producer 0 of storage server 7 never existed"):
+    with pytest.raises(UsageError, match="of storage server 7 never existed"):
         entries.producer(entry.id)  # it is starting: nobody was told of it
-    assert entries.starting() == [0]
+    assert entries.starting() == [entry.id]
     assert entries.started() == {}
     shared = _up(entry)
     assert entries.producer(entry.id) is shared
-    assert entries.started() == {0: shared}
+    assert entries.started() == {entry.id: shared}
     assert entries.starting() == []
     assert entries.has(entry)
-    assert not entries.is_over(0)
-    assert entries.forget(0) is entry
-    assert entries.forget(0) is None, "somebody else has done so"
-    assert entries.is_over(0)
+    assert not entries.is_over(entry.id)
+    assert entries.forget(entry.id) is entry
+    assert entries.forget(entry.id) is None, "somebody else has done so"
+    assert entries.is_over(entry.id)
     assert not entries.has(entry)
-    with pytest.raises(UsageError, match=r"producer 0 .* was destroyed: build a new loader"):
-        entries.producer(0)
+    with pytest.raises(UsageError, match=r"producer .* was destroyed: build a new loader"):
+        entries.producer(entry.id)
 
 
 def test_a_closed_server_takes_no_request_and_names_what_is_up() -> None:

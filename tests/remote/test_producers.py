@@ -61,7 +61,7 @@ class _Cluster:
             made = found
 
         self.connections, self.renewals, self.closed = Connections(found.values()), {}, False
-        self.rank, self.job, self.generations = 0, 0, (5, 5, 5)
+        self.rank, self.job, self.incarnations = 0, 0, (5, 5, 5)
         self.asked: list[tuple[int, str, tuple, dict]] = []
         self.answers: dict[tuple[int, str], Any] = {}
         if patch is not None:
@@ -257,12 +257,12 @@ def test_leaders_begin_in_batches(position: int, gap: float | None, most: int | 
 
 def test_sharers_name_a_recovery_alike_and_no_two_recoveries_have_one_name() -> None:
     def name(key: str | None = "key", live=(0, 2), attempt: int = 0, **cluster: Any) -> str:
-        known: Any = SimpleNamespace(**{"rank": 0, "job": 1, "generations": (5, 6, 7), **cluster})
+        known: Any = SimpleNamespace(**{"rank": 0, "job": 1, "incarnations": (5, 6, 7), **cluster})
         return name_of_recovery(key, known, Runs.of(live), attempt)
 
     assert name() == name(rank=1), "each comes to it alone"
     others = [
         name("other"), name(live=(0, 1, 2)), name(attempt=1), name(job=2),
-        name(generations=(5, 6, 8)), name(None), name(None, rank=1),
+        name(incarnations=(5, 6, 8)), name(None), name(None, rank=1),
     ]  # fmt: skip
     assert len({name(), *others}) == 1 + len(others)

@@ -35,7 +35,7 @@ def _leave(rank: int, failure: str | None = None, name: str = "a") -> Leave:
 
 @given(st.permutations([("publish", r) for r in range(3)] + [("gather", r) for r in range(3)]))
 def test_all_get_the_same_in_whatever_order_they_come(steps: list[tuple[str, int]]) -> None:
-    table, answers, published = RendezvousTable(), [], set()
+    table, answers, published = RendezvousTable(8), [], set()
     for step, rank in steps:
         if step == "publish":
             table.publish(_publish(rank, b"%d" % rank))
@@ -47,7 +47,7 @@ def test_all_get_the_same_in_whatever_order_they_come(steps: list[tuple[str, int
 
 
 def test_keys_and_names_do_not_mix_and_some_can_be_gathered() -> None:
-    table = RendezvousTable()
+    table = RendezvousTable(8)
     table.publish(_publish(2, b"two"))
     table.publish(_publish(0, b"other", key="other"))
     table.publish(_publish(0, b"b", name="b"))
@@ -62,7 +62,7 @@ def test_keys_and_names_do_not_mix_and_some_can_be_gathered() -> None:
 
 def test_what_is_asked_again_changes_nothing() -> None:
     """A connection was lost: the question of before may wait still, cancelled or not."""
-    table = RendezvousTable()
+    table = RendezvousTable(8)
     former, cancelled = table.gather(_gather(0)), table.gather(_gather(0))
     cancelled.cancel()
     again = table.gather(_gather(0))
@@ -72,7 +72,7 @@ def test_what_is_asked_again_changes_nothing() -> None:
 
 
 def test_the_first_failure_ends_the_waits_of_all_and_what_is_there_is_still_told() -> None:
-    table = RendezvousTable()
+    table = RendezvousTable(8)
     table.publish(_publish(0, b"early"))
     waits, others = table.gather(_gather(0, 1)), table.gather(_gather(1, name="b"))
     table.leave(_leave(2, "no memory"))
@@ -85,7 +85,7 @@ def test_the_first_failure_ends_the_waits_of_all_and_what_is_there_is_still_told
 
 
 def test_a_lost_server_ends_the_waits_where_it_takes_part() -> None:
-    table = RendezvousTable()
+    table = RendezvousTable(8)
     with_it = table.gather(_gather(1))
     without = table.gather(Gather("b", "key", Runs.of([1]), Runs.of([1, 5])))
     table.fail_all("storage server 4 is gone", 4)
@@ -97,7 +97,7 @@ def test_a_lost_server_ends_the_waits_where_it_takes_part() -> None:
 
 
 def test_the_last_to_leave_clears_the_table() -> None:
-    table = RendezvousTable()
+    table = RendezvousTable(8)
     table.publish(_publish(0, b"value"))
     for rank in (0, 1, 1):  # one leaves again after a lost connection
         table.leave(_leave(rank))
@@ -126,7 +126,7 @@ class _Caller:
     """Asks a table as `gigl_loader.transport.Caller` asks that of another machine."""
 
     def __init__(self, table: RendezvousTable) -> None:
-        self._table, self.closed = table, False
+        self._table, self.closed, self.incarnation = table, False, 1
 
     def ask(self, method: str, request: Any, answer: Any) -> _Reply:
         assert not self.closed
@@ -146,14 +146,14 @@ class _Meeting:
     """The servers of `SERVERS`, the first of which hosts."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
-        self.table, self.callers = RendezvousTable(), []
+        self.table, self.callers = RendezvousTable(8), []
         self.ranks = [self._rank(server, timeout_s) for server in SERVERS]
 
     def _rank(self, server: int, timeout_s: float) -> ServerRendezvous:
         how: dict[str, Any] = {"table": self.table} if server == 1 else {"dial": self._dial}
         return ServerRendezvous("a", server, SERVERS, timeout_s, **how)
 
-    def _dial(self) -> Any:
+    def _dial(self, incarnation: int) -> Any:
         self.callers.append(_Caller(self.table))
         return self.callers[-1]
 
@@ -231,7 +231,7 @@ def test_a_host_that_is_gone_keeps_nobody_from_leaving() -> None:
         def ask(self, *_: object) -> Any:
             raise PeerError("the host is gone")
 
-    dial: Any = lambda: Gone(RendezvousTable())  # noqa: E731
+    dial: Any = lambda _: Gone(RendezvousTable(8))  # noqa: E731
     one = ServerRendezvous("a", 4, SERVERS, 60.0, dial=dial)
     with pytest.raises(PeerError, match="the host is gone"):
         one.publish("key", b"")

@@ -50,6 +50,7 @@ def _three_epochs(info, rank):
         DistServer.create_sampling_producer,
         process_start_gap_seconds=0.5,
         max_concurrent_producer_inits=1,
+        shard="none",  # both groups on purpose
     )  # fmt: skip
     with loader:
         for _ in range(3):

@@ -5,7 +5,7 @@ from in_process import SECURITY, channel_of, create, joined, start, storage, tak
 from store_cluster import info_of, tiny_graph
 
 from gigl_loader import CustomSamplerOptions, FeatureStoreOptions
-from gigl_loader.errors import ConfigError, JoinRefusedError
+from gigl_loader.errors import ConfigError, JoinRefusedError, ProtocolError
 from gigl_loader.graph_store import init_storage_process
 from gigl_loader.options import SAME_MEMORY_VARIABLE
 from gigl_loader.transport import Caller, Mode, Security, certs
@@ -67,16 +67,21 @@ def test_a_token_given_as_an_argument_protects_the_workers_too(monkeypatch):
     with init_storage_process(0, info, tiny_graph().dataset(), token=token) as process:
         security = process.server._security
         assert (security.mode, security.token) == (Mode.TOKEN, token)
-    guarded = Security.local(token)
+    guarded = Security.resolve("", token, False)
     with storage(2, guarded) as endpoints, joined(endpoints[0].address, 2, guarded) as cluster:
         create(cluster, "with workers that listen")
         for endpoint in endpoints:
             (shared,) = endpoint.server._entries.started().values()
             (address,) = shared.producer._pool.addresses
             assert address is not None, "they listen: two servers"
-            for stranger in (Security.local(), Security.local("guess"), guarded):
+            # on one machine they take this user's processes alone, and of these the job's own
+            guess = Security.resolve("", "guess", False)
+            for stranger, refusal in (
+                (Security.local(), ProtocolError), (guess, JoinRefusedError),
+                (guarded, JoinRefusedError),
+            ):  # fmt: skip
                 with (
-                    pytest.raises(JoinRefusedError),
+                    pytest.raises(refusal),
                     Caller(*address, stranger, "stranger", patience_s=0.0) as caller,
                 ):
                     caller.ask("rows", None, object).wait(60)

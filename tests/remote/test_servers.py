@@ -12,10 +12,10 @@ def _book(num_servers: int = 4, num_partitions: int = 2) -> ServerBook:
     return ServerBook(num_servers, num_partitions, ("zero", 1), 10)
 
 
-def _join(rank: int, generation: int = 11) -> Join:
+def _join(rank: int, incarnation: int = 11) -> Join:
     return Join(
         role=Role.SERVER, rank=rank, num_servers=4, address=(f"host {rank}", rank + 1),
-        generation=generation,
+        incarnation=incarnation,
     )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_where_servers_are_is_told_once_every_partition_has_one() -> None:
     book = _book()
     book.came(_join(2))
     assert book.where([2]) is None, "nobody has partition 1"
-    book.came(_join(3, generation=12))
+    book.came(_join(3, incarnation=12))
     unknown = ("", 0)
     addresses = (("zero", 1), unknown, ("host 2", 3), ("host 3", 4))
     assert book.where([2, 3]) == (addresses, (10, 0, 11, 12))

@@ -21,6 +21,7 @@ from gigl_loader.message import BatchTicket, Received
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote import source as module
 from gigl_loader.remote.source import RemoteSource
+from gigl_loader.remote.terms import Outcome
 
 BATCH_SIZE, NUM_SERVERS = 2, 4
 OPTIONS = EpochOptions(seed=1, timeout_s=5.0, reconnect_timeout_s=0.2)
@@ -32,7 +33,7 @@ class _Cluster:
     def __init__(self) -> None:
         self.connections = [SimpleNamespace(name=f"server {rank}") for rank in range(NUM_SERVERS)]
         self.rank, self.world_size, self.job = 0, 1, 0
-        self.generations, self.renewals = (1,) * NUM_SERVERS, {}
+        self.incarnations, self.renewals = (1,) * NUM_SERVERS, {}
         self.lost: list[int] = []
         self.closed = False
 
@@ -60,7 +61,7 @@ class _Producers:
     def create(
         self, create: Any, options: Any, ranks: Any, epoch_options: Any, name: str, servers: Any
     ) -> None:
-        assert list(ranks) == [0]
+        assert list(ranks) in ([0], [0, 1])
         if self.errors:
             raise self.errors.popleft()
         self.created.append((options.worker_key, list(servers)))
@@ -130,7 +131,9 @@ def _source(
     counts: tuple[int, ...] = (8, 8, 8, 8), servers: Any = (0, 1, 2, 3), **changes: Any
 ) -> RemoteSource:
     config = SimpleNamespace(batch_size=BATCH_SIZE, drop_last=False, seed=None)
-    options = SimpleNamespace(server_rank=list(servers), worker_key=None, prefetch_size=2)
+    options = SimpleNamespace(
+        server_rank=list(servers), worker_key=changes.pop("key", None), prefetch_size=2
+    )
     how = {"shard": "machine", "epoch_options": OPTIONS, **changes}
     return RemoteSource(None, _inputs(*counts), config, options, None, **how)
 
@@ -259,6 +262,36 @@ def test_no_two_recoveries_of_one_rank_have_one_name(cluster) -> None:
     assert len(_epoch(source)) == 16
     names = [name for name, _ in producers.created]
     assert len(set(names)) == len(names) == 3
+
+
+@pytest.fixture
+def two_ranks(cluster, monkeypatch) -> _Cluster:
+    """Rank 0 of two ranks that share a worker key; the other one is of the same mind."""
+
+    def decide(value: Any, world_size: int, kind: Any, decide: Any, outcome_kind: Any) -> Any:
+        return decide([value, Outcome(None, None) if isinstance(value, Outcome) else value])
+
+    monkeypatch.setattr(module, "decide_with_ranks", decide)
+    cluster.world_size = 2
+    return cluster
+
+
+def test_a_second_outage_of_ranks_that_share_a_key_is_survived(two_ranks) -> None:
+    """The same servers are there as after the first: those remember that producer as destroyed."""
+
+    def names() -> list[str]:
+        source, producers = _created(key="shared")
+        assert len(source._ranks) == 2
+        for _ in range(3):
+            _skip(2)
+            _loses(two_ranks, 1)
+        assert len(_epoch(source)) == 8, "each of the two ranks has half of 16"
+        two_ranks.lost = []
+        return [name for name, _ in producers.created]
+
+    found = names()
+    assert len(set(found)) == len(found) == 4
+    assert names() == found, "another rank that sees the same comes to the same names"
 
 
 def test_a_server_that_was_started_again_gets_a_producer_anew(cluster) -> None:

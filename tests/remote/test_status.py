@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from gigl_loader.remote import status
-from gigl_loader.remote.answers import Status
-from gigl_loader.remote.messages import NoArguments
 from gigl_loader.transport import Listener, Method, Security
 
 HEALTH = {"health": "serving"}
@@ -17,7 +15,7 @@ HEALTH = {"health": "serving"}
 @pytest.fixture
 def server() -> Iterator[str]:
     """The address of a server that says what `HEALTH` holds."""
-    method = Method(NoArguments, Status, lambda request, peer: Status(HEALTH))
+    method = Method(dict, dict, lambda request, peer: {"value": HEALTH})
     listener = Listener("127.0.0.1", 0, Security.resolve(), {"status": method}, "storage server 0")
     listener.start()
     yield f"127.0.0.1:{listener.address[1]}"

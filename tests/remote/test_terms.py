@@ -6,19 +6,22 @@ from hypothesis import strategies as st
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.compact import ByServer
 from gigl_loader.remote.terms import Offer, Outcome, settle, sum_up
+from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import Failure, describe
 
 
 def _offers(keys: list[int], shared: dict[str, str] | None = None) -> list[Offer]:
     return [
-        Offer(f"key {key}", f"input {rank // 4}", EpochOptions(seed=rank), shared or {})
+        Offer(
+            f"key {key}", f"input {rank // 4}", EpochOptions(seed=rank), shared or {}, SeedsTold()
+        )
         for rank, key in enumerate(keys)
     ]
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
 def test_each_rank_finds_those_of_its_key_and_leaders_their_turn(keys: list[int]) -> None:
-    terms = settle("a test", _offers(keys))
+    terms = settle(_offers(keys))
     assert terms.error is None
     assert terms.first.seed == 0
     leaders = [rank for rank, key in enumerate(keys) if keys.index(key) == rank]
@@ -33,9 +36,9 @@ def test_each_rank_finds_those_of_its_key_and_leaders_their_turn(keys: list[int]
 
 def test_what_has_to_be_the_same_is_said_by_name() -> None:
     offers = [*_offers([0, 0], {"seed": "1"}), *_offers([0], {"seed": "2"})]
-    terms = settle("a test", offers)
+    terms = settle(offers)
     assert terms.error is not None
-    assert "a test takes the same seed on all ranks" in terms.error
+    assert "a loader takes the same seed on all ranks" in terms.error
 
 
 def test_ids_of_leaders_and_the_first_failure_are_told() -> None:

@@ -19,7 +19,7 @@ from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.testing import free_port, wait_until
 from gigl_loader.transport import Security
 
-SECURITY = Security.local("waiting")
+SECURITY = Security.local()
 
 
 @contextlib.contextmanager
@@ -61,7 +61,8 @@ def test_a_server_that_does_not_answer(caplog):
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert 1 <= len(lines) <= 5
     assert re.fullmatch(
-        rf"compute process 1 has waited \d+ s for storage server 0 at 127\.0\.0\.1:{port}; it "
+        rf"compute process 1 has waited \d+ s for storage server 0 at 127\.0\.0\.1:{port} "
+        r"\(nothing listens there: it loads, was not started, or has served its jobs\); it "
         "gives up after 1 s", lines[0],
     )  # fmt: skip
 

@@ -4,7 +4,11 @@ import torch
 from hypothesis import strategies as st
 
 from gigl_loader.collate.pyg import to_data, to_hetero_data
-from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE, reverse_edge_type
+from gigl_loader.dataset.schema import (
+    DEFAULT_HOMOGENEOUS_EDGE_TYPE,
+    DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    reverse_edge_type,
+)
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import ExpansionOptions
 from gigl_loader.sampler.neighbor import NeighborSampler
@@ -39,12 +43,23 @@ def sample(views, graph, plan, seeds, *, make=NeighborSampler, where=0, number=0
     return to_hetero_data(message, sorted(graph.num_nodes), types)
 
 
+_EITHER = object()
+
+
 @st.composite
-def cases(draw):
-    graph = TinyGraph.random(
-        draw(st.integers(1, 12)), draw(st.integers(0, 50)), heterogeneous=draw(st.booleans()),
-        seed=draw(st.integers(0, 10**6)),
-    )  # fmt: skip
+def cases(draw, relations=_EITHER):
+    """Draw a graph, seeds, fanout and direction.
+
+    ``relations``: its edge types, None: a graph of one type; by default one or the other.
+    """
+    size, seed = (draw(st.integers(1, 12)), draw(st.integers(0, 50))), draw(st.integers(0, 10**6))
+    typed = draw(st.booleans()) if relations is _EITHER else relations is not None
+    graph = TinyGraph.random(*size, heterogeneous=typed, seed=seed)
+    if relations is not _EITHER and relations is not None:
+        graph = TinyGraph(graph.num_nodes, {
+            name: TinyGraph.random(*size, seed=seed + number).edges[DEFAULT_HOMOGENEOUS_EDGE_TYPE]
+            for number, name in enumerate(relations)
+        })  # fmt: skip
     count = graph.num_nodes[sorted(graph.num_nodes)[-1]]
     seeds = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=5))
     fanout = draw(st.lists(st.integers(0, 3), min_size=1, max_size=2))

@@ -102,6 +102,20 @@ def test_labor_finds_fewer_nodes_for_the_same_fan_out() -> None:
     assert other.e_id.tolist() != labor.e_id.tolist()
 
 
+def test_labor_draws_the_same_neighbours_whichever_edge_type_leads_to_them() -> None:
+    """That is what saves nodes: a number belongs to the neighbour, in this hop of this batch."""
+    pairs = [(user, item) for item in range(6) for user in range(30)]
+    types = [("user", "buys", "item"), ("user", "views", "item")]
+    graph = TinyGraph({"user": 30, "item": 6}, dict.fromkeys(types, pairs))
+    views, seeds = [graph.dataset().view()], list(range(6))
+    drawn = {}
+    for how in ({}, {"sampler": "labor"}):
+        batch = sample(views, graph, plan_of(graph, [4], how, input_type="item"), seeds)
+        drawn[bool(how)] = [batch[name].e_id.tolist() for name in types]
+    assert drawn[True][0] == drawn[True][1]
+    assert drawn[False][0] != drawn[False][1], "other draws are each edge type's own"
+
+
 @pytest.mark.parametrize(
     ("how", "match"),
     [

@@ -1,5 +1,10 @@
 """Labels of nodes, and the table behind them."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,3 +67,28 @@ def test_load_compiles_every_kernel() -> None:
     tree_kernels.load()
     names = ("enter", "reach", "count_timed", "seeds_of")
     assert all(getattr(tree_kernels, name).signatures for name in names)
+
+
+_COMPILES = """
+import numpy as np
+from gigl_loader.sampler import _kernels
+_kernels.repeat_rows(np.ones(2, np.int64), 0, np.zeros(2, np.int64))
+_kernels.gather(np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64))
+"""
+
+
+def test_that_kernels_are_compiled_is_said_once_and_only_where_it_is_so(tmp_path: Path) -> None:
+    """It takes half a minute in the first loader of a machine, which looks like one that hangs."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def run() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", _COMPILES], env=environment, capture_output=True, text=True,
+            timeout=300, check=True,
+        )  # fmt: skip
+        return done.stderr
+
+    first = run()
+    assert first.count("compiling the sampling kernels: once for this machine") == 1
+    assert str(tmp_path) in first
+    assert run() == "", "they are there now"

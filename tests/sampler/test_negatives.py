@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -120,6 +121,86 @@ def test_a_position_is_drawn_again_whatever_becomes_of_the_others() -> None:
         found.append(strict.draw(ticket, src, seeds, None)[1])
     assert found[0][30:].tolist() == found[1][30:].tolist()
     assert found[0][:30].tolist() != found[1][:30].tolist()
+
+
+def _counts(strict: Negatives, src: np.ndarray) -> Counter[tuple[int, int]]:
+    """Return how often each pair is a negative of seed edges from ``src``, one for each."""
+    own, dst = strict.draw(BatchTicket(0, 1, 0, 4), src, np.arange(src.size), None)
+    own = own if own.size else src
+    return Counter(zip(own.tolist(), dst.tolist(), strict=True))
+
+
+def _distance(found: Counter[tuple[int, int]], weight_of: dict[tuple[int, int], int]) -> float:
+    """Return chi-square of pairs that should come as their weights say."""
+    assert found.keys() == weight_of.keys()
+    share = found.total() / sum(weight_of.values())
+    return sum((found[pair] - share * one) ** 2 / (share * one) for pair, one in weight_of.items())
+
+
+@pytest.mark.parametrize("kind", ["binary", "triplet"])
+def test_both_ends_and_all_rounds_are_drawn_apart(kind: str) -> None:
+    """Under one key for both ends all pairs are self-pairs; under one for all rounds, a node that
+    is refused comes again, and the next one that is free takes the place of all of them."""
+    src = np.arange(16_000) % 8
+    everything = dict.fromkeys(itertools.product(range(8), range(8)), 1)
+    loose = _negatives(TinyGraph.homogeneous(8, [(0, 0)]), kind=kind)
+    assert _distance(_counts(loose, src), everything) < 104, "once in a thousand: 63 pairs"
+    graph = TinyGraph.homogeneous(8, list(itertools.product(range(8), range(5))))
+    strict = _negatives(graph, kind=kind, strict=True)
+    free = dict.fromkeys(itertools.product(range(8), range(5, 8)), 1)
+    assert _distance(_counts(strict, src), free) < 50, "once in a thousand: 23 pairs"
+
+
+def _staircase(num_nodes: int) -> TinyGraph:
+    """Return a graph whose nodes have from no edge to edges to all nodes but one."""
+    return TinyGraph.homogeneous(
+        num_nodes,
+        [(node, (node + i) % num_nodes) for node in range(num_nodes) for i in range(node)],
+    )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_strict_pairs_are_uniform_over_all_that_are_no_edges(weighted: bool) -> None:
+    """The key is fixed.
+
+    With sources drawn first, and destinations for each, the last node's only pair came 11 times as
+    often as one of the first node's.
+    """
+    graph, count = _staircase(11), 40_000
+    weights = [1 + node % 3 for node in range(11)] if weighted else None
+    strict = _negatives(graph, strict=True, src_weight=weights, dst_weight=weights)
+    known = set(graph.edges[DEFAULT_HOMOGENEOUS_EDGE_TYPE])
+    heavy = {
+        (s, d): 1 if weights is None else weights[s] * weights[d]
+        for s, d in itertools.product(range(11), range(11))
+        if (s, d) not in known
+    }
+    found = _counts(strict, np.zeros(count, np.int64))
+    assert _distance(found, heavy) < 108, "once in a thousand: 66 pairs"
+    assert (0, 0) in found, "a node and itself are a pair like others"
+
+
+def test_the_only_pair_without_an_edge_is_found() -> None:
+    """Far beyond the number of times that a pair is drawn again."""
+    pairs = [(s, d) for s in range(40) for d in range(40)]
+    free = pairs.pop(1234)
+    seeds, ticket = np.zeros(3, np.int64), BatchTicket(0, 1, 0, 4)
+    src, dst = _negatives(TinyGraph.homogeneous(40, pairs), strict=True).draw(
+        ticket, seeds, seeds, None
+    )
+    assert set(zip(src.tolist(), dst.tolist(), strict=True)) == {free}
+    with pytest.raises(ConfigError, match="no two nodes can be a negative"):
+        _negatives(TinyGraph.homogeneous(40, [*pairs, free]), strict=True).draw(
+            ticket, seeds, seeds, None
+        )
+
+
+@pytest.mark.parametrize("kind", ["binary", "triplet"])
+def test_a_node_without_weight_is_not_taken_for_want_of_another(kind: str) -> None:
+    graph = TinyGraph.homogeneous(4, [(s, d) for s in range(4) for d in range(2)])
+    strict = _negatives(graph, kind=kind, strict=True, dst_weight=[1, 1, 0, 0])
+    with pytest.raises(ConfigError, match="strict=False"):
+        strict.draw(BatchTicket(0, 1, 0, 0), np.array([2]), np.array([0]), None)
 
 
 def test_a_source_with_an_edge_to_every_node_is_named() -> None:

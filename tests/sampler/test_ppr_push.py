@@ -38,11 +38,33 @@ def test_the_bound_of_the_source_holds(pairs, alpha, log_eps, seeds) -> None:
     degrees = np.bincount([dst for _, dst in edges], minlength=12)
     for position, seed in enumerate(seeds):
         wanted = exact(edges, 12, seed, alpha)
-        missing = wanted - vector(around, scores, position, 12, "score")
+        score = vector(around, scores, position, 12, "score")
+        missing = wanted - score
         assert (missing >= -1e-12).all()
         assert (missing <= eps * np.maximum(degrees, 1) + 1e-12).all()
         residual = vector(around, scores, position, 12, "residual") / alpha
         assert (residual < eps * np.maximum(degrees, 1)).all()
+        # and from the other side: no node but the seed was pushed before it was due
+        least = alpha * np.minimum(eps * np.maximum(degrees, 1), 1)
+        assert (score[score > 0] >= least[score > 0] * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("eps", "is_due"), [(0.16, True), (0.17, False)])
+def test_a_node_is_pushed_from_its_share_of_eps_on(eps: float, is_due: bool, count: int) -> None:
+    """Node 1 has three edges, and gets a half of the seed's: due up to an eps of a sixth.
+
+    On several partitions its degree is told by another one.
+    """
+    pairs = [(0, 1), (1, 2), (1, 3)]
+    graph = TinyGraph.homogeneous(4, [edge for a, b in pairs for edge in ((a, b), (b, a))])
+    views = [part.view() for part in graph.partitions(count)]
+    for view in views:
+        reader = GraphReader(as_worker_gets(view), InProcessPeers(views) if count > 1 else None)
+        around, scores = push(reader, [0], 0.5, eps)
+        found = vector(around, scores, 0, 4, "score"), vector(around, scores, 0, 4, "residual")
+        assert (found[0] > 0).tolist() == [True, is_due, False, False]
+        assert found[1][1] == (0 if is_due else 0.25)
 
 
 def test_directed_graphs_converge_too_and_hops_are_counted() -> None:

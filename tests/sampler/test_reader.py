@@ -416,6 +416,8 @@ def test_answers_that_do_not_fit_are_not_merged() -> None:
         Drawn(good.counts[:1], good.neighbors, None),
         Drawn(good.counts, good.neighbors[:-1], None),
         Drawn(good.counts - 5, good.neighbors, None),
+        # these add up, and would be written before the first place of the second node
+        Drawn(np.array([-1, good.neighbors.size + 1]), good.neighbors, None),
         Drawn(good.counts.astype(np.int32), good.neighbors, None),
         Drawn(good.counts, good.neighbors, good.neighbors),
     ]

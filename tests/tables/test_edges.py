@@ -67,7 +67,7 @@ def test_a_partition_is_sorted_and_noted(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / f"{i}/part=1").mkdir(parents=True)
         pq.write_table(edges.slice(30 * i, 30), tmp_path / f"{i}/part=1/0.parquet")
     part, name = Part(), "edges/n__to__n"
-    sort_edges(_job(tmp_path), mapped, Extras("w", []), TYPE, 1, tmp_path / "out", part,
+    sort_edges(_job(tmp_path), mapped, Extras("w", []), TYPE, 1, tmp_path / "out", part, Part(),
                rows=(4, 10), num_neighbors=4, first_edge=7)()  # fmt: skip
     assert part.ranges == {name: {"first_row": 4, "first_edge": 7}}
 
@@ -83,7 +83,7 @@ def test_a_partition_is_sorted_and_noted(tmp_path: Path, monkeypatch: pytest.Mon
     assert read("indptr") == [0, *np.cumsum(degrees).tolist()]
     assert part.arrays[f"{name}/indices"].dtype == "int32"
     none = Mapped(tmp_path, np.array([0]))
-    sort_edges(_job(tmp_path), none, Extras(None, []), TYPE, 0, tmp_path / "out", part,
+    sort_edges(_job(tmp_path), none, Extras(None, []), TYPE, 0, tmp_path / "out", part, Part(),
                rows=(0, 2), num_neighbors=2**31, first_edge=None)()  # fmt: skip
     assert part.arrays[f"{name}/indices"].dtype == "int64", "ids of 32 bits are not enough"
     assert array_path(tmp_path / "out/part0", f"{name}/indptr").stat().st_size == 24
@@ -138,7 +138,7 @@ def test_what_travels_has_names_of_its_own(tmp_path: Path) -> None:
     table = Table(_job(tmp_path), "e", pa.table(columns), "edges")
     extras = read_extras(table, EdgeTable("e", weight="w", features=["a", "b"], time='q"'))
     assert extras.names == ["c0", "c1", "weight", "time", "pos"]
-    assert (extras.width, extras.dtype) == (2, np.float64)
+    assert (extras.width, extras.dtype) == (2, np.float32)
     with _job(tmp_path).engine() as engine:
         source = f"(SELECT *, 4 AS file_row_number FROM '{table.files[0].path}') e"
         found = engine.sql(f"SELECT 0{extras.select(100)} FROM {source}").fetchall()

@@ -11,8 +11,8 @@ import pytest
 
 from gigl_loader import EdgeTable, NodeTable, partition_tables
 from gigl_loader.errors import ConfigError
+from gigl_loader.sizes import parse_size
 from gigl_loader.tables import _ray
-from gigl_loader.tables.partition import parse_bytes
 
 pytestmark = pytest.mark.multiprocess
 
@@ -65,7 +65,7 @@ def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"no node of the Ray cluster has 64 CPUs and 0\.5 "):
             partition_tables(nodes, edges, root=tmp_path / "large", engine="ray", threads=64, **how)
         with pytest.raises(ConfigError, match="number of bytes"):  # a task's error is ours
-            list(_ray._run(ray, [partial(parse_bytes, "many")], 10**8, 1))
+            list(_ray._run(ray, [partial(parse_size, "many", "memory")], 10**8, 1))
         _others_have_ended_after_an_error(ray, tmp_path / "writer")
         _one_id_is_null(tmp_path / "tables")
         with pytest.raises(ConfigError, match=r"has nulls.*row 3 "):

@@ -1,12 +1,16 @@
 """Features, labels and splits: their types, and what they cannot be."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
+from gigl_loader import DistDataset, EdgeTable, partition_tables
 from gigl_loader.dataset._mapped import Part, array_path
 from gigl_loader.errors import ConfigError
 from gigl_loader.tables._job import Job
@@ -112,3 +116,24 @@ def test_rows_that_cannot_be(tmp_path: Path, values, spec, text: str) -> None:
     rows, table = _rows(tmp_path, {"c": values}, **spec)
     with pytest.raises(ConfigError, match=text):
         _write(tmp_path, rows, table, [0, 0, 1])
+
+
+def test_float64_columns_train_as_float32_and_the_log_says_so(tmp_path: Path, caplog) -> None:
+    nodes = NodeTable(pa.table({"id": [0, 1], "x": [0.5, 0.25], "z": [1, 2]}), features=["x", "z"])
+    edges = EdgeTable(pa.table({"src": [0], "dst": [1], "w": [[0.5, 2.0]]}), features="w")
+    with caplog.at_level(logging.WARNING, "gigl_loader"):
+        partition_tables(nodes, edges, 1, tmp_path / "g", progress=False, memory="300MB")
+    said = [record.getMessage() for record in caplog.records]
+    assert [text[:17] for text in said] == ["features of nodes", "features of edges"]
+    assert all('float32: give feature_dtype="float64"' in text for text in said)
+    dataset = DistDataset.load(tmp_path / "g", 0)
+    for rows in (dataset.view().node_features, dataset.view().edge_features):
+        (values,) = (one.values for one in rows.values())
+        torch.nn.Linear(2, 1)(values)  # float64 rows raise: the layer's numbers are float32
+    caplog.clear()
+    chosen = replace(nodes, feature_dtype="float64")
+    partition_tables(chosen, replace(edges, features=None), 1, tmp_path / "g", progress=False,
+                     memory="300MB", overwrite=True)  # fmt: skip
+    (rows,) = DistDataset.load(tmp_path / "g", 0).view().node_features.values()
+    assert rows.values.dtype == torch.float64
+    assert not caplog.records

@@ -46,7 +46,7 @@ def test_files_that_have_changed_begin_anew(
     _stopped(given, monkeypatch)
     at = os.stat(tmp_path / changed)
     os.utime(tmp_path / changed, ns=(at.st_atime_ns, at.st_mtime_ns + 10**9))
-    with pytest.raises(ConfigError, match="tables have changed since the run that was killed"):
+    with pytest.raises(ConfigError, match="tables have changed since the run began"):
         partition_tables(**given)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["nodes.parquet", "x.npy"]
     assert sum(part.edges for part in partition_tables(**given).parts) == 3

@@ -93,6 +93,27 @@ def test_a_long_cut_is_an_error_after_the_patience() -> None:
     assert there.clock.now == pytest.approx(11.0)  # it began when the answer was due at 1.0
 
 
+def test_a_port_may_be_given_to_another_process() -> None:
+    """Which is asked nothing that was for the one before; see `Caller`."""
+    there = Simulated(work_s=1.0, latency_s=0.1)
+    first, asked = there.listener, there.asked
+    waiting = there.caller.ask("double", question(1), Answer)
+    there.clock.run(0.5)
+    first.kill()
+    there.network.listener(*HERE, Security.local(), first.table, "another").start()
+    with pytest.raises(PeerLostError, match="another process") as lost:
+        waiting.wait()
+    assert lost.value.end == End.GONE
+    with pytest.raises(PeerLostError):
+        there.caller.ask("double", question(2), Answer).wait()
+    assert asked == [1]
+    assert there.ends == [("tester", End.GONE)]
+    fresh = there.network.caller(*HERE, Security.local(), "fresh")
+    assert fresh.ask("double", question(3), Answer).wait().number == 3
+    first.close()
+    assert fresh.ask("double", question(4), Answer).wait().number == 4
+
+
 def test_a_cut_while_idle_costs_nothing() -> None:
     there = Simulated()
     there.network.cut(HERE, 1.0, 100.0)
@@ -123,11 +144,13 @@ def test_errors_types_and_goodbyes_are_those_of_the_real_network() -> None:
 
 def test_a_token_that_differs_is_refused() -> None:
     there = Simulated()
-    stranger = there.network.caller(*HERE, Security.local("x"), "stranger")
+    one, other = (Security.resolve("", token, False) for token in "xy")
+    guarded = there.network.listener("guarded", 1, one, {}, "guarded").start()
+    stranger = there.network.caller("guarded", 1, other, "stranger")
     with pytest.raises(JoinRefusedError) as caught:
         stranger.ask("double", question(1), Answer).wait()
     assert caught.value.end is End.REFUSED_TOKEN
-    assert there.listener.stats()["refused"] == {"refused: token": 1}
+    assert guarded.stats()["refused"] == {"refused: token": 1}
 
 
 def test_a_caller_waits_for_a_listener_that_comes_later() -> None:

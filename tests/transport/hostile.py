@@ -41,7 +41,7 @@ def conversation() -> tuple[list[bytes], list[bytes]]:
     bye = ALIVE_FRAME
     answer = b"".join(bytes(v) for v in pack(Kind.ANSWER, Answer(1, np.arange(3))))
     greeting = bytes(pack(Kind.GREETING, Greeting(bytes(32)))[0])
-    admitted = bytes(pack(Kind.ADMITTED, Admitted(b"", 1 << 30))[0])
+    admitted = bytes(pack(Kind.ADMITTED, Admitted(b"", 1 << 30, 1))[0])
     return [KNOCK_FRAME, bytes(hello[0]), ask, ask, bye], [greeting, admitted, bye, answer, answer]
 
 

@@ -1,5 +1,6 @@
 """A listener and its callers, as the fixtures of conftest.py make them."""
 
+import socket
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 from service import Service
 
 from gigl_loader.transport import Caller, Security
+from gigl_loader.transport.handshake import join
+from gigl_loader.transport.stream import Stream, drive
 
 PATIENCE_S = 100.0
 """Of callers and services that are not to be given up: longer than any machine stands still."""
@@ -17,6 +20,17 @@ AT_ONCE_S = 25.0
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what listeners logged of callers that they refused; others may log meanwhile."""
     return [text for text in caplog.messages if " refused " in text]
+
+
+def enter(address: tuple[str, int], security: Security, lane: str, source: str = "") -> Stream:
+    """Do a caller's handshake, and nothing else; return the connection."""
+    stream = Stream(socket.create_connection(address, source_address=(source, 0)))
+    try:
+        drive(join(stream, security, "tester", "s", lane), stream, lambda: AT_ONCE_S)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 @dataclass

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from gigl_loader.transport import (
     Security,
     listener,
 )
+from gigl_loader.transport import caller as caller_module
 
 
 def test_answers_come_in_the_order_of_the_questions(network: Network) -> None:
@@ -145,6 +147,28 @@ def test_a_lost_connection_is_replaced_and_asked_again(network: Network) -> None
         service.gate.set()
         assert [reply.wait(60).number for reply in replies] == [0, 1, 2]
         assert service.asked.count(0) == 2
+
+
+def test_nothing_is_asked_again_of_another_process(network: Network) -> None:
+    """Its port was given to the next one that asked for it."""
+    first, second = network.service(), network.service()
+    with Relay(first.listener.address) as relay:
+        caller = network.caller(relay.address)
+        waiting = caller.ask("gated", question(1), Answer)
+        wait_until(lambda: first.asked, "the question is there")
+        relay.target = second.listener.address
+        relay.reset()
+        with pytest.raises(PeerLostError, match="another process listens there") as lost:
+            waiting.wait(60)
+        assert lost.value.end == End.GONE
+        with pytest.raises(PeerLostError):
+            caller.ask("double", question(2), Answer).wait(60)
+        meant = network.caller(relay.address, incarnation=caller.incarnation)
+        with pytest.raises(PeerLostError):
+            meant.connect(time.monotonic() + 60)
+        first.gate.set()
+        assert second.asked == []
+        assert network.caller(relay.address).ask("double", question(3), Answer).wait(60).number == 3
 
 
 def test_a_peer_that_drops_every_connection_is_given_up(plain: Network) -> None:
@@ -351,6 +375,30 @@ caller.ask("gated", question(7), Answer).wait()
         relay.cut.clear()
         service.gate.set()
         assert (asker.communicate(timeout=100)[1], asker.returncode) == (b"", 0)
+
+
+def test_a_process_that_is_starved_gives_a_silent_peer_up_too(
+    plain: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look comes more than a second after the one before: all of that once was forgiven."""
+    service = plain.service()
+    with Relay(service.listener.address) as relay:
+        caller = plain.caller(relay.address, patience_s=5.0)
+        reply = caller.ask("gated", question(7), Answer)
+        wait_until(lambda: service.asked, "the question is there")
+        relay.cut.set()
+        now = [time.monotonic()]
+
+        def starved() -> float:
+            now[0] += 1.1
+            return now[0]
+
+        clock = SimpleNamespace(monotonic=starved, sleep=lambda seconds: None)
+        monkeypatch.setattr(caller_module, "time", clock)
+        with pytest.raises(PeerLostError) as caught:
+            reply.wait(1000.0)  # of that clock
+        assert caught.value.end is End.SILENT
+        service.gate.set()
 
 
 def test_a_slow_link_is_no_silence(plain: Network) -> None:

@@ -84,3 +84,13 @@ def test_long_texts_fit_into_a_header() -> None:
     failure = travelled(describe(error))
     assert [len(str(arg)) for arg in failure.args] == [6, 100_000, 100_000]
     assert len(failure.text) == 10_000
+
+
+def test_a_traceback_keeps_its_lines_and_loses_what_a_terminal_obeys() -> None:
+    trace = "Traceback:\n\tin f\x1b[2J\r\n"
+    back = rebuild(Failure("KeyError", (), "a\x1b]0;title\x07", trace), "server")
+    assert isinstance(back, RemoteError)
+    assert back.remote_traceback == "Traceback:\n\tin f\\x1b[2J\\r\n"
+    assert back.cause == "KeyError: a\\x1b]0;title\\x07"
+    ours = rebuild(Failure("ConfigError", ("two\nlines\x1b[1m",), "", ""), "server")
+    assert ours.args == ("two\nlines\\x1b[1m",)

@@ -1,3 +1,4 @@
+import contextlib
 import logging
 import shutil
 import socket
@@ -7,14 +8,16 @@ import time
 import tracemalloc
 from pathlib import Path
 
+import msgspec
 import pytest
-from network import AT_ONCE_S, Network, refusals
+from network import AT_ONCE_S, Network, enter, refusals
 from service import TOKEN, Answer, question
 
-from gigl_loader.errors import JoinRefusedError, ProtocolError
+from gigl_loader.errors import JoinRefusedError, PeerLostError, ProtocolError
 from gigl_loader.testing._waiting import wait_until
 from gigl_loader.transport import Caller, End, Security, certs, stream
-from gigl_loader.transport.handshake import Admitted, Greeting
+from gigl_loader.transport.codec import decode
+from gigl_loader.transport.handshake import Admitted, Goodbye, Greeting
 from gigl_loader.transport.stream import Kind, pack
 
 
@@ -80,16 +83,14 @@ def token(text: str) -> Security:
 
 CASES = {
     "wrong token, TLS": (token(TOKEN), token(TOKEN[::-1]), End.REFUSED_TOKEN, "cluster token"),
-    "wrong token, plain": (
-        Security.local(TOKEN),
-        Security.local("x"),
-        End.REFUSED_TOKEN,
-        "cluster token",
+    "plain to TLS": (token(TOKEN), Security.local(), End.REFUSED_MODE, "TLS"),
+    "TLS to plain": (Security.local(), token(TOKEN), End.REFUSED_MODE, "TLS"),
+    "nothing set, TLS": (
+        token(TOKEN),
+        Security.local(),
+        End.REFUSED_MODE,
+        "neither GIGL_LOADER_CLUSTER_TOKEN nor GIGL_LOADER_TLS_DIR is set in this process",
     ),
-    "no token": (Security.local(TOKEN), Security.local(), End.REFUSED_TOKEN, "did not prove"),
-    "token not wanted": (Security.local(), Security.local(TOKEN), End.REFUSED_TOKEN, "no cluster"),
-    "plain to TLS": (token(TOKEN), Security.local(TOKEN), End.REFUSED_MODE, "TLS"),
-    "TLS to plain": (Security.local(TOKEN), token(TOKEN), End.REFUSED_MODE, "TLS"),
 }
 
 
@@ -112,7 +113,7 @@ def test_settings_that_differ_are_refused_with_words_at_both_ends(
 def test_another_version_is_named(plain: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     service = plain.service()
     with socket.create_connection(service.listener.address) as sock:
-        sock.sendall(stream.KNOCK_FRAME.replace(b"GLt\0\x02", b"GLt\0\x07"))
+        sock.sendall(stream.KNOCK_FRAME.replace(stream.KNOCK_FRAME[:5], b"GLt\0\x07"))
         data = b""
         while piece := sock.recv(1000):
             data += piece
@@ -144,20 +145,80 @@ def test_a_listener_of_another_version_is_named() -> None:
 def test_whoever_does_not_know_the_token_cannot_play_the_listener() -> None:
     """A listener that takes any proof has to prove the token itself."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+        listening = token("a guess").context(server=True)
 
         def serve() -> None:
             connection, _ = server.accept()
-            with connection:
-                connection.sendall(pack(Kind.GREETING, Greeting(bytes(32)))[0])
-                connection.sendall(pack(Kind.ADMITTED, Admitted(bytes(32), 1000))[0])
-                while connection.recv(1000):
-                    pass
+            with listening.wrap_socket(connection, server_side=True) as tls:
+                tls.sendall(pack(Kind.GREETING, Greeting(bytes(32)))[0])
+                tls.sendall(pack(Kind.ADMITTED, Admitted(bytes(32), 1000, 1))[0])
+                with contextlib.suppress(OSError):
+                    while tls.recv(1000):
+                        pass
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        with Caller(*server.getsockname(), Security.local(TOKEN), "x") as caller:
+        with Caller(*server.getsockname(), token(TOKEN), "x") as caller:
             assert refusal(caller).end == End.REFUSED_TOKEN
         thread.join(10)
+
+
+@pytest.mark.parametrize("length", [0, 31, 33, 64])
+def test_a_nonce_of_another_length_is_refused(
+    plain: Network, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """It would move the border between the two nonces, so that one proof stood for two pairs."""
+    service = plain.service(security=token(TOKEN))
+    monkeypatch.setattr("gigl_loader.transport.handshake.os.urandom", lambda count: bytes(length))
+    with pytest.raises(JoinRefusedError) as caught:
+        enter(service.listener.address, token(TOKEN), "lane").close()
+    assert caught.value.end is End.REFUSED_TOKEN
+    assert service.peers == []
+
+
+# what ends a line, moves the cursor, hides text, or turns its direction
+FORGED = "bye\n2026-01-01 ERROR root: forged\r\x1b[2J\x00\u2028\u202e" + "x" * 4000
+SHOWN = "bye\\n2026-01-01 ERROR root: forged\\r\\x1b[2J\\x00\\u2028\\u202exxx"
+
+
+def test_words_of_a_stranger_are_one_line_of_the_log(
+    plain: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = plain.service()
+    with (
+        caplog.at_level(logging.WARNING),
+        socket.create_connection(service.listener.address) as sock,
+    ):
+        sock.sendall(pack(Kind.BYE, Goodbye(End.CLOSED, FORGED[:3000]))[0])
+        wait_until(lambda: refusals(caplog), "the refusal is in the log")
+    (told,) = refusals(caplog)
+    assert SHOWN in told
+    assert told.isprintable()
+    assert len(told) < 1000
+
+
+def test_words_of_a_listener_are_one_line_of_an_error(plain: Network) -> None:
+    """In a goodbye, where it refuses or ends, and in a name that this side does not know."""
+    service = plain.service()
+    caller = plain.caller(service.listener.address)
+    unanswered = caller.ask("never", question(1), Answer)
+    wait_until(lambda: service.never, "it is asked")
+    service.listener.close(End.SHUTDOWN, FORGED)
+    with pytest.raises(PeerLostError) as caught:
+        unanswered.wait(60)
+    assert SHOWN in str(caught.value)
+    assert str(caught.value).isprintable()
+    with pytest.raises(ProtocolError) as wrong:
+        decode(msgspec.Raw(msgspec.msgpack.encode({"end": "a\nb\x1b", "words": ""})), [], Goodbye)
+    assert str(wrong.value).isprintable()
+
+
+def test_a_caller_is_called_what_it_says_in_one_line(plain: Network) -> None:
+    service = plain.service()
+    plain.caller(service.listener.address, name=FORGED).connect(time.monotonic() + 60)
+    wait_until(lambda: service.peers, "it is known")
+    assert service.peers[0].name.startswith(SHOWN)
+    assert service.peers[0].name.isprintable()
 
 
 def test_nobody_in_the_middle_can_pass_the_proofs_on(plain: Network) -> None:

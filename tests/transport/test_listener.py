@@ -3,8 +3,9 @@ import logging
 import random
 import resource
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from flood import Flooded, flood
 from hostile import exchange, fuzz_caller, fuzz_listener
-from network import AT_ONCE_S, PATIENCE_S, Network, refusals
+from network import AT_ONCE_S, PATIENCE_S, Network, enter, refusals
 from service import SECURITIES, Answer, question
 
 from gigl_loader.errors import ConfigError, GiglLoaderError, PeerError, PeerLostError
@@ -20,7 +21,7 @@ from gigl_loader.testing._ports import free_port
 from gigl_loader.testing._waiting import wait_until
 from gigl_loader.transport import Caller, End, Lent, Listener, Method, Peer, Security
 from gigl_loader.transport.listener import _Connection
-from gigl_loader.transport.stream import ALIVE_FRAME, Kind, pack
+from gigl_loader.transport.stream import ALIVE_FRAME, KNOCK_FRAME, Kind, Stream, pack
 
 
 @pytest.fixture
@@ -69,6 +70,81 @@ def test_the_door_survives_the_limits_on_threads_and_descriptors() -> None:
         flooded.end()
 
 
+def test_a_faulty_machine_keeps_out_no_other(
+    plain: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the handshakes are for one address: its own make room for its next ones."""
+    monkeypatch.setattr("gigl_loader.transport.listener._HANDSHAKE_S", PATIENCE_S)
+    service = plain.service()
+    address = service.listener.address
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(
+            socket.create_connection(address, source_address=("127.0.0.2", 0))
+        )
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(address))
+        refused = lambda: service.listener.stats()["refused"].get(End.REFUSED_SLOW.value)  # noqa: E731
+        wait_until(lambda: refused() == 100 - 64, "all came in, and the former ones went")
+        assert service.listener.stats()["pending"] == 64 + 1
+        other.sendall(KNOCK_FRAME)
+        assert other.recv(4) == b"GLt\0", "it was silent for longest, and is not shed for others"
+
+
+def test_a_caller_has_one_connection_on_a_lane(network: Network) -> None:
+    """What it still has on a former one is over; those on its other lanes are not."""
+    service = network.service()
+    with contextlib.ExitStack() as stack:
+        for lane in ("other", "lane", "lane"):
+            stream = enter(service.listener.address, network.security, lane)
+            stack.callback(stream.close)
+        wait_until(lambda: service.ends, "the former one ends")
+        assert service.ends == [("tester", End.REPLACED)]
+        assert service.listener.stats()["open"] == 2
+        assert service.peers[1].gone.is_set()
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_strangers_leave_descriptors_for_the_job() -> None:
+    """A quarter of those that are free, and from one address half of that."""
+    limit = 120
+    flooded = Flooded("plain", files=limit, threads=limit)
+    before = flooded.state()[2]
+    try:
+        with contextlib.ExitStack() as stack:
+            most = 0
+            for _ in range(2 * limit):
+                stack.enter_context(socket.create_connection(flooded.address))
+                most = max(most, flooded.state()[2])
+        assert 2 < most - before <= (limit - before) // 4
+    finally:
+        flooded.end()
+
+
+def test_who_cannot_be_shed_keeps_their_number_bounded() -> None:
+    """Their threads wait for this process: each newcomer in place of one of them would be more."""
+    free = threading.Event()
+    inside: list[Stream] = []
+
+    def stuck(stream: Stream, patience: Callable[[], float]) -> None:
+        inside.append(stream)
+        assert free.wait(60)
+
+    listener = Listener("127.0.0.1", 0, Security.local(), {}, "service", admit=stuck).start()
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                stack.enter_context(socket.create_connection(listener.address))
+            wait_until(lambda: len(inside) == 8, "all are let in")
+            listener._spare.for_strangers = lambda held: 4  # type: ignore[method-assign]
+            late = stack.enter_context(socket.create_connection(listener.address))
+            assert late.recv(1) == b"", "it is closed"
+            assert listener.stats()["refused"][End.REFUSED_BUSY.value] == 1
+            assert len(inside) == 8
+    finally:
+        free.set()
+        listener.close()
+
+
 def test_refusals_are_logged_once_a_minute(
     plain: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -87,7 +163,7 @@ def test_refusals_are_logged_once_a_minute(
 
 def test_beyond_loopback_somebody_has_to_say_who_may_connect() -> None:
     with pytest.raises(ConfigError) as caught:
-        Listener("0.0.0.0", 0, Security.local("a job's nonce"), {}, "open")
+        Listener("0.0.0.0", 0, Security.local(), {}, "open")
     for way_out in ("--tls", "GIGL_LOADER_CLUSTER_TOKEN", "--insecure"):
         assert way_out in str(caught.value)
     with pytest.raises(ConfigError, match="gigl-loader token"):

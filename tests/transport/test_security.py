@@ -1,10 +1,15 @@
+import contextlib
+import os
 import pickle
+import ssl
+import threading
 from pathlib import Path
 
 import pytest
 from service import TOKEN
 
 from gigl_loader.errors import ConfigError
+from gigl_loader.testing._waiting import wait_until
 from gigl_loader.transport import Mode, Security, certs
 
 
@@ -12,11 +17,11 @@ def test_arguments_come_before_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = str(certs.make_folder(tmp_path, ["127.0.0.1"]))
-    assert Security.resolve().mode is Mode.LOCAL
+    assert Security.resolve().mode is Mode.USER
     monkeypatch.setenv("GIGL_LOADER_CLUSTER_TOKEN", TOKEN)
     assert Security.resolve() == Security(Mode.TOKEN, TOKEN)
     assert Security.resolve(token="other").token == "other"
-    assert Security.resolve(insecure=True) == Security(Mode.INSECURE, TOKEN)
+    assert Security.resolve(insecure=True) == Security(Mode.INSECURE)
     monkeypatch.setenv("GIGL_LOADER_TLS_DIR", folder)
     assert Security.resolve() == Security(Mode.CERTIFICATES, tls_dir=folder)
     with pytest.raises(ConfigError, match="drop one of"):
@@ -40,13 +45,41 @@ def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
         Security.resolve(str(tmp_path)).context(server=True)
 
 
+def test_files_that_do_not_answer_stop_nobody_who_has_them(tmp_path: Path) -> None:
+    """As on a file system of the network that stands: one thread waits for them, and no other."""
+    folder = certs.make_folder(tmp_path, ["127.0.0.1"])
+    security = Security.resolve(str(folder), "", False)
+    former = security.context(server=True)
+    os.mkfifo(tmp_path / "fifo")
+    os.replace(tmp_path / "fifo", folder / "cert.pem")
+    stands = threading.Thread(target=security.context, kwargs={"server": True}, daemon=True)
+    stands.start()
+    writer: list[int] = []
+
+    def is_read() -> bool:
+        with contextlib.suppress(OSError):  # nobody reads so far
+            writer.append(os.open(folder / "cert.pem", os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writer)
+
+    wait_until(is_read, "a thread reads the renewed file")
+    asked = threading.Thread(target=lambda: found.append(security.context(server=True)))
+    found: list[ssl.SSLContext] = []
+    asked.start()
+    asked.join(30)
+    tokens = Security.resolve("", TOKEN, False).context(server=True)
+    assert stands.is_alive()
+    os.close(writer[0])
+    stands.join(60)
+    assert found == [former]
+    assert tokens is not former
+
+
 @pytest.mark.parametrize("weak", ["x", "hunter2", "a" * 64, TOKEN[:-1]])
 def test_weak_tokens_are_refused_beyond_loopback(weak: str) -> None:
-    for insecure in (False, True):
-        security = Security.resolve("", weak, insecure)
-        security.check_listener("127.0.0.1")
-        with pytest.raises(ConfigError, match="gigl-loader token"):
-            security.check_listener("10.0.0.1")
+    security = Security.resolve("", weak, False)
+    security.check_listener("127.0.0.1")
+    with pytest.raises(ConfigError, match="gigl-loader token"):
+        security.check_listener("10.0.0.1")
 
 
 def test_tokens_that_the_command_makes_are_taken() -> None:
@@ -60,7 +93,7 @@ def test_workers_get_the_certificate_of_their_parent() -> None:
     security = Security.resolve("", TOKEN, False)
     given = pickle.loads(pickle.dumps(security.for_workers()))
     assert given.certificate() == security.certificate() != b""
-    assert Security.local("x").for_workers() == Security.local("x")
+    assert Security.local().for_workers() == Security.local()
 
 
 def test_secrets_are_not_shown() -> None:
@@ -70,13 +103,14 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_proofs_differ_by_role_nonce_certificate_and_token() -> None:
-    security = Security.local(TOKEN)
+    security = Security.resolve("", TOKEN, False)
     proofs = {
         security.proof(b"caller", b"n", b"c"),
         security.proof(b"listener", b"n", b"c"),
         security.proof(b"caller", b"m", b"c"),
         security.proof(b"caller", b"n", b"d"),
-        Security.local("other").proof(b"caller", b"n", b"c"),
+        Security.resolve("", "other", False).proof(b"caller", b"n", b"c"),
     }
     assert len(proofs) == 5
-    assert Security.local().proof(b"caller", b"n", b"c") == b""
+    for mode in (Mode.USER, Mode.INSECURE, Mode.CERTIFICATES):
+        assert Security(mode, TOKEN).proof(b"caller", b"n", b"c") == b"", "only inside of TLS"

@@ -183,7 +183,7 @@ def test_limits_hold_to_the_byte() -> None:
 def test_an_opening_is_known_by_its_first_bytes() -> None:
     for length in range(len(KNOCK_FRAME)):
         check_opening(KNOCK_FRAME[:length])  # so far it may be one of ours
-    with pytest.raises(OtherVersionError, match=r"version 9 .*this side 2.* same gigl_loader"):
+    with pytest.raises(OtherVersionError, match=r"version 9 .*this side 3.* same gigl_loader"):
         check_opening(KNOCK_FRAME[:4] + b"\x09")
     with pytest.raises(ProtocolError, match="opened with b'HTTP/1'"):
         check_opening(b"HTTP/1")

@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import signal
 import time
 from collections import deque
 from typing import Any
@@ -97,7 +98,7 @@ class FakePool:
         self._dead: set[int] = set()
         self._news: list[WorkerEvent] = []
 
-    def start(self, setup: WorkerSetup, timeout_s: float) -> None:
+    def start(self, setup: WorkerSetup, timeout_s: float, max_restarts: int) -> None:
         self._setup = setup
         self.workers = [FakeWorker(number, setup) for number in range(self.num_workers)]
         self.stopped = 0
@@ -106,13 +107,13 @@ class FakePool:
         if number not in self._dead:
             self.workers[number].take(message, obj)
 
-    def kill(self, number: int) -> None:
+    def kill(self, number: int, exitcode: int = -signal.SIGKILL) -> None:
         """Let a worker die: of what it has sent nothing is lost."""
         if number in self._dead:
             return
         worker = self.workers[number]
         self._news += [WorkerEvent(number, message, tuple(fds)) for message, fds in worker.sent] + [
-            WorkerEvent(number, (messages.DIED, 1000 + number, -9), ())
+            WorkerEvent(number, (messages.DIED, 1000 + number, exitcode), ())
         ]
         worker.sent.clear()
         worker.vanish()
@@ -125,7 +126,10 @@ class FakePool:
         self.workers[number] = FakeWorker(number, self._setup)
         self._news.append(WorkerEvent(number, (messages.READY, None), ()))
 
-    def refuse_askers(self) -> None: ...
+    def take_listener(self, number: int) -> None: ...
+
+    def is_stopped(self, number: int) -> bool:
+        return False
 
     def poll(self, timeout_s: float) -> list[WorkerEvent]:
         events, self._news = self._news, []
@@ -135,7 +139,7 @@ class FakePool:
                 worker = self._random.choice(busy)
                 index = self._random.randrange(min(len(worker.tasks), self._concurrency))
                 if self.kills_of is not None and self.kills_of(worker.tasks[index][0]):
-                    self.kill(worker._number)
+                    self.kill(worker._number, -signal.SIGSEGV)
                     events, self._news = events + self._news, []
                     continue
                 worker.work(index, self.fails)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gigl_loader.errors import SamplingError, WorkerDiedError
+from gigl_loader.errors import ProtocolError, SamplingError, WorkerDiedError
 from gigl_loader.memory.channel import ShmChannel, field_of
 from gigl_loader.memory.slots import SlotWriter
 from gigl_loader.message import BatchTicket
@@ -34,6 +34,7 @@ class _Pool:
         self.sent: list[tuple[int, Any]] = []
         self.waited: list[float] = []
         self.is_news = False
+        self.listeners: dict[int, int] = {}
 
     def poll(self, timeout_s: float) -> list[WorkerEvent]:
         self.waited.append(timeout_s)
@@ -51,7 +52,8 @@ class _Pool:
     def describe(self, numbers: list[int]) -> str:
         return f"workers {numbers}"
 
-    def refuse_askers(self) -> None: ...
+    def take_listener(self, number: int) -> int | None:
+        return self.listeners.pop(number, None)
 
 
 class _Channel(ShmChannel):
@@ -71,9 +73,11 @@ class _Producer:
         recovery = Recovery(self.pool, 2, max_restarts, lambda task: [1])  # type: ignore[arg-type]
         orders = SimpleNamespace(of=lambda stream, epoch: None)
         self.dispatcher = Dispatcher(recovery, self.channel, orders, 2)  # type: ignore[arg-type]
+        self.refused: list[tuple[int, int, str]] = []
         ranks = SimpleNamespace(
-            assignments=dict, introduction=lambda worker, known: ((messages.PEERS, worker), None)
-        )
+            assignments=dict, introduction=lambda worker, known: ((messages.PEERS, worker), None),
+            refuse=lambda worker, fd, error: self.refused.append((worker, fd, str(error))),
+        )  # fmt: skip
         self.lock = threading.RLock()
         self.inbox = Inbox(recovery, self.dispatcher, ranks, self.channel, self.lock)  # type: ignore[arg-type]
         self.recovery = recovery
@@ -317,3 +321,62 @@ def test_batches_drawn_are_counted_by_epoch(producer: _Producer) -> None:
     producer.pool.polls.append([WorkerEvent(0, (messages.DRAWN, ticket, 1000, 50), ())])
     producer.inbox.pump(0.0)
     assert told == [(9, 1000, 50)]
+
+
+def test_what_comes_of_a_worker_that_is_lost_is_dropped(producer: _Producer) -> None:
+    """Its batches are another's by now: an answer would be filed twice, or for nobody."""
+    done, failed, stale, drawn = producer.tasks(0)[:4]
+    gc.collect()
+    before = open_files()
+    late = [
+        producer.batch(0, done), producer.error(0, failed, "late"),
+        WorkerEvent(0, (messages.STALE, stale.ticket), ()),
+        WorkerEvent(0, (messages.DRAWN, drawn.ticket, 10, 5), ()),
+    ]  # fmt: skip
+    producer.pool.polls.append([WorkerEvent(0, (messages.DIED, 100, None, 1), ()), *late])
+    assert producer.inbox.pump(1.0), "no error"
+    assert producer.dispatcher.streams[0].waiting == 0
+    assert open_files() == before, "its descriptor is closed"
+    assert producer.channel.largest == 1, "and its memory not mapped"
+
+
+@pytest.mark.parametrize("error", [StopIteration, OSError(24, "Too many open files"), KeyError(7)])
+def test_a_message_that_cannot_be_filed_ends_the_epochs(
+    error: Exception, producer: _Producer, monkeypatch
+) -> None:
+    """Not only for who files it, the attendant perhaps: the batch would be missing for ever."""
+
+    def fail(*given: Any) -> None:
+        raise error
+
+    one, other = producer.tasks(0)[0], producer.tasks(1)[0]
+    producer.pool.is_news = True
+    producer.pool.polls.append([producer.batch(0, one), producer.batch(1, other)])
+    monkeypatch.setattr(producer.channel, "open", fail)
+    with pytest.raises(SamplingError, match="taking 'batch' of sampling worker 0"):
+        producer.inbox.attend()
+    with pytest.raises(SamplingError, match="taking 'batch' of sampling worker 0"):
+        producer.inbox.pump(0.0)
+
+
+def test_an_answer_that_nobody_asked_for_is_an_error(producer: _Producer) -> None:
+    task = producer.tasks(0)[0]
+    producer.pool.polls += [[producer.batch(0, task)], [producer.batch(0, task)]]
+    producer.inbox.pump(0.0)
+    with pytest.raises(ProtocolError, match="was not given"):
+        producer.inbox.pump(0.0)
+
+
+def test_who_asks_a_worker_without_a_successor_hears_why(monkeypatch) -> None:
+    producer = _Producer(max_restarts=1)
+    producer.pool.listeners = {0: 50, 1: 51}
+    producer.pool.polls.append([WorkerEvent(0, (messages.DIED, 100, -9), ())])
+    producer.inbox.pump(0.0)
+    assert producer.refused == [], "a successor is to come"
+    producer.pool.polls.append([WorkerEvent(0, (messages.DIED, 102, -9), ())])
+    with pytest.raises(WorkerDiedError, match="max_restarts=1 are used up"):
+        producer.inbox.pump(0.0)
+    assert [one[:2] for one in producer.refused] == [(0, 50)]
+    assert "pid 102" in producer.refused[0][2]
+    assert producer.pool.listeners == {1: 51}, "the other one answers on"
+    producer.channel.close()

@@ -18,19 +18,27 @@ from gigl_loader.errors import (
     PeerError,
     PeerTimeoutError,
     ProtocolError,
+    WorkerDiedError,
 )
 from gigl_loader.sampler.questions import Draw, DrawRequest, RowsRequest
 from gigl_loader.sampler.reader import LocalReader
 from gigl_loader.testing import TinyGraph, as_worker_gets, wait_until
-from gigl_loader.transport import SILENCE_S, Security
+from gigl_loader.transport import SILENCE_S, Security, addresses
 from gigl_loader.workers import peers
-from gigl_loader.workers.peers import Access, Answering, Asking, WorkerAddress, assignments
+from gigl_loader.workers.peers import (
+    Access,
+    Answering,
+    Asking,
+    Refusing,
+    WorkerAddress,
+    assignments,
+)
 from gigl_loader.workers.setup import WorkerSetup
 
 GRAPH = TinyGraph.random(60, 500)
 VIEW = as_worker_gets(GRAPH.partitions(2)[1].view())
 OWN = np.flatnonzero(VIEW.node_books[NODE].owner(np.arange(60)) == 1)
-ACCESS = Access("127.0.0.1", Security.local("of this job"), "a job")
+ACCESS = Access("127.0.0.1", Security.local(), "a job")
 
 
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=5))
@@ -124,14 +132,15 @@ def test_questions_that_are_refused_over_there(answering: Answering) -> None:
 def test_other_jobs_are_not_answered(answering: Answering) -> None:
     """A port may be used again, by a job with the same certificates or none at all."""
     request = DrawRequest(Draw(EDGE, 1, 1), OWN)
-    other = _asking(answering, access=Access("", Security.local("of that job"), "a job"))
-    with pytest.raises(JoinRefusedError, match="token"):
+    with_token = Access("", Security.resolve("", "of that job", False), "a job")
+    other = _asking(answering, access=with_token)
+    with pytest.raises(JoinRefusedError, match="speak TLS"):
         other.draw(1, request).wait()
-    same_token = _asking(answering, access=Access("", ACCESS.security, "another job"))
-    with pytest.raises(ProtocolError, match="has no method"):
-        same_token.draw(1, request).wait()
+    same_user = _asking(answering, access=Access("", ACCESS.security, "another job"))
+    with pytest.raises(PeerError, match="another process listens there"):
+        same_user.draw(1, request).wait()
     other.close()
-    same_token.close()
+    same_user.close()
 
 
 def test_a_worker_ends_when_all_that_ask_it_are_done(answering: Answering, monkeypatch) -> None:
@@ -192,6 +201,51 @@ def test_a_link_that_is_cut(answering: Answering) -> None:
         assert np.array_equal(hasty.draw(1, request).wait().neighbors, expected), "and again"
         hasty.close()
         patient.close()
+
+
+def test_who_asks_a_worker_that_is_lost_for_good_hears_why() -> None:
+    """Its rank lives, and knows: a refused connection would be taken for the end of that rank."""
+    listening = addresses.listen("127.0.0.1", 0)  # as the trainer keeps it for a successor
+    whom = {1: WorkerAddress(*listening.getsockname()[:2], "rank 1 worker 0")}
+    asking = Asking(whom, ACCESS, "rank 0 worker 0", 60.0, 1)
+    asked, heard = threading.Event(), []
+
+    def ask() -> None:
+        answer = asking.draw(1, DrawRequest(Draw(EDGE, 2, 5), OWN))
+        asked.set()
+        with pytest.raises(PeerError) as caught:
+            answer.wait()
+        heard.append(str(caught.value))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert asked.wait(60.0)
+    why = WorkerDiedError(0, 77, -9, "max_restarts=3 are used up in this epoch")
+    refusing = Refusing(ACCESS, "rank 1 worker 0", listening.detach(), why)
+    thread.join()
+    out = np.empty((OWN.size, 4), np.float32)
+    with pytest.raises(PeerError, match="max_restarts=3 are used up"):
+        asking.rows(1, RowsRequest("node_features", NODE, OWN), out).wait()
+    assert "rank 1 worker 0 was lost, and none takes its place" in heard[0]
+    assert "pid 77" in heard[0]
+    asking.close()
+    refusing.close()
+
+
+def test_a_thread_has_one_reader_for_all_questions(answering: Answering, monkeypatch) -> None:
+    """Each has scratch memory of its own: of 20,000 rows the fresh pages cost as much as they."""
+    made = []
+
+    def make(view: object) -> LocalReader:
+        made.append(threading.get_ident())
+        return LocalReader(view)
+
+    monkeypatch.setattr(peers, "LocalReader", make)
+    asking = _asking(answering)
+    for seed in range(5):
+        asking.draw(1, DrawRequest(Draw(EDGE, 2, seed), OWN)).wait()
+    assert len(made) == 1
+    asking.close()
 
 
 def test_a_worker_that_may_be_replaced_is_waited_for() -> None:

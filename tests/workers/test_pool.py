@@ -10,6 +10,7 @@ import pytest
 
 from gigl_loader.errors import UsageError
 from gigl_loader.workers import messages, pipe
+from gigl_loader.workers import pool as pool_module
 from gigl_loader.workers.pool import WorkerEvent, WorkerPool, _Worker, process_state
 
 
@@ -18,7 +19,7 @@ def ends():
     """A pool of two workers, with the other ends: (pool, control, worker 0, worker 1)."""
     pool = WorkerPool(2)
     (control, supervisor), *pairs = (pipe.pair() for _ in range(3))
-    pool._control = control
+    pool._control, pool._num_supervisors = control, 1
     pool._workers = [
         _Worker(number, ours, pid=100 + number) for number, (ours, _) in enumerate(pairs)
     ]
@@ -47,7 +48,7 @@ def test_a_death_is_told_once_while_others_keep_sending(ends) -> None:
         pipe.send(second, (messages.STALE, None))
         heard += [event for event in pool.poll(1.0) if event.worker == 0]
     assert [event.message[0] for event in heard] == [messages.ERROR, messages.DIED]
-    assert _died(heard) == [(0, 100, -signal.SIGKILL)]
+    assert _died(heard) == [(0, 100, -signal.SIGKILL, None)]
 
 
 def test_the_end_of_one_that_was_replaced_is_no_news(ends) -> None:
@@ -56,10 +57,54 @@ def test_the_end_of_one_that_was_replaced_is_no_news(ends) -> None:
     assert pool.poll(1.0) == pool.poll(0.0) == []
 
 
-def test_a_supervisor_that_is_gone_takes_its_workers_along(ends) -> None:
-    pool, supervisor, *_ = ends
+def test_a_worker_whose_supervisor_is_gone_is_dead_at_the_end_of_its_own_socket(ends) -> None:
+    """The kernel gets to it later, on a busy machine much later: until then it sends."""
+    pool, supervisor, first, second = ends
     supervisor.close()
-    assert _died(pool.poll(1.0)) == [(0, 100, None), (1, 101, None)]
+    for _ in range(3):
+        assert pool.poll(0.1) == []
+        assert pool.has_news(), "an attendant looks on"
+    pipe.send(first, (messages.STALE, 1))
+    second.close()
+    heard = pool.poll(1.0)
+    while not any(event.worker == 0 for event in heard):
+        heard += pool.poll(1.0)
+    assert _died(heard) == [(1, 101, None, 1)]
+    pipe.send(first, (messages.STALE, 2))
+    first.close()
+    while pool.has_news():
+        heard += pool.poll(1.0)
+        if (0, 100, None, 1) in _died(heard):
+            break
+    assert [event.message[1] for event in heard if event.worker == 0] == [1, 2, 100]
+
+
+def test_nothing_comes_of_a_worker_after_its_end(ends, monkeypatch) -> None:
+    """Not even where one lives on, which the kernel has not got to: it reads its own end."""
+    pool, supervisor, first, _ = ends
+    monkeypatch.setattr(pool_module, "_EXIT_REPORT_S", 0.0)
+    pipe.send(first, (messages.STALE, 1))
+    supervisor.close()
+    heard: list[WorkerEvent] = []
+    while (0, 100, None, 1) not in _died(heard):
+        heard += pool.poll(0.1)
+    assert [event.message[1] for event in heard if event.worker == 0] == [1, 100]
+    with pytest.raises(OSError, match="Broken pipe"):
+        pipe.send(first, (messages.STALE, 2))
+    assert pipe.receive(first) is None
+    assert not any(event.worker == 0 for event in pool.poll(0.1))
+
+
+def test_what_a_worker_sent_is_heard_though_it_left_something_unread(ends) -> None:
+    pool, supervisor, first, _ = ends
+    pipe.send(first, (messages.STALE, 1))
+    pool.send(0, (messages.TASK,))
+    first.close()
+    pipe.send(supervisor, (messages.EXITED, 0, 100, -9))
+    heard = pool.poll(1.0)
+    while (0, 100, -9, None) not in _died(heard):
+        heard += pool.poll(1.0)
+    assert [event.message[1] for event in heard] == [1, 100]
 
 
 def test_sending_to_a_dead_worker(ends) -> None:
@@ -67,7 +112,7 @@ def test_sending_to_a_dead_worker(ends) -> None:
     first.close()
     pipe.send(supervisor, (messages.EXITED, 0, 100, 3))
     pool.send(0, (messages.STOP,))
-    assert _died(pool.poll(1.0) + pool.poll(0.0)) == [(0, 100, 3)]
+    assert _died(pool.poll(1.0) + pool.poll(0.0)) == [(0, 100, 3, None)]
 
 
 def test_a_stopped_pool(ends) -> None:

@@ -329,7 +329,7 @@ def test_a_batch_that_kills_two_workers_is_not_tried_again() -> None:
     expected = epoch_order(40, 3, 0)[20:24].tolist()
     with pytest.raises(
         WorkerDiedError,
-        match=r"SIGKILL.*batch 5 of epoch 0 .* two workers .* 4 seeds are \[" + str(expected)[1:-1],
+        match=r"SIGSEGV.*batch 5 of epoch 0 .* two workers .* 4 seeds are \[" + str(expected)[1:-1],
     ):
         drain(producer)
     assert pool.deaths == 3, "at first others were under way with it, then it was alone"
@@ -351,7 +351,7 @@ def test_as_many_are_replaced_as_may_be_in_each_epoch(most: int, caplog) -> None
         assert len(drain(producer)) == 10
     told = [text for text in caplog.messages if "it is replaced" in text]
     assert producer.num_restarts == 2 * most == len(told)
-    assert all("pid 100" in text and "SIGKILL" in text for text in told)
+    assert all("pid 100" in text and "SIGSEGV" in text for text in told)
     producer.start_epoch(2)
     for _ in range(most + 1):
         pool.kill(0)

@@ -21,7 +21,6 @@ class _Pool:
         self.num_workers = num_workers
         self.killed: list[int] = []
         self.replaced: list[int] = []
-        self.refused = 0
         self.stopped: set[int] = set()
         self.does_not_read: set[int] = set()
         self.sent: list[tuple[int, Any]] = []
@@ -31,9 +30,6 @@ class _Pool:
 
     def replace(self, number: int) -> None:
         self.replaced.append(number)
-
-    def refuse_askers(self) -> None:
-        self.refused += 1
 
     def is_stopped(self, number: int) -> bool:
         return number in self.stopped
@@ -116,7 +112,51 @@ def test_a_batch_lost_with_two_workers_ends_the_epoch(clock) -> None:
     assert isinstance(error, WorkerDiedError)
     assert "batch 3 of epoch 4 was lost with two workers" in str(error)
     assert "10 seeds are [30, 31, 32, 33, 34, 35, 36, 37, ...]" in str(error)
-    assert pool.refused == 1, "who asks it would wait for a successor"
+
+
+def test_kills_from_outside_end_no_epoch_before_the_restarts_are_used_up(clock) -> None:
+    """Of a batch, of a stopped worker, and of supervisors; the batch is named at the end."""
+    pool = _Pool()
+    found = _recovery(pool, max_restarts=5)
+    found.under_way.give(0, _task(3))
+    for orphan_of in (1, 2):
+        assert found.died(0, 70, None, orphan_of) is None
+        assert found.under_way.next_lost(lambda ticket: True, idle=False) == _task(3)
+        found.under_way.give(0, _task(3))
+    pool.stopped = {0}
+    for _ in range(2):
+        assert found.kill([0])
+        assert found.died(0, 70, -9) is None
+        found.under_way.give(0, found.under_way.next_lost(lambda ticket: True, idle=True))
+    assert found.died(0, 70, -15) is None
+    assert found.restarts.left == 0
+    found.under_way.give(0, found.under_way.next_lost(lambda ticket: True, idle=True))
+    error = found.died(0, 70, -9)
+    assert isinstance(error, WorkerDiedError)
+    assert "max_restarts=5 are used up" in str(error)
+    assert "batch 3 of epoch 4 was lost with 4 workers that had no other" in str(error)
+
+
+def test_a_batch_that_hangs_counts_although_its_workers_are_killed(clock) -> None:
+    pool = _Pool()
+    found = _recovery(pool, max_restarts=9)
+    found.under_way.give(0, _task(3))
+    for last in (False, True):
+        assert found.kill([0])
+        error = found.died(0, 70, -9)
+        assert (error is not None) == last
+        if not last:
+            found.under_way.give(0, found.under_way.next_lost(lambda ticket: True, idle=True))
+    assert isinstance(error, PeerTimeoutError)
+
+
+def test_a_supervisor_with_more_workers_than_restarts_is_one_loss(clock) -> None:
+    found = _recovery(_Pool(8), max_restarts=1)
+    assert [found.died(worker, 70, None, 1) for worker in range(8)] == [None] * 8
+    clock.now += 0.06
+    found.replace_due()
+    assert found.pool.replaced == list(range(8)), "all at once"
+    assert isinstance(found.died(0, 70, None, 2), WorkerDiedError)
 
 
 def test_one_more_than_may_be_replaced_ends_the_epoch(clock) -> None:

@@ -1,11 +1,14 @@
 """Which batches a lost worker had, which of them it may have died of, and when another starts."""
 
+import signal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gigl_loader.errors import ProtocolError
 from gigl_loader.message import BatchTicket
-from gigl_loader.workers.restarts import Restarts, Task, UnderWay
+from gigl_loader.workers.restarts import Restarts, Task, UnderWay, ended_by_itself
 
 
 def _task(batch: int, *, stream: int = 0, generation: int = 1, position: int | None = None) -> Task:
@@ -24,7 +27,7 @@ def test_what_a_worker_has_and_has_answered_for() -> None:
     assert under_way.loads == [2, 2]
     under_way.done(0, _task(2).ticket)
     assert under_way.loads == [1, 2]
-    with pytest.raises(StopIteration):
+    with pytest.raises(ProtocolError, match=r"worker 0 answered for .*batch=2"):
         under_way.done(0, _task(2).ticket)
     assert not under_way.has_lost
 
@@ -70,6 +73,54 @@ def test_a_batch_that_was_alone_with_two_lost_workers_is_named() -> None:
         suspects = under_way.lose(worker)
         assert suspects == [task]
         assert under_way.killed_twice(suspects) == expected
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS])
+def test_a_worker_that_left_or_crashed_ended_by_itself(code: int) -> None:
+    assert ended_by_itself(code)
+
+
+@pytest.mark.parametrize("code", [None, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -40])
+def test_one_that_somebody_else_ended_did_not(code: int | None) -> None:
+    assert not ended_by_itself(code)
+
+
+def test_workers_that_were_ended_from_outside_count_against_no_batch() -> None:
+    under_way = UnderWay(1, 1)
+    under_way.give(0, _task(7))
+    for lost in range(1, 10):
+        suspects = under_way.lose(0, by_itself=False)
+        assert suspects == [_task(7)], "memory may have run out: it is tried alone"
+        assert under_way.killed_twice(suspects) is None
+        assert under_way.losses(suspects) == lost
+        under_way.give(0, under_way.next_lost(_always, idle=True))
+        assert not under_way.may_have(0)
+    under_way.done(0, _task(7).ticket)
+    under_way.give(0, _task(7))
+    assert under_way.losses(under_way.lose(0, by_itself=False)) == 1, "it was sampled since"
+
+
+def test_the_end_of_a_supervisor_makes_no_batch_suspected() -> None:
+    under_way = UnderWay(2, 2)
+    for worker, batch in ((0, 4), (1, 2), (0, 5)):
+        under_way.give(worker, _task(batch))
+    assert under_way.lose(0, suspects_any=False) == under_way.lose(1, suspects_any=False) == []
+    again = [under_way.next_lost(_always, idle=False) for _ in range(3)]
+    assert again == [_task(2), _task(4), _task(5)], "at once, on workers that have others"
+    under_way.give(0, _task(2))
+    assert under_way.may_have(0)
+
+
+def test_all_workers_of_a_supervisor_are_one_loss() -> None:
+    restarts = Restarts(2)
+    assert [restarts.take(orphan_of=1) for _ in range(8)] == [0.05] * 8
+    assert (restarts.left, restarts.total) == (1, 8)
+    assert restarts.take(orphan_of=2) == 0.2
+    assert restarts.left == 0
+    assert restarts.may_take(orphan_of=2)
+    assert not restarts.may_take(orphan_of=3)
+    assert not restarts.may_take()
+    assert not Restarts(0).may_take(orphan_of=1)
 
 
 def test_a_batch_that_was_sampled_is_suspected_no_more() -> None:

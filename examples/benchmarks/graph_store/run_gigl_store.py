@@ -36,7 +36,7 @@ def _serve(job: _job.Job, servers: int) -> None:
         data, partition_book=book, partition_idx=job.rank, num_partitions=servers
     )
     del data, edge_index, target
-    with init_storage_process(job.rank, _info(job, servers), dataset) as server:
+    with init_storage_process(job.rank, _info(job, servers), dataset, num_jobs=1) as server:
         server.wait()
 
 

@@ -194,7 +194,8 @@ def _store(role: str, number: int, case: Case, addresses: list[str]) -> dict[str
     )  # fmt: skip
     if role == "server":
         dataset = DistDataset.load(case.folder, number)
-        with init_storage_process(number, info, dataset, host=addresses[number]) as process:
+        host = addresses[number]
+        with init_storage_process(number, info, dataset, host=host, num_jobs=1) as process:
             process.wait()
         return {}
     import torch.distributed as dist

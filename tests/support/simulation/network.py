@@ -69,6 +69,7 @@ class SimulatedNetwork(MemoryNetwork):
         """Return a listener of the running process."""
         # a socket that a supervisor passes on: there is none here
         options.pop("inherits", None)
+        options.setdefault("incarnation", int(self.world.token_hex(8), 16) % 2**62 + 1)
         where = (address, port or next(self._ports))
         return SimulatedListener(self, where, security, table, name, **options)
 
@@ -89,9 +90,7 @@ class SimulatedListener(MemoryListener):
         self.process.at_end[self._killed] = None
 
     def _killed(self) -> None:
-        # one that was started again may listen there already
-        if self._network.listeners.get(self.address) is self:
-            del self._network.listeners[self.address]
+        self._leave()
         for caller in list(self.callers):
             self.callers.remove(caller)
             caller.peer = None

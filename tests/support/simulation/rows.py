@@ -23,7 +23,7 @@ from gigl_loader.errors import PeerLostError
 from gigl_loader.memory.segments import Array, align, array_in, nbytes_of
 from gigl_loader.memory.slots import Layout
 from gigl_loader.message import BATCH, NODE, ROWS
-from gigl_loader.remote.answers import RowBook
+from gigl_loader.remote.messages import RowBook
 from gigl_loader.remote.rows import Fetched, RowQuestions
 from gigl_loader.sampler.apart import RowsApart
 from gigl_loader.sampler.cache_tables import CacheMemory, segment_bytes

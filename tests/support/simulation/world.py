@@ -255,6 +255,10 @@ class World:
             "threading": threads, "time": times, "secrets": tokens,
             "queue": SimpleNamespace(SimpleQueue=bind(SimpleQueue)), "Future": bind(SimFuture),
             "wait": self.wait_for_futures,
+            # an error of a thread fails the run, whatever would be done about it
+            "new_thread": lambda *, target, args=(), name, on_death: Thread(
+                self, target, args, name
+            ),
         }  # fmt: skip
 
     @contextlib.contextmanager

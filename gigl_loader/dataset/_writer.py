@@ -1,0 +1,148 @@
+"""One writer of a directory at a time, and what killed ones left beside it.
+
+The lock is the kernel's, on a file beside the directory (``flock``): it goes with the process that
+holds it, however that ends. What the file says is for people. Does not import torch, which what
+reads tables never needs.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gigl_loader.dataset._target import check_target
+from gigl_loader.errors import UsageError, explained_limits
+
+LOCK = "lock"
+"""Of a scratch directory, below it: what is beside it may be somebody else's."""
+
+_log = logging.getLogger(__name__)
+
+
+def lock_of(target: Path) -> Path:
+    """Return the file by which writers of a directory exclude each other."""
+    return target.with_name(f".{target.name}.lock")
+
+
+@contextmanager
+def only_writer(lock: Path, what: Path) -> Iterator[None]:
+    """Be the only process, and thread, that writes ``what``.
+
+    Args:
+        lock: A file that need not exist, in a directory that does.
+        what: For the error.
+
+    Raises:
+        UsageError: Another one does; the message names it.
+    """
+    fd = _acquire(lock, what)
+    try:
+        yield
+    finally:
+        # while it is held: who has opened it by now finds that it is not at its path any more
+        if _is_at(fd, lock):
+            lock.unlink()
+        os.close(fd)
+
+
+def _acquire(lock: Path, what: Path) -> int:
+    while True:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = _owner(fd)
+            os.close(fd)
+            raise UsageError(
+                f"{what} is being written by {owner}: wait until it has ended, or write elsewhere"
+            ) from None
+        except OSError as error:
+            # some cluster file systems are mounted without locks: all that is lost is this check
+            _log.warning("%s cannot be locked (%s): let no other process write %s", lock, error,
+                         what)  # fmt: skip
+        if _is_at(fd, lock):
+            break
+        os.close(fd)  # of a writer that ended between our two calls
+    started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    owner_now = {"pid": os.getpid(), "host": socket.gethostname(), "since": started}
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, json.dumps(owner_now).encode() + b"\n", 0)
+    return fd
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _owner(fd: int) -> str:
+    try:
+        found = json.loads(os.pread(fd, 4096, 0))
+        return f"process {found['pid']} on {found['host']}, since {found['since']}"
+    except (ValueError, KeyError, TypeError):  # it has not written it yet
+        return "another process"
+
+
+@contextmanager
+def complete_or_nothing(target: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield a directory beside ``target`` that takes its place at the end, or is removed.
+
+    Args:
+        target: Where it is to be; nobody else writes there meanwhile.
+        overwrite: Whether partitions that are there may be replaced.
+
+    Raises:
+        ConfigError: See `check_target`.
+        UsageError: Another process writes there.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(lock_of(target), target):
+        clear_killed(target)
+        # again: another writer may have ended since the first check
+        check_target(target, overwrite=overwrite)
+        # beside it: a rename is atomic within a file system, and a copy between two is not
+        work = Path(tempfile.mkdtemp(prefix=_PARTIAL.format(target.name), dir=target.parent))
+        try:
+            folder = work / "new"
+            folder.mkdir()
+            with explained_limits(f"writing {target}"):
+                yield folder
+            _replace(target, folder, work)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+_PARTIAL = ".{}.partial-"
+
+
+def clear_killed(target: Path) -> None:
+    """Remove what killed writers left; whoever calls this is the only writer."""
+    start = _PARTIAL.format(target.name)
+    for work in [path for path in target.parent.iterdir() if path.name.startswith(start)]:
+        # killed between the two renames: the directory that was to be replaced is whole
+        if (work / "old").exists() and not target.exists():
+            os.rename(work / "old", target)
+        _log.info("removing %s, which a run that was killed left", work)
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _replace(target: Path, folder: Path, work: Path) -> None:
+    replaced = target.exists()
+    if replaced:
+        # a directory that is not empty cannot be renamed over: the old one steps aside first
+        os.rename(target, work / "old")
+    try:
+        os.rename(folder, target)
+    except BaseException:  # a Ctrl-C, too: the old directory would go with the folder below
+        if replaced and not target.exists():
+            os.rename(work / "old", target)
+        raise

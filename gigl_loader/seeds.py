@@ -1,0 +1,193 @@
+"""Whose seeds are whose, over the ranks of a job: each comes once, or it is an error.
+
+Ranks cannot send each other all their seeds, which may be billions. Each tells a digest of them,
+and some of them: those whose hash is lowest. Two ranks that have seeds in common choose the same
+ones of these, so a few thousand tell what all of them would; and as the seeds themselves are
+compared and not their hashes, nothing is taken for a common seed that is none.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gigl_loader.errors import ConfigError
+from gigl_loader.message import EDGE_INPUT_ID, INPUT_ID
+
+SHARDS = ("machine", "world", "none")
+_MOST_TOLD, _LEAST_TOLD, _TOLD_BY_ALL = 4096, 64, 2**15
+"""Seeds that a rank tells: the last, over all ranks, within the first two."""
+_BLOCK = 2**20
+"""Seeds that are hashed at once, so that it takes little memory beside them."""
+_POSITIONS = (INPUT_ID, EDGE_INPUT_ID)
+"""Columns that say where a seed was in the input, and not which one it is."""
+
+
+@dataclass(frozen=True)
+class SeedsTold:
+    """What a rank tells the others of its seeds."""
+
+    digest: bytes = b""
+    """Of all of them in their order, with their columns; empty: nobody asks for it."""
+    count: int = 0
+    width: int = 1
+    """Numbers that a seed is: an edge is two, and a time is one more."""
+    some: bytes = b""
+    """int64 ``[n, width]``, each seed once: those of lowest hash, of few seeds all."""
+    opened: dict[int, bytes] = field(default_factory=dict)
+    """Digests of the inputs of this rank's loaders that are open, by the order of building."""
+
+    @classmethod
+    def of(
+        cls, seeds: Tensor, extra: Mapping[str, Tensor], world_size: int, **more: Any
+    ) -> "SeedsTold":
+        """Return what is told of ``seeds``.
+
+        Args:
+            seeds: ``[n]`` ids.
+            extra: What comes with them, by name. Labels by anchor, ``[n, most]``, do not count: an
+                anchor is one seed whatever is predicted for it.
+            world_size: Ranks of the job.
+            **more: Other fields.
+        """
+        columns = [seeds, *(extra[name] for name in sorted(extra) if name not in _POSITIONS)]
+        found = [_as_integers(one) for one in columns if one.dim() == 1]
+        most = min(_MOST_TOLD, max(_LEAST_TOLD, _TOLD_BY_ALL // world_size))
+        some = _lowest(found, most)
+        return cls(count=len(seeds), width=len(found), some=some.tobytes(), **more)
+
+    def rows(self) -> NDArray[np.int64]:
+        """Return the seeds that were told, ``[n, width]``."""
+        return np.frombuffer(self.some, np.int64).reshape(-1, self.width)
+
+
+def check_each_once(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> None:
+    """Check that no seed comes twice in an epoch of the job.
+
+    Where two ranks have a share ``p`` of the larger input in common, it is missed with a
+    probability of ``(1 - p) ** n``, for the ``n`` seeds that each tells: 4,096 in jobs of up to
+    8 ranks, 32,768 over all ranks in larger ones, 64 at least. It is never seen where it is not.
+
+    Args:
+        everyone: What each rank told.
+        groups: By rank; the ranks of one group share their input, which is the same.
+
+    Raises:
+        ConfigError: Some come twice; says which, and what to do. The same on all ranks.
+    """
+    _check_order(everyone, groups)
+    firsts = {group: rank for rank, group in reversed(list(enumerate(groups)))}
+    for width in {everyone[rank].width for rank in firsts.values()}:
+        told = {
+            rank: everyone[rank].rows()
+            for rank in sorted(firsts.values())
+            if everyone[rank].width == width
+        }
+        rows = np.concatenate(list(told.values()))
+        ranks = np.repeat(list(told), [len(one) for one in told.values()])
+        order = np.lexsort((ranks, *rows.T[::-1]))
+        rows, ranks = rows[order], ranks[order]
+        # Of one rank each seed is there once: equal neighbours are of two ranks.
+        twice = np.flatnonzero((rows[1:] == rows[:-1]).all(axis=1))
+        if not len(twice):
+            continue
+        one, other = int(ranks[twice[0]]), int(ranks[twice[0] + 1])
+        common = twice[(ranks[twice] == one) & (ranks[twice + 1] == other)]
+        raise ConfigError(_in_common(everyone, one, other, rows[common].tolist()))
+
+
+def check_same_seeds(everyone: Sequence[SeedsTold]) -> None:
+    """Check that all ranks were given the same seeds, as ``shard="world"`` wants it.
+
+    Raises:
+        ConfigError: They were not; names the ranks.
+    """
+    others = [rank for rank, one in enumerate(everyone) if one.digest != everyone[0].digest]
+    if others:
+        raise ConfigError(
+            'shard="world" splits batches over all ranks and takes the same input on all ranks: '
+            f"the seeds of the whole job, in one order (the default is those of one partition); "
+            f"other seeds than rank 0's came on ranks {others}"[:2000]
+        )
+
+
+def _check_order(everyone: Sequence[SeedsTold], groups: Sequence[Hashable]) -> None:
+    """Raise `ConfigError` where a rank was given now what another was given before."""
+    # An input of its own on each rank is how per-partition seeds look, too: only the next loader
+    # shows that ranks took turns.
+    now: dict[bytes, int] = {}
+    for rank, told in enumerate(everyone):
+        if told.count and told.digest:
+            now.setdefault(told.digest, rank)
+    for other, told in enumerate(everyone):
+        for number, digest in told.opened.items():
+            if digest not in now or groups[now[digest]] == groups[other]:
+                continue
+            rank = now[digest]
+            if everyone[rank].opened.get(number, digest) != digest:
+                raise ConfigError(
+                    f"ranks {rank} and {other} build their loaders in another order: rank {rank} "
+                    f"is given now the seeds that rank {other} was given for an earlier loader, "
+                    "which is still open. Ranks share seeds loader by loader, so build them in "
+                    'the same order on all ranks; shard="none" says that each rank is to use '
+                    "all the seeds that it is given"
+                )
+
+
+def _in_common(everyone: Sequence[SeedsTold], one: int, other: int, found: list[Any]) -> str:
+    first, second = everyone[one], everyone[other]
+    some = [row[0] if len(row) == 1 else tuple(row) for row in found[:3]]
+    what = f"seeds in common, such as {', '.join(map(str, some))}"
+    if first.count == second.count and first.some == second.some:
+        what = f"the same {first.count} seeds"
+        if first.digest and first.digest != second.digest:
+            what += ", in another order or with other columns"
+    return (
+        f"ranks {one} and {other} were given {what}: each rank would use them, so they would come "
+        'twice in an epoch. Give all ranks the same seeds in one order, with shard="world"; or '
+        "each rank seeds of its own: those of its partition, as dataset.train_node_ids are, or "
+        "from a graph store fetch_node_ids(rank, world_size) and fetch_ablp_input(split, rank, "
+        'world_size), with the figures of torch.distributed; or say shard="none": each rank '
+        "uses all the seeds that it is given"
+    )
+
+
+def _as_integers(column: Tensor) -> NDArray[np.int64]:
+    """Return a column as int64 numbers, of floats their bits."""
+    if column.is_floating_point():
+        return column.double().cpu().numpy().view(np.int64)
+    found: NDArray[np.int64] = column.long().cpu().numpy()
+    return found
+
+
+def _lowest(columns: Sequence[NDArray[np.int64]], most: int) -> NDArray[np.int64]:
+    """Return about ``most`` rows of lowest hash, each once, sorted; all where they are no more."""
+    total = len(columns[0])
+    # A bound and not a number of rows: a rank with repeats, or with more seeds, keeps of those
+    # below the bounds of both just the same ones.
+    bound = np.uint64(2**64 - 1 if total <= most else 2**64 * most // total)
+    kept = []
+    for start in range(0, total, _BLOCK):
+        rows = np.stack([column[start : start + _BLOCK] for column in columns], axis=1)
+        kept.append(rows[_hashes(rows) <= bound])
+    found = np.concatenate(kept) if kept else np.empty((0, len(columns)), np.int64)
+    return np.unique(found, axis=0)
+
+
+def _hashes(rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return a hash of each row.
+
+    Source:
+        The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), over one column after the other.
+    """
+    found = np.zeros(len(rows), np.uint64)
+    for column in rows.T:
+        found ^= column.astype(np.uint64)
+        found += np.uint64(0x9E3779B97F4A7C15)
+        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        found ^= found >> np.uint64(31)
+    return found

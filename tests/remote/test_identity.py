@@ -1,0 +1,373 @@
+"""What may be asked again is asked of the same one; what belongs to another is refused by name."""
+
+import hashlib
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gigl_loader.remote.messages import Nothing
+from in_process import SECURITY, create, joined, storage
+from store_cluster import (
+    compute,
+    info_of,
+    processes,
+    serve,
+    serve_partition,
+    share_of_each_server,
+    tiny_graph,
+    tiny_partition,
+)
+
+from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
+from gigl_loader.errors import ConfigError, GiglLoaderError, ProtocolError, UsageError
+from gigl_loader.graph_store import DistServer
+from gigl_loader.options import EpochOptions
+from gigl_loader.remote.cluster import Cluster
+from gigl_loader.remote.compact import Runs
+from gigl_loader.remote.endpoint import Endpoint
+from gigl_loader.remote.membership import Gather, Gathered, Join, News, Role, Watch, check_same
+from gigl_loader.remote.messages import (
+    DestroyProducer,
+    EpochRequest,
+    FetchAnswer,
+    FetchRequest,
+    ProducerRequest,
+)
+from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
+from gigl_loader.testing._cluster import MakePartition
+from gigl_loader.transport import Caller
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
+
+LIMIT_S = 180.0
+
+
+# --- a process ------------------------------------------------------------------------------------
+
+
+def _digest(batch: Any) -> str:
+    found = hashlib.sha256()
+    for name, value in sorted(batch_tensors(batch).items()):
+        found.update(name.encode())
+        if hasattr(value, "numpy"):
+            found.update(value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def _train(info: Any, rank: int, folder: str, in_order: bool) -> None:
+    def wait_for(what: str) -> None:
+        wait_until((Path(folder) / what).exists, what, LIMIT_S)
+
+    dataset = RemoteDistDataset(info, rank)
+    seeds = share_of_each_server(info, rank, 2)
+    with DistNeighborLoader(
+        dataset, [3, 2], seeds, batch_size=2, seed=7, shuffle=True, timeout=90.0,
+        reconnect_timeout=LIMIT_S, prefetch_size=2, in_order=in_order,
+    ) as loader:  # fmt: skip
+        expected = Counter(map(_digest, loader))
+        loader.set_epoch(0)
+        found: Counter[str] = Counter()
+        for number, batch in enumerate(loader):
+            found[_digest(batch)] += 1
+            if number == 3:
+                (Path(folder) / f"rank {rank} is ready").touch()
+                wait_for("the server was started again")
+            if number == 9 and rank == 1:
+                (Path(folder) / "rank 1 goes on").touch()
+                wait_for("rank 0 goes on")
+        assert found == expected, "each of its own batches once, and none of another rank"
+        assert found.total() == 15
+
+
+@pytest.mark.longest
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_rank_that_was_suspended_meets_another_server(tmp_path: Path, in_order: bool) -> None:
+    """By then another rank has a producer on it, which is not the one that this rank had."""
+    info = info_of(1, 2)
+    with processes(tmp_path) as started:
+        server = started.start(serve, info, 0, 1)
+        ranks = [
+            started.start(compute, info, rank, _train, str(tmp_path), in_order) for rank in (0, 1)
+        ]
+
+        def wait_for(what: str) -> None:
+            def is_there() -> bool:
+                assert all(rank.exitcode is None for rank in ranks), started.notes()
+                return (tmp_path / what).exists()
+
+            wait_until(is_there, what, LIMIT_S)
+
+        for rank in (0, 1):
+            wait_for(f"rank {rank} is ready")
+        assert ranks[0].pid is not None
+        os.kill(ranks[0].pid, signal.SIGSTOP)
+        server.kill()
+        server.join(60)
+        server = started.start(serve, info, 0, 1)
+        (tmp_path / "the server was started again").touch()
+        wait_for("rank 1 goes on")
+        os.kill(ranks[0].pid, signal.SIGCONT)
+        (tmp_path / "rank 0 goes on").touch()
+        started.join([*ranks, server])
+
+
+# --- a cluster and a graph ------------------------------------------------------------------------
+
+
+def _of_another_run(rank: int, servers: int) -> DistDataset:
+    return tiny_graph().partitions(servers, seed=1)[rank]
+
+
+def _of_another_graph(rank: int, servers: int) -> DistDataset:
+    return TinyGraph.random(60, 400, seed=6).partitions(servers)[rank]
+
+
+@pytest.mark.parametrize("other", [_of_another_run, _of_another_graph])
+def test_servers_with_parts_of_two_runs_do_not_meet(other: MakePartition) -> None:
+    """Seen: 6,486 wrong rows, in silence."""
+
+    def partition(rank: int, servers: int) -> DistDataset:
+        return (other if rank == 1 else tiny_partition)(rank, servers)
+
+    with storage(2, partition=partition, rejoin_s=60.0) as (zero, one):
+        wait_until(lambda: one.error, "server 1 is refused")
+        assert re.search(r"two (runs|graphs): storage server 1 has", str(one.error))
+        assert (zero.error, zero.status()["servers"]) == (None, [])
+
+
+@contextmanager
+def _at(address: tuple[str, int], partition: MakePartition = tiny_partition) -> Iterator[Endpoint]:
+    """Give another process's storage server 0 of one, at the port of one that ended."""
+    server = DistServer(partition(0, 1), 0, 1, security=SECURITY)
+    endpoint = Endpoint(server, *address, SECURITY)
+    try:
+        endpoint.start()
+        yield endpoint
+    finally:
+        endpoint.close()
+
+
+def test_a_server_that_comes_back_with_another_graph_is_refused_and_untouched() -> None:
+    with storage() as (former,), joined(former.address) as cluster:
+        (producer,) = create(cluster)
+        former.close()
+        wait_until(lambda: cluster.lost, "the client has heard of it")
+        with _at(former.address, _of_another_graph) as other:
+            with pytest.raises(ConfigError, match="two graphs: compute process 0 has that of"):
+                _await_refusal(cluster)
+            asked = other.server.status()
+            assert (asked["create_calls"], asked["clients"], other.cluster) == (0, [], "")
+        with _at(former.address) as again:
+            cluster.await_servers(time.monotonic() + 60.0)
+            assert again.cluster == former.cluster != "", "the client kept it"
+            with pytest.raises(UsageError, match="never existed"):
+                cluster.connection(0).call("describe_workers", producer_id=producer).result(60)
+            assert create(cluster) != [producer]
+
+
+def test_another_cluster_at_the_same_port_is_refused_though_its_graph_is_the_same() -> None:
+    with storage() as (former,), joined(former.address) as cluster:
+        former.close()
+        wait_until(lambda: cluster.lost, "the client has heard of it")
+        with _at(former.address) as other:
+            # before the former job's client is here: its next attempt is a little later
+            other.cluster = "another"
+            with pytest.raises(ConfigError, match="storage server 0 to another one, another"):
+                _await_refusal(cluster)
+            assert other.status()["clients"] == []
+
+
+def _await_refusal(cluster: Cluster) -> None:
+    """Wait for the servers until one was met that is not what it was."""
+    deadline = time.monotonic() + 60.0
+    while True:
+        try:
+            cluster.await_servers(time.monotonic())
+        except ConfigError:
+            raise
+        except GiglLoaderError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_all_servers_know_the_cluster_and_one_that_is_started_again_hears_it() -> None:
+    with storage(2, rejoin_s=60.0) as (zero, one):
+        assert (zero.cluster, one.cluster) == ("", ""), "no job has begun"
+        with joined(zero.address, 2):
+            wait_until(lambda: one.cluster, "server 1 is told")
+            assert one.cluster == zero.cluster
+            # as by a server 0 that was started again, and knows nothing
+            join = Join(role=Role.SERVER, rank=1, num_servers=2, cluster="another")
+            with pytest.raises(ConfigError, match="belongs to storage cluster another"):
+                check_same(join, 0, zero.cluster, zero.graph)
+
+
+def _read_on(info: Any, rank: int, folder: str) -> None:
+    dataset = RemoteDistDataset(info, rank)
+    nodes = dataset.fetch_node_ids()
+    with DistNeighborLoader(
+        dataset, [3, 2], nodes, batch_size=2, seed=7, timeout=90.0, reconnect_timeout=20.0,
+        prefetch_size=1, remote_cache="30%",
+    ) as loader:  # fmt: skip
+        batches = iter(loader)
+        next(batches)
+        (Path(folder) / "ready").touch()
+        wait_until((Path(folder) / "another graph").exists, "another graph", LIMIT_S)
+        left = iter(range(10))  # what is on its way is right, and no more comes
+        with pytest.raises(ConfigError, match=r"storage server 0 at .*: two graphs"):
+            deque(zip(left, batches, strict=False))
+
+
+def test_a_job_whose_server_comes_back_with_another_graph_ends_by_name(tmp_path: Path) -> None:
+    """Seen: 75 of 100 batches of the other graph, in silence."""
+    info = info_of(1, 1)
+    with processes(tmp_path) as started:
+        server = started.start(serve, info, 0, 1)
+        rank = started.start(compute, info, 0, _read_on, str(tmp_path))
+
+        def is_ready() -> bool:
+            assert rank.exitcode is None, started.notes()
+            return (tmp_path / "ready").exists()
+
+        wait_until(is_ready, "the first batches are there", LIMIT_S)
+        server.kill()
+        server.join(60)
+        started.start(serve_partition, info, 0, _of_another_graph, 1)
+        (tmp_path / "another graph").touch()
+        started.join([rank])
+
+
+# --- an admitted process that is bad --------------------------------------------------------------
+
+
+@contextmanager
+def _two_ranks(address: tuple[str, int]) -> Iterator[list[Cluster]]:
+    """Give the clusters of both compute processes of a job."""
+    found: dict[int, Cluster] = {}
+
+    def join(rank: int) -> None:
+        found[rank] = Cluster.join(
+            *address, rank=rank, world_size=2, num_servers=1, security=SECURITY, timeout_s=60.0
+        )
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    with ExitStack() as stack:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        for cluster in found.values():
+            stack.callback(cluster.close)
+        yield [found[0], found[1]]
+
+
+def test_a_process_that_says_that_it_is_a_server_ends_nobody() -> None:
+    with storage(2, rejoin_s=60.0) as (zero, one):
+        wait_until(lambda: zero.status()["servers"] == [1], "server 1 is known")
+        join = Join(
+            role=Role.SERVER, rank=1, num_servers=2, address=("127.0.0.1", 1),
+            incarnation=2**62, process="bad",
+        )  # fmt: skip
+        with (
+            Caller(*zero.address, SECURITY, "bad") as bad,
+            pytest.raises(ConfigError, match="two processes joined as storage server 1"),
+        ):
+            bad.ask("watch", Watch(join, 0), News).wait(60)
+        with joined(zero.address, 2) as cluster:
+            assert cluster.connection(1).call("ping").result(60) == os.getpid()
+        assert (one.error, zero.status()["away"]) == (None, {})
+
+
+def test_a_producer_is_of_those_who_take_its_batches() -> None:
+    with storage() as (endpoint,), _two_ranks(endpoint.address) as (first, second):
+        (producer,) = create(first)
+        own = {"producer_id": producer}
+        call = second.connection(0).call
+        epoch = EpochRequest(generation=1)
+        for name, how in {
+            "destroy_sampling_producer": {"linger_s": 0.0},
+            "release_sampling_producer": {"consumer": 0, "linger_s": 0.0},
+            "start_new_epoch_sampling": {"epoch": 0, "request": epoch},
+            "cancel_epoch_sampling": {"request": epoch},
+            "fetch_one_sampled_message": {"consumer": 0},
+            "describe_workers": {},
+        }.items():
+            with pytest.raises(UsageError, match=r"client .* asked for what is"):
+                call(name, **own, **how).result(60)
+        with second.connection(0).dial() as caller:
+            fetch = caller.ask("fetch", FetchRequest(producer_id=producer), FetchAnswer)
+            with pytest.raises(UsageError, match="asked for what is consumer 0 of"):
+                fetch.wait(60)
+        request = DestroyProducer(producer, 0.0)
+        with (
+            Caller(*endpoint.address, SECURITY, "has not joined") as stranger,
+            pytest.raises(UsageError, match="client observer asked"),
+        ):
+            stranger.ask("destroy_sampling_producer", request, Nothing).wait(60)
+        assert list(endpoint.server.status()["producers"]) == [producer]
+        first.connection(0).call("destroy_sampling_producer", **own, linger_s=0.0).result(60)
+        assert endpoint.server.status()["producers"] == {}
+
+
+def test_nobody_takes_the_place_of_a_rank_that_is_here() -> None:
+    with storage() as (endpoint,), joined(endpoint.address) as cluster:
+        join = Join(
+            role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=cluster.job, process="bad"
+        )
+        (producer,) = create(cluster)
+        with (
+            Caller(*endpoint.address, SECURITY, "bad") as bad,
+            pytest.raises(ConfigError, match="another process is compute rank 0 of job 0"),
+        ):
+            bad.ask("watch", Watch(join, 0), News).wait(60)
+        assert list(endpoint.server.status()["producers"]) == [producer]
+
+
+def _request(**changes: Any) -> ProducerRequest:
+    return ProducerRequest(epoch_options=EpochOptions(seed=1), **changes)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        _request(client_ranks=Runs(((0, 2**40, 1),))),
+        _request(client_ranks=Runs(((0, 4, 1), (2, 8, 1)))),
+        _request(client_ranks=Runs(((1, 2, 1),))),
+        _request(servers=Runs(((0, 2**40, 1),))),
+        _request(shard=2**40, num_shards=2**41),
+    ],
+    ids=["ranks", "twice", "of others", "servers", "shards"],
+)
+def test_fields_are_what_a_cluster_can_have(request_: ProducerRequest) -> None:
+    """One range of 2**40 ranks kept a thread, and all that looked at the producers, for ever."""
+    with storage() as (endpoint,), joined(endpoint.address) as cluster:
+        with pytest.raises(ProtocolError):
+            _create(cluster, request_)
+        assert endpoint.server.status()["producers"] == {}
+        for ranks, servers in (
+            (Runs(), Runs(((0, 2**40, 1),))),
+            (Runs(((0, 2**40, 1),)), Runs.of([0])),
+        ):
+            gather = Gather("name", "key", ranks, servers)
+            with cluster.connection(0).dial() as caller, pytest.raises(ProtocolError):
+                caller.ask("gather", gather, Gathered).wait(60)
+
+
+def _create(cluster: Cluster, request: ProducerRequest) -> None:
+    """Ask for a producer as `create` does, with another request."""
+    connection = cluster.connection(0)
+    call: Callable[..., Any] = connection.call
+
+    def with_request(name: str, *args: Any, **how: Any) -> Any:
+        return call(name, *args, **{**how, **({"request": request} if "request" in how else {})})
+
+    connection.call = with_request  # type: ignore[method-assign]
+    create(cluster)
