@@ -175,3 +175,8 @@ CASES = {
     "store-cut-twins": Case("typed", 2, 1, (1,), machines=(0, 1)),
     "store-cut-links": Case("links", 2, 2, (1,), machines=(0, 1)),
 }
+
+
+def alone(case: Case) -> Case:
+    """Return the simplest deployment of a case's loader and graph; its batches are the same."""
+    return Case(case.recipe, nodes=case.nodes, workers=(1,))

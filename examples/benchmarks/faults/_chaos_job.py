@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _chaos_cases import CASES
+from _chaos_cases import CASES, alone
 from _chaos_check import Digests, Found, Reader, check
-from _chaos_plan import Fault, Plan
+from _chaos_plan import ALONE, Fault, Plan
 from _cluster import HOST, Job, Store, children_of, end, workers_below
 from _machines import ADDRESSES, Link, Machines
 
@@ -24,8 +24,9 @@ from gigl_loader.transport.certs import make_folder, token
 
 TRAINER, START = (Path(__file__).with_name(f"_chaos_{name}.py") for name in ("train", "start"))
 AWAY_S = 600.0
-_LOOK_S = 0.05
+_LOOK_S = 0.1
 _VICTIM_S = 5.0
+_LEAVING_S = 90.0
 _MOST_LIVES = 40
 
 
@@ -83,7 +84,8 @@ class ChaosJob:
         self, plan: Plan, folder: Path, root: Path, expected: Digests | None, *, pace: float,
         silence_s: float, stop: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
-        self.plan, self.folder, self.case = plan, folder, CASES[plan.case]
+        self.plan, self.folder, case = plan, folder, CASES[plan.case]
+        self.case = alone(case) if plan.number == ALONE else case
         self._root, self._expected, self._pace = root, expected, pace
         self._silence_s, self._stop = silence_s, stop
         self._reader, self._lines = Reader(folder), list[dict[str, Any]]()
@@ -92,6 +94,7 @@ class ChaosJob:
         self._machines: Machines | None = None
         self._store: Store | None = None
         self._was_killed, self._away = False, set[int]()
+        self._total = 1
         self._reached, self._built = (-1, 0.0), list[tuple[int, float]]()
         self.outcome = Outcome(plan)
 
@@ -124,7 +127,7 @@ class ChaosJob:
             self._environment["GIGL_LOADER_SAME_MACHINE"] = "0"
         options: dict[str, Any] = {
             "case": self.plan.case, "root": self._root, "epochs": len(self.plan.epochs),
-            "pace": self._pace, "host": hosts[0],
+            "pace": self._pace, "host": hosts[0], "alone": self.plan.number == ALONE,
         }  # fmt: skip
         if case.servers:
             machines = case.machines or (0,) * case.servers
@@ -136,6 +139,7 @@ class ChaosJob:
             options |= {"store": self._store.address, "servers": case.servers, "reconnect": AWAY_S}
         self._write_plan()
         on_rank = (0,) * 8 if case.servers else case.machines or (0,) * 8
+        options = {name: value for name, value in options.items() if value is not False}
         self._job = Job(
             self.folder, self.plan.worlds[0], lambda rank, words: self._on(on_rank[rank], words),
             trainer=TRAINER, **options,
@@ -178,10 +182,11 @@ class ChaosJob:
 
     def _hear(self, lines: list[dict[str, Any]]) -> None:
         self._lines += lines
-        totals = {one["epoch"]: one["total"] for one in self._lines if one["kind"] == "segment"}
         for line in lines:
-            if line["kind"] == "batch":
-                reached = (line["epoch"], line["position"] / totals[line["epoch"]])
+            if line["kind"] == "segment":
+                self._total = line["total"]
+            elif line["kind"] == "batch":
+                reached = (line["epoch"], line["position"] / self._total)
                 self._reached = max(self._reached, reached)
             elif line["kind"] == "building" and line["rank"] == 0:
                 self._built.append((line["epoch"], line["at"]))
@@ -312,8 +317,10 @@ class ChaosJob:
 
     def _look(self) -> None:
         """Remember what the job's processes hold now."""
-        for pid in self._own_pids():
-            self._footprint.look(pid, itself=True)
+        own = self._own_pids()
+        for pid in own:
+            if _parent(pid) not in own:  # the others are below these
+                self._footprint.look(pid, itself=True)
 
     def _own_pids(self) -> list[int]:
         """Return all processes that run in this job's folder: they inherit it."""
@@ -333,11 +340,12 @@ class ChaosJob:
         servers = self._store.processes if self._store else []
         for process in servers:
             process.terminate()
-        patient_s = 0.0 if self.outcome.hang else 60.0
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: not self._leftovers(), "everything is gone", patient_s)
-        if not self.outcome.hang:
-            self.outcome.left = self._leftovers()
+        until = time.monotonic() + _LEAVING_S
+        while not self.outcome.hang and (left := self._leftovers()):
+            if time.monotonic() > until:
+                self.outcome.left = left
+                break
+            time.sleep(0.5)
         for pid in self._own_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -348,9 +356,8 @@ class ChaosJob:
     def _leftovers(self) -> list[str]:
         for process in [*self._job.processes, *(self._store.processes if self._store else [])]:
             process.poll()
-        for pid in self._own_pids():
-            self._footprint.look(pid, itself=True)
-        return self._footprint.leftovers()
+        others = [f"process {pid}" for pid in self._own_pids() if pid not in self._footprint.pids]
+        return self._footprint.leftovers() + others
 
     def _end_a_hang(self) -> None:
         """Let all processes write where their threads are into their logs, and end."""
@@ -369,6 +376,12 @@ def _stands_by(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip() in IGNORED
     return False
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _go_on_with(pid: int) -> None:

@@ -13,6 +13,8 @@ TRAINER_FAULTS = {"kill-trainer": 1, "stop-trainer": 1}
 CUT = {"cut-link": 6}
 """How often each is drawn, in relation to the others."""
 FAULTS = tuple({**WORKER_FAULTS, **SERVER_FAULTS, **TRAINER_FAULTS, **CUT})
+ALONE = -1
+"""In place of a job's number: an undisturbed one."""
 _LONG_STOP_S = 14.0  # beyond the 10 s after which a server that is silent counts as lost
 
 
@@ -60,10 +62,9 @@ def kinds_of(case: Case, *, workers: bool = True) -> dict[str, int]:
 
 
 def undisturbed(case: str, epochs: int) -> Plan:
-    """Return the plan of a job that nothing happens to."""
-    one = CASES[case]
-    quiet = {"workers": max(one.workers), "then": "go on", "break_at": 0.0, "workers_then": 1}
-    return Plan(-1, case, one.worlds[:1], (quiet,) * epochs, ())
+    """Return the plan of a job that nothing happens to, in the case's simplest deployment."""
+    quiet = {"workers": 1, "then": "go on", "break_at": 0.0, "workers_then": 1}
+    return Plan(ALONE, case, (1,), (quiet,) * epochs, ())
 
 
 def draw(

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _chaos_cases import CASES, COMMON, RECIPES
+from _chaos_cases import CASES, COMMON, RECIPES, Case, alone
 from _train import dataset_of
 
 from gigl_loader import DistDataset, GiglLoaderError
@@ -53,7 +53,7 @@ class Training:
 
     def __init__(self, args: argparse.Namespace, notes: Notes) -> None:
         self.args, self.notes, self.folder = args, notes, Path(args.folder)
-        self.case = CASES[args.case]
+        self.case = case_of(args)
         self.plan = json.loads((self.folder / "plan.json").read_text())
         self.segment, self.total = 0, 0
         self.loader: Any = None
@@ -166,8 +166,12 @@ class Training:
             new.replace(self.saved)
 
 
+def case_of(args: argparse.Namespace) -> Case:
+    return alone(CASES[args.case]) if args.alone else CASES[args.case]
+
+
 def train(args: argparse.Namespace, notes: Notes) -> None:
-    case = CASES[args.case]
+    case = case_of(args)
 
     def load() -> DistDataset:
         return DistDataset.load(args.root, args.rank % case.partitions, memory=case.memory)
@@ -180,6 +184,7 @@ def main() -> int:
     faulthandler.enable()  # SIGABRT shows where all threads are
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", choices=CASES, required=True)
+    parser.add_argument("--alone", action="store_true", help="in its simplest deployment")
     parser.add_argument("--folder", required=True, help="for notes, the plan and the state")
     parser.add_argument("--root", required=True, help="the partitions")
     parser.add_argument("--store", help="HOST:PORT of storage server 0")

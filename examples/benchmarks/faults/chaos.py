@@ -29,10 +29,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # where quick starts are
-from _chaos_cases import CASES, RECIPES, write
+from _chaos_cases import CASES, RECIPES, Case, alone, write
 from _chaos_check import Digests
 from _chaos_job import ChaosJob, Outcome, run_job
-from _chaos_plan import FAULTS, draw, undisturbed
+from _chaos_plan import ALONE, FAULTS, draw, undisturbed
 from _cluster import machine_name
 from _machines import Link, Machines
 from support.scripts import forked_pythons
@@ -80,9 +80,8 @@ class Run:
         self._args, self._folder = args, folder
         self._until = time.monotonic() + 60.0 * args.minutes
         self._lock, self._number = threading.RLock(), 0
-        self._expected: dict[str, Digests] = {}
-        self._expecting: Counter[str] = Counter()
-        self._locks = {name: threading.Lock() for name in CASES}
+        self._expected: dict[tuple[str, int], Digests] = {}
+        self._locks: dict[str, threading.Lock] = {}
         self.outcomes: list[Outcome] = []
         self.over = threading.Event()
 
@@ -102,12 +101,12 @@ class Run:
             expected = self._expected_of(plan.case)
             if expected is None or self.is_over():
                 continue
-            self._run(plan.case, ChaosJob(
-                plan, self._folder / f"job{number}", self._root(plan.case), expected,
+            self._run(ChaosJob(
+                plan, self._folder / f"job{number}", self._root(CASES[plan.case]), expected,
                 pace=args.pace, silence_s=args.silence, stop=self.is_over,
             ))  # fmt: skip
 
-    def _run(self, name: str, job: ChaosJob) -> Outcome:
+    def _run(self, job: ChaosJob) -> Outcome:
         outcome = run_job(job, self._args.keep)
         with self._lock:
             self.outcomes.append(outcome)
@@ -117,9 +116,8 @@ class Run:
                     file.write(json.dumps(outcome.as_dict()) + "\n")
         return outcome
 
-    def _root(self, name: str) -> Path:
+    def _root(self, case: Case) -> Path:
         """Return the partitions of a case, written once for all that have the same."""
-        case = CASES[name]
         graph = RECIPES[case.recipe].graph
         root = self._folder / f"{graph}.{case.nodes}.{case.partitions}"
         with self._lock:
@@ -128,17 +126,22 @@ class Run:
         return root
 
     def _expected_of(self, name: str) -> Digests | None:
-        """Return the digests of a case when nothing happens to it; None where even that fails."""
-        with self._locks[name]:
-            if name not in self._expected:
+        """Return the digests of a case when nothing happens to it; None where even that fails.
+
+        Taken by one rank from one partition: a deployment does not change a batch.
+        """
+        kind = alone(CASES[name])
+        with self._lock:
+            lock = self._locks.setdefault(kind.recipe, threading.Lock())
+        with lock:
+            key = (kind.recipe, kind.nodes)
+            if key not in self._expected:
                 plan = undisturbed(name, self._args.job_epochs)
-                folder = self._folder / f"quiet.{name}"
-                job = ChaosJob(
-                    plan, folder, self._root(name), None, pace=0.0, silence_s=self._args.silence
-                )
-                outcome = self._run(name, job)
-                self._expected[name] = outcome.found.digests
-            found = self._expected[name]
+                folder = self._folder / f"undisturbed.{kind.recipe}.{kind.nodes}"
+                root, silence_s = self._root(kind), self._args.silence
+                job = ChaosJob(plan, folder, root, None, pace=0.0, silence_s=silence_s)
+                self._expected[key] = self._run(job).found.digests
+            found = self._expected[key]
         return found if len(found) == self._args.job_epochs else None
 
 
@@ -153,7 +156,7 @@ def line_of(outcome: Outcome) -> str:
     bad += [f"HANG {outcome.hang}"] if outcome.hang else []
     errors = [f"{count} {name}" for name, count in outcome.errors.items()]
     faults = sum(outcome.done.values())
-    what = "undisturbed" if plan.number < 0 else f"job {plan.number}, {faults} faults"
+    what = "undisturbed" if plan.number == ALONE else f"job {plan.number}, {faults} faults"
     return (
         f"{time.strftime('%X')} {plan.case}: {what}: {found.whole} whole epochs, "
         f"{outcome.seconds:.0f} s, load {outcome.load:.0f}"
@@ -163,7 +166,7 @@ def line_of(outcome: Outcome) -> str:
 
 def table_of(outcomes: list[Outcome]) -> str:
     """Return the summary."""
-    disturbed = [one for one in outcomes if one.plan.number >= 0]
+    disturbed = [one for one in outcomes if one.plan.number != ALONE]
     store = [one for one in disturbed if CASES[one.plan.case].servers]
     faults, errors = Counter[str](), Counter[str]()
     for one in disturbed:
