@@ -133,7 +133,7 @@ def test_fanouts(plain: DistDataset, fanout, match: str) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({BUYS: None}, r"missing: .*'buys'"),
+        ({BUYS: None}, r"it lacks .*'buys'"),
         ({("user", "sells", "item"): [1]}, "'sells'"),
         ({message_passing_to_positive_label(BUYS): [1]}, "gigl_positive"),
         ({BUYS: [1, 2]}, "number of hops must be the same"),
