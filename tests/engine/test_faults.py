@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import faults
 import psutil
@@ -97,7 +98,7 @@ def test_a_killed_worker(in_order: bool) -> None:
         seen.look(os.getpid())
         pid = worker_pid(loader, 1)
         _kill(pid)
-        taken = []
+        taken: list[Any] = []
         with (
             _bounded(),
             pytest.raises(WorkerDiedError, match=rf"worker 1 .pid {pid}. died: SIGKILL"),

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
     """Three times in each epoch; then its supervisor, with all workers; nothing is left."""
     lot, seen = random.Random(4), Footprint(others=frozenset(Footprint.below().pids))
     kills = {(epoch, batch) for epoch in range(3) for batch in lot.sample(range(5, 80), 3 - epoch)}
-    killed = []
+    killed: list[Any] = []
 
     def disturb(epoch: int, batch: int) -> None:
         producer = loader._mp_producer

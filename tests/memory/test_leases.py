@@ -98,7 +98,7 @@ def test_a_worker_that_is_gone_takes_its_slots_and_another_takes_its_number() ->
     table.forget(0)
     assert len(registered.now) == 1
     new = _take(table, other, 7)
-    assert (held.tensors()["x"][0], new.tensors()["x"][0]) == (5.0, 7.0), "both are of slot 0"
+    assert [float(one.tensors()["x"][0]) for one in (held, new)] == [5.0, 7.0], "both are of slot 0"
     del held
     assert table.returned(0, 1) == ([], []), "it was another worker's"
     assert len(registered.now) == 1, "that of the new one"

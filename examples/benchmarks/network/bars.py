@@ -43,7 +43,8 @@ def lost(mode: str, how: signal.Signals) -> float:
     """Return how long it takes to know of a peer that is stopped or killed, in seconds."""
     there = Flooded(mode, files=1024, threads=64)
     try:
-        with Caller(*there.address, SECURITIES[mode](), "asks") as caller:
+        host, port = there.address
+        with Caller(host, port, SECURITIES[mode](), "asks") as caller:
             caller.ask("double", question(1), Answer).wait(60)
             reply = caller.ask("never", question(1), Answer)
             there.process.send_signal(how)
