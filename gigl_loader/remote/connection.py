@@ -290,7 +290,8 @@ class ServerConnection:
     def _run_call(self, name: str, request: Any, timeout_s: float, future: "Future[Any]") -> None:
         try:
             with self._borrowed() as caller:
-                answer = caller.ask(name, request, CALLS[name].answer).wait(timeout_s)
+                reply = caller.ask(name, request, CALLS[name].answer, timeout_s=timeout_s)
+                answer = reply.wait(timeout_s)
             result = answer.result
         except BaseException as error:
             future.set_exception(self.named(error))

@@ -39,6 +39,7 @@ from gigl_loader.transport.stream import (
     Stream,
     close_in_children,
     drive,
+    no_fork_meanwhile,
     pack,
     read_frame,
 )
@@ -240,7 +241,9 @@ class Listener:
 
     def _accept(self) -> None:
         try:
-            sock, source = self._sock.accept()
+            with no_fork_meanwhile():
+                sock, source = self._sock.accept()
+                close_in_children(sock)
         except BlockingIOError:  # it hung up between the event and here
             return
         except OSError as error:  # no descriptor is left (EMFILE, ENFILE), mostly

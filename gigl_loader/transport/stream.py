@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,12 +110,29 @@ def close_in_children(sock: socket.socket) -> None:
     _sockets.add(sock)
 
 
+_forks = threading.RLock()
+"""Held while a socket is made, until it is among `_sockets`; and by who forks."""
+
+
+@contextlib.contextmanager
+def no_fork_meanwhile() -> Iterator[None]:
+    """Let forks of other threads wait: for the moment in which a socket is made, and no longer."""
+    with _forks:
+        yield
+
+
 def _close_all() -> None:
+    global _forks
+    _forks = threading.RLock()  # the former one is held by this thread, as it was before the fork
     for sock in list(_sockets):
         sock.close()
 
 
-os.register_at_fork(after_in_child=_close_all)
+# looked up at the fork: a child has a lock of its own
+os.register_at_fork(
+    before=lambda: _forks.acquire(), after_in_parent=lambda: _forks.release(),
+    after_in_child=_close_all,
+)  # fmt: skip
 
 
 class Stream:

@@ -1,7 +1,12 @@
 """Bytes and frames on one connection, against plain slicing of the same bytes."""
 
+import contextlib
+import os
 import select
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -235,3 +240,46 @@ def test_nothing_listens_there() -> None:
             stream.connect(address, lambda: 1.0)
     finally:
         stream.close()
+
+
+_FORKS_MEANWHILE = """
+import os, signal, threading
+from gigl_loader.transport import Listener, Security, listener, stream
+
+register, accepted, forked = stream.close_in_children, threading.Event(), threading.Event()
+
+def register_late(sock):
+    if threading.current_thread().name == "tested door":
+        accepted.set()
+        forked.wait(1.0)  # the fork comes now, or waits for this
+    register(sock)
+
+stream.close_in_children = listener.close_in_children = register_late
+door = Listener("127.0.0.1", 0, Security.local(), {}, "tested").start()
+print(door.address[1], flush=True)
+accepted.wait(60)
+child = os.fork()
+if child == 0:
+    signal.pause()
+forked.set()
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_fork_while_a_caller_comes_in_keeps_no_copy_of_its_connection() -> None:
+    """A child that outlives its parent would keep it open: the caller would never see the end."""
+    words = [sys.executable, "-W", "ignore", "-c", _FORKS_MEANWHILE]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        port = int(parent.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port)) as caller:
+            child = int(parent.stdout.readline())
+            try:
+                parent.wait(60)
+                caller.settimeout(20)
+                with contextlib.suppress(ConnectionResetError):
+                    while caller.recv(1000):
+                        pass
+            finally:
+                os.kill(child, signal.SIGKILL)
