@@ -24,12 +24,10 @@ def _path(file: Path) -> str:
 DOWNWARD = {
     ("message.py", "dataset"): "messages are keyed by the schema's node and edge types",
     ("options.py", "dataset"): "fanouts are keyed by the schema's edge types",
-    ("utils.py", "loader"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("_gloo.py", "transport"): "what it asks about addresses; it opens nothing",
     ("utils.py", "transport"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("diagnose.py", "transport"): "a command: it stands above everything",
     ("cli.py", "transport"): "the door for the shell: each verb imports what it needs",
-    ("diagnose.py", "loader"): "a command: it stands above everything and is imported by nothing",
     ("diagnose.py", "memory"): "the same",
     ("diagnose.py", "testing"): "the same",
     ("plan/calibrate.py", "testing"): "processes that start in milliseconds, to be measured",
