@@ -24,13 +24,11 @@ def _path(file: Path) -> str:
 DOWNWARD = {
     ("message.py", "dataset"): "messages are keyed by the schema's node and edge types",
     ("options.py", "dataset"): "fanouts are keyed by the schema's edge types",
-    ("utils.py", "loader"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("_gloo.py", "transport"): "what it asks about addresses; it opens nothing",
     ("utils.py", "transport"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("diagnose.py", "transport"): "a command: it stands above everything",
     ("footprint.py", "workers"): "how a process is read in /proc; no batch passes it",
     ("cli.py", "transport"): "the door for the shell: each verb imports what it needs",
-    ("diagnose.py", "loader"): "a command: it stands above everything and is imported by nothing",
     ("diagnose.py", "memory"): "the same",
 }
 """Imports against the order that are wanted, each with its reason."""
