@@ -94,7 +94,7 @@ def test_seeds_by_type(typed: DistDataset, seeds, match: str) -> None:
         ({"remote_cache": "lots"}, "remote_cache must be bytes above 0, or a text"),
         ({"remote_cache": "0%"}, "above 0% and at most 100%, got '0%'"),
         ({"remote_cache": "120%"}, "at most 100%"),
-        ({"remote_cache": True}, 'a size such as "2GB", or a share such as "20%", got True'),
+        ({"remote_cache": True}, 'or a share such as "20%"; got True'),
         ({"remote_cache": 0.2}, 'a share such as "20%", got 0.2'),
         ({"channel_size": True}, "channel_size must be bytes above 0, or a text"),
         ({"remote_cache": "1GB", "lookahead": -1}, "lookahead must be a number of batches >= 0"),
