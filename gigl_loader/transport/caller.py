@@ -11,7 +11,7 @@ closes, or resets the connection     connects again at once
 refuses the connection               gives up: its process is gone
 is another process than before       gives up: nothing is asked again of a stranger
 says goodbye                         gives up: it will not answer
-is silent for two seconds            connects afresh, again and again; the first to get in counts
+is silent for two seconds            takes the connection for lost, and connects again
 is silent for ``patience_s``         gives up
 ===================================  ===========================================================
 
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 << 30
 """The most that the arrays of one answer may hold. Pages are taken as bytes come, not before."""
-_SUSPECT_S = 2.0  # of silence, then fresh connections are tried; a debtor speaks each second
+_SUSPECT_S = 2.0  # of silence, then a connection counts as lost; a debtor speaks each second
 _DIAL_S = 0.5  # one attempt while the peer is silent: a lost first packet is sent again after 1 s
 _HANDSHAKE_S = 3.0  # for a listener that has begun to answer
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
@@ -330,12 +330,12 @@ class Caller:
     def _wait_to_read(self, connection: _Connection, deadline: float) -> None:
         if connection.stream.wait(select.POLLIN, min(_SLICE_S, deadline - time.monotonic())):
             return
-        silent_s = self._silent_s(connection)
-        if silent_s > self._patience_s:
-            connection.lose()
         # not before an "alive" was missed; with a short patience still in time for two attempts
-        elif silent_s > max(1.5 * TICK_S, min(_SUSPECT_S, self._patience_s / 2)):
-            self._try(deadline, deadline)
+        limit = max(1.5 * TICK_S, min(_SUSPECT_S, self._patience_s / 2))
+        if self._silent_s(connection) > min(limit, self._patience_s):
+            # After a cut it would wake up late, as its retransmission timer has doubled. It is
+            # closed when the next one is there: the listener sees a replacement, and no end.
+            connection.broken = True
 
     def _silent_s(self, connection: _Connection | None) -> float:
         """Return for how long nothing was heard; a fresh connection has time to be heard on.
