@@ -270,8 +270,8 @@ class Refusing:
             raise PeerError(words)
 
         table = {
-            f"draw {access.job}": Method(DrawQuestion, DrawAnswer, refuse),
-            f"rows {access.job}": Method(RowsQuestion, RowsAnswer, refuse),
+            "draw": Method(DrawQuestion, DrawAnswer, refuse),
+            "rows": Method(RowsQuestion, RowsAnswer, refuse),
         }
         self._listener = Listener(
             access.host, 0, access.security, table, name, max_ask_bytes=_MAX_ASK_BYTES,

@@ -226,10 +226,11 @@ class WorkerPool:
 
     def _await_ready(self, timeout_s: float, restarts: Restarts) -> None:
         deadline = time.monotonic() + timeout_s
-        while not all(worker.ready for worker in self._workers):
+        # a worker's own word may overtake its supervisor's, which tells the pid
+        while not all(worker.ready and worker.pid is not None for worker in self._workers):
             left = deadline - time.monotonic()
             if left <= 0:
-                late = [worker.number for worker in self._workers if not worker.ready]
+                late = [one.number for one in self._workers if not one.ready or one.pid is None]
                 raise PeerTimeoutError(
                     f"sampling workers {late} were not ready {timeout_s:.0f} s after their start: "
                     f"{self.describe(late)}; raise `timeout` if this machine is that slow"

@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from in_process import SECURITY, create, joined, storage
@@ -18,7 +19,7 @@ from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.connection import ServerConnection
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
-from gigl_loader.remote.membership import Join, News, Role
+from gigl_loader.remote.membership import News
 from gigl_loader.testing import wait_until
 from gigl_loader.transport import End, Security, listener
 from gigl_loader.transport.security import TOKEN_VARIABLE
@@ -214,9 +215,11 @@ def test_a_server_tells_its_status_while_a_client_that_came_back_is_freed(monkey
             gone(client)
 
         monkeypatch.setattr(endpoint.server, "client_gone", free)
+        (member,) = endpoint._attendance.members.values()
+        same_process = replace(member.join, job=cluster.job)
         again = ServerConnection(
             0, endpoint.address, SECURITY, "the same rank", "another session", 10.0,
-            Join(role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=cluster.job),
+            same_process,
         )  # fmt: skip
         with ThreadPoolExecutor(2) as pool:
             came = pool.submit(again.meet, 60.0)

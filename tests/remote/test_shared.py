@@ -113,6 +113,8 @@ def test_an_error_of_the_pump_that_nobody_expects_reaches_who_waits(shared, prod
         shared.start_epoch(1, EpochRequest(generation=2))
     assert "Too many open files" in shared.status()["failed"]
     assert "thread 'pump key' ended by OSError" in caplog.text
+
+
 def test_a_connection_that_was_replaced_takes_no_batch(shared, producer):
     """Its fetches may be read after those of the next one: nobody reads their answers."""
     shared.start_epoch(0, EpochRequest(generation=1))
