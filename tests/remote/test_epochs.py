@@ -101,6 +101,7 @@ def _check_state(server, folder):
     producers, totals = found.pop("producers"), found.pop("totals")
     assert totals["batches"] > 0
     assert 0 < found.pop("uptime_s") < 300
+    assert len(found.pop("cluster")) == 16
     assert found == {
         "health": "serving", "server_rank": server, "num_servers": 2,
         "pid": request_server(server, DistServer.ping),
