@@ -1,6 +1,6 @@
 """How long faults of the network take to be known or got over, and what a flood of strangers costs.
 
-Each line has its bar: an outage costs its length and three seconds, a stopped peer is known one
+Each line has its bar: an outage costs its length and three seconds, a stopped peer is known a
 second after the limit on silence, a killed one at once; two callers get in within a second each
 beside 2,400 half-open connections. Times mean little while other work has the cores.
 
