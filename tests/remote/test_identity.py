@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import SECURITY, create, joined, storage
+from in_process import SECURITY, channel_of, create, joined, start, storage, take
+from relay import Relay
 from store_cluster import (
     compute,
     info_of,
@@ -26,7 +27,13 @@ from store_cluster import (
 )
 
 from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
-from gigl_loader.errors import ConfigError, GiglLoaderError, ProtocolError, UsageError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    PeerLostError,
+    ProtocolError,
+    UsageError,
+)
 from gigl_loader.graph_store import DistServer
 from gigl_loader.options import EpochOptions
 from gigl_loader.remote.cluster import Cluster
@@ -117,6 +124,29 @@ def test_a_rank_that_was_suspended_meets_another_server(tmp_path: Path, in_order
         os.kill(ranks[0].pid, signal.SIGCONT)
         (tmp_path / "rank 0 goes on").touch()
         started.join([*ranks, server])
+
+
+def test_a_fetch_is_asked_again_of_the_server_that_it_was_meant_for() -> None:
+    """Another one that got its port may have a producer whose epoch and position are the same."""
+    with (
+        storage() as (first,),
+        storage() as (second,),
+        Relay(first.address) as relay,
+        joined(second.address) as other,
+        channel_of(other) as channel,
+        Caller(*relay.address, SECURITY, "compute process 0") as caller,
+    ):
+        start(channel, 0)
+        caller.connect(time.monotonic() + 60.0)
+        relay.cut.set()
+        fetch = FetchRequest(producer_id=channel._producer_ids[0], generation=1, position=0)
+        reply = caller.ask("fetch", fetch, FetchAnswer)
+        relay.target = second.address
+        relay.reset()
+        relay.cut.clear()
+        with pytest.raises(PeerLostError, match="another process listens there"):
+            reply.wait(60)
+        assert len(take(channel)) == 30, "each of the other one's batches is its own"
 
 
 # --- a cluster and a graph ------------------------------------------------------------------------
