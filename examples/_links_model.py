@@ -1,6 +1,7 @@
 """The model of the link-prediction example, its loss, and how its ranking is judged."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ class LinkModel(nn.Module):
         self.hops, self.dim = hops, dim
         self.tables = nn.ModuleDict({t: nn.Embedding(n, dim) for t, n in num_nodes.items()})
         for table in self.tables.values():
-            nn.init.normal_(table.weight, std=0.1)
+            nn.init.normal_(cast("Tensor", table.weight), std=0.1)
 
     def forward(
         self, n_id: dict[str, Tensor], edge_index: dict[tuple[str, str, str], Tensor]
@@ -35,7 +36,7 @@ class LinkModel(nn.Module):
         hidden = {t: self.tables[t](ids) for t, ids in n_id.items()}
         total = dict(hidden)
         for _ in range(self.hops):
-            found = {t: [] for t in hidden}
+            found: dict[str, list[Tensor]] = {t: [] for t in hidden}
             for (src, _, dst), index in edge_index.items():
                 size = hidden[dst].size(0)
                 found[dst].append(scatter(hidden[src][index[0]], index[1], 0, size, "mean"))

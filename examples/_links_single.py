@@ -1,6 +1,7 @@
 """The same training in one process: what the distributed run is compared with."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from _links_data import USES
@@ -54,7 +55,8 @@ class MemorySampler:
         position = {t: torch.full((self._graph[t].num_nodes,), -1) for t in nodes}
         for t, ids in nodes.items():
             position[t][ids] = torch.arange(ids.numel())
-        frontier, edges = dict(nodes), {edge_type: [] for edge_type in self._sources}
+        frontier = dict(nodes)
+        edges: dict[Any, list[Tensor]] = {edge_type: [] for edge_type in self._sources}
         for fanout in self._num_neighbors:
             drawn = {t: self._draw(t, frontier[t[2]], fanout) for t in edges}
             for t in nodes:

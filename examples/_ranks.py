@@ -19,7 +19,8 @@ def process_group() -> Iterator[None]:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         yield
     finally:

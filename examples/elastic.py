@@ -15,7 +15,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -43,7 +43,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def make_loader(dataset: DistDataset, batch_size: int, **how: Any) -> DistNeighborLoader:
     return DistNeighborLoader(
-        dataset, [10, 10], dataset.train_node_ids, batch_size=batch_size, shuffle=True, seed=0,
+        dataset, [10, 10], cast("torch.Tensor", dataset.train_node_ids),
+        batch_size=batch_size, shuffle=True, seed=0,
         shard="world",  # all ranks are given the same seeds; the loaders share the batches out
         even_ranks="wrap",  # as many steps on all ranks: DDP waits for each
         **how,
@@ -79,7 +80,11 @@ class Training:
         if self.rank != 0:
             return
         new = self.args.checkpoint.with_suffix(".new")
-        values = {"model": self.model, "optimizer": self.optimizer, "loader": self.loader}
+        values: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "loader": self.loader,
+        }
         torch.save({name: value.state_dict() for name, value in values.items()}, new)
         new.replace(self.args.checkpoint)  # there is a whole one at any time
 

@@ -8,7 +8,7 @@ run that starts from one goes on with the batches that had not been seen.
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning
 import torch
@@ -41,7 +41,8 @@ class GraphDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         if not dist.is_initialized():  # one device: Lightning starts no group, the loaders need one
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
             self._owns_group = True
         self._dataset = DistDataset.from_pyg(self._data)
 
@@ -53,7 +54,8 @@ class GraphDataModule(lightning.LightningDataModule):
 
     def _loader(self, split: str, **how: Any) -> DistNeighborLoader:
         loader = DistNeighborLoader(
-            self._dataset, self._num_neighbors, self._dataset.split_node_ids(split),
+            self._dataset, self._num_neighbors,
+            cast("torch.Tensor", self._dataset.split_node_ids(split)),
             shard="world",  # all processes are given the same seeds, and share the batches out
             batch_size=self._batch_size, seed=self._seed,
             pin_memory_device=torch.device("cpu"), **how,  # Lightning moves batches itself

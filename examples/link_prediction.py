@@ -204,23 +204,30 @@ def all_embeddings(model: LinkModel, loader: Iterable[Any], node_type: str, tota
     return table
 
 
+def links_of(dataset: DistDataset, edge_type: Any) -> Tensor:
+    """Return the links of this partition's users, which `split` gave it."""
+    links = dataset.positive_label_edges(edge_type)
+    assert links is not None
+    return links
+
+
 def rank_items(scores: Tensor, dataset: DistDataset, held_out: Any) -> tuple[float, float]:
     """Return recall@20 and NDCG@20 over the users of all partitions.
 
     Each rank judges the users that it owns; links that the model has seen are not ranked.
     """
-    known = dataset.positive_label_edges(USES)
+    known = links_of(dataset, USES)
     if held_out == TEST:
-        known = torch.cat([known, dataset.positive_label_edges(VAL)], dim=1)
-    found: Ranking = judge(scores, known, dataset.positive_label_edges(held_out))
+        known = torch.cat([known, links_of(dataset, VAL)], dim=1)
+    found: Ranking = judge(scores, known, links_of(dataset, held_out))
     recall, ndcg, users = sum_over_ranks(found.recall, found.ndcg, found.users)
     return recall / users, ndcg / users
 
 
 def test_links(scores: Tensor, dataset: DistDataset) -> tuple[float, ...]:
     """Return recall@20, NDCG@20, filtered MRR and Hits@10 on the test links of all partitions."""
-    seen = [dataset.positive_label_edges(links) for links in (USES, VAL)]
-    found = judge_links(scores, torch.cat(seen, dim=1), dataset.positive_label_edges(TEST))
+    seen = [links_of(dataset, links) for links in (USES, VAL)]
+    found = judge_links(scores, torch.cat(seen, dim=1), links_of(dataset, TEST))
     rank, hits, links = sum_over_ranks(found.reciprocal_rank, found.hits, found.links)
     return (*rank_items(scores, dataset, TEST), rank / links, hits / links)
 
@@ -229,8 +236,8 @@ def rank_nearest(
     users: Tensor, items: Tensor, dataset: DistDataset, index: str
 ) -> tuple[float, ...]:
     """Return recall@20 and NDCG@20 of the test links, of the lists that an index finds."""
-    known = torch.cat([dataset.positive_label_edges(links) for links in (USES, VAL)], dim=1)
-    held_out = dataset.positive_label_edges(TEST)
+    known = torch.cat([links_of(dataset, links) for links in (USES, VAL)], dim=1)
+    held_out = links_of(dataset, TEST)
     asked, row = torch.cat([known[0], held_out[0]]).unique(return_inverse=True)
     known, held_out = (
         torch.stack([rows, links[1]])
@@ -303,7 +310,7 @@ def draw_curve(args: argparse.Namespace, curve: list[tuple[int, float, float]]) 
 
 def by_popularity(dataset: DistDataset) -> tuple[float, ...]:
     """Rank items by how many users have them in training."""
-    known = dataset.positive_label_edges(USES)
+    known = links_of(dataset, USES)
     sizes = dataset.num_nodes
     counts = torch.bincount(known[1], minlength=sizes["item"]).double()
     dist.all_reduce(counts)

@@ -49,7 +49,9 @@ def partition(rank: int, num_partitions: int) -> DistDataset:
     node = torch.arange(NODES)
     pairs = torch.stack([node, (node * 29 + 11) % NODES])
     book = node * num_partitions // NODES
-    where = {"partition_book": book, "partition_idx": rank} if num_partitions > 1 else {}
+    where: dict[str, Any] = (
+        {"partition_book": book, "partition_idx": rank} if num_partitions > 1 else {}
+    )
     return DistDataset.from_pyg(graph(), supervision=(pairs, None), **where)
 
 

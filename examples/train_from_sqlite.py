@@ -9,6 +9,7 @@ that it used last. With a graph store, start the servers with ``--allow-samplers
 import argparse
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -46,15 +47,25 @@ def main() -> None:
         store = FeatureStoreOptions(
             "sqlite_features.SqliteFeatures", {"path": path}, cache_bytes=args.cache_bytes
         )
-        how = {"num_neighbors": [10, 5], "batch_size": 64, "seed": 0, "feature_store": store}
+        how: dict[str, Any] = {
+            "num_neighbors": [10, 5],
+            "batch_size": 64,
+            "seed": 0,
+            "feature_store": store,
+        }
         torch.manual_seed(0)
         model = GraphSAGE(width, 64, 2, classes)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         with (
             DistNeighborLoader(
-                dataset, input_nodes=dataset.train_node_ids, shuffle=True, **how
+                dataset,
+                input_nodes=cast("torch.Tensor", dataset.train_node_ids),
+                shuffle=True,
+                **how,
             ) as train,
-            DistNeighborLoader(dataset, input_nodes=dataset.test_node_ids, **how) as test,
+            DistNeighborLoader(
+                dataset, input_nodes=cast("torch.Tensor", dataset.test_node_ids), **how
+            ) as test,
         ):
             for _ in range(args.epochs):
                 for batch in train:

@@ -159,7 +159,7 @@ def _size(nbytes: int) -> str:
 def network() -> Iterator[Finding]:
     """Report addresses and ports."""
     from gigl_loader.errors import ConfigError
-    from gigl_loader.loader.runtime import own_address
+    from gigl_loader.transport import own_address
 
     try:
         address = own_address()

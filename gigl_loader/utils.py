@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from gigl_loader import GraphStoreInfo
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.loader.runtime import own_address
 from gigl_loader.ranks import gather_from_ranks
-from gigl_loader.transport.addresses import free_ports
+from gigl_loader.transport import free_ports, own_address
 
 __all__ = [
     "GraphStoreInfo",

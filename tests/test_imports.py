@@ -24,13 +24,11 @@ def _path(file: Path) -> str:
 DOWNWARD = {
     ("message.py", "dataset"): "messages are keyed by the schema's node and edge types",
     ("options.py", "dataset"): "fanouts are keyed by the schema's edge types",
-    ("utils.py", "loader"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("_gloo.py", "transport"): "what it asks about addresses; it opens nothing",
     ("utils.py", "transport"): "GiGL's module path: names alone, for scripts written for GiGL",
     ("diagnose.py", "transport"): "a command: it stands above everything",
     ("footprint.py", "workers"): "how a process is read in /proc; no batch passes it",
     ("cli.py", "transport"): "the door for the shell: each verb imports what it needs",
-    ("diagnose.py", "loader"): "a command: it stands above everything and is imported by nothing",
     ("diagnose.py", "memory"): "the same",
 }
 """Imports against the order that are wanted, each with its reason."""
@@ -151,3 +149,9 @@ def test_a_worker_starts_without_torch() -> None:
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "gigl_loader.workers.worker" in found.stdout.split(), found.stderr
     assert not {"torch", "torch_geometric", "graphlearn_torch"} & set(found.stdout.split())
+
+
+def test_what_a_thread_keeps_is_typed() -> None:
+    """A bare ``threading.local()`` has any attribute: one was read that nobody wrote."""
+    bare = [_path(file) for file in FILES if "threading.local()" in file.read_text()]
+    assert bare == [], "give a subclass its attributes"

@@ -54,7 +54,8 @@ def check_target(target: Path, *, overwrite: bool) -> None:
         )
     if names and not overwrite:
         raise ConfigError(
-            f"{target} holds partitions: remove it or give overwrite=True, --overwrite in the shell"
+            f"{target} holds partitions: remove it, or give overwrite=True, which is --overwrite "
+            "in the shell"
         )
 
 

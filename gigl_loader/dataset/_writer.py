@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -71,7 +70,7 @@ def _acquire(lock: Path, what: Path) -> int:
             break
         os.close(fd)  # of a writer that ended between our two calls
     started = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    owner_now = {"pid": os.getpid(), "host": socket.gethostname(), "since": started}
+    owner_now = {"pid": os.getpid(), "host": os.uname().nodename, "since": started}
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps(owner_now).encode() + b"\n", 0)
     return fd

@@ -7,13 +7,11 @@ for another process (``torch.multiprocessing``) carries file descriptors in plac
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -36,6 +34,7 @@ from gigl_loader.dataset._pyg import (
     keep_neighbor_times,
     read_pyg,
 )
+from gigl_loader.dataset._table_ids import TableIds
 from gigl_loader.dataset._weight_attr import weighted_view
 from gigl_loader.dataset.identity import identity_of
 from gigl_loader.dataset.lookup import DistFeature, Kind
@@ -50,13 +49,12 @@ from gigl_loader.dataset.schema import (
 from gigl_loader.dataset.times import with_times
 from gigl_loader.dataset.view import Book, PartitionView
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
-from gigl_loader.memory.segments import Array
 
 if TYPE_CHECKING:  # sampling workers read this module and do without it
     from torch_geometric.data import Data, HeteroData
 
 
-class DistDataset(PartitionFacts, _glt.DistDataset):
+class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
     """One partition of a graph: topology, features, labels, splits, and who owns what.
 
     Make one with `from_pyg`, `load` or `wrap`, or empty and then `build`. What GLT's class offers
@@ -468,92 +466,9 @@ class DistDataset(PartitionFacts, _glt.DistDataset):
         self._mapped.verify()
 
     @property
-    def has_original_ids(self) -> bool:
-        """Whether nodes had other ids in the tables that they came from, see `to_original`."""
-        return any(isinstance(key, str) for key in self._original)
-
-    @property
     def has_checksums(self) -> bool:
         """Whether this is of a directory in our own format, whose files have checksums."""
         return self._mapped is not None
-
-    def to_original(self, ids: Tensor | Array, node_type: NodeType | None = None) -> Array:
-        """Return the ids that nodes had in the tables that `partition_tables` read.
-
-        Args:
-            ids: ``[n]`` int64, a tensor or an array; of any partition, as in ``batch.n_id``.
-            node_type: None: the only one.
-
-        Returns:
-            ``[n]`` array of int64, or of `str` objects.
-
-        Raises:
-            ConfigError: There is no such node or node type.
-            UsageError: The graph was not made of tables.
-        """
-        found = ids.numpy() if isinstance(ids, Tensor) else np.asarray(ids, np.int64)
-        return self._dictionary(node_type).to_original(found)
-
-    def from_original(
-        self, values: Sequence[int] | Sequence[str] | Array, node_type: NodeType | None = None
-    ) -> Tensor:
-        """Return the ids in this dataset of nodes that are named as in the tables.
-
-        Reads through the file of all ids once, a block at a time: give many ids at once.
-
-        Args:
-            values: A sequence or an array of `int` or `str`.
-            node_type: None: the only one.
-
-        Returns:
-            ``[n]`` int64.
-
-        Raises:
-            ConfigError: One of them is not there, or pyarrow is not installed.
-            UsageError: The graph was not made of tables.
-        """
-        return torch.from_numpy(self._dictionary(node_type).from_original(values))
-
-    def to_table_rows(self, edge_ids: Tensor | Array, edge_type: EdgeType | None = None) -> Array:
-        """Return the rows that edges had in the table that `partition_tables` read.
-
-        Rows count over all files of the table, in the order in which they were read: as given, and
-        those of a directory or a pattern by name.
-
-        Args:
-            edge_ids: ``[n]`` int64, a tensor or an array; of any partition, as in ``batch.e_id``.
-            edge_type: None: the only one.
-
-        Returns:
-            ``[n]`` int64.
-
-        Raises:
-            ConfigError: There is no such edge or edge type.
-            UsageError: The graph was not made of tables with ``edge_rows=True``.
-        """
-        self.view()  # raises what the comparison in the background has found
-        known = {key: found for key, found in self._original.items() if isinstance(key, tuple)}
-        if not known:
-            raise UsageError(
-                "rows of edges were not kept: this takes partition_tables(..., edge_rows=True)"
-            )
-        if edge_type is None and len(known) == 1:
-            (edge_type,) = known
-        if edge_type not in known:
-            raise ConfigError(f"edge_type must be one of {sorted(known)}, got {edge_type!r}")
-        ids = edge_ids.numpy() if isinstance(edge_ids, Tensor) else np.asarray(edge_ids, np.int64)
-        return known[edge_type].to_original(ids)
-
-    def _dictionary(self, node_type: NodeType | None) -> OriginalIds:
-        self.view()  # raises what the comparison in the background has found
-        known = {key: found for key, found in self._original.items() if isinstance(key, str)}
-        if not known:
-            raise UsageError("this graph was not made of tables: its ids are those it was given")
-        if node_type is None and len(known) == 1:
-            return next(iter(known.values()))
-        if node_type not in known:
-            raise ConfigError(f"node_type must be one of {sorted(known)}, got {node_type!r}")
-        return known[node_type]
 
     def __repr__(self) -> str:
         position = f"partition {self.partition_idx} of {self.num_partitions}"

@@ -81,11 +81,12 @@ class Results:
                     f"{path} is of a run that differs in {changed}: give out= another folder, or "
                     "remove this one"
                 )
-        elif self._path(self._ending).exists():
-            raise ConfigError(
-                f"{self._path(self._ending)} is there, and not what it was computed from: give "
-                "out= another folder, or remove it"
-            )
+        for found in (self._path(".npy"), self._path(".parquet")):
+            if found.exists() and not path.exists():
+                raise ConfigError(
+                    f"{found} is there, and not what it was computed from: give out= another "
+                    "folder, or remove it"
+                )
         half = path.with_suffix(".json.half")
         half.write_text(json.dumps(identity, indent=1) + "\n")
         os.replace(half, path)  # a run that is killed leaves all of it or nothing
@@ -109,7 +110,9 @@ class Results:
         """Return the rows that an earlier run left of a layer, finished or not."""
         if self._folder is None or layer not in self._done:
             return None
-        path = self._layer_path(layer, last=last)
+        path = self._path(f".layer{layer}")
+        if last and self._ending == ".npy" and self._path(".npy").exists():
+            path = self._path(".npy")  # an earlier run finished it
         try:
             # r+: a layer that was not finished goes on in the same file. One that was cut off is
             # made as long again, with zeros: the digests of its last chunks do not fit them.
@@ -127,19 +130,15 @@ class Results:
         shape = (self._num_rows, width)
         if self._folder is None:
             return torch.empty(shape, dtype=dtype)
-        path = self._layer_path(layer, last=last)
+        if last:  # of an earlier run, and not whole any more
+            self.withdraw(layer)
+        path = self._path(f".layer{layer}")
         if self._num_rows == 0:  # nothing can be mapped
             _save(path, np.empty(shape, dtype_name(dtype)))
             return torch.empty(shape, dtype=dtype)
         return torch.from_numpy(
             np.lib.format.open_memmap(path, "w+", np.dtype(dtype_name(dtype)), shape)
         )
-
-    def _layer_path(self, layer: int, *, last: bool) -> Path:
-        found = self._path(".npy")
-        if last and found.exists():  # an earlier run finished it
-            return found
-        return self._path(f".layer{layer}")
 
     def withdraw(self, layer: int) -> None:
         """Take the last layer's file its name: rows of it were damaged, and are computed again."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gigl_loader._glt import (
     CollocatedDistSamplingWorkerOptions,
+    MpDistSamplingWorkerOptions,
     NodeSamplerInput,
     SamplingConfig,
     init_worker_group,
@@ -30,8 +31,9 @@ from gigl_loader.loader.runtime import DistributedRuntimeInfo
 from gigl_loader.loader.sampler_choice import SamplerClass, check_feature_store, chosen_sampler
 from gigl_loader.loader.world import agree_on_seed
 from gigl_loader.memory.tensors import bytes_of
-from gigl_loader.options import CustomSamplerOptions
+from gigl_loader.options import CustomSamplerOptions, EpochOptions, SamplerOptions
 from gigl_loader.ranks import check_same_options, end_group, gather_from_ranks
+from gigl_loader.remote.dataset import RemoteDistDataset
 from gigl_loader.seeds import SeedsTold, check_each_once, check_same_seeds
 from gigl_loader.workers.producer import DistSamplingProducer
 from gigl_loader.workers.sampled_input import check_seed_times
@@ -70,6 +72,40 @@ def told_to_others(runtime: DistributedRuntimeInfo) -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a loader is made of, checked and told to the other ranks."""
+
+    args: LoaderArgs
+    """The user's keywords, with the sampler that was chosen."""
+    dataset: DistDataset | RemoteDistDataset
+    sampler_input: NodeSamplerInput | list[NodeSamplerInput]
+    schema: DatasetSchema
+    sampling_config: SamplingConfig
+    device: torch.device
+    runtime: DistributedRuntimeInfo
+    epoch_options: EpochOptions
+    worker_options: Any
+    """GLT's: of workers, of a graph store, or of a process that samples by itself."""
+    producer: Any
+    """A source that was not started; of a graph store, what its servers are to call."""
+    sampler_options: SamplerOptions | None
+
+    def start(self, loader: BaseDistLoader) -> None:
+        """Make ``loader`` of them, which starts its source."""
+        given = self.args.given
+        BaseDistLoader.__init__(
+            loader, self.dataset, self.sampler_input, self.schema, self.worker_options,
+            self.sampling_config, self.device, self.runtime, self.producer, self.sampler_options,
+            given["process_start_gap_seconds"],
+            non_blocking_transfers=given["non_blocking_transfers"],
+            epoch_options=self.epoch_options, even_ranks=given["even_ranks"],
+            device_prefetch=given["device_prefetch"], shard=given["shard"],
+            transform=given["transform"],
+            transform_sampler_output=given["transform_sampler_output"],
+        )  # fmt: skip
+
+
 @explained_limits("building a loader")
 def colocated_parts(
     dataset: Any,
@@ -77,8 +113,8 @@ def colocated_parts(
     runtime: DistributedRuntimeInfo,
     make_input: Callable[[DistDataset], NodeSamplerInput],
     default_sampler: SamplerClass | None = None,
-) -> dict[str, Any]:
-    """Return the arguments of `BaseDistLoader` for sampling on this machine.
+) -> Parts:
+    """Return what a loader is made of that samples on this machine.
 
     Args:
         dataset: Ours or GLT's.
@@ -108,18 +144,21 @@ def colocated_parts(
     # Before the producer exists, whose plan has the seed in every draw.
     if given["shard"] == "world":
         epoch_options = agree_on_seed(epoch_options, given["seed"], runtime.world_size)
-    parts = {
-        "dataset": data,
-        "sampler_input": sampler_input,
-        "dataset_schema": data.schema,
-        "sampling_config": config,
-        "device": device,
-        "runtime": runtime,
-        "epoch_options": epoch_options,
-        **common_parts(args),
-    }
-    if args.in_process:
-        return {**parts, **_in_process_parts(args, parts, default_sampler)}
+    parts = Parts(
+        args=args, dataset=data, sampler_input=sampler_input, schema=data.schema,
+        sampling_config=config, device=device, runtime=runtime, epoch_options=epoch_options,
+        worker_options=None, producer=None, sampler_options=given["sampler_options"],
+    )  # fmt: skip
+    how = _sampled_here if args.in_process else _sampled_by_workers
+    worker_options, producer = how(parts, data, default_sampler)
+    return replace(parts, worker_options=worker_options, producer=producer)
+
+
+def _sampled_by_workers(
+    parts: Parts, data: DistDataset, default_sampler: SamplerClass | None
+) -> tuple[MpDistSamplingWorkerOptions, DistSamplingProducer]:
+    """Return the options of sampling processes, and their producer, which has started none."""
+    given, runtime, device = parts.args.given, parts.runtime, parts.device
     # These are GiGL's steps, in its order: its subclasses call the same static methods. The port is
     # for GLT's options alone, workers find each other through the process group.
     port = BaseDistLoader.initialize_colocated_sampling_worker(
@@ -142,31 +181,28 @@ def colocated_parts(
         pin_memory=device.type == "cuda",
     )
     producer = DistSamplingProducer(
-        data, sampler_input, config, worker_options,
-        BaseDistLoader.create_colocated_channel(worker_options), given["sampler_options"],
-        epoch_options=epoch_options, worker_init_fn=given["worker_init_fn"],
-        default_sampler=default_sampler, cache=args.cache,
+        data, parts.sampler_input, parts.sampling_config, worker_options,
+        BaseDistLoader.create_colocated_channel(worker_options), parts.sampler_options,
+        epoch_options=parts.epoch_options, worker_init_fn=given["worker_init_fn"],
+        default_sampler=default_sampler, cache=parts.args.cache,
     )  # fmt: skip
-    return {**parts, "worker_options": worker_options, "producer": producer}
+    return worker_options, producer
 
 
-def _in_process_parts(
-    args: LoaderArgs, parts: dict[str, Any], default_sampler: SamplerClass | None
-) -> dict[str, Any]:
+def _sampled_here(
+    parts: Parts, data: DistDataset, default_sampler: SamplerClass | None
+) -> tuple[CollocatedDistSamplingWorkerOptions, InProcessSource]:
     """Return what takes the place of worker options and producer where no worker is started."""
-    given = args.given
-    runtime: DistributedRuntimeInfo = parts["runtime"]
-    if parts["device"].type == "cpu" and given["num_cpu_threads"] is not None:
+    given, runtime = parts.args.given, parts.runtime
+    if parts.device.type == "cpu" and given["num_cpu_threads"] is not None:
         torch.set_num_threads(given["num_cpu_threads"])
     # GLT's context, which `check_context` asks for in every colocated loader.
     init_worker_group(runtime.world_size, runtime.rank, "gigl_loader_workers")
     source = InProcessSource(
-        parts["dataset"], parts["sampler_input"], parts["sampling_config"],
-        parts["epoch_options"], given["sampler_options"], default_sampler,
-        given["worker_concurrency"], parts["device"],
+        data, parts.sampler_input, parts.sampling_config, parts.epoch_options,
+        parts.sampler_options, default_sampler, given["worker_concurrency"], parts.device,
     )  # fmt: skip
-    options = CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT)
-    return {"worker_options": options, "producer": source}
+    return CollocatedDistSamplingWorkerOptions(runtime.master_ip_address, NO_PORT), source
 
 
 def _check_colocated(
@@ -208,8 +244,8 @@ def remote_parts(
     inputs: list[NodeSamplerInput],
     name: str,
     default_sampler: SamplerClass | None = None,
-) -> dict[str, Any]:
-    """Return the arguments of `BaseDistLoader` for sampling on a graph store.
+) -> Parts:
+    """Return what a loader is made of that samples on a graph store.
 
     Args:
         dataset: A ``RemoteDistDataset``.
@@ -250,25 +286,18 @@ def remote_parts(
         channel_size=given["channel_size"],
         prefetch_size=DEFAULT_PREFETCH if prefetch is None else prefetch,
     )
-    parts = {
-        "dataset": dataset,
-        "sampler_input": inputs,
-        "dataset_schema": schema,
-        "worker_options": worker_options,
-        "sampling_config": config,
-        "device": args.device(runtime.local_rank),
-        "runtime": runtime,
-        "producer": DistServer.create_sampling_producer,
-        # Options travel to the servers, whose producers have no keyword for a cache.
-        "epoch_options": replace(args.epoch_options(), cache=args.cache),
-        **common_parts(args),
-    }
+    sampler_options = given["sampler_options"]
     # Servers know one way to be told of a sampler: options with its path and keywords.
-    if default_sampler is not None and not isinstance(
-        given["sampler_options"], CustomSamplerOptions
-    ):
-        parts["sampler_options"] = CustomSamplerOptions(*default_sampler)
-    return parts
+    if default_sampler is not None and not isinstance(sampler_options, CustomSamplerOptions):
+        sampler_options = CustomSamplerOptions(*default_sampler)
+    return Parts(
+        args=args, dataset=dataset, sampler_input=inputs, schema=schema, sampling_config=config,
+        device=args.device(runtime.local_rank), runtime=runtime,
+        # Options travel to the servers, whose producers have no keyword for a cache.
+        epoch_options=replace(args.epoch_options(), cache=args.cache),
+        worker_options=worker_options, producer=DistServer.create_sampling_producer,
+        sampler_options=sampler_options,
+    )  # fmt: skip
 
 
 def _sampling_config(args: LoaderArgs, schema: DatasetSchema) -> SamplingConfig:
@@ -289,21 +318,6 @@ def with_sampler(
         expansion=args.expansion,
     )  # fmt: skip
     return args.with_sampler(options)
-
-
-def common_parts(args: LoaderArgs) -> dict[str, Any]:
-    """Return the arguments of `BaseDistLoader` that are the same in both deployments."""
-    given = args.given
-    return {
-        "sampler_options": given["sampler_options"],
-        "process_start_gap_seconds": given["process_start_gap_seconds"],
-        "non_blocking_transfers": given["non_blocking_transfers"],
-        "even_ranks": given["even_ranks"],
-        "device_prefetch": given["device_prefetch"],
-        "shard": given["shard"],
-        "transform": given["transform"],
-        "transform_sampler_output": given["transform_sampler_output"],
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,7 +223,9 @@ class BaseDistLoader(LoaderParts, DistLoader):
         self._check_shard()
         stagger = Stagger(self._runtime.local_rank, self._runtime.local_world_size, gap_s)
         # the last rank may come that much later
-        producer.join(meet_ranks(producer.epoch_options.timeout_s + stagger.total_s))
+        options = producer.epoch_options
+        meeting = meet_ranks(options.timeout_s + stagger.total_s, options.reconnect_timeout_s)
+        producer.join(meeting)
         # Between meeting and starting: a rank whose turn comes late has been seen by all, so its
         # absence means that it failed, and not that it waits.
         stagger.wait(producer)

@@ -18,7 +18,7 @@ RPC_TIMEOUT_S = 600.0
 _MAX_RPC_THREADS = 16
 # What GLT's options would cut a larger number to, without a word.
 _MAX_CONCURRENCY = 32
-# The most that `LocalStore` lets another partition ask for; there it would be an error of the
+# The most that `LocalReader` lets another partition ask for; there it would be an error of the
 # protocol, in the middle of an epoch.
 _MOST_NEIGHBORS = 2**31 - 1
 

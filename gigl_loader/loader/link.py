@@ -14,6 +14,7 @@ from gigl_loader.dataset.schema import DatasetSchema, EdgeType
 from gigl_loader.errors import ConfigError
 from gigl_loader.loader.args import LoaderArgs
 from gigl_loader.loader.assemble import (
+    Parts,
     colocated_parts,
     end_own_group,
     is_remote,
@@ -164,7 +165,7 @@ class DistABLPLoader(BaseDistLoader):
             # With a deprecated `context` a group is there for the exchange while the loader is
             # built, and ends before workers start: GiGL's loaders leave none behind.
             end_own_group(runtime)
-        super().__init__(**parts)
+        parts.start(self)
 
     def _local_input(self, data: DistDataset, input_nodes: Any) -> NodeSamplerInput:
         found = local_input(data, input_nodes)
@@ -175,7 +176,7 @@ class DistABLPLoader(BaseDistLoader):
         self, dataset: Any, args: LoaderArgs, runtime: DistributedRuntimeInfo, input_nodes: Any,
         supervision_edge_type: SupervisionEdgeType, exclude: bool | Sequence[EdgeType],
         input_time: TimeInput | None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> Parts:  # fmt: skip
         if supervision_edge_type is not None:
             raise ConfigError(
                 f"supervision_edge_type={supervision_edge_type} belongs to colocated mode: with a "

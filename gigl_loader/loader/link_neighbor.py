@@ -170,7 +170,7 @@ class DistLinkNeighborLoader(BaseDistLoader):
                 parts = colocated_parts(data, args, runtime, lambda _: given, sampler)
         finally:
             end_own_group(runtime)
-        super().__init__(**parts)
+        parts.start(self)
 
     def _sampler(
         self, edge_type: EdgeType, num_nodes: Mapping[NodeType, int], strict: bool

@@ -147,7 +147,7 @@ class DistNeighborLoader(BaseDistLoader):
                 )  # fmt: skip
         finally:
             end_own_group(runtime)
-        super().__init__(**parts)
+        parts.start(self)
 
 
 def local_input(data: DistDataset, input_nodes: Any) -> NodeSamplerInput:

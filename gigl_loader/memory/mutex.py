@@ -8,7 +8,7 @@ import ctypes
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gigl_loader.errors import PeerTimeoutError
@@ -19,6 +19,9 @@ MUTEX_BYTES = 64
 
 _SHARED, _ROBUST = 1, 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 _libc = ctypes.CDLL(None)
+_clocklock: Callable[..., int] | None = getattr(_libc, "pthread_mutex_clocklock", None)
+"""Waits by a clock of choice; of glibc 2.30 and later, and of no other libc."""
+_SHORTEST_NAP_S, _LONGEST_NAP_S = 0.0005, 0.02
 
 
 class _Timespec(ctypes.Structure):
@@ -50,10 +53,7 @@ def holding(memory: Array, timeout_s: float) -> Iterator[bool]:
         PeerTimeoutError: It is not free after ``timeout_s`` seconds: its holder is stopped.
     """
     mutex = ctypes.c_void_p(memory.ctypes.data)
-    until = time.time() + timeout_s  # the clock that the function takes
-    limit = _Timespec(int(until), int(until % 1 * 1e9))
-    # ctypes lets go of the GIL while this waits: other threads of this process go on
-    code = _libc.pthread_mutex_timedlock(mutex, ctypes.byref(limit))
+    code = _lock(mutex, timeout_s)
     if code == errno.ETIMEDOUT:
         raise PeerTimeoutError(
             f"a process of this machine has held a lock for {timeout_s:.0f} s: it is stopped; "
@@ -70,6 +70,27 @@ def holding(memory: Array, timeout_s: float) -> Iterator[bool]:
         if code == errno.EOWNERDEAD:
             _libc.pthread_mutex_consistent(mutex)
         _libc.pthread_mutex_unlock(mutex)
+
+
+def _lock(mutex: ctypes.c_void_p, timeout_s: float) -> int:
+    """Take the lock; return the code, ETIMEDOUT where it stays held for ``timeout_s`` seconds.
+
+    Not by the wall clock, as `pthread_mutex_timedlock`: that is set while this waits.
+    """
+    until = time.monotonic() + timeout_s
+    if _clocklock is not None:
+        limit = _Timespec(int(until), int(until % 1 * 1e9))
+        # ctypes lets go of the GIL while this waits: other threads of this process go on
+        return _clocklock(mutex, time.CLOCK_MONOTONIC, ctypes.byref(limit))
+    nap = _SHORTEST_NAP_S
+    while True:
+        code: int = _libc.pthread_mutex_trylock(mutex)
+        if code != errno.EBUSY:
+            return code
+        if time.monotonic() >= until:
+            return errno.ETIMEDOUT
+        time.sleep(nap)
+        nap = min(2 * nap, _LONGEST_NAP_S)
 
 
 def _check(code: int) -> None:

@@ -291,8 +291,9 @@ class ServerConnection:
     def _run_call(self, name: str, request: Any, timeout_s: float, future: "Future[Any]") -> None:
         try:
             with self._borrowed() as caller:
-                response = caller.ask(name, request, CALLS[name].response).wait(timeout_s)
-            result = CALLS[name].result(response)
+                call = CALLS[name]
+                reply = caller.ask(name, request, call.response, timeout_s=timeout_s)
+                result = call.result(reply.wait(timeout_s))
         except BaseException as error:
             future.set_exception(self.named(error))
         else:

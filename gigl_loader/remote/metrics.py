@@ -169,9 +169,7 @@ class MetricsListener:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Collector(status))
         readers = _readers(host, security)
-        pages = Pages(
-            "/metrics", CONTENT_TYPE_LATEST, lambda: generate_latest(registry), readers
-        )  # fmt: skip
+        pages = Pages("/metrics", CONTENT_TYPE_LATEST, lambda: generate_latest(registry), readers)
         self._listener = Listener(
             host, port, readers, {}, "metrics", admit=pages, handshake_s=_REQUEST_S
         ).start()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gigl_loader.dataset.view import Book, PartitionView, Rows
 from gigl_loader.errors import ConfigError
@@ -11,9 +11,17 @@ from gigl_loader.memory.tensors import as_array
 from gigl_loader.remote.messages import RowBook
 from gigl_loader.sampler.questions import RowsAnswer, RowsRequest
 
+if TYPE_CHECKING:
+    from gigl_loader.sampler.reader import LocalReader
+
 _KINDS = (
     "node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes",
 )  # fmt: skip
+
+
+class _OfThread(threading.local):
+    reader: "LocalReader | None" = None
+    """Has scratch memory."""
 
 
 class RowAnswers:
@@ -25,7 +33,7 @@ class RowAnswers:
 
     def __init__(self, view: PartitionView[Any]) -> None:
         self._view = view
-        self._per_thread = threading.local()  # a store owns scratch memory
+        self._of_thread = _OfThread()
 
     def matrix(self, request: RowsRequest) -> Rows[Any]:
         """Return the matrix that a question names.
@@ -47,15 +55,13 @@ class RowAnswers:
 
     def rows(self, request: RowsRequest) -> RowsAnswer:
         """Return rows of a matrix, in scratch memory of this thread, which sends them next."""
-        store = getattr(self._per_thread, "store", None)
-        if store is None:
-            from gigl_loader.sampler.reader import (
-                LocalReader,  # Numba: only where rows are asked for
-            )
+        reader = self._of_thread.reader
+        if reader is None:
+            # Numba: only where rows are asked for
+            from gigl_loader.sampler.reader import LocalReader
 
-            store = self._per_thread.store = LocalReader(_of_arrays(self._view))
-        answer: RowsAnswer = store.answer_rows(request)
-        return answer
+            reader = self._of_thread.reader = LocalReader(_of_arrays(self._view))
+        return reader.answer_rows(request)
 
     def books(self) -> list[RowBook]:
         """Return who owns the rows of each type that has any."""

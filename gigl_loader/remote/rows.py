@@ -145,8 +145,9 @@ class RowQuestions:
             # asked in this thread and in order, so that all servers work while the answers are
             # waited for
             reply = self._caller(connection).ask(
-                call.name, call.ask({"request": question}), call.response, into=into_array(out)
-            )
+                call.name, call.ask({"request": question}), call.response, into=into_array(out),
+                timeout_s=self._timeout_s,
+            )  # fmt: skip
         except GiglLoaderError as error:
             raise connection.named(error) from error
 

@@ -77,7 +77,7 @@ def _jit(function: F, **options: Any) -> F:
 
 def _compile(function: F, *, cache: bool, **options: Any) -> F:
     # Without the interpreter's lock, so that sampling threads run side by side. Without bounds:
-    # whoever calls checks what comes from others (`store._rows_of`, `store._check_drawn`).
+    # whoever calls checks what comes from others (`reader._rows_of`, `reader._check_drawn`).
     made = numba.njit(nogil=True, cache=cache, boundscheck=False, **options)
     return made(function)  # type: ignore[no-any-return]
 

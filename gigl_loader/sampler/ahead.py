@@ -236,7 +236,7 @@ class Filler:
     def _ask(
         self, matrix: Matrix, remote: Remote, at: Array, *, number: int, again: bool = False
     ) -> Asked:
-        """Ask for the rows of ``remote.ids[at]``; ``at`` ascends, ``number`` is of the `Source`."""
+        """Ask for the rows of ``remote.ids[at]``; ``at`` ascends, ``number`` as in `RowsOf`."""
         kind, name = matrix
         like = self._matrix(kind, name).values
         shape = (at.size, *like.shape[1:])

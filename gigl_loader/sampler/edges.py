@@ -39,7 +39,7 @@ class EdgeRoots:
     are disjoint, each end has its own, and belongs to its seed edge.
 
     Args:
-        store: All partitions.
+        reader: Of all partitions.
         plan: What to sample; its input type is that of the sources.
         edge_type: Of the seed edges; names the types of both ends, and with ``strict`` the edges
             that no negative may be.

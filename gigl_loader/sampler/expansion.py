@@ -19,7 +19,7 @@ class Expansion:
     """Expands each node once, in the hop after the one that found it, as PyG does.
 
     Args:
-        store: All partitions.
+        reader: Of all partitions.
         plan: Fanouts, and how to draw.
         nodes: Where new nodes get their labels.
         times: What the times of seeds allow.

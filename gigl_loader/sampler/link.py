@@ -55,7 +55,7 @@ class AnchorRoots:
     (`gigl_loader.message.label_column`). Label edges are never walked.
 
     Args:
-        store: All partitions.
+        reader: Of all partitions.
         plan: What to sample; seeds are the anchors.
         supervision: Edge types that are predicted, anchors first.
         exclude: Message-passing edge types without the copies of the batch's positives.

@@ -47,7 +47,7 @@ class NeighborSampler:
         view: The partition.
         plan: What to sample.
         peers: The other partitions; None: there are none that are asked.
-        roots: Makes the roots of a store; None: `NodeRoots`, the seeds themselves.
+        roots: Makes the roots, given a reader; None: `NodeRoots`, the seeds themselves.
     """
 
     def __init__(

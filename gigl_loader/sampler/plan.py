@@ -87,7 +87,7 @@ class Sampler(Protocol):
     """Turns seeds into the fields of a message. Used by one thread; holds its scratch memory.
 
     A class of one's own is named by `CustomSamplerOptions` and is built in every sampling thread as
-    ``cls(view, plan, peers, **keywords)``. `gigl_loader.sampler.reader.GraphStore` of ``view`` and
+    ``cls(view, plan, peers, **keywords)``. `gigl_loader.sampler.reader.GraphReader` of ``view`` and
     ``peers`` reads the whole graph: what this partition has, what is in ``view.same_host``, and
     what ``peers`` have to be asked for (None: nobody has).
     """

@@ -100,7 +100,7 @@ class Neighbourhood:
     """What one batch has asked the graph for: nodes by number, rows, degrees.
 
     Args:
-        store: All partitions.
+        reader: Of all partitions.
         ends: By edge type, (type that is expanded, type of its neighbours).
         draws: By edge type, the question for rows.
         types: All node types.

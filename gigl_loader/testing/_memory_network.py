@@ -318,9 +318,10 @@ class MemoryCaller:
         self._closed = False
 
     def ask(
-        self, method: str, request: object, answer_type: type[T], *, into: Into | None = None
-    ) -> MemoryReply[T]:
-        """Send a question."""
+        self, method: str, request: object, answer_type: type[T], *, into: Into | None = None,
+        timeout_s: float = math.inf,
+    ) -> MemoryReply[T]:  # fmt: skip
+        """Send a question; a peer in memory takes all bytes at once, whatever ``timeout_s`` is."""
         if self._closed:
             raise PeerLostError(f"{self.what}: closed on this side", End.CLOSED)
         reply: MemoryReply[T] = self._reply(self, method, request, answer_type, into)

@@ -11,7 +11,7 @@ closes, or resets the connection     connects again at once
 refuses the connection               gives up: its process is gone
 is another process than before       gives up: nothing is asked again of a stranger
 says goodbye                         gives up: it will not answer
-is silent for two seconds            connects afresh, again and again; the first to get in counts
+is silent for two seconds            takes the connection for lost, and connects again
 is silent for ``patience_s``         gives up
 ===================================  ===========================================================
 
@@ -20,6 +20,7 @@ and only while this side listens: a job that is suspended and resumed loses no h
 """
 
 import contextlib
+import math
 import os
 import secrets
 import select
@@ -62,7 +63,7 @@ T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 << 30
 """The most that the arrays of one answer may hold. Pages are taken as bytes come, not before."""
-_SUSPECT_S = 2.0  # of silence, then fresh connections are tried; a debtor speaks each second
+_SUSPECT_S = 2.0  # of silence, then a connection counts as lost; a debtor speaks each second
 _DIAL_S = 0.5  # one attempt while the peer is silent: a lost first packet is sent again after 1 s
 _HANDSHAKE_S = 3.0  # for a listener that has begun to answer
 _GRACE_S = 0.75  # of patience, for the last attempt: a peer was last heard up to 1 s before a cut
@@ -139,8 +140,9 @@ class Caller:
     # --- asking -------------------------------------------------------------------------------
 
     def ask(
-        self, method: str, request: object, answer_type: type[T], *, into: Into | None = None
-    ) -> Reply[T]:
+        self, method: str, request: object, answer_type: type[T], *, into: Into | None = None,
+        timeout_s: float = math.inf,
+    ) -> Reply[T]:  # fmt: skip
         """Send a question; does not wait for the answer.
 
         Waits while the peer takes no bytes. A lost connection shows in `Reply.wait`.
@@ -152,6 +154,8 @@ class Caller:
             into: Given what the arrays of the answer look like, returns the memory to receive
                 them into: arrays, contiguous, each with exactly that type and shape. Called by
                 the thread that reads, and again if the connection is lost meanwhile.
+            timeout_s: How long a peer may take no bytes, though it lives; then the connection is
+                lost, and `Reply.wait` asks again on a fresh one, for as long as it may.
 
         Raises:
             ProtocolError: The request cannot travel, or is larger than the listener takes.
@@ -173,11 +177,12 @@ class Caller:
                     self._heard = time.monotonic()  # before, the peer had nothing to say
                 self._unanswered.append(reply)
             if connection is not None and not connection.broken:
-                self._send(connection, reply)
+                self._send(connection, reply, time.monotonic() + timeout_s)
             else:
                 with self._role() as mine:
-                    if mine:  # else whoever has it sees to it
-                        self._replace(time.monotonic() + _DIAL_S)  # sends all that is unanswered
+                    if mine:  # else whoever has it sees to it; sends all that is unanswered
+                        now = time.monotonic()
+                        self._replace(now + _DIAL_S, now + timeout_s)
         self._release_if_closed()
         return reply
 
@@ -190,13 +195,18 @@ class Caller:
                 "split the input, or raise the listener's max_ask_bytes"
             )
 
-    def _send(self, connection: _Connection, reply: Reply[Any]) -> None:
-        """Send one question; reads meanwhile, since the peer may be blocked by an answer to us."""
+    def _send(self, connection: _Connection, reply: Reply[Any], until: float) -> None:
+        """Send one question; reads meanwhile, since the peer may be blocked by an answer to us.
+
+        One that is not sent by ``until`` costs the connection.
+        """
         views = list(reply.views)  # `push` takes them out; the reply keeps them to be asked again
         try:
             with connection.stream.send_lock:
                 while not connection.stream.push(views):
                     self._wait_to_send(connection)
+                    if time.monotonic() > until:
+                        raise TimeoutError("the peer takes no bytes, though it lives")
         except (EOFError, OSError):
             connection.lose()  # whoever waits for the answer replaces it
 
@@ -259,7 +269,7 @@ class Caller:
         if self._closed is not None:
             self._fail_all(self._closed)
         elif connection is None or connection.broken:
-            self._replace(deadline)
+            self._replace(deadline, deadline)
         elif not self._read(connection) and not connection.broken:
             self._wait_to_read(connection, deadline)
 
@@ -320,12 +330,12 @@ class Caller:
     def _wait_to_read(self, connection: _Connection, deadline: float) -> None:
         if connection.stream.wait(select.POLLIN, min(_SLICE_S, deadline - time.monotonic())):
             return
-        silent_s = self._silent_s(connection)
-        if silent_s > self._patience_s:
-            connection.lose()
         # not before an "alive" was missed; with a short patience still in time for two attempts
-        elif silent_s > max(1.5 * TICK_S, min(_SUSPECT_S, self._patience_s / 2)):
-            self._try(deadline)
+        limit = max(1.5 * TICK_S, min(_SUSPECT_S, self._patience_s / 2))
+        if self._silent_s(connection) > min(limit, self._patience_s):
+            # After a cut it would wake up late, as its retransmission timer has doubled. It is
+            # closed when the next one is there: the listener sees a replacement, and no end.
+            connection.broken = True
 
     def _silent_s(self, connection: _Connection | None) -> float:
         """Return for how long nothing was heard; a fresh connection has time to be heard on.
@@ -377,7 +387,8 @@ class Caller:
                 with self._role(deadline) as mine, self._sending:
                     if not mine:
                         raise TimeoutError("another thread has tried all the time")
-                    self._adopt(self._dial(min(deadline, time.monotonic() + _HANDSHAKE_S)))
+                    fresh = self._dial(min(deadline, time.monotonic() + _HANDSHAKE_S))
+                    self._adopt(fresh, deadline)
             except (OSError, EOFError) as error:
                 why = str(error) or "it closed the connection"
                 if isinstance(error, ConnectionRefusedError) and on_wait is None:
@@ -442,7 +453,7 @@ class Caller:
         self.incarnation = admitted.incarnation
         return _Connection(stream, admitted.max_ask_bytes)
 
-    def _adopt(self, connection: _Connection) -> None:
+    def _adopt(self, connection: _Connection, until: float) -> None:
         """Use ``connection`` from here on and ask again what is unanswered. Has ``_sending``."""
         former, self._connection = self._connection, connection
         if former is not None:
@@ -454,23 +465,28 @@ class Caller:
             again = list(self._unanswered)  # nobody can append meanwhile: that needs `_sending`
         for reply in again:
             if not reply.done and not connection.broken:
-                self._send(connection, reply)
+                self._send(connection, reply, until)
 
-    def _replace(self, deadline: float) -> None:
-        """Connect, at first or after a connection was lost. Has the role."""
+    def _replace(self, deadline: float, until: float) -> None:
+        """Connect, at first or after a connection was lost. Has the role.
+
+        Args:
+            deadline: For a connection.
+            until: For asking again what is unanswered.
+        """
         silent_s = self._silent_s(connection := self._connection)
         if silent_s <= self._patience_s + _GRACE_S:
             if (
                 connection is not None
             ):  # one that drops connections is not dialled as fast as it can
                 time.sleep(max(0.0, connection.since + 0.1 - time.monotonic()))
-            self._try(deadline)
+            self._try(deadline, until)
         elif self._fruitless > 1:
             self._give_up(End.GONE, "it lets this side in and then drops the connection")
         else:
             self._give_up(End.SILENT, f"nothing was heard for {silent_s:.1f} s")
 
-    def _try(self, deadline: float) -> None:
+    def _try(self, deadline: float, until: float) -> None:
         """Dial once, for a short time."""
         started = time.monotonic()
         given_up = self._heard + self._patience_s + _GRACE_S
@@ -489,7 +505,7 @@ class Caller:
             if self._connection is not None:
                 self._connection.lose()  # whoever sends into it lets go
             with self._sending:
-                self._adopt(fresh)
+                self._adopt(fresh, until)
 
     def _give_up(self, end: End, why: str) -> None:
         self._fail_all(PeerLostError(f"{self.what} is lost ({end.value}): {why}", end))

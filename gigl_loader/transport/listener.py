@@ -207,7 +207,7 @@ class Listener:
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
         if self._thread.ident is None:
             self._release()
-        else:
+        elif self._thread is not threading.current_thread():  # it may be its death
             self._thread.join(_CLOSE_S)
         with self._lock:  # there will be no more
             connections = list(self._connections.values())

@@ -53,7 +53,7 @@ class Inbox:
         """File what workers sent; see `DistSamplingProducer.pump`."""
         with self._pumping:
             with self._lock:
-                self._recovery.replace_due()
+                self._replace_due()
                 events, self._unfiled = self._unfiled, []
             # outside of `lock`: this is the wait. No longer than to the next worker that is due
             events = events or self._recovery.pool.poll(self._recovery.next_step_in(timeout_s))
@@ -112,6 +112,15 @@ class Inbox:
         unfiled, self._unfiled = self._unfiled, []
         for event in unfiled:
             segments.close_fds(list(event.fds))
+
+    def _replace_due(self) -> None:
+        """Start the workers whose turn it is. One that cannot be started would be waited for."""
+        try:
+            self._recovery.replace_due()
+        except OSError as error:  # no more processes, or files
+            where = "starting a worker in the place of one that was lost"
+            cause = f"{type(error).__name__}: {error}"
+            self._fatal = self._fatal or SamplingError(where, cause, traceback.format_exc())
 
     def _file_or_fail(self, event: WorkerEvent, failed: Failures) -> None:
         """File a message. One that cannot be filed would be missing for ever: it ends all epochs.

@@ -275,7 +275,7 @@ class Refusing:
         }
         self._listener = Listener(
             access.host, 0, access.security, table, name, max_ask_bytes=_MAX_ASK_BYTES,
-            inherits=listener,
+            inherits=listener, incarnation=access.incarnation,
         ).start()  # fmt: skip
 
     def close(self) -> None:

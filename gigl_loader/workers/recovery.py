@@ -103,6 +103,7 @@ class Recovery:
         if hung is not None:
             by_itself = worker not in self._innocent
         self._innocent.discard(worker)
+        num_had = self.under_way.loads[worker]
         suspects = self.under_way.lose(worker, suspects_any=orphan_of is None, by_itself=by_itself)
         error: GiglLoaderError | None = None
         if by_itself and (task := self.under_way.killed_twice(suspects)) is not None:
@@ -115,7 +116,8 @@ class Recovery:
         self._due[worker] = time.monotonic() + pause
         logger.warning(
             "%s; it is replaced (%d of max_restarts left in this epoch), and samples again: %s",
-            hung or WorkerDiedError(worker, pid, exitcode), self.restarts.left, _named(suspects),
+            hung or WorkerDiedError(worker, pid, exitcode), self.restarts.left,
+            _named(suspects) if suspects else f"{num_had} batches",
         )  # fmt: skip
         return None
 

@@ -35,7 +35,8 @@ _NAP_PER_RANK_S = 1e-4
 """Thousands look less often: a store serves some ten thousand questions a second."""
 _REPORT_EVERY_S = 10.0
 _STORE_ANSWERS_S = 10.0
-"""Longest wait for one answer of the store; the process that hosts it may be stopped."""
+"""Longest wait for one answer of the store, where no more is allowed: the process that hosts it may
+be stopped, or the link to it cut."""
 _LEAVE_S = 1.0
 """Longest wait for the store when leaving: its host may have ended already, in good order."""
 _GRACE_S = 1.0
@@ -101,13 +102,14 @@ class Rendezvous(Protocol):
         ...
 
 
-def meet_ranks(timeout_s: float) -> "StoreRendezvous | None":
+def meet_ranks(timeout_s: float, outage_s: float = 0.0) -> "StoreRendezvous | None":
     """Return a rendezvous of the process group's ranks; None where this process is alone.
 
     All ranks have to call it. Each call makes one that shares no key with any other.
 
     Args:
         timeout_s: Longest wait, in seconds, of each `Rendezvous.gather` and `Rendezvous.wait_for`.
+        outage_s: How long the link to the store may be cut meanwhile.
 
     Raises:
         PeerError: The process group broke.
@@ -117,7 +119,7 @@ def meet_ranks(timeout_s: float) -> "StoreRendezvous | None":
     name = tell_ranks(secrets.token_hex(8), dist.get_world_size(), str)
     # the store that the process group was made with: torch has no public name for it
     store = PrefixStore(f"gigl_loader/{name}", _get_default_store())
-    return StoreRendezvous(store, dist.get_rank(), dist.get_world_size(), timeout_s)
+    return StoreRendezvous(store, dist.get_rank(), dist.get_world_size(), timeout_s, outage_s)
 
 
 class StoreRendezvous(Rendezvous):
@@ -131,10 +133,15 @@ class StoreRendezvous(Rendezvous):
         rank: This rank, in ``[0, world_size)``.
         world_size: Number of ranks.
         timeout_s: Longest wait of each `gather` and `wait_for`.
+        outage_s: How long the store may be out of reach; 10 s are allowed in any case.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(
+        self, store: Store, rank: int, world_size: int, timeout_s: float, outage_s: float = 0.0
+    ) -> None:
         self.rank, self.world_size = rank, world_size
+        # its connection goes on once packets pass again: nothing has to be asked anew
+        self._answers_s = max(_STORE_ANSWERS_S, outage_s)
         self._store, self._timeout_s = store, timeout_s
         self._keys: set[str] = set()
         self._closed = False
@@ -200,7 +207,7 @@ class StoreRendezvous(Rendezvous):
                 _set(self._store, _FAILED, text)
 
         with contextlib.suppress(PeerError, UsageError):
-            self._ask(tell, "tell of a failure")
+            self._ask(tell, "tell of a failure", _STORE_ANSWERS_S)
 
     def close(self) -> None:
         """Leave; the last rank to leave removes what was published. Idempotent, never raises."""
@@ -244,8 +251,8 @@ class StoreRendezvous(Rendezvous):
         """Return the ranks that have not published their values."""
         return [rank for rank in ranks if not self._store.check([_of(key, rank)])]
 
-    def _ask(self, call: Callable[[], T], doing: str, limit_s: float = _STORE_ANSWERS_S) -> T:
-        """Let the thread do ``call``.
+    def _ask(self, call: Callable[[], T], doing: str, limit_s: float | None = None) -> T:
+        """Let the thread do ``call``; wait ``limit_s`` seconds, or as long as an outage may last.
 
         Raises:
             PeerTimeoutError, PeerError: The store did not answer, or is gone.
@@ -253,6 +260,7 @@ class StoreRendezvous(Rendezvous):
         """
         if self._closed:
             raise UsageError(f"the rendezvous is closed on rank {self.rank}: cannot {doing}")
+        limit_s = self._answers_s if limit_s is None else limit_s
         try:
             return self._calls.do(call, limit_s)
         except TimeoutError as error:

@@ -3,8 +3,8 @@
 Forking from a process that has loaded the compiled kernels costs milliseconds a worker, and the
 workers share that memory. The supervisor reports how each worker ended, and forks another in its
 position when it is asked to. When the trainer is gone, however it went, the supervisor ends every
-worker, stopped ones too; when the supervisor itself is killed, the kernel ends the workers
-(PR_SET_PDEATHSIG).
+worker, stopped ones too, and is itself continued if it is stopped; when the supervisor itself is
+killed, the kernel ends the workers (PR_SET_PDEATHSIG).
 """
 
 import contextlib
@@ -30,6 +30,9 @@ def main(*, users_code: bool = True) -> None:
         users_code: Whether workers run a sampler or a function of the user.
     """
     control = pipe.Socket(fileno=int(sys.argv[1]))
+    # one that is stopped when the trainer goes would never read that it is gone. Not SIGKILL: this
+    # comes as well at the end of the thread that started it, which may be before the trainer's
+    _at_end_of_parent(signal.SIGCONT)
     wake_read, wake_write = os.pipe()
     # a signal handler that waited for room in the pipe would wait for its own reader
     os.set_blocking(wake_write, False)
@@ -43,6 +46,11 @@ def main(*, users_code: bool = True) -> None:
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _Watch(control, [wake_read, wake_write]).run()
+
+
+def _at_end_of_parent(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the one that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _load_kernels() -> None:
@@ -122,7 +130,7 @@ class _Watch:
             # before a signal can come: the pipe is the supervisor's, too
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _at_end_of_parent(signal.SIGKILL)
             # else the trainer would not see the end of a supervisor whose workers still end
             self._control.close()
             for fd in self._wake:

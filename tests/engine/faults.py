@@ -3,6 +3,7 @@
 import ctypes
 import os
 import resource
+import signal
 import threading
 from pathlib import Path
 
@@ -51,6 +52,16 @@ class Faulty(NeighborSampler):
 
 def raise_in_worker(number: int) -> None:
     raise PermissionError(f"worker {number} may not do this")
+
+
+def end_supervisor(notes: str, times: int, number: int) -> None:
+    """Kill the supervisor, so many times in all, and with it this process; for `partial`."""
+    for turn in range(times if number == 1 else 0):
+        note = Path(notes) / str(turn)
+        if not note.exists():
+            note.touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+            threading.Event().wait()
 
 
 def block_worker(number: int) -> None:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import faults
+import psutil
 import pytest
 import torch
 from stalls import ENDED, has_hung, is_stopped, pass_the_timeout
@@ -96,7 +98,7 @@ def test_a_killed_worker(in_order: bool) -> None:
         seen.look(os.getpid())
         pid = worker_pid(loader, 1)
         _kill(pid)
-        taken = []
+        taken: list[Any] = []
         with (
             _bounded(),
             pytest.raises(WorkerDiedError, match=rf"worker 1 .pid {pid}. died: SIGKILL"),
@@ -240,6 +242,16 @@ def test_shutdown_in_the_middle_of_an_epoch() -> None:
 
 # --- the trainer ----------------------------------------------------------------------------------
 
+
+def _stop_children_and_kill(trainer: FinalizedPython) -> None:
+    """Stop the supervisor: it cannot read that its trainer is gone."""
+    children = psutil.Process(trainer.pid).children()
+    for child in children:
+        child.suspend()
+    wait_until(lambda: all(is_stopped(child.pid) for child in children), "they are stopped")
+    trainer.kill()
+
+
 ENDS: dict[str, tuple[Callable[[FinalizedPython], None] | None, int]] = {
     "SIGKILL": (lambda p: p.kill(), -signal.SIGKILL),
     "SIGTERM": (lambda p: p.terminate(), -signal.SIGTERM),
@@ -248,6 +260,7 @@ ENDS: dict[str, tuple[Callable[[FinalizedPython], None] | None, int]] = {
     "end": (None, 0),
     "fork": (lambda p: p.kill(), -signal.SIGKILL),
     "early": (lambda p: p.kill(), -signal.SIGKILL),
+    "stopped": (_stop_children_and_kill, -signal.SIGKILL),
 }
 SCRIPT = Path(__file__).parent / "trainer.py"
 

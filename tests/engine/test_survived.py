@@ -12,10 +12,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from faults import end_supervisor
 from stalls import ENDED, has_hung, is_stopped, pass_the_timeout
 
 from gigl_loader import (
@@ -86,7 +89,7 @@ def test_a_worker_killed_at_drawn_batches(undisturbed: str, caplog) -> None:
     """Three times in each epoch; then its supervisor, with all workers; nothing is left."""
     lot, seen = random.Random(4), Footprint(others=frozenset(Footprint.below().pids))
     kills = {(epoch, batch) for epoch in range(3) for batch in lot.sample(range(5, 80), 3 - epoch)}
-    killed = []
+    killed: list[Any] = []
 
     def disturb(epoch: int, batch: int) -> None:
         producer = loader._mp_producer
@@ -151,6 +154,20 @@ def test_a_supervisor_killed_while_all_cores_are_busy(undisturbed: str, in_order
             assert torch.cat(seeds).sort().values.equal(torch.arange(60).repeat_interleave(4))
         assert len(set(kills)) >= 3
         assert loader.stats()["restarts"] >= len(set(kills))
+
+
+def test_a_supervisor_killed_while_a_loader_is_built(
+    undisturbed: str, tmp_path: Path, caplog
+) -> None:
+    """Twice; a third time is one more than may be."""
+    caplog.set_level(logging.WARNING, "gigl_loader")
+    with _make(worker_init_fn=partial(end_supervisor, str(tmp_path), 2), max_restarts=2) as loader:
+        assert len(list(tmp_path.iterdir())) == 2
+        assert _digest(loader) == undisturbed
+    assert any("is started again" in text for text in caplog.messages)
+    assert "pid -1" not in caplog.text
+    with pytest.raises(WorkerDiedError, match=r"\((pid [0-9]+|not started yet)\).*supervis"):
+        _make(worker_init_fn=partial(end_supervisor, str(tmp_path), 5), max_restarts=2)
 
 
 def test_a_worker_that_is_stopped_is_replaced(undisturbed: str, caplog) -> None:

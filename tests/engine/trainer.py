@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,7 +20,7 @@ def main() -> None:
         loader = DistNeighborLoader(
             TinyGraph.random(60, 500).dataset(), [3, 2], num_workers=2, batch_size=2, seed=1,
         )  # fmt: skip
-        kept = []
+        kept: list[Any] = []
         while True:
             for number, batch in enumerate(loader):
                 kept = [*kept[-20:], batch]

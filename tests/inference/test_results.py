@@ -233,3 +233,29 @@ def test_models_are_told_apart_by_structure_and_values() -> None:
         "what a function does cannot be told, and its address differs in each run"
     )
     assert model_digest(layers) != model_digest([model(scale=2.0), layers[1]])
+
+
+@pytest.mark.parametrize("how", ["cut", "damaged"])
+def test_a_finished_file_that_was_damaged_has_its_name_again_when_it_is_whole(
+    how: str, tmp_path: Path
+) -> None:
+    results = _open(tmp_path)
+    _write(results, [0, 1, 2], last=True)
+    results.finish(0)
+    results.close()
+    file = tmp_path / "part-00001.npy"
+    content = file.read_bytes()
+    file.write_bytes(content[:50] if how == "cut" else content[:-1] + b"\x01")
+    again = _open(tmp_path)
+    rows = again.existing(0, last=True)
+    if how == "cut":
+        assert rows is None
+        rows = again.create(0, 3, torch.float32, last=True)
+    else:
+        assert again.finished(0, rows, _bounds) == {0, 1}
+        again.withdraw(0)
+    assert not file.exists()
+    rows[:] = ROWS
+    again.finish(0)
+    assert file.read_bytes() == content
+    again.close()

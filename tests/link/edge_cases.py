@@ -1,5 +1,8 @@
 """Batches of seed edges: of one sampler, and what ends they have."""
 
+from typing import Any
+
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -27,7 +30,7 @@ def sample_edges(views, graph, edge_type, plan, edges, *, edge_dir, kind, where=
     if kind == "triplet":
         del extra[EDGE_LABEL]
     request = SampleRequest(
-        BatchTicket(0, 1, 0, batch), src.contiguous(), torch.arange(len(edges)), extra
+        BatchTicket(0, 1, 0, batch), src.contiguous().numpy(), np.arange(len(edges)), extra
     )
     message = sample_message(sampler, request)
     if not graph.is_heterogeneous:
@@ -54,7 +57,9 @@ def cases(draw):
     if kind is not None:
         amounts = [1, 2, 3] if kind == "triplet" else [0.4, 1, 1.5, 3]
         how["amount"] = draw(st.sampled_from(amounts))
-    fanouts = {name: (draw(st.integers(0, 3)), 2) for name in sorted(graph.edges)}
+    fanouts: dict[Any, tuple[int, ...]] = {
+        name: (draw(st.integers(0, 3)), 2) for name in sorted(graph.edges)
+    }
     plan = SamplingPlan(
         input_type=edge_type[0], fanouts=fanouts, seed=draw(st.integers(0, 2**63 - 1)),
         with_edge=True,

@@ -8,7 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
 from itertools import count as counter
+from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
@@ -159,8 +161,8 @@ class Expected:
 def expect(graph, anchors, supervision, fanouts, *, edge_dir="in", exclude=()):
     """Return what a batch of ``anchors`` holds; fanouts are -1 or 0."""
     anchor_type = supervision[0][0]
-    signs = ({}, {})
-    roots = {name: [] for name in graph.num_nodes}
+    signs: tuple[dict, dict] = ({}, {})
+    roots: dict[str, list] = {name: [] for name in graph.num_nodes}
     roots[anchor_type] = list(anchors)
     for edge_type in supervision:
         for sign, found in enumerate(signs):
@@ -183,12 +185,12 @@ def expect(graph, anchors, supervision, fanouts, *, edge_dir="in", exclude=()):
 def _walk(graph, roots, fanouts, edge_dir, gone, exclude):
     seen = {name: set(ids) for name, ids in roots.items()}
     frontier = {name: list(ids) for name, ids in roots.items()}
-    nodes = {name: [] for name in roots}
-    edges = {edge_type: [] for edge_type in fanouts}
+    nodes: dict[str, list] = {name: [] for name in roots}
+    edges: dict[Any, list] = {edge_type: [] for edge_type in fanouts}
     for hop in range(len(next(iter(fanouts.values())))):
-        found = {name: set() for name in roots}
+        found: dict[str, set] = {name: set() for name in roots}
         for edge_type, fanout in fanouts.items():
-            taken = Counter()
+            taken: Counter[int] = Counter()
             src_type, _, dst_type = edge_type
             for edge_id, (src, dst) in enumerate(graph.edges[edge_type]):
                 at, other, side = (dst, src, src_type) if edge_dir == "in" else (src, dst, dst_type)
@@ -225,7 +227,7 @@ def sample(
     )  # fmt: skip
     seeds = torch.tensor(anchors, dtype=torch.int64)
     request = SampleRequest(
-        BatchTicket(0, 1, epoch, number), seeds, torch.arange(len(anchors)), from_input or {}
+        BatchTicket(0, 1, epoch, number), seeds.numpy(), np.arange(len(anchors)), from_input or {}
     )
     return sample_message(sampler, request)
 
@@ -345,7 +347,7 @@ def as_rows(labels, num_anchors, ids):
         return [[ids[i] for i in row.tolist()] for row in labels.values()]
     assert labels.dtype == torch.int64
     assert labels.size(0) == 2
-    rows = [[] for _ in range(num_anchors)]
+    rows: list[list[int]] = [[] for _ in range(num_anchors)]
     for anchor, label in labels.t().tolist():
         rows[anchor].append(ids[label])
     return rows
@@ -369,11 +371,11 @@ def link_graphs(draw):
         return LinkGraph({N: users}, {E: edges}, {E: _overlap(draw, edges, labels)})
     buys = draw(_pairs(users, items, 20))
     edges = {BUYS: buys, REV_BUYS: [(i, u) for u, i in buys], KNOWS: draw(_pairs(users, users, 9))}
-    labels = {}
+    by_type = {}
     for edge_type, sizes in ((BUYS, (users, items)), (KNOWS, (users, users))):
         given = draw(_pairs(*sizes, 8)), draw(st.none() | _pairs(*sizes, 5))
-        labels[edge_type] = _overlap(draw, edges[edge_type], given)
-    return LinkGraph({"user": users, "item": items}, edges, labels)
+        by_type[edge_type] = _overlap(draw, edges[edge_type], given)
+    return LinkGraph({"user": users, "item": items}, edges, by_type)
 
 
 def _overlap(draw, edges, labels):

@@ -2,6 +2,7 @@
 
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def _check_input(graph, nodes, edge_type, split) -> list[int]:
 
 
 def _all_ranks(anchors: list[int]) -> list[int]:
-    found = [None, None]
+    found: list[Any] = [None, None]
     dist.all_gather_object(found, anchors)
     return sorted(chain.from_iterable(found))
 

@@ -94,8 +94,8 @@ def test_seeds_by_type(typed: DistDataset, seeds, match: str) -> None:
         ({"remote_cache": "lots"}, "remote_cache must be bytes above 0, or a text"),
         ({"remote_cache": "0%"}, "above 0% and at most 100%, got '0%'"),
         ({"remote_cache": "120%"}, "at most 100%"),
-        ({"remote_cache": True}, 'a size such as "2GB", or a share such as "20%", got True'),
-        ({"remote_cache": 0.2}, 'a share such as "20%", got 0.2'),
+        ({"remote_cache": True}, 'or a share such as "20%"; got True'),
+        ({"remote_cache": 0.2}, 'a share such as "20%"; got 0.2'),
         ({"channel_size": True}, "channel_size must be bytes above 0, or a text"),
         ({"remote_cache": "1GB", "lookahead": -1}, "lookahead must be a number of batches >= 0"),
         ({"lookahead": 4}, "lookahead=4 decides which rows to keep, and none are kept"),
@@ -133,7 +133,7 @@ def test_fanouts(plain: DistDataset, fanout, match: str) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({BUYS: None}, r"missing: .*'buys'"),
+        ({BUYS: None}, r"it lacks .*'buys'"),
         ({("user", "sells", "item"): [1]}, "'sells'"),
         ({message_passing_to_positive_label(BUYS): [1]}, "gigl_positive"),
         ({BUYS: [1, 2]}, "number of hops must be the same"),
@@ -164,7 +164,7 @@ def test_fanouts_by_type(typed: DistDataset, change: dict, match: str) -> None:
         ({"worker_concurrency": 0}, "worker_concurrency"),
         ({"worker_concurrency": 33}, "at most 32, got 33"),
         ({"channel_size": "4 parsecs"}, "4 parsecs"),
-        ({"channel_size": 0}, "> 0"),
+        ({"channel_size": 0}, "above 0"),
         ({"prefetch_size": 2}, "prefetch_size.*graph-store"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**63}, "seed"),

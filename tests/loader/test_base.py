@@ -95,7 +95,7 @@ def test_the_state_of_as_many_other_seeds_is_refused(loader: DistNeighborLoader)
     seeds = loader.input_data.node
     for other in (seeds.flip(0), seeds.clone().index_fill_(0, torch.tensor([7]), 1)):
         changed = DistNeighborLoader(
-            loader.dataset, [2], other, batch_size=8, shuffle=True, seed=3,
+            loader.data, [2], other, batch_size=8, shuffle=True, seed=3,
         )  # fmt: skip
         with changed, pytest.raises(ConfigError, match=r"saved -> now\) seeds_digest: "):
             changed.load_state_dict(state)

@@ -95,8 +95,8 @@ NETWORK = {"sample_s": 4.0, "gather_s": 6.0, "network_s": 8.0, "seeds": 4,
     ("more", "remote_bytes", "verdict"),
     [
         ({}, 0, "lower num_neighbors, or use a faster network"),
-        ({}, 3 * 2**30, "a cache of 2 GB would hold 67% of them: give the loader remote_cache"),
-        ({}, 2**20, "a cache of 1 MB would hold 100% of them: give the loader remote_cache"),
+        ({}, 3 * 10**9, "a cache of 2 GB would hold 67% of them: give the loader remote_cache"),
+        ({}, 10**6, "a cache of 1 MB would hold 100% of them: give the loader remote_cache"),
         ({"cached_rows": 300}, 2**20, "the cache has 75% of the rows that are asked for: raise"),
     ],
 )

@@ -27,7 +27,7 @@ def test_a_channel_has_room_for_what_workers_have_under_way() -> None:
         pin_memory=False, **HOW,
     )  # fmt: skip
     channel = BaseDistLoader.create_colocated_channel(options)
-    assert (channel.capacity, channel.size) == (6, 2 * 2**20)
+    assert (channel.capacity, channel.size) == (6, 2 * 10**6)
     channel.close()
 
 

@@ -159,7 +159,7 @@ def test_close_wakes_a_waiting_receiver() -> None:
 
     thread = threading.Thread(target=receive)
     thread.start()
-    wait_until(lambda: channel._arrival._waiters, "the receiver waits")
+    wait_until(lambda: vars(channel._arrival)["_waiters"], "the receiver waits")
     channel.close()
     thread.join(60.0)
     assert "closed while" in errors[0]

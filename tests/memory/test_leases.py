@@ -98,7 +98,7 @@ def test_a_worker_that_is_gone_takes_its_slots_and_another_takes_its_number() ->
     table.forget(0)
     assert len(registered.now) == 1
     new = _take(table, other, 7)
-    assert (held.tensors()["x"][0], new.tensors()["x"][0]) == (5.0, 7.0), "both are of slot 0"
+    assert [float(one.tensors()["x"][0]) for one in (held, new)] == [5.0, 7.0], "both are of slot 0"
     del held
     assert table.returned(0, 1) == ([], []), "it was another worker's"
     assert len(registered.now) == 1, "that of the new one"
@@ -123,6 +123,21 @@ def test_leased_bytes_are_those_that_wait_here() -> None:
     assert table.leased_bytes == 0
     table.close()
     assert open_files() == before
+
+
+def test_a_slot_that_was_lent_is_one_like_others_when_it_is_written_again() -> None:
+    """Its next message waits here until that is lent, too; and is nobody's who had it before."""
+    table, writer = LeaseTable(lends=True), SlotWriter()
+    for _ in range(3):
+        lease = _take(table, writer, 9)
+        assert table.leased_bytes == 65536, "it waits in this process"
+        lease.lend()
+        assert table.leased_bytes == 0
+        del lease
+        assert table.leased_bytes == 0
+        assert table.returned(0, 2) == ([0], [])
+        writer.give_back([0], [])
+    table.close()
 
 
 def test_only_a_table_that_lends_keeps_descriptors() -> None:

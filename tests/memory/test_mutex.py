@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,15 @@ from gigl_loader.memory import mutex, segments
 from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
 
 NBYTES = MUTEX_BYTES + 64
+
+
+@pytest.fixture(params=["clocklock", "trylock"], autouse=True)
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By either function: that of glibc since 2.30, and what others have."""
+    if request.param == "trylock":
+        monkeypatch.setattr(mutex, "_clocklock", None)
+    else:
+        assert mutex._clocklock is not None, "the tests run on a glibc that has it"
 
 
 @pytest.fixture
@@ -73,6 +83,28 @@ def test_a_lock_that_stays_held_is_a_timeout_and_an_error_inside_frees_it(
         raise ArithmeticError
     with holding(memory[:MUTEX_BYTES], 0.0) as was_abandoned:
         assert not was_abandoned
+
+
+def test_a_wall_clock_that_is_set_ends_no_wait(memory: np.ndarray, monkeypatch) -> None:
+    """Behind by an hour when the wait began, and right since: its end would lie in the past."""
+    hour_ago = time.time() - 3600.0
+    monkeypatch.setattr(time, "time", lambda: hour_ago)
+    make_mutex(memory[:MUTEX_BYTES])
+    held, order = threading.Event(), []
+
+    def hold() -> None:
+        with holding(memory[:MUTEX_BYTES], 60.0):
+            held.set()
+            threading.Event().wait(0.05)  # the other one waits, or has raised
+            order.append("first")
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60.0)
+    with holding(memory[:MUTEX_BYTES], 60.0):
+        order.append("second")
+    thread.join()
+    assert order == ["first", "second"]
 
 
 @pytest.mark.multiprocess

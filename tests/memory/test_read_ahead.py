@@ -93,10 +93,17 @@ def test_more_pages_are_looked_at_where_files_do_not_fit(
     values: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
-    monkeypatch.setattr(read_ahead, "_is_resident", lambda at: looked.append(at.size) or True)
+
+    def look(at: np.ndarray) -> bool:
+        looked.append(at.size)
+        return True
+
+    monkeypatch.setattr(read_ahead, "_is_resident", look)
     rows = np.arange(ROWS)
     for at_random in (False, True):
-        mapped_file_at(values.ctypes.data).at_random = at_random
+        mapped = mapped_file_at(values.ctypes.data)
+        assert mapped is not None
+        mapped.at_random = at_random
         assert read_ahead.want(values, rows) == 0
     assert looked == [32, 256]
 

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -167,7 +168,7 @@ def _open_files() -> list[str]:
 
 def test_nothing_stays_open_when_it_cannot_all_be_read(monkeypatch) -> None:
     offered = Offered(_view())
-    opened = []
+    opened: list[int] = []
 
     def open_some(pid: int, fd: int) -> int:
         if len(opened) == 6:  # the mark, the description, and four tensors
@@ -206,9 +207,10 @@ def test_mappings_are_used_again_and_the_longest_idle_go() -> None:
     fds = [segments.create_memfd(4096, name) for _ in range(4)]
     for number, fd in enumerate(fds):
         os.pwrite(fd, bytes([number]), 0)
-    mappings, dropped = Mappings(most_idle=2), []
+    mappings = Mappings(most_idle=2)
+    dropped: list[int] = []
     regions = [region_of(fd, 4096) for fd in fds]
-    leases = [mappings.lease(one, lambda i=i: dropped.append(i)) for i, one in enumerate(regions)]
+    leases = [mappings.lease(one, partial(dropped.append, i)) for i, one in enumerate(regions)]
     assert mapped() == 4
     addresses = [ctypes.addressof(lease) for lease in leases]
     view = np.frombuffer(leases[0], np.uint8)[5:]

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -35,13 +36,12 @@ _SHAPES = st.lists(st.integers(0, 7), max_size=3)
 
 @given(st.lists(st.tuples(_DTYPES, _SHAPES), max_size=8))
 def test_tensors_of_a_message_lie_apart_and_in_order(drawn: list[tuple[str, list[int]]]) -> None:
+
+    def fill(value: int, out: np.ndarray) -> None:
+        out.reshape(-1).view(np.uint8).fill(value)
+
     fields = [
-        Field(
-            f"f{i}",
-            dtype,
-            tuple(shape),
-            lambda out, i=i: out.reshape(-1).view(np.uint8).fill(i + 1),
-        )
+        Field(f"f{i}", dtype, tuple(shape), partial(fill, i + 1))
         for i, (dtype, shape) in enumerate(drawn)
     ]
     layout, nbytes = layout_of(fields)

@@ -86,7 +86,8 @@ def test_descriptors_are_given_back() -> None:
 def test_descriptors_are_given_back_where_no_more_may_be_opened(monkeypatch) -> None:
     tensors_to_send = [torch.arange(3), torch.arange(4)]
     segments.close_fds(tensors.dumps(tensors_to_send)[1])  # both are shared now, and stay so
-    before, dup, copied = open_files(), os.dup, []
+    before, dup = open_files(), os.dup
+    copied: list[int] = []
 
     def dup_once(fd: int) -> int:
         if copied:

@@ -61,7 +61,7 @@ IMPORTED = (
         ({"insecure": True, "tls_dir": "/nowhere"}, "nowhere"),
     ],
 )
-def test_bad_values_are_refused(how: dict[str, float], words: str) -> None:
+def test_bad_values_are_refused(how: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         start_graph_store("/data/graph", **{"num_servers": 2, **how})
 

@@ -29,7 +29,7 @@ def _graph(nodes: int, edges: int, skewed: bool, rng) -> list[list[int]]:
     pull = [(i + 1) ** -0.6 if skewed else 1.0 for i in range(nodes)]
     src = rng.choices(range(nodes), pull, k=edges)
     dst = rng.choices(range(nodes), pull if skewed else None, k=edges)
-    neighbors = [[] for _ in range(nodes)]
+    neighbors: list[list[int]] = [[] for _ in range(nodes)]
     for a, b in zip(src, dst, strict=True):
         neighbors[b].append(a)
     return neighbors
@@ -75,7 +75,7 @@ def test_what_cannot_be() -> None:
 def _hits_of_the_best(batches: list[np.ndarray], capacity: int) -> float:
     """Return the share of hits where those rows are kept that are used again soonest."""
     never = len(batches)
-    next_use = {}
+    next_use: dict[int, int] = {}
     uses = []
     for number in range(never - 1, -1, -1):
         uses.append({row: next_use.get(row, never) for row in batches[number].tolist()})

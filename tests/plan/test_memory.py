@@ -1,6 +1,7 @@
 """Memory by part, by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from jobs_by_hand import COSTS, JOB
@@ -33,8 +34,8 @@ def test_memory_by_hand() -> None:
 
 def test_the_cache_of_a_machine_is_the_one_that_its_ranks_make() -> None:
     """Whatever the graph, of which nothing is in it; there is one for all ranks."""
-    owner = ("node", "n")
-    matrices = {owner: {("node_features", "n"): ("float32", (100,))}}
+    owner: Any = ("node", "n")
+    matrices: dict[Any, Any] = {owner: {("node_features", "n"): ("float32", (100,))}}
     for nodes in (10**6, 10**10):
         job = replace(JOB, nodes=nodes, edges=10 * nodes, machines=2, cache=1e5 / nodes)
         tables = tables_of(matrices, {owner: nodes}, {owner: nodes // 2}, job.cache)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, HeteroConv, SAGEConv, t
 from torch_geometric.utils import trim_to_layer
 
 from gigl_loader import DistDataset, DistNeighborLoader
+from gigl_loader.dataset.schema import EdgeDir
 
 pytestmark = pytest.mark.multiprocess
 
@@ -28,7 +30,7 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _batches(data: Data | HeteroData, seeds: object, edge_dir: str = "in") -> list:
+def _batches(data: Data | HeteroData, seeds: Any, edge_dir: EdgeDir = "in") -> list:
     dataset = DistDataset.from_pyg(data, edge_dir=edge_dir)
     with DistNeighborLoader(dataset, HOPS, seeds, batch_size=16, seed=1) as loader:
         return [batch.clone() for batch in loader]

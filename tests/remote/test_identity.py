@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gigl_loader.remote.messages import Nothing
 from in_process import SECURITY, create, joined, storage
 from store_cluster import (
     compute,
@@ -35,12 +34,13 @@ from gigl_loader.remote.compact import Runs
 from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.membership import Gather, Gathered, Join, News, Role, Watch, check_same
 from gigl_loader.remote.messages import (
-    DestroyProducer,
     EpochRequest,
     FetchAnswer,
     FetchRequest,
+    Nothing,
     ProducerRequest,
 )
+from gigl_loader.remote.service import CALLS
 from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
 from gigl_loader.testing._cluster import MakePartition
 from gigl_loader.transport import Caller
@@ -306,7 +306,7 @@ def test_a_producer_is_of_those_who_take_its_batches() -> None:
             fetch = caller.ask("fetch", FetchRequest(producer_id=producer), FetchAnswer)
             with pytest.raises(UsageError, match="asked for what is consumer 0 of"):
                 fetch.wait(60)
-        request = DestroyProducer(producer, 0.0)
+        request = CALLS["destroy_sampling_producer"].ask({"producer_id": producer, "linger_s": 0.0})
         with (
             Caller(*endpoint.address, SECURITY, "has not joined") as stranger,
             pytest.raises(UsageError, match="client observer asked"),

@@ -99,7 +99,7 @@ def test_a_create_request() -> None:
     came = found["worker_options"]
     names = ("server_rank", "num_workers", "worker_concurrency", "master_addr", "prefetch_size")
     assert [getattr(came, name) for name in names] == [[0, 1], 2, 3, "10.0.0.1", 50]
-    assert (came.master_port, came.buffer_size, came.worker_key) == (77, 2 << 20, "me")
+    assert (came.master_port, came.buffer_size, came.worker_key) == (77, 2 * 10**6, "me")
     fanout = KHopNeighborSamplerOptions({USER: [3, -1]})
     assert values.from_message(_sent(values.to_message(fanout))) == fanout
 

@@ -99,6 +99,8 @@ def test_what_is_told_of_the_graph(plain: PartitionAnswers, typed: PartitionAnsw
     assert typed.get_node_types() == ["item", "user"]
     assert set(typed.get_edge_types() or ()) == set(TYPED.edges)
     assert typed.get_num_nodes() == TYPED.num_nodes
+    identity = typed.dataset.graph_identity
+    assert typed.get_graph_identity() == f"{identity.run} {identity.digest}"
     assert typed.get_edge_dir() == "in"
     assert (plain.get_partition_index(), plain.num_partitions) == (0, 1)
     second = PartitionAnswers(PLAIN.partitions(2)[1], 3, 4)

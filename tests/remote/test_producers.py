@@ -1,6 +1,7 @@
 """A loader's producers on several servers: all or none, released once, and named alike by ranks."""
 
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from gigl_loader.errors import (
     UsageError,
 )
 from gigl_loader.options import EpochOptions
-from gigl_loader.remote import producers
+from gigl_loader.remote import patience, producers
 from gigl_loader.remote.compact import NOBODY, Runs
 from gigl_loader.remote.producers import (
     RemoteProducers,
@@ -101,6 +102,21 @@ def _ended(cluster: _Cluster) -> dict[int, list[tuple[str, dict[str, Any]]]]:
 
 
 # --- creation -------------------------------------------------------------------------------------
+
+
+def test_a_start_that_takes_long_says_for_whom_it_waits(monkeypatch, caplog) -> None:
+    """Workers that compile, or load: half a minute in which a trainer showed nothing."""
+    monkeypatch.setattr(patience, "_FIRST_REPORT_S", 0.01)
+    cluster, late = _Cluster(monkeypatch), Future()
+    cluster.answers[2, "create"] = late
+    answer = threading.Timer(0.3, late.set_result, [12])
+    answer.start()
+    options = EpochOptions(seed=1, timeout_s=60.0)
+    call: Any = create
+    _made(cluster).create(call, "options", [4, 6], options, "request", (0, 1, 2))
+    answer.join()
+    said = "compute process 0 has waited 0 s for storage servers [2] to start their workers"
+    assert [record.getMessage()[: len(said)] for record in caplog.records] == [said], "one, a pause"
 
 
 def test_each_server_is_asked_for_its_shard(monkeypatch) -> None:

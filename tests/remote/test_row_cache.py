@@ -36,7 +36,7 @@ from gigl_loader.sampler._cache_kernels import USED
 from gigl_loader.sampler.apart import rows_apart
 from gigl_loader.sampler.later import LaterRows
 from gigl_loader.sampler.row_cache import RowCache
-from gigl_loader.testing import TinyGraph, batch_digest, open_files
+from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until
 
 HOW = {"batch_size": 4, "seed": 7, "shuffle": True, "timeout": 60.0}
 
@@ -261,6 +261,33 @@ def test_rows_are_those_of_the_ids(
         assert sum(one.num_asked for one in servers) == used * len(ROWS), "each row once"
     more = set(threading.enumerate()) - threads
     assert not [one for one in more if one.name == "rows of batches"]
+
+
+class _Broken(_Channel):
+    """Has no more once its batches are on their way; then it fails."""
+
+    def ready(self) -> bool:
+        return bool(self._left)
+
+    def next(self) -> Received | None:
+        if not self._left:
+            raise PeerError("a server is gone")
+        return super().next()
+
+
+def test_batches_that_were_filled_before_a_failure_are_handed_out_before_it() -> None:
+    batches = [np.arange(5), np.arange(3, 9)]
+    keeper = _keeper(_Servers(9), None)
+    try:
+        keeper.begin(_Broken(batches), 3)
+        wait_until(lambda: keeper._error, "the epoch has failed")
+        assert keeper.queue_depth == 2, "and nobody has taken a batch so far"
+        found = [keeper.next(20.0) for _ in batches]
+        _check(batches, [received.message for received in found if received is not None])
+        with pytest.raises(PeerError, match="a server is gone"):
+            keeper.next(20.0)
+    finally:
+        keeper.close()
 
 
 def _check_that_nothing_is_awaited(cache: RowCache) -> None:

@@ -54,7 +54,7 @@ class _Link:
     def named(self, error: Exception) -> Exception:
         return ServerDiedError(f"server {self.rank}: {error}")
 
-    def ask(self, method: str, request: Any, answer: Any, *, into: Any) -> _Reply:
+    def ask(self, method: str, request: Any, answer: Any, *, into: Any, timeout_s: float) -> _Reply:
         assert method == "get_rows"
         question = request.request.unpacked()
         self._cluster.asked.append((self.rank, question.kind, question.name, question.ids.tolist()))

@@ -113,6 +113,18 @@ def test_an_error_of_the_pump_that_nobody_expects_reaches_who_waits(shared, prod
         shared.start_epoch(1, EpochRequest(generation=2))
     assert "Too many open files" in shared.status()["failed"]
     assert "thread 'pump key' ended by OSError" in caplog.text
+def test_a_connection_that_was_replaced_takes_no_batch(shared, producer):
+    """Its fetches may be read after those of the next one: nobody reads their answers."""
+    shared.start_epoch(0, EpochRequest(generation=1))
+    first = shared.fetch(_position(1, 0), attempt=1)
+    again = shared.fetch(_position(1, 0), attempt=2)
+    assert first.result(0) == (None, False), "nobody waits there any more"
+    late = shared.fetch(_position(1, 0), attempt=1)
+    assert late.result(0) == (None, False)
+    assert not again.done(), "the late one left it alone"
+    producer.events.put(lambda failures: producer.arrived.append(_received(3)))
+    received, is_over = again.result(60)
+    assert (received.ticket.batch, is_over) == (3, False)
 
 
 def test_a_failure_of_a_broken_off_epoch_does_not_reach_the_next(shared, producer):

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_batches_are_those_of_the_epochs_order() -> None:
 
 
 def test_one_seed_is_one_trace() -> None:
-    faults = [LostServers(3.7, (0, 2), 1.5), SlowServers(3.6, (1,)), LostRank(3.9, 4)]
+    faults: list[Any] = [LostServers(3.7, (0, 2), 1.5), SlowServers(3.6, (1,)), LostRank(3.9, 4)]
     first, again = run_job(SMALL, faults), run_job(SMALL, faults)
     assert first == again
     assert first.trace != run_job(SMALL, []).trace
@@ -57,7 +58,11 @@ def test_a_server_that_stays_away_is_an_error_and_no_deadlock() -> None:
 
 def test_who_waits_for_ever_is_seen() -> None:
     job = SimulatedJob(SMALL)
-    job.world.spawn(lambda: job.world.wait(job.world.waiter()), name="waits")
+
+    def wait() -> None:
+        job.world.wait(job.world.waiter())
+
+    job.world.spawn(wait, name="waits")
     with pytest.raises(Deadlock, match="nothing can happen any more"):
         job.world.run(lambda: False, 10.0)
     job.world.close()
@@ -124,7 +129,7 @@ def test_what_is_kept_stays_right_where_servers_are_lost() -> None:
     size = replace(SMALL, cache=0.1)
     undisturbed = run_job(size, [])
     assert (undisturbed.wrong, undisturbed.digest) == ("", run_job(SMALL, []).digest)
-    faults = [LostServers(3.7, (0, 2), 1.5), SlowServers(3.6, (1,)), LostRank(3.9, 4)]
+    faults: list[Any] = [LostServers(3.7, (0, 2), 1.5), SlowServers(3.6, (1,)), LostRank(3.9, 4)]
     found = run_job(size, faults)
     assert (found.wrong, found.digest) == ("", undisturbed.digest)
     assert found == run_job(size, faults)

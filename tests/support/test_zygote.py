@@ -99,7 +99,7 @@ def _start_and_wait(folder: Path) -> None:
     process.wait()
 
 
-def _zygotes_of(pid: int) -> list[int]:
+def _zygotes_of(pid: int | None) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         stat = read_stat(int(entry.name)) if entry.name.isdigit() else None

@@ -401,6 +401,23 @@ def test_a_process_that_is_starved_gives_a_silent_peer_up_too(
         service.gate.set()
 
 
+def test_a_peer_that_lives_and_takes_no_bytes_holds_up_nobody_for_ever(plain: Network) -> None:
+    """It says each second that it is alive, as its handler of the question before goes on."""
+    service = plain.service()
+    caller = plain.caller(service.listener.address)
+    before = caller.ask("gated", question(1), Answer)
+    wait_until(lambda: service.asked, "the handler has begun")
+    with ThreadPoolExecutor(1) as pool:  # 64 MiB: more than any socket's buffer
+        asked = pool.submit(caller.ask, "double", question(2, 8 << 20), Answer, timeout_s=1.0)
+        try:
+            reply = asked.result(AT_ONCE_S)
+            with pytest.raises(PeerTimeoutError, match="did not answer 'double' within 2"):
+                reply.wait(2.0)
+        finally:
+            service.gate.set()
+    assert before.wait(60).number == 1
+
+
 def test_a_slow_link_is_no_silence(plain: Network) -> None:
     """A message takes longer than the limit in both directions, and every byte is progress."""
     service = plain.service(silence_s=2.0)

@@ -66,12 +66,14 @@ def test_files_that_do_not_answer_stop_nobody_who_has_them(tmp_path: Path) -> No
     found: list[ssl.SSLContext] = []
     asked.start()
     asked.join(30)
-    tokens = Security.resolve("", TOKEN, False).context(server=True)
-    assert stands.is_alive()
-    os.close(writer[0])
+    try:
+        assert found == [former], "it has not waited"
+        assert stands.is_alive()
+        assert Security.resolve("", TOKEN, False).context(server=True) is not former
+    finally:
+        os.close(writer[0])
     stands.join(60)
-    assert found == [former]
-    assert tokens is not former
+    asked.join(60)
 
 
 @pytest.mark.parametrize("weak", ["x", "hunter2", "a" * 64, TOKEN[:-1]])

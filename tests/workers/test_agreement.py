@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import threading
 
 import pytest
 import torch.distributed as dist
@@ -93,6 +94,37 @@ def test_a_partition_alone_is_refused() -> None:
     whole.wait_for_rank_before("anything")
     whole.announce("anything")
     whole.close()
+
+
+def _names_of_cache(rows: list[str], kept: str = "1GB") -> list[str]:
+    """Return what each of two ranks calls the machine's cache, who have ``rows``."""
+    store, found = dist.HashStore(), ["", ""]
+
+    def meet(rank: int) -> None:
+        meeting = StoreRendezvous(store, rank, 2, 60.0)
+        one = Agreement(VIEWS[rank], meeting, Security(), "towards")
+        one.exchange([("127.0.0.1", 5000 + rank)], kept, rows[rank])
+        found[rank] = one.name_of_cache
+        one.close()
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "" not in found
+    return found
+
+
+@pytest.mark.usefixtures("process")
+def test_a_cache_is_found_again_for_the_same_rows_of_all_ranks_alone() -> None:
+    """Else a later loader over another dataset would be served the rows of this one."""
+    first, second = _names_of_cache(["a", "b"])
+    assert first == second, "one for the machine"
+    assert _names_of_cache(["a", "b"]) == [first] * 2
+    for other in (["a", "c"], ["c", "b"], ["b", "a"], ["", ""]):
+        assert first not in _names_of_cache(other), "whichever rank's rows are others"
+    assert first not in _names_of_cache(["a", "b"], kept="2GB")
 
 
 @pytest.mark.usefixtures("process")

@@ -30,7 +30,10 @@ class _Pool:
         self.sent.clear()
         return found
 
-    def refuse_askers(self) -> None: ...
+    def take_listener(self, number: int) -> None: ...
+
+    def is_stopped(self, number: int) -> bool:
+        return False
 
     def describe(self, numbers: list[int]) -> str:
         return f"workers {numbers}"

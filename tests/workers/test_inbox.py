@@ -380,3 +380,15 @@ def test_who_asks_a_worker_without_a_successor_hears_why(monkeypatch) -> None:
     assert "pid 102" in producer.refused[0][2]
     assert producer.pool.listeners == {1: 51}, "the other one answers on"
     producer.channel.close()
+
+
+def test_a_worker_that_cannot_be_started_again_is_not_waited_for(producer: _Producer) -> None:
+    def refuse(number: int) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    producer.pool.replace = refuse  # type: ignore[method-assign]
+    producer.pool.polls.append([WorkerEvent(0, (messages.DIED, 100, -9), ())])
+    producer.inbox.pump(0.0)
+    producer.recovery._due = dict.fromkeys(producer.recovery._due, 0.0)
+    with pytest.raises(SamplingError, match=r"in the place of one that was lost.*Resource"):
+        producer.inbox.pump(0.0)

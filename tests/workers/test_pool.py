@@ -4,11 +4,14 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from gigl_loader.errors import UsageError
+from gigl_loader.errors import UsageError, WorkerDiedError
 from gigl_loader.workers import messages, pipe
 from gigl_loader.workers import pool as pool_module
 from gigl_loader.workers.pool import WorkerEvent, WorkerPool, _Worker, process_state
@@ -162,3 +165,91 @@ def test_a_process_that_ends_while_it_is_looked_at_is_gone(
     assert process_state(os.getpid()) == "running"
     monkeypatch.setattr(Path, "read_text", ended)
     assert process_state(os.getpid()) == "gone"
+
+
+class _Supervisor:
+    """One that is played by a thread: ``plays`` is told of each worker that it is to start."""
+
+    def __init__(self, control: pipe.Socket, plays: Callable[["_Supervisor", int], None]) -> None:
+        self.control, self.plays = control, plays
+        self.workers: dict[int, pipe.Socket] = {}
+        self._sockets = [control]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while (got := pipe.receive(self.control)) is not None:
+            (_, number), fds = got
+            self.workers[number] = pipe.Socket(fileno=fds[0])
+            self._sockets.append(self.workers[number])
+            self.plays(self, number)
+        for sock in self._sockets:
+            sock.close()
+
+    def begin(self, number: int) -> None:
+        pipe.send(self.control, (messages.FORKED, number, 200 + number))
+        pipe.send(self.workers[number], (messages.READY, None))
+
+    def end(self) -> None:
+        """End as a process does that was killed: its socket first, its workers' later."""
+        for sock in (self.control, *self.workers.values()):
+            pipe.end(sock)
+
+    def poll(self) -> None:
+        """It cannot be reaped so far: on a busy machine that takes its time."""
+
+    def wait(self, timeout_s: float) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def _started(
+    monkeypatch: pytest.MonkeyPatch, *plays: Callable[[_Supervisor, int], None], max_restarts: int
+) -> tuple[WorkerPool, list[_Supervisor]]:
+    """Start a pool of two workers whose supervisors do, one after another, what ``plays`` say."""
+    supervisors: list[_Supervisor] = []
+
+    def start(script: str, fds: list[int]) -> _Supervisor:
+        control = pipe.Socket(fileno=os.dup(fds[0]))
+        supervisors.append(_Supervisor(control, plays[len(supervisors)]))
+        return supervisors[-1]
+
+    monkeypatch.setattr(pool_module, "start_supervisor", start)
+    pool = WorkerPool(2)
+    pool.start(SimpleNamespace(main_path=None, users_code=False), 60.0, max_restarts)
+    return pool, supervisors
+
+
+def _lets_begin(supervisor: _Supervisor, number: int) -> None:
+    supervisor.begin(number)
+
+
+def _is_killed(supervisor: _Supervisor, number: int) -> None:
+    if number == 0:
+        supervisor.begin(number)
+    else:
+        supervisor.end()
+
+
+def test_what_is_killed_while_the_pool_starts_is_started_again(monkeypatch, caplog) -> None:
+    deaths = {0: [-signal.SIGKILL]}
+
+    def one_is_killed(supervisor: _Supervisor, number: int) -> None:
+        if not deaths.get(number):
+            supervisor.begin(number)
+            return
+        pipe.send(supervisor.control, (messages.FORKED, number, 99))
+        pipe.end(supervisor.workers[number])
+        pipe.send(supervisor.control, (messages.EXITED, number, 99, deaths[number].pop()))
+
+    pool, supervisors = _started(monkeypatch, one_is_killed, max_restarts=1)
+    assert (len(supervisors), pool.pids) == (1, [200, 201])
+    assert "worker 0 (pid 99) died: SIGKILL" in caplog.text
+    pool.stop(0.0)
+    pool, supervisors = _started(monkeypatch, _is_killed, _lets_begin, max_restarts=1)
+    assert (len(supervisors), pool.pids) == (2, [200, 201])
+    pool.stop(0.0)
+    with pytest.raises(WorkerDiedError, match=r"\((pid 200|not started yet)\)"):
+        _started(monkeypatch, _is_killed, _is_killed, max_restarts=1)
+    deaths[0] = [1]  # it would do so again
+    with pytest.raises(WorkerDiedError, match=r"worker 0 .pid 99. died: exit code 1"):
+        _started(monkeypatch, one_is_killed, max_restarts=9)

@@ -150,9 +150,13 @@ def test_a_batch_that_hangs_counts_although_its_workers_are_killed(clock) -> Non
     assert isinstance(error, PeerTimeoutError)
 
 
-def test_a_supervisor_with_more_workers_than_restarts_is_one_loss(clock) -> None:
+def test_a_supervisor_with_more_workers_than_restarts_is_one_loss(clock, caplog) -> None:
     found = _recovery(_Pool(8), max_restarts=1)
+    found.under_way.give(3, _task(6))
     assert [found.died(worker, 70, None, 1) for worker in range(8)] == [None] * 8
+    told = [text for text in caplog.messages if "samples again: 1 batches" in text]
+    assert len(told) == 1
+    assert "worker 3" in told[0]
     clock.now += 0.06
     found.replace_due()
     assert found.pool.replaced == list(range(8)), "all at once"
@@ -269,7 +273,7 @@ def test_an_attendant_goes_on_after_an_error_and_ends_when_told(monkeypatch) -> 
         calls.append(threading.current_thread())
         if len(calls) == 3:
             enough.set()
-        raise PeerError("for whoever takes batches")
+        raise (OSError("of no class of ours") if len(calls) == 1 else PeerError("for the taker"))
 
     attendant = Attendant(attend)
     assert enough.wait(60.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from relay import Relay
 
 from gigl_loader.errors import PeerError, PeerTimeoutError, UsageError
 from gigl_loader.testing import wait_until
@@ -227,6 +228,27 @@ def test_a_store_that_does_not_answer_or_is_gone() -> None:
     meeting.close()
     assert time.monotonic() - start < 20, "the loader's own limit is 30 s"
     stuck.set()
+
+
+def test_a_link_that_is_cut_while_ranks_meet_costs_its_length(monkeypatch) -> None:
+    """Bytes wait while nothing passes, as they do in TCP; and so does who asks."""
+    monkeypatch.setattr("gigl_loader.workers.rendezvous._STORE_ANSWERS_S", 0.05)
+    host = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    with Relay(("127.0.0.1", host.port)) as relay:
+        far = dist.TCPStore(*relay.address, None, False)
+        near = StoreRendezvous(host, 0, 2, 60.0)
+        patient, hasty = (StoreRendezvous(far, 1, 2, 60.0, outage_s) for outage_s in (60.0, 0.0))
+        near.publish("key", b"there")
+        relay.cut.set()
+        found: list[bytes] = []
+        thread = threading.Thread(target=lambda: found.extend(patient.gather("key", [0])))
+        thread.start()
+        with pytest.raises(PeerTimeoutError, match=r"within 0\.05 s"):
+            hasty.gather("key", [0])
+        assert thread.is_alive()
+        relay.cut.clear()
+        thread.join()
+        assert found == [b"there"]
 
 
 def test_calls_are_made_one_after_another() -> None:

@@ -61,7 +61,7 @@ def measure(ranks: int, batches: int, cache: float) -> dict[str, float]:
         "server_kb": job.held.server / 1e3,
         "first_rank_kb": job.held.first_rank / 1e3,
         "first_server_kb": job.held.first_server / 1e3,
-        "links": max(rank.links for rank in followers),
+        "links": max(rank.connections for rank in followers),
         "simulated_start_s": max(rank.started or 0.0 for rank in job.ranks),
         "simulated_s": job.world.clock.now,
         "wall_s": seconds,

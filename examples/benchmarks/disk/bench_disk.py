@@ -30,6 +30,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import psutil
@@ -73,7 +74,7 @@ AT_ONCE = (1, 32, 128)
 RESIDENT, AHEAD, TOUCHED = "in memory", "from disk, read ahead", "from disk, when touched"
 
 
-def make(root: Path, kind: str, num_nodes: int, order: str) -> None:
+def make(root: Path, kind: str, num_nodes: int, order: Any) -> None:
     """Write a graph of one of `KINDS`, its rows in one of `ORDERS`."""
     random = np.random.default_rng(0)
     target = np.repeat(np.arange(num_nodes), DEGREE)
@@ -210,7 +211,7 @@ def trainer() -> Callable[[Data], None]:
 
 def epoch(root: Path, how: str, batches: int, leave: int | None) -> dict[str, float]:
     """Return seconds of an epoch after a warm-up, alone and in training, and MB read per batch."""
-    memory = "resident" if how == RESIDENT else "mapped"
+    memory: Any = "resident" if how == RESIDENT else "mapped"
     hook = {TOUCHED: wait_for_pages, AHEAD: join_group}.get(how)
     dataset = DistDataset.load(root, 0, memory=memory, verify="off")
     seeds, found = torch.load(root / "seeds.pt")[: BATCH * batches], {}

@@ -215,7 +215,8 @@ class Job:
 
     def longest_pause(self) -> float:
         """Return the longest time between two batches of one rank, in seconds."""
-        longest, last = 0.0, {}
+        longest = 0.0
+        last: dict[int, float] = {}
         for line in self.notes():
             longest = max(longest, line["at"] - last.get(line["rank"], line["at"]))
             last[line["rank"]] = line["at"]

@@ -108,7 +108,7 @@ def _over_all(series: Series, function: str) -> list[tuple[float, float]]:
     for points in series.values():
         for at, value in points:
             readings.setdefault(at, []).append(value)
-    combine = {"sum": sum, "count": len, "max": max}[function]
+    combine: Any = {"sum": sum, "count": len, "max": max}[function]
     return [(at, float(combine(values))) for at, values in sorted(readings.items())]
 
 

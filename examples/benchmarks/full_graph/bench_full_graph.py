@@ -75,6 +75,7 @@ def on_a_rank(rank: int, args: argparse.Namespace, folder: str) -> None:
         dist.barrier()
         clock = Clock()
         with full_graph(model, dataset) as data, torch.no_grad():
+            assert isinstance(found.values, torch.Tensor)  # of a graph of one type
             same = torch.allclose(model(data.x, data.edge_index), found.values, atol=1e-4)
         if rank == 0:
             print(f"  {RANKS} ranks, full_graph_inference  {chunks} on each", flush=True)

@@ -1,6 +1,6 @@
 """How long faults of the network take to be known or got over, and what a flood of strangers costs.
 
-Each line has its bar: an outage costs its length and two seconds, a stopped peer is known a second
+Each line has its bar: an outage costs its length and three seconds, a stopped peer is known a second
 after the limit on silence, a killed one at once; two callers get in within a second each beside
 2,400 half-open connections. Times mean little while other work has the cores.
 
@@ -36,14 +36,15 @@ def outages(lengths: list[float]) -> Iterator[Line]:
         for (mode, length_s, idle), extra_s in zip(cases, extra, strict=True):
             where, transfer_s = ("while idle", 0.0) if idle else ("in a batch", BYTES / BYTES_PER_S)
             name = f"{mode}: outage of {length_s:g} s {where}, beyond its length"
-            yield name, extra_s - transfer_s, 2.0, "s"
+            yield name, extra_s - transfer_s, 3.0, "s"
 
 
 def lost(mode: str, how: signal.Signals) -> float:
     """Return how long it takes to know of a peer that is stopped or killed, in seconds."""
     there = Flooded(mode, files=1024, threads=64)
     try:
-        with Caller(*there.address, SECURITIES[mode](), "asks") as caller:
+        host, port = there.address
+        with Caller(host, port, SECURITIES[mode](), "asks") as caller:
             caller.ask("double", question(1), Answer).wait(60)
             reply = caller.ask("never", question(1), Answer)
             there.process.send_signal(how)

@@ -56,7 +56,8 @@ def measure(security: Security, clients: int, seconds: float) -> tuple[float, fl
     def work() -> None:
         dropped.append(drop_batches(address, security, seconds))
 
-    with Caller(*address, security, "clock") as clock:
+    host, port = address
+    with Caller(host, port, security, "clock") as clock:
         used, started = clock.ask("cpu", 0, float).wait(10), time.monotonic()
         threads = [threading.Thread(target=work) for _ in range(clients)]
         for thread in threads:

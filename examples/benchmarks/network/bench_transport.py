@@ -19,6 +19,7 @@ import numpy as np
 
 from gigl_loader.transport import Caller, Listener, Method, Security
 from gigl_loader.transport.certs import token
+from gigl_loader.transport.reply import Reply
 
 BATCH_BYTES = 35_000_000
 AHEAD = 4
@@ -45,13 +46,17 @@ def serve(security: Security, ready: Connection) -> None:
 
 def fetch(caller: Caller, seconds: float, received: list[int]) -> None:
     mine = [np.ones(BATCH_BYTES, np.uint8) for _ in range(AHEAD)]
-    replies = deque(caller.ask("batch", 0, Rows, into=lambda specs, a=array: [a]) for array in mine)
+
+    def ask(array: np.ndarray) -> Reply[Rows]:
+        return caller.ask("batch", 0, Rows, into=lambda specs: [array])
+
+    replies = deque(map(ask, mine))
     end = time.monotonic() + seconds
     while replies:
         array = replies.popleft().wait(30).data
         received.append(array.nbytes)
         if time.monotonic() < end:
-            replies.append(caller.ask("batch", 0, Rows, into=lambda specs, a=array: [a]))
+            replies.append(ask(array))
 
 
 def throughput(callers: list[Caller], seconds: float) -> tuple[float, float, float]:
@@ -86,8 +91,8 @@ def measure(security: Security, seconds: float) -> list[float]:
     spawn = multiprocessing.get_context("spawn")
     process = spawn.Process(target=serve, args=(security.for_workers(), theirs))
     process.start()
-    address = ours.recv()
-    callers = [Caller(*address, security, f"bench {i}") for i in range(2)]
+    host, port = ours.recv()
+    callers = [Caller(host, port, security, f"bench {i}") for i in range(2)]
     try:
         one = throughput(callers[:1], seconds)
         two = throughput(callers, seconds)

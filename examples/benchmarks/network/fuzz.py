@@ -37,7 +37,8 @@ def main() -> None:
     fuzz_listener(service, 100, args.seed)  # what is loaded once
     before, started = held(), time.monotonic()
     fuzz_listener(service, args.rounds, args.seed)
-    with Caller(*service.listener.address, Security.local(), "after") as caller:
+    host, port = service.listener.address
+    with Caller(host, port, Security.local(), "after") as caller:
         assert caller.ask("double", question(3), Answer).wait(10).number == 3
     print(f"listener: {args.rounds} exchanges in {time.monotonic() - started:.0f} s")
     started = time.monotonic()

@@ -104,7 +104,9 @@ def client(
     )  # fmt: skip
     import torch.distributed as dist
 
-    store = dist.TCPStore(addresses[case.parts], PORT + 2, case.parts, rank == 0)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        addresses[case.parts], PORT + 2, case.parts, rank == 0
+    )
     paths = []
     for server in range(case.parts):
         paths.append(str(folder / f"{rank}-{server}.pt"))  # GLT reads seeds from files

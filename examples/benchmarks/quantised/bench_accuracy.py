@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from _data import cora
 
 DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8")
 COMPONENTS = 64
-HOW = {"batch_size": 512, "num_workers": 0}
+HOW: dict[str, Any] = {"batch_size": 512, "num_workers": 0}
 
 
 def lastfm(root: Path) -> tuple[Data, torch.Tensor]:

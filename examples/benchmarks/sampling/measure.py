@@ -4,6 +4,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest, SamplingPlan
 from gigl_loader.testing import as_worker_gets
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "merged, any time": {},
     "disjoint, any time": {"disjoint": True},
     "by time, uniform": {"time_attr": "when"},
@@ -103,7 +104,7 @@ def main() -> None:
         cpu_ms = f"{statistics.median(own) * 1e3:.1f} | {share:.2f}"
         found = f"{statistics.mean(nodes[name]):,.0f} | {statistics.mean(edges[name]):,.0f}"
         print(f"| {name} | {cpu_ms} | {found} |")
-    drawn = sum(sum(edges[name]) for name in kinds if "time_attr" in KINDS[name])
+    drawn = sum(count for name in kinds if "time_attr" in KINDS[name] for count in edges[name])
     print(f"\n{drawn:,} draws by time, none later than its seed")
 
 

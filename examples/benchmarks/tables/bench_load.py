@@ -14,11 +14,12 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 BATCH, FANOUTS = 1024, [15, 10]
 
 
-def child(root: str, memory: str, batch: bool) -> dict[str, float]:
+def child(root: str, memory: Any, batch: bool) -> dict[str, float]:
     """Return seconds of each step of this process, whose start is in ``STARTED``."""
     last, found = float(os.environ["STARTED"]), {}
 

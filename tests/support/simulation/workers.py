@@ -49,7 +49,7 @@ class SimulatedPool:
         self._stopped = False
         self._setup: WorkerSetup | None = None
 
-    def start(self, setup: WorkerSetup, timeout_s: float) -> None:
+    def start(self, setup: WorkerSetup, timeout_s: float, max_restarts: int = 0) -> None:
         """Take the time that workers take to start."""
         self._setup = setup
         self.world.sleep(self.costs.start_s * self._process.slowness)
@@ -135,8 +135,8 @@ class SimulatedPool:
     def replace(self, number: int) -> None:
         """Do nothing: none is lost."""
 
-    def refuse_askers(self) -> None:
-        """Do nothing: nobody asks."""
+    def take_listener(self, number: int) -> None:
+        """Return nothing: nobody asks."""
 
     def stop(self, linger_s: float) -> None:
         """End."""
