@@ -253,6 +253,7 @@ class Endpoint:
                 self._book.join(member)
             elif join.role is Role.CLIENT and self.server.server_rank == 0:
                 self._book.readmit(member, time.monotonic() + self._unseen_s)
+                self.jobs_served = min(self.jobs_served, self._book.job)  # it was counted too early
         except Exception as error:
             _log.warning("%s cannot join: %s", name, error)
             raise

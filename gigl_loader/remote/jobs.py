@@ -193,6 +193,8 @@ class JobBook:
     """Compute ranks of the running job that were not here yet since this server was started."""
     unseen_until: float = 0.0
     """When these are taken for gone, should nobody of the job be here then (`time.monotonic`)."""
+    lapsed: bool = False
+    """Whether the last client to leave was given up, without a goodbye: its job may still live."""
 
     def join(self, member: Member) -> None:
         """Take a client in, or put it in the queue.
@@ -244,6 +246,10 @@ class JobBook:
         """
         join = member.join
         assert join.job is not None, "it says which job"
+        # This server may have stood still longer than its clients wait for it: when it goes on, all
+        # of them have hung up, and are back a moment after they were given up.
+        if self.lapsed and join.job == self.job - 1 and not (self.running or self.present):
+            self.job = join.job
         if join.job < self.job:
             raise PeerError(
                 f"job {join.job} of the storage cluster is over: compute process {join.rank} was "
@@ -270,6 +276,7 @@ class JobBook:
         self.queued = [one for one in self.queued if one is not member]
         if self.present.get(member.join.rank) is member:
             del self.present[member.join.rank]
+            self.lapsed = member.gone_at is not None
         return self.end_if_over()
 
     def end_if_over(self, now: float = -math.inf) -> bool:

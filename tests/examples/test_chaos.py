@@ -2,13 +2,13 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripts import run_python
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks" / "faults"
 
@@ -87,13 +87,12 @@ def test_a_job(tmp_path: Path) -> None:
     """Whose workers are killed once an epoch, and whose epochs are broken off."""
     log = tmp_path / "log.jsonl"
     words = (
-        "--seed 9 --minutes 10 --epochs 1 --cases rank --faults kill-worker --rate 1 "
-        "--job-epochs 3 --pace 0 --silence 200"
+        "--seed 9 --minutes 30 --epochs 1 --cases rank --faults kill-worker --rate 1 "
+        "--job-epochs 3 --pace 0 --silence 600"
     )
-    command = [sys.executable, str(FOLDER / "chaos.py"), *words.split()]
-    done = subprocess.run(
-        [*command, "--log", str(log), "--keep", str(tmp_path / "kept")],
-        capture_output=True, text=True, timeout=400, check=False,
+    done = run_python(
+        str(FOLDER / "chaos.py"), *words.split(), "--log", str(log),
+        "--keep", str(tmp_path / "kept"), timeout_s=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     undisturbed, job = map(json.loads, log.read_text().splitlines())

@@ -69,6 +69,25 @@ def test_ranks_that_left_before_the_server_was_restarted_are_not_waited_for_with
     assert not book.running
 
 
+def test_a_job_that_was_given_up_goes_on_when_it_comes_back_before_another() -> None:
+    """As after a server stood still for longer than its clients wait for it."""
+    book = joined(JobBook(), client(0), client(1))
+    book.running = book.complete
+    for member in list(book.present.values()):
+        member.gone_at = 1.0
+    assert [book.leave(one) for one in list(book.present.values())] == [False, True]
+    back = client(1, job=0)
+    book.readmit(back, others_until=100.0)
+    assert (book.job, book.running, book.unseen) == (0, True, {0})
+    assert book.present == {1: back}
+    back.gone_at = 2.0
+    book.leave(back)
+    assert book.end_if_over(now=100.0)
+    book.join(client(0))
+    with pytest.raises(PeerError, match=r"job 0 .* is over"):  # another one has begun to gather
+        book.readmit(client(1, job=0), others_until=200.0)
+
+
 def test_who_cannot_be_of_a_job_is_refused_and_the_next_one_waits() -> None:
     book = joined(JobBook(), client(0))
     with pytest.raises(ConfigError, match="says that the job has 3 processes, the others say 2"):

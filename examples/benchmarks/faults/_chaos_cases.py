@@ -92,7 +92,10 @@ def links(dataset: Any, remote: bool, **how: Any) -> BaseDistLoader:
 
 
 def anchors(dataset: Any, remote: bool, **how: Any) -> BaseDistLoader:
-    given = dataset.fetch_ablp_input(None) if remote else torch.arange(dataset.node_ids.numel())
+    if remote:
+        given = dataset.fetch_ablp_input(None)
+    else:
+        (given,) = dataset.node_ids.values()
     return DistABLPLoader(dataset, [4, 3], given, use_label_edge_index_output=True, **how)
 
 

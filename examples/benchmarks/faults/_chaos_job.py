@@ -94,7 +94,7 @@ class ChaosJob:
         self._machines: Machines | None = None
         self._store: Store | None = None
         self._was_killed, self._away = False, set[int]()
-        self._total = 1
+        self._total, self._gave_up = 1, False
         self._reached, self._built = (-1, 0.0), list[tuple[int, float]]()
         self.outcome = Outcome(plan)
 
@@ -106,10 +106,19 @@ class ChaosJob:
         with contextlib.ExitStack() as stack:
             self._start(stack)
             self._watch()
+            self._hear(self._reader.new_lines())
             self._leave()
         self.outcome.found = check(self._lines, self._expected)
+        self._check_all_came()
         self.outcome.seconds, self.outcome.load = time.monotonic() - began, os.getloadavg()[0]
         return self.outcome
+
+    def _check_all_came(self) -> None:
+        """Note where a job ended well without all its epochs."""
+        found, was_told = self.outcome.found, (self.folder / "stop").exists()
+        whole, planned = found.whole, len(self.plan.epochs)
+        if whole < planned and not (was_told or found.short or self._gave_up or self.outcome.hang):
+            found.short.append(f"the job is over after {whole} epochs of {planned}")
 
     def _start(self, stack: contextlib.ExitStack) -> None:
         case, hosts = self.case, (HOST, HOST)
@@ -196,7 +205,8 @@ class ChaosJob:
         codes = [process.poll() for process in self._job.processes]
         if any(codes):
             self._go_on()
-            return self._life >= _MOST_LIVES
+            self._gave_up = len(self.outcome.unnamed) > 3 or self._life > _MOST_LIVES
+            return self._gave_up
         return all(code == 0 for code in codes)
 
     def _go_on(self) -> None:
