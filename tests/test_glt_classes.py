@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from support.scripts import run_python
 
 from gigl_loader import _glt, _glt_classes
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError, UsageError
 
-ADDRESS = {"master_addr": "10.0.0.1", "master_port": 4000}
+ADDRESS: dict[str, Any] = {"master_addr": "10.0.0.1", "master_port": 4000}
 SHARED = sorted(_glt.EXPORTS.keys() - set(_glt._GLT_ONLY))
 
 
@@ -229,7 +230,7 @@ def test_edge_types_are_reversed(classes: Any) -> None:
 
 
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
-def test_a_cpu_graph_needs_no_native_library(classes: Any, edge_dir: str) -> None:
+def test_a_cpu_graph_needs_no_native_library(classes: Any, edge_dir: EdgeDir) -> None:
     dataset = classes.DistDataset(2, 0, edge_dir=edge_dir)
     dataset.init_graph(
         torch.tensor([[0, 1, 2, 2], [1, 0, 0, 1]]),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigl_loader._glt_data import Dataset, DistDataset
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import NativeLibraryError
 
 
@@ -42,7 +43,9 @@ def test_a_partition_splits_the_nodes_that_it_owns() -> None:
 
 
 @pytest.mark.parametrize(("edge_dir", "offsets"), [("out", [0, 2, 3]), ("in", [0, 0, 1, 3])])
-def test_edges_are_grouped_by_the_end_that_is_expanded(edge_dir: str, offsets: list[int]) -> None:
+def test_edges_are_grouped_by_the_end_that_is_expanded(
+    edge_dir: EdgeDir, offsets: list[int]
+) -> None:
     dataset = Dataset(edge_dir=edge_dir)
     edges = np.array([[0, 0, 1], [1, 2, 2]])
     dataset.init_graph({("a", "to", "a"): edges}, layout={("a", "to", "a"): "COO"},

@@ -12,6 +12,7 @@ from gigl_loader.dataset.partition import partition_graph
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    EdgeDir,
     message_passing_to_negative_label,
     message_passing_to_positive_label,
 )
@@ -188,7 +189,7 @@ def by_type(value, default=N):
     return value if isinstance(value, dict) else {default: value}
 
 
-def check_partitions(graph: Graph, datasets: list[DistDataset], edge_dir: str) -> None:
+def check_partitions(graph: Graph, datasets: list[DistDataset], edge_dir: EdgeDir) -> None:
     """Check that ``datasets`` are all partitions of ``graph``, and each value in its place."""
     views = [dataset.view() for dataset in datasets]
     for index, (dataset, view) in enumerate(zip(datasets, views, strict=True)):

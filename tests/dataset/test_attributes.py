@@ -22,7 +22,7 @@ from dataset_reference import (
 from gigl_loader import _glt
 from gigl_loader.dataset._attributes import Later, MadeWhenAsked, glt_edge_type
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import message_passing_to_positive_label
+from gigl_loader.dataset.schema import EdgeDir, message_passing_to_positive_label
 from gigl_loader.errors import ConfigError, WrongTypeError
 
 
@@ -54,7 +54,7 @@ def test_glt_attributes_of_a_partition() -> None:
     assert dataset.edge_pb[torch.tensor([0, 1])].tolist() == [1, 0]
 
 
-def _glt_dataset(graph: Graph, edge_dir: str):
+def _glt_dataset(graph: Graph, edge_dir: EdgeDir):
     data = graph.to_pyg()
     dataset = _glt.DistDataset(1, 0, edge_dir=edge_dir)
 
@@ -74,7 +74,7 @@ def _glt_dataset(graph: Graph, edge_dir: str):
 
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 @pytest.mark.parametrize("heterogeneous", [False, True])
-def test_a_plain_glt_dataset_is_wrapped_not_copied(edge_dir: str, heterogeneous: bool) -> None:
+def test_a_plain_glt_dataset_is_wrapped_not_copied(edge_dir: EdgeDir, heterogeneous: bool) -> None:
     pairs = [(0, 1), (2, 1), (1, 2), (0, 1), (2, 2)]
     graph = Graph({N: 3}, {E: pairs}, {}, False)
     if heterogeneous:

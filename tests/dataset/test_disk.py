@@ -28,11 +28,11 @@ from gigl_loader import UsageError, _glt, partition_graph
 from gigl_loader.dataset import _disk
 from gigl_loader.dataset._manifest import write_manifest
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import message_passing_to_positive_label
+from gigl_loader.dataset.schema import EdgeDir, message_passing_to_positive_label
 from gigl_loader.errors import ConfigError
 
 
-def _write_with_glt(graph: Graph, root: Path, edge_dir: str, caching: bool = False) -> None:
+def _write_with_glt(graph: Graph, root: Path, edge_dir: EdgeDir, caching: bool = False) -> None:
     data, whole = graph.to_pyg(), graph.heterogeneous
 
     def pick(name, types):
@@ -50,7 +50,7 @@ def _write_with_glt(graph: Graph, root: Path, edge_dir: str, caching: bool = Fal
     ).partition(graph_caching=caching)  # fmt: skip
 
 
-def _check_glt_written(graph: Graph, datasets: list[DistDataset], edge_dir: str) -> None:
+def _check_glt_written(graph: Graph, datasets: list[DistDataset], edge_dir: EdgeDir) -> None:
     for edge_type, pairs in graph.edges.items():
         if not pairs:
             continue
@@ -84,7 +84,7 @@ GLT_SHOP = Graph(
     ids=["homogeneous", "heterogeneous", "cached"],
 )
 def test_we_read_what_glt_writes(
-    tmp_path: Path, graph: Graph, edge_dir: str, caching: bool
+    tmp_path: Path, graph: Graph, edge_dir: EdgeDir, caching: bool
 ) -> None:
     torch.manual_seed(0)
     _write_with_glt(graph, tmp_path, edge_dir, caching)
@@ -99,7 +99,7 @@ def test_we_read_what_glt_writes(
 @pytest.mark.glt
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 def test_edge_ids_that_glt_did_not_save_come_from_the_features(
-    tmp_path: Path, edge_dir: str
+    tmp_path: Path, edge_dir: EdgeDir
 ) -> None:
     torch.manual_seed(0)
     _write_with_glt(RING, tmp_path, edge_dir, caching=True)
@@ -194,7 +194,7 @@ def test_features_are_written_and_read_in_chunks(tmp_path: Path, monkeypatch) ->
 @pytest.mark.glt
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
 @pytest.mark.parametrize("graph", [RING, GLT_SHOP], ids=["homogeneous", "heterogeneous"])
-def test_what_glt_loads_can_be_wrapped(tmp_path: Path, graph: Graph, edge_dir: str) -> None:
+def test_what_glt_loads_can_be_wrapped(tmp_path: Path, graph: Graph, edge_dir: EdgeDir) -> None:
     written(graph, 2, tmp_path, method="random", edge_dir=edge_dir)
     datasets = []
     for index in range(2):

@@ -7,7 +7,7 @@ import torch
 from dataset_reference import BUYS, KNOWS, REV_BUYS, SMALL, E, Graph, N, as_index, ring
 
 from gigl_loader.dataset.local import DistDataset
-from gigl_loader.dataset.schema import FeatureInfo, message_passing_to_positive_label
+from gigl_loader.dataset.schema import EdgeDir, FeatureInfo, message_passing_to_positive_label
 from gigl_loader.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def test_the_schema_of_each_kind_of_graph() -> None:
 
 
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
-def test_label_edges_are_anchor_first_in_both_directions(edge_dir: str) -> None:
+def test_label_edges_are_anchor_first_in_both_directions(edge_dir: EdgeDir) -> None:
     dataset = DistDataset.from_pyg(
         SMALL.to_pyg(), edge_dir=edge_dir, supervision=SMALL.supervision()
     )

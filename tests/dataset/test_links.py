@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from gigl_loader.dataset.links import (
 )
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition import partition_graph
-from gigl_loader.dataset.schema import message_passing_to_positive_label
+from gigl_loader.dataset.schema import EdgeDir, message_passing_to_positive_label
 from gigl_loader.errors import ConfigError
 
 
@@ -114,7 +115,7 @@ def test_a_share_of_the_edges_has_the_same_splits(graph: Graph, seed: int, draw)
     mask = torch.tensor(keep, dtype=torch.bool)
     store.edge_index = store.edge_index[:, mask]
     store.edge_attr, store.edge_weight = store.edge_attr[mask], store.edge_weight[mask]
-    options = {"num_val": 0.3, "num_test": 0.3, "seed": seed}
+    options: dict[str, Any] = {"num_val": 0.3, "num_test": 0.3, "seed": seed}
     of_all, of_share = (split_links(data, edge_type, **options) for data in (whole, share))
     for name in ("train", "val", "test"):
         found = set(_pairs(getattr(of_share, name).links))
@@ -136,7 +137,7 @@ def test_draws_depend_on_the_seed_and_both_ends() -> None:
 
 
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
-def test_one_dataset_serves_all_splits(edge_dir: str) -> None:
+def test_one_dataset_serves_all_splits(edge_dir: EdgeDir) -> None:
     splits = split_links(_shop(200), BUYS)
     dataset = DistDataset.from_pyg(splits.data, edge_dir=edge_dir, supervision=splits.supervision)
     for name in ("train", "val", "test"):
@@ -172,10 +173,15 @@ def _edges_of(datasets, edge_type, edge_dir):
     st.sampled_from(["mapped", "glt"]),
 )  # fmt: skip
 def test_a_directory_has_the_same_splits_as_the_graph(
-    tmp_path: Path, graph: Graph, count: int, edge_dir: str, disjoint: bool, format: str
+    tmp_path: Path, graph: Graph, count: int, edge_dir: EdgeDir, disjoint: bool, format: str
 ) -> None:
     edge_type = BUYS if graph.heterogeneous else E
-    options = {"num_val": 0.3, "num_test": 0.3, "disjoint_train": 0.5 * disjoint, "seed": 11}
+    options: dict[str, Any] = {
+        "num_val": 0.3,
+        "num_test": 0.3,
+        "disjoint_train": 0.5 * disjoint,
+        "seed": 11,
+    }
     splits = split_links(graph.to_pyg(), edge_type, **options)
     partition_graph(
         graph.to_pyg(), count, tmp_path / "whole", method="random", edge_dir=edge_dir,
@@ -265,7 +271,7 @@ def test_a_directory_that_is_split_keeps_features_in_fewer_bytes_and_the_order_o
 ) -> None:
     ids = torch.arange(9)
     data = Data(x=torch.randn(9, 3), edge_index=torch.stack([ids.clamp(max=3), ids]), age=ids)
-    options = {"feature_dtype": "int8", "order": "degree", "progress": False}
+    options: dict[str, Any] = {"feature_dtype": "int8", "order": "degree", "progress": False}
     partition_graph(data, 2, tmp_path / "a", **options)
     data.x = None  # nothing but an attribute says in which order rows are
     partition_graph(data, 2, tmp_path / "c", order="degree", progress=False)

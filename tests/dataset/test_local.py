@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data
 
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError, UsageError
 from gigl_loader.processes import ForkedProcess
 
@@ -21,7 +22,7 @@ directions = st.sampled_from(["in", "out"])
 
 
 @given(graphs(), directions)
-def test_a_whole_graph_has_every_value_in_its_position(graph: Graph, edge_dir: str) -> None:
+def test_a_whole_graph_has_every_value_in_its_position(graph: Graph, edge_dir: EdgeDir) -> None:
     dataset = DistDataset.from_pyg(
         graph.to_pyg(), edge_dir=edge_dir, supervision=graph.supervision()
     )

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,12 @@ def _with_rows(graph: Graph):
 @pytest.mark.parametrize("graph", [RING, SHOP], ids=["homogeneous", "heterogeneous"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_rows_may_lie_by_degree(tmp_path: Path, graph: Graph, method: str, count: int) -> None:
-    options = {"method": method, "order": "degree", "progress": False, "overwrite": True}
+    options: dict[str, Any] = {
+        "method": method,
+        "order": "degree",
+        "progress": False,
+        "overwrite": True,
+    }
     partition_graph(_with_rows(graph), count, tmp_path / "a", **options)
     edge_type = BUYS if graph.heterogeneous else None
     split_partitions(tmp_path / "a", tmp_path / "b", edge_type, num_val=0.3)  # written again

@@ -18,13 +18,14 @@ from gigl_loader import (
 )
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as N
+from gigl_loader.dataset.schema import EdgeDir
 
 BUYS = ("user", "buys", "item")
 RING = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
 LABELS = torch.tensor([[0, 1, 1], [1, 2, 3]])
 
 
-def _dataset(edge_dir: str, edges: dict, num_nodes: dict, rank: int = 0, owners=None):
+def _dataset(edge_dir: EdgeDir, edges: dict, num_nodes: dict, rank: int = 0, owners=None):
     owners = owners or {t: torch.zeros(n, dtype=torch.int64) for t, n in num_nodes.items()}
     count = 1 + max(int(book.max()) for book in owners.values())
     dataset = DistDataset(rank, count, edge_dir)
@@ -38,7 +39,7 @@ def _dataset(edge_dir: str, edges: dict, num_nodes: dict, rank: int = 0, owners=
     return dataset
 
 
-def _stored(edge_dir: str, labels: dict) -> dict:
+def _stored(edge_dir: EdgeDir, labels: dict) -> dict:
     """Return labels, anchors first, as they are among the edges: as all edges of ``edge_dir``."""
     if edge_dir == "out":
         return labels
@@ -47,7 +48,7 @@ def _stored(edge_dir: str, labels: dict) -> dict:
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
-def test_untyped_labels_are_stored_as_the_edges_are(edge_dir: str, tmp_path) -> None:
+def test_untyped_labels_are_stored_as_the_edges_are(edge_dir: EdgeDir, tmp_path) -> None:
     """Names cannot tell the direction here, where anchors and labels are of one type."""
     positive = message_passing_to_positive_label(E)
     negative = message_passing_to_negative_label(E)
@@ -80,7 +81,7 @@ BACK = ("item", "buys", "user")
     ],
 )
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
-def test_typed_labels_are_stored_as_the_edges_are(edge_dir: str, walked: list) -> None:
+def test_typed_labels_are_stored_as_the_edges_are(edge_dir: EdgeDir, walked: list) -> None:
     """Whatever messages pass over: GiGL turns labels for "in" and never looks at other types."""
     positive = message_passing_to_positive_label(BUYS)
     negative = message_passing_to_negative_label(BUYS)

@@ -14,6 +14,7 @@ from gigl_loader import _glt
 from gigl_loader.dataset import partition
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition import partition_graph
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ from gigl_loader.errors import ConfigError
     st.sampled_from(["in", "out"]),
 )  # fmt: skip
 def test_partitions_on_disk_unite_to_the_graph(
-    tmp_path: Path, graph: Graph, count: int, method: str, edge_dir: str
+    tmp_path: Path, graph: Graph, count: int, method: str, edge_dir: EdgeDir
 ) -> None:
     root = tmp_path / "graph"  # the run before left one there, to be replaced
     for format in ("glt", "mapped"):
@@ -42,7 +43,7 @@ def test_partitions_on_disk_unite_to_the_graph(
 @pytest.mark.glt
 @pytest.mark.parametrize("graph", [RING, SHOP], ids=["homogeneous", "heterogeneous"])
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
-def test_glt_reads_what_we_write(tmp_path: Path, graph: Graph, edge_dir: str) -> None:
+def test_glt_reads_what_we_write(tmp_path: Path, graph: Graph, edge_dir: EdgeDir) -> None:
     written(graph, 2, tmp_path, method="random", edge_dir=edge_dir)
     data, edge_rows = graph.to_pyg(), {edge_type: [] for edge_type in graph.edges}
     for index in range(2):

@@ -1,6 +1,7 @@
 """Where partitions may be written."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dataset_reference import RING, written
@@ -41,7 +42,8 @@ def test_other_peoples_files_are_safe(tmp_path: Path) -> None:
 
 
 def test_the_order_of_rows_is_checked(tmp_path: Path) -> None:
-    for options, match in (({"order": "size"}, "must be"), ({"format": "glt"}, "needs format")):
+    bad: Any = (({"order": "size"}, "must be"), ({"format": "glt"}, "needs format"))
+    for options, match in bad:
         with pytest.raises(ConfigError, match=match):
             partition_graph(RING.to_pyg(), 1, tmp_path / "a", **{"order": "degree", **options})
     assert not (tmp_path / "a").exists()

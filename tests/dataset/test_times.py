@@ -10,6 +10,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import ConfigError, DistDataset
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as E
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.dataset.time_keys import keys_of
 from gigl_loader.dataset.times import check_time_attr, with_times
 
@@ -35,7 +36,7 @@ def _by_row(view, edge_type=E) -> dict[int, list[tuple[int, int]]]:
 
 
 @given(PAIRS, st.sampled_from(["in", "out"]), st.data())
-def test_rows_ascend_by_time_and_then_as_they_did(pairs, edge_dir: str, data) -> None:
+def test_rows_ascend_by_time_and_then_as_they_did(pairs, edge_dir: EdgeDir, data) -> None:
     times = data.draw(st.lists(st.integers(-2, 2), min_size=len(pairs), max_size=len(pairs)))
     if len(pairs) == 5:  # PyG would take them for those of nodes
         return
@@ -54,7 +55,7 @@ def test_rows_ascend_by_time_and_then_as_they_did(pairs, edge_dir: str, data) ->
 
 @settings(max_examples=30)
 @given(PAIRS, st.sampled_from(["in", "out"]))
-def test_neighbours_times_are_the_same_over_partitions(pairs, edge_dir: str) -> None:
+def test_neighbours_times_are_the_same_over_partitions(pairs, edge_dir: EdgeDir) -> None:
     if len(pairs) == 5:
         return
     graph = _data(pairs, when=torch.tensor([0.5, -3, 7, 0, 7]))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from dataset_reference import RING, ring, write
+from support.scripts import run_python
 
 from gigl_loader import UsageError, partition_graph
 from gigl_loader.dataset._writer import lock_of, only_writer
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.errors import ConfigError
-from gigl_loader.testing import run_python
 
 WRITER = """
 import os, signal, sys

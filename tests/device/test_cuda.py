@@ -130,8 +130,8 @@ def test_every_kind_of_tensor_goes() -> None:
     data["user", "to", "item"].edge_index = EdgeIndex([[0, 1], [1, 0]], sparse_size=(2, 2))
     data.y_positive = {("u", "to", "i"): {0: torch.tensor([3]), 1: torch.tensor([]).long()}}
     results = [
-        next(iter(DevicePrefetcher([data], "cuda", cast={"x": torch.float32}, **options)))
-        for options in ({"non_blocking": True}, {"non_blocking": False})
+        next(iter(DevicePrefetcher([data], "cuda", cast={"x": torch.float32}, non_blocking=waits)))
+        for waits in (True, False)
     ]
     for moved in results:
         assert moved["user"].x.cpu().equal(data["user"].x.float())

@@ -33,7 +33,7 @@ def train(
 ) -> SlotLoader:
     """Run a loop whose kernels read each batch; the batch is dropped as soon as they are queued."""
     loader = SlotLoader(NUM_BATCHES, slots)
-    limits = {"depth": depth, "max_held": slots, "run_ahead": run_ahead}
+    limits: dict[str, Any] = {"depth": depth, "max_held": slots, "run_ahead": run_ahead}
     ahead = CopyAhead(pull_from(iter(loader)), engine, **limits)
     for batch in ahead:
         gpu.read(batch.values())

@@ -12,6 +12,7 @@ import torch_geometric.loader as pyg
 
 import gigl_loader
 import gigl_loader._glt  # makes graphlearn-torch importable
+from gigl_loader.dataset.schema import EdgeDir
 
 PAGE = (Path(__file__).parents[2] / "docs/guide/migrating.md").read_text()
 OURS = {
@@ -74,7 +75,7 @@ def test_graphlearn_torch(name: str) -> None:
 
 @pytest.mark.glt
 @pytest.mark.parametrize("edge_dir", ["in", "out"])
-def test_graphlearn_torch_swaps_the_rows_of_links_where_the_page_says_it(edge_dir: str) -> None:
+def test_graphlearn_torch_swaps_the_rows_of_links_where_the_page_says_it(edge_dir: EdgeDir) -> None:
     row = next(
         line for line in PAGE.splitlines() if line.startswith("| `batch.edge_label_index` |")
     )

@@ -127,7 +127,7 @@ def test_functions_are_given_what_they_name() -> None:
 
 
 DATA = typed_layers.graph()
-EDGES = {"edge_weight": True, "edge_attr": True}
+EDGES: dict[str, Any] = {"edge_weight": True, "edge_attr": True}
 
 
 def test_a_folder_for_each_type(tmp_path: Path) -> None:

@@ -169,8 +169,8 @@ def _of_other_types(rank: int, size: int) -> None:
     data.train_mask = torch.arange(count) % 3 == 0
     data.nothing = torch.empty(count, 0)
     data.wide = torch.arange(count * 6, dtype=torch.uint8).view(count, 3, 2)
-    book = {"partition_book": torch.arange(count) % size, "partition_idx": rank}
-    how: Any = {"num_neighbors": [3, 3], "input_nodes": torch.arange(count), "seed": 1}
+    book: dict[str, Any] = {"partition_book": torch.arange(count) % size, "partition_idx": rank}
+    how: dict[str, Any] = {"num_neighbors": [3, 3], "input_nodes": torch.arange(count), "seed": 1}
     with (
         DistNeighborLoader(DistDataset.from_pyg(data), num_workers=0, batch_size=9, **how) as whole,
         DistNeighborLoader(

@@ -25,6 +25,7 @@ from gigl_loader import (
     PPRSamplerOptions,
     RemoteDistDataset,
 )
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.testing import batch_digest
 
 NODES, EPOCHS = 96, 2
@@ -70,7 +71,7 @@ def pairs() -> Tensor:
     return torch.stack([node, (node * 29 + 11) % NODES])
 
 
-def partition(rank: int, count: int, typed: bool, edge_dir: str = "in") -> DistDataset:
+def partition(rank: int, count: int, typed: bool, edge_dir: EdgeDir = "in") -> DistDataset:
     """Return one partition; nodes are dealt out in contiguous blocks."""
     block = torch.arange(NODES) * count // NODES
     book: Any = {"user": block, "item": block} if typed else block
@@ -88,7 +89,7 @@ class Case:
 
     kind: type[BaseDistLoader] = DistNeighborLoader
     typed: bool = False
-    edge_dir: str = "in"
+    edge_dir: EdgeDir = "in"
     how: dict[str, Any] = field(default_factory=dict)
     hops: Any = (4, 3)
 
@@ -109,7 +110,10 @@ class Case:
             return self.seeds()
         node_type = "user" if self.typed else None
         if self.kind is DistABLPLoader:
-            kinds = {"anchor_node_type": "user", "supervision_edge_type": RELATIONS[0]}
+            kinds: dict[str, Any] = {
+                "anchor_node_type": "user",
+                "supervision_edge_type": RELATIONS[0],
+            }
             return remote.fetch_ablp_input(None, **(kinds if self.typed else {}))
         ids = remote.fetch_node_ids(node_type=node_type)
         return ("user", ids) if self.typed else ids

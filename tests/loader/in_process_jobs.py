@@ -40,7 +40,9 @@ def linked(rank: int, size: int) -> DistDataset:
     pairs = torch.tensor([[i, (7 * i + 3) % 60] for i in range(60)]).t()
     graph = GRAPH.to_pyg()
     data = Data(x=graph.x, edge_index=graph.edge_index)
-    book = {} if size == 1 else {"partition_book": torch.arange(60) % size, "partition_idx": rank}
+    book: dict[str, Any] = (
+        {} if size == 1 else {"partition_book": torch.arange(60) % size, "partition_idx": rank}
+    )
     return DistDataset.from_pyg(data, supervision=(pairs, pairs.roll(1, 1)), **book)
 
 

@@ -29,6 +29,7 @@ from gigl_loader import (
     replay,
 )
 from gigl_loader._glt import NodeSamplerInput
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.loader import runtime
 from gigl_loader.options import DEFAULT_TIMEOUT_S, SAME_MEMORY_VARIABLE, EpochOptions
 from gigl_loader.ranks import decide_with_ranks, gather_from_ranks, tell_ranks
@@ -58,7 +59,13 @@ CASES = {
     "typed": (TYPED, "out", ("user", torch.arange(39, -1, -1)), {"num_neighbors": [2, 2]}),
 }
 AT_ONCE = [3, 0, 3]
-COMMON = {"batch_size": 4, "seed": 5, "with_edge": True, "shuffle": True, "with_weight": True}
+COMMON: dict[str, Any] = {
+    "batch_size": 4,
+    "seed": 5,
+    "with_edge": True,
+    "shuffle": True,
+    "with_weight": True,
+}
 
 
 def share(given, rank: int, size: int):
@@ -145,8 +152,8 @@ def same_batches_as_one_partition(rank: int, size: int, folder: Path, same_memor
                 assert len(list(loader)) == len(loader)
 
 
-def check(graph: TinyGraph, edge_dir: str, how: dict, batch) -> None:
-    typed = {"input_type": "user"} if graph.is_heterogeneous else {}
+def check(graph: TinyGraph, edge_dir: EdgeDir, how: dict[str, Any], batch) -> None:
+    typed: dict[str, Any] = {"input_type": "user"} if graph.is_heterogeneous else {}
     store = batch["user"] if typed else batch
     seeds = store.batch
     assert "train_mask" in store
@@ -210,7 +217,7 @@ def _once(rank: int, size: int, **how: Any) -> list[int]:
 
 def seeds_that_would_come_twice(rank: int, size: int) -> None:
     """An error on all ranks alike that says what to do, before anything is started."""
-    how = {"batch_size": 7, "seed": 1, "num_workers": 0}
+    how: dict[str, Any] = {"batch_size": 7, "seed": 1, "num_workers": 0}
     everyone = torch.arange(60)
     for given, words in {
         "another order": (everyone.flip(0) if rank else everyone, "the same 60 seeds, in another"),

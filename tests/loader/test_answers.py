@@ -75,7 +75,7 @@ def test_what_is_of_no_use_is_said(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_cache_too_small_to_keep_anything_is_told_the_least(caplog: Any) -> None:
     """In both deployments: their tables are made here. What it names is enough, and is silent."""
     owner, rows = ("node", "n"), 100_000
-    matrices = {owner: {("node_features", "n"): ("float32", (16,))}}
+    matrices: Any = {owner: {("node_features", "n"): ("float32", (16,))}}
 
     def kept(size: int) -> int:
         caplog.clear()

@@ -1,5 +1,7 @@
 """The batch of given seeds, at once."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,12 @@ GRAPH = TinyGraph.random(60, 400, seed=3)
 
 def test_workers_and_this_process_give_the_same_beside_an_epoch() -> None:
     seeds = torch.arange(59, 9, -1)
-    how = {"num_neighbors": [3, 2], "input_nodes": seeds, "batch_size": 8, "seed": 4}
+    how: dict[str, Any] = {
+        "num_neighbors": [3, 2],
+        "input_nodes": seeds,
+        "batch_size": 8,
+        "seed": 4,
+    }
     with (
         DistNeighborLoader(GRAPH.dataset(), num_workers=2, channel_size="8KB", **how) as workers,
         DistNeighborLoader(GRAPH.dataset(), num_workers=0, **how) as here,

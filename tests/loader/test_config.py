@@ -107,8 +107,10 @@ def test_edge_ids_come_where_edges_have_values(more: dict, given: Any, expected:
 
 
 def test_workers_sample_on_the_cpu() -> None:
-    how = {"worker_concurrency": 2, "master_ip_address": "10.0.0.1", "master_port": 4000,
-           "channel_size": "1MB", "pin_memory": False}  # fmt: skip
+    how: dict[str, Any] = {
+        "worker_concurrency": 2, "master_ip_address": "10.0.0.1", "master_port": 4000,
+        "channel_size": "1MB", "pin_memory": False,
+    }  # fmt: skip
     found = colocated_worker_options(dataset_num_partitions=3, num_workers=2, **how)
     assert found.worker_devices == [torch.device("cpu")] * 2
     assert found.num_rpc_threads == 3

@@ -1,6 +1,7 @@
 """Time, trees, subgraphs and LABOR through the loaders: here, in workers, over a graph store."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,7 +161,7 @@ def _use_store(info, rank: int, digests: list[list[str]]) -> None:
             _same(batch, _expected(seeds, number, HOW[0], make=subgraph_sampler))
     index = torch.tensor(GRAPH.edges[E][:20]).t().contiguous()
     when = index.max(0).values * 3
-    how = {"time_attr": "node_time"}
+    how: dict[str, Any] = {"time_attr": "node_time"}
     with DistLinkNeighborLoader(
         remote, FANOUT, index, neg_sampling="triplet", edge_label_time=when, batch_size=5, seed=2,
         with_edge=True, **how,

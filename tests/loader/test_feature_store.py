@@ -77,7 +77,12 @@ def test_rows_come_from_the_store(workers: int) -> None:
     data = DistDataset.from_pyg(
         without_features(GRAPH), supervision=(torch.tensor([[1], [2]]), None)
     )
-    how = {"num_neighbors": [3, 2], "num_workers": workers, "batch_size": 8, "seed": 1}
+    how: dict[str, Any] = {
+        "num_neighbors": [3, 2],
+        "num_workers": workers,
+        "batch_size": 8,
+        "seed": 1,
+    }
     how["feature_store"] = options(gives="numpy", cache_bytes=100)
     with (
         DistNeighborLoader(data, **how) as nodes,
@@ -93,7 +98,12 @@ def test_rows_come_from_the_store(workers: int) -> None:
 def test_types_with_features_of_their_own_keep_them() -> None:
     data = without_features(USERS)
     data["item"].x = torch.arange(30.0).view(30, 1)
-    how = {"num_neighbors": [3, 2], "input_nodes": "user", "num_workers": 0, "batch_size": 9}
+    how: dict[str, Any] = {
+        "num_neighbors": [3, 2],
+        "input_nodes": "user",
+        "num_workers": 0,
+        "batch_size": 9,
+    }
     for store in (options(), options(node_types=("user",))):
         with DistNeighborLoader(
             DistDataset.from_pyg(data), feature_store=store, **how
@@ -106,7 +116,7 @@ def test_types_with_features_of_their_own_keep_them() -> None:
 def test_a_row_that_was_used_lately_is_not_asked_for_again() -> None:
     Numbers.asked.clear()
     data = DistDataset.from_pyg(without_features(GRAPH))
-    how = {"num_neighbors": [2], "num_workers": 0, "batch_size": 8}
+    how: dict[str, Any] = {"num_neighbors": [2], "num_workers": 0, "batch_size": 8}
     with DistNeighborLoader(data, feature_store=options(), **how) as loader:
         list(loader)
         list(loader)
@@ -117,7 +127,11 @@ def test_a_row_that_was_used_lately_is_not_asked_for_again() -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_it_raises_is_told_in_its_own_words(workers: int) -> None:
     data = DistDataset.from_pyg(without_features(GRAPH))
-    how = {"num_neighbors": [2], "input_nodes": torch.arange(40), "num_workers": workers}
+    how: dict[str, Any] = {
+        "num_neighbors": [2],
+        "input_nodes": torch.arange(40),
+        "num_workers": workers,
+    }
     with (
         DistNeighborLoader(data, feature_store=options(fails_at=17), **how) as loader,
         pytest.raises(SamplingError, match="ConnectionResetError: the bucket is gone"),

@@ -67,7 +67,7 @@ def test_one_partition_gives_the_batches_of_workers(name: str) -> None:
 
 @pytest.mark.multiprocess
 def test_labels_too() -> None:
-    how = {"batch_size": 7, "seed": 2, "shuffle": True}
+    how: dict[str, Any] = {"batch_size": 7, "seed": 2, "shuffle": True}
     with (
         DistABLPLoader(linked(0, 1), [2, 2], torch.arange(60), **how) as workers,
         DistABLPLoader(linked(0, 1), [2, 2], torch.arange(60), num_workers=0, **how) as here,

@@ -1,5 +1,7 @@
 """Seeds as users give them, against PyG's ``get_input_nodes``; no process is started."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -64,7 +66,7 @@ def test_what_is_no_seed(given, message: str) -> None:
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("group")
 def test_a_batch_of_a_mask_has_node_ids_as_input_id() -> None:
-    how = {"batch_size": 2, "shuffle": True, "seed": 3}
+    how: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": 3}
     with DistNeighborLoader(PLAIN.dataset(), [2], MASK, **how) as loader:
         batches = list(loader)
     assert sorted(i for b in batches for i in b.input_id.tolist()) == [2, 9, 16]

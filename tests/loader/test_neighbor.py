@@ -13,6 +13,7 @@ from support.zygote import Zygote, new_zygote, use_zygote
 from torch_geometric.data import HeteroData
 
 from gigl_loader import ConfigError, DistDataset, DistNeighborLoader, UsageError
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.testing import (
     TinyGraph,
     check_batch,
@@ -49,7 +50,7 @@ SETUPS = {
 
 
 @contextmanager
-def _loader(graph: TinyGraph, edge_dir: str, how: dict, length: int, dataset=None):
+def _loader(graph: TinyGraph, edge_dir: EdgeDir, how: dict, length: int, dataset=None):
     count = graph.num_nodes[sorted(graph.num_nodes)[-1]]
     seeds = torch.randint(count, (length,), generator=torch.Generator().manual_seed(length))
     given = ("user", seeds) if graph.is_heterogeneous else seeds

@@ -1,6 +1,7 @@
 """The static methods by which subclasses make the parts of a loader."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from gigl_loader.device.pin import PinMemoryError
 from gigl_loader.loader import parts
 from gigl_loader.testing import TinyGraph
 
-HOW = {"worker_concurrency": 3, "channel_size": "2MB"}
+HOW: dict[str, Any] = {"worker_concurrency": 3, "channel_size": "2MB"}
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_a_homogeneous_batch_has_the_exact_scores() -> None:
     node_type = next(iter(graph.num_nodes))
     options = PPRSamplerOptions(alpha=0.3, eps=1e-9, max_ppr_nodes=7)
     seeds = torch.tensor([3, 11, 3, 29])
-    how = {"num_neighbors": [], "input_nodes": seeds, "batch_size": 3, "seed": 1}
+    how: dict[str, Any] = {"num_neighbors": [], "input_nodes": seeds, "batch_size": 3, "seed": 1}
     with (
         DistNeighborLoader(graph.dataset(), sampler_options=options, num_workers=0, **how) as here,
         DistNeighborLoader(graph.dataset(), sampler_options=options, **how) as workers,
@@ -98,9 +98,13 @@ def test_heterogeneous_walks_cross_types_and_channels_do_not(edge_dir: Any) -> N
             graph.num_nodes, {(dst, rel, src): flipped[src, rel, dst] for src, rel, dst in flipped}
         )
     walked = {name[1]: name for name in graph.edges}
-    base = {"alpha": 0.4, "eps": 1e-8, "max_ppr_nodes": 60}
+    base: dict[str, Any] = {"alpha": 0.4, "eps": 1e-8, "max_ppr_nodes": 60}
     ratios = {walked["buys"]: 0.5, (walked["rev_buys"], walked["knows"]): 0.5}
-    how = {"num_neighbors": [], "input_nodes": ("user", torch.tensor([4, 0])), "batch_size": 2}
+    how: dict[str, Any] = {
+        "num_neighbors": [],
+        "input_nodes": ("user", torch.tensor([4, 0])),
+        "batch_size": 2,
+    }
     how |= {"num_workers": 0, "dataset": graph.dataset(edge_dir=edge_dir)}
     with (
         DistNeighborLoader(sampler_options=PPRSamplerOptions(**base), **how) as loader,
@@ -167,7 +171,12 @@ def _labeled(links: Tensor) -> DistDataset:
 def test_labels_and_seed_edges_are_roots_too() -> None:
     links = torch.tensor([[0, 0, 2], [1, 5, 7]])
     options = PPRSamplerOptions(alpha=0.4, eps=1e-8, max_ppr_nodes=60)
-    how = {"num_neighbors": [], "batch_size": 2, "num_workers": 0, "sampler_options": options}
+    how: dict[str, Any] = {
+        "num_neighbors": [],
+        "batch_size": 2,
+        "num_workers": 0,
+        "sampler_options": options,
+    }
     with DistABLPLoader(
         _labeled(links), input_nodes=("user", torch.tensor([0, 2])), supervision_edge_type=BUYS,
         **how,

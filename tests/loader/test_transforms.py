@@ -14,7 +14,7 @@ pytestmark = pytest.mark.multiprocess
 
 GRAPH = TinyGraph.random(60, 400, seed=3)
 USERS = TinyGraph.random(30, 200, heterogeneous=True)
-HERE = {"num_workers": 0, "batch_size": 8, "seed": 4}
+HERE: dict[str, Any] = {"num_workers": 0, "batch_size": 8, "seed": 4}
 
 
 def test_a_batch_is_transformed_as_the_loop_gets_it() -> None:
@@ -142,7 +142,7 @@ def test_an_attribute_of_the_edges_is_drawn_by() -> None:
     strength[::3] = 0
     named, plain = graph.clone(), graph.clone()
     named.strength, plain.edge_weight = strength, strength
-    how = {"num_neighbors": [3, 2], **HERE, "with_edge": True}
+    how: dict[str, Any] = {"num_neighbors": [3, 2], **HERE, "with_edge": True}
     with DistNeighborLoader(
         DistDataset.from_pyg(plain), with_weight=True, **how
     ) as loader:  # fmt: skip

@@ -132,7 +132,12 @@ def test_prefetching_is_not_limited_by_a_buffer_that_is_not_used(cluster: _Clust
         cluster_info=GraphStoreInfo(3, 2, 1, HOST, HOST, HOST, 0, 0, 0, 1, 0),
         fetch_free_ports_on_storage_cluster=lambda count: list(range(7000, 7000 + count)),
     )
-    how = {"num_workers": 2, "worker_concurrency": 2, "channel_size": "1MB", "prefetch_size": 50}
+    how: dict[str, Any] = {
+        "num_workers": 2,
+        "worker_concurrency": 2,
+        "channel_size": "1MB",
+        "prefetch_size": 50,
+    }
     options = client.worker_options(dataset=dataset, compute_rank=1, worker_key="key", **how)
     assert (options.prefetch_size, options.master_port) == (50, 7001)
     assert list(options.server_rank) == [0, 1, 2]

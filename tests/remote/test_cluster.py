@@ -108,7 +108,8 @@ def test_a_server_that_comes_back_answers_for_itself() -> None:
         one.close()
         wait_until(lambda: cluster.lost == [1], "the client has heard of it")
         assert cluster.await_servers(time.monotonic()) == [0]
-        leader = Leader(*zero.address, SECURITY, "server 1", 10.0)
+        host, port = zero.address
+        leader = Leader(host, port, SECURITY, "server 1", 10.0)
         server = DistServer(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
         again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
         try:
@@ -149,7 +150,8 @@ def test_a_server_that_comes_back_unmet_is_known_by_its_incarnation() -> None:
     ):
         one.close()
         wait_until(lambda: cluster.lost == [1], "server 0 says so")
-        leader = Leader(*zero.address, SECURITY, "server 1", 10.0)
+        host, port = zero.address
+        leader = Leader(host, port, SECURITY, "server 1", 10.0)
         server = DistServer(tiny_graph().partitions(1)[0], 1, 2, security=SECURITY)
         again = Endpoint(server, HOST, 0, SECURITY, None, leader, rejoin_s=60.0)
         try:

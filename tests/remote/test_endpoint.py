@@ -149,7 +149,8 @@ def test_a_cluster_of_which_a_server_is_away_is_not_well(monkeypatch, capsys):
         code, said = asked(first)
         assert (code, said["away"]) == (status.NOT_WHOLE, {"1": "it has not come yet"})
         assert said["health"] == "storage servers [1] are away: see `away`"
-        second = server(1, Leader(*first.address, security, "server 1", 10.0))
+        host, port = first.address
+        second = server(1, Leader(host, port, security, "server 1", 10.0))
         try:
             wait_until(lambda: asked(first)[0] == asked(second)[0] == 0, "both serve")
             first.close(End.SHUTDOWN, "it is started again")

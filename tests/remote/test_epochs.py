@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from gigl_loader.workers.pool import process_state
 
 pytestmark = pytest.mark.multiprocess
 
-HOW = {"batch_size": 2, "seed": 7, "timeout": 60.0}
+HOW: dict[str, Any] = {"batch_size": 2, "seed": 7, "timeout": 60.0}
 NODE_TYPE = "default_homogeneous_node_type"
 
 

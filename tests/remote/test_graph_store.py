@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ from gigl_loader.testing import (
 
 pytestmark = pytest.mark.multiprocess
 
-HOW = {"batch_size": 4, "seed": 7, "timeout": 90.0}
+HOW: dict[str, Any] = {"batch_size": 4, "seed": 7, "timeout": 90.0}
 
 
 def _loader(info, rank, nodes, **how):

@@ -306,8 +306,9 @@ def test_a_process_that_says_that_it_is_a_server_ends_nobody() -> None:
             role=Role.SERVER, rank=1, num_servers=2, address=("127.0.0.1", 1),
             incarnation=2**62, process="bad",
         )  # fmt: skip
+        host, port = zero.address
         with (
-            Caller(*zero.address, SECURITY, "bad") as bad,
+            Caller(host, port, SECURITY, "bad") as bad,
             pytest.raises(ConfigError, match="two processes joined as storage server 1"),
         ):
             bad.ask("watch", Watch(join, 0), News).wait(60)
@@ -319,7 +320,7 @@ def test_a_process_that_says_that_it_is_a_server_ends_nobody() -> None:
 def test_a_producer_is_of_those_who_take_its_batches() -> None:
     with storage() as (endpoint,), _two_ranks(endpoint.address) as (first, second):
         (producer,) = create(first)
-        own = {"producer_id": producer}
+        own: dict[str, Any] = {"producer_id": producer}
         call = second.connection(0).call
         epoch = EpochRequest(generation=1)
         for name, how in {
@@ -337,8 +338,9 @@ def test_a_producer_is_of_those_who_take_its_batches() -> None:
             with pytest.raises(UsageError, match="asked for what is consumer 0 of"):
                 fetch.wait(60)
         request = CALLS["destroy_sampling_producer"].ask({"producer_id": producer, "linger_s": 0.0})
+        host, port = endpoint.address
         with (
-            Caller(*endpoint.address, SECURITY, "has not joined") as stranger,
+            Caller(host, port, SECURITY, "has not joined") as stranger,
             pytest.raises(UsageError, match="client observer asked"),
         ):
             stranger.ask("destroy_sampling_producer", request, Nothing).wait(60)
@@ -353,8 +355,9 @@ def test_nobody_takes_the_place_of_a_rank_that_is_here() -> None:
             role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=cluster.job, process="bad"
         )
         (producer,) = create(cluster)
+        host, port = endpoint.address
         with (
-            Caller(*endpoint.address, SECURITY, "bad") as bad,
+            Caller(host, port, SECURITY, "bad") as bad,
             pytest.raises(ConfigError, match="another process is compute rank 0 of job 0"),
         ):
             bad.ask("watch", Watch(join, 0), News).wait(60)

@@ -3,6 +3,7 @@
 import gc
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from gigl_loader.message import NODE
 from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions
 from gigl_loader.remote.machine_rows import MachineRows, OwnRows, firsts_of_machines
-from gigl_loader.sampler.cache_tables import Table
+from gigl_loader.sampler.cache_tables import Owner, Table
 from gigl_loader.sampler.row_cache import MISSING
 from gigl_loader.testing import open_files
 
-OWNER = ("node", NODE)
+OWNER: Owner = ("node", NODE)
 CONFIG = SimpleNamespace(with_edge=False, collect_features=True)
 
 
@@ -23,7 +24,7 @@ class _Cluster:
 
 
 def _tables(capacity: int) -> dict:
-    matrices = {("node_features", NODE): ("float32", (2,))}
+    matrices: Any = {("node_features", NODE): ("float32", (2,))}
     return {OWNER: Table(num_ids=50, capacity=capacity, matrices=matrices, references=100)}
 
 
@@ -46,7 +47,7 @@ def test_who_is_first_to_know_the_rows_makes_the_cache_and_others_map_it() -> No
 
 def test_ranks_whose_batches_name_types_in_another_order_find_the_same_rows() -> None:
     """As a sampler of the user's own may on one rank: the tables lie one after the other."""
-    matrices = {("edge_features", "to"): ("float64", (3,))}
+    matrices: Any = {("edge_features", "to"): ("float64", (3,))}
     wide = Table(num_ids=9, capacity=4, matrices=matrices, references=50)
     tables, ids = {**_tables(10), ("edge", "to"): wide}, np.array([7])
     first = MachineRows.new()

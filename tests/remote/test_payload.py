@@ -1,6 +1,7 @@
 """Batches as they cross machines: the same tensors come out, and nothing that cannot be one."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_an_edge_takes_less_than_six_bytes() -> None:
     assert wire_bytes(batch.columns, batch.parts, batch.layout)["rows"] == 300 * (12 + 4)
 
 
-def _change(batch: BatchMessage, **changes: object) -> BatchMessage:
+def _change(batch: BatchMessage, **changes: Any) -> BatchMessage:
     return dataclasses.replace(batch, **changes)
 
 

@@ -1,6 +1,7 @@
 """Single rows of one partition, against those of the whole graph."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ BUYS = ("user", "buys", "item")
 NUM_PARTS = 3
 
 
-def _view(rank: int) -> PartitionView:
+def _view(rank: int) -> PartitionView[Any]:
     return GRAPH.partitions(NUM_PARTS)[rank].view()
 
 

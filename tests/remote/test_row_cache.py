@@ -8,6 +8,7 @@ from collections import deque
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,11 +35,12 @@ from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.rows import Fetched
 from gigl_loader.sampler._cache_kernels import USED
 from gigl_loader.sampler.apart import rows_apart
+from gigl_loader.sampler.cache_tables import Owner
 from gigl_loader.sampler.later import LaterRows
 from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until
 
-HOW = {"batch_size": 4, "seed": 7, "shuffle": True, "timeout": 60.0}
+HOW: dict[str, Any] = {"batch_size": 4, "seed": 7, "shuffle": True, "timeout": 60.0}
 
 
 # --- a cluster ------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ def _client(info, rank: int) -> None:
 
 def _check_that_ranks_share(dataset: RemoteDistDataset, nodes: tuple, rank: int) -> None:
     """What rank 0 has fetched, neither rank 1 fetches again nor another loader of either."""
-    keeps = {**HOW, "shard": "none", "remote_cache": "100%"}
+    keeps: dict[str, Any] = {**HOW, "shard": "none", "remote_cache": "100%"}
     with DistNeighborLoader(dataset, [3, 2], nodes, **keeps) as loader:
         for turn in range(2):
             if turn == rank:
@@ -123,7 +125,7 @@ def test_batches_of_packed_rows_are_the_same_bits(
 
 # --- the keeper alone -----------------------------------------------------------------------------
 
-OWNER = ("node", NODE)
+OWNER: Owner = ("node", NODE)
 ROWS = {("node_features", NODE): ("float32", (3,)), ("node_labels", NODE): ("int64", ())}
 
 

@@ -111,7 +111,7 @@ def _train_until_one_is_gone(info: GraphStoreInfo, rank: int, pipe: Connection) 
     os.environ.update(RANK="0", MASTER_ADDR="10.77.0.3", GLOO_SOCKET_IFNAME="eth0")
     init_compute_process(0, info, "gloo", timeout_s=120)
     remote = RemoteDistDataset(info, 0)
-    how = {"batch_size": 4, "seed": 7, "timeout": 60.0, "reconnect_timeout": 0}
+    how: dict[str, Any] = {"batch_size": 4, "seed": 7, "timeout": 60.0, "reconnect_timeout": 0}
     with DistNeighborLoader(remote, [3, 2], remote.fetch_node_ids(), **how) as loader:
         assert sorted(s for b in loader for s in b.batch.tolist()) == list(range(60))
         pipe.send("up")

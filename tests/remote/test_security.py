@@ -80,9 +80,10 @@ def test_a_token_given_as_an_argument_protects_the_workers_too(monkeypatch):
                 (Security.local(), ProtocolError), (guess, JoinRefusedError),
                 (guarded, JoinRefusedError),
             ):  # fmt: skip
+                host, port = address
                 with (
                     pytest.raises(refusal),
-                    Caller(*address, stranger, "stranger", patience_s=0.0) as caller,
+                    Caller(host, port, stranger, "stranger", patience_s=0.0) as caller,
                 ):
                     caller.ask("rows", None, object).wait(60)
 

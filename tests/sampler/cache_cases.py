@@ -13,6 +13,7 @@ from gigl_loader.memory.segments import array_in, nbytes_of
 from gigl_loader.sampler import _cache_kernels as kernels
 from gigl_loader.sampler.cache_tables import (
     CacheMemory,
+    Owner,
     Table,
     segment_bytes,
 )
@@ -20,7 +21,7 @@ from gigl_loader.sampler.plan import SamplingPlan
 from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.testing import TinyGraph
 
-OWNER = ("node", NODE)
+OWNER: Owner = ("node", NODE)
 
 
 NEVER = 1 << 60
@@ -33,7 +34,7 @@ def cache_of(tables: dict) -> RowCache:
 
 
 def one_table(num_ids: int, capacity: int, references: int = 1 << 14) -> RowCache:
-    matrices = {("node_features", NODE): ("float32", (1,))}
+    matrices: Any = {("node_features", NODE): ("float32", (1,))}
     return cache_of({OWNER: Table(num_ids=num_ids, capacity=capacity, matrices=matrices,
                                 references=references)})  # fmt: skip
 
@@ -87,8 +88,8 @@ def read_fields(fields: list) -> dict[str, np.ndarray]:
     return found
 
 
-def plan_of(graph: TinyGraph, hetero: bool, **changes: object) -> SamplingPlan:
-    fanouts = {name: (3, 2) for name in sorted(graph.edges)}
+def plan_of(graph: TinyGraph, hetero: bool, **changes: Any) -> SamplingPlan:
+    fanouts: Any = {name: (3, 2) for name in sorted(graph.edges)}
     return SamplingPlan(input_type="user" if hetero else NODE, fanouts=fanouts, seed=3,
                         with_edge=True, **changes)  # fmt: skip
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.message import BatchTicket, Field
 from gigl_loader.sampler.ahead import Filler, Patience, keep_structure
 from gigl_loader.sampler.cache_tables import make_tables
@@ -33,7 +34,7 @@ from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
     start=st.integers(0, 5),
 )
 def test_batches_are_the_same_bits(
-    share: float, parts: int, hetero: bool, edge_dir: str, window: int, seed: int, start: int
+    share: float, parts: int, hetero: bool, edge_dir: EdgeDir, window: int, seed: int, start: int
 ) -> None:
     """Over types, partitions, cache sizes, windows, two workers, and after a restart."""
     graph = TinyGraph.random(40, 200, heterogeneous=hetero, seed=seed)

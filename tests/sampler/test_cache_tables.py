@@ -1,6 +1,7 @@
 """What a cache takes."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from cache_cases import OWNER, one_table
@@ -12,7 +13,7 @@ from gigl_loader.testing import TinyGraph
 
 
 def test_what_a_cache_takes_does_not_grow_with_the_graph() -> None:
-    matrices = {OWNER: {("node_features", NODE): ("uint8", (400,))}}
+    matrices: Any = {OWNER: {("node_features", NODE): ("uint8", (400,))}}
 
     def tables(num_ids: int, size: float) -> dict:
         return tables_of(matrices, {OWNER: num_ids}, {OWNER: num_ids}, size)
@@ -43,8 +44,8 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize("size", [0.001, 0.3, 1.0, 1, 1 << 20, 1 << 34])
 def test_a_cache_has_a_slot_and_never_more_than_there_are_rows(size: int | float) -> None:
-    matrices = {("node", name): {("node_features", name): ("float32", (4,))} for name in "ab"}
-    counts = {("node", "a"): 30, ("node", "b"): 20_000}
+    matrices: Any = {("node", name): {("node_features", name): ("float32", (4,))} for name in "ab"}
+    counts: Any = {("node", "a"): 30, ("node", "b"): 20_000}
     tables = tables_of(matrices, dict.fromkeys(counts, 50_000), counts, size)
     for owner, count in counts.items():
         assert 1 <= tables[owner].capacity <= count

@@ -12,6 +12,7 @@ from gigl_loader.collate.pyg import to_data, to_hetero_data
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
+    EdgeDir,
     message_passing_to_positive_label,
     reverse_edge_type,
 )
@@ -42,7 +43,7 @@ def _everywhere(graph: TinyGraph, fanout: list[int]) -> dict:
     return {edge_type: fanout for edge_type in graph.edges}
 
 
-def _collate(message, graph: TinyGraph, edge_dir: str, edge_types):
+def _collate(message, graph: TinyGraph, edge_dir: EdgeDir, edge_types):
     if not graph.is_heterogeneous:
         return to_data(message)
     if edge_dir == "out":

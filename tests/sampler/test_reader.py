@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from gigl_loader.testing import InProcessPeers
 PLAN = SamplingPlan(input_type=NODE, fanouts={EDGE: (2, 2)}, seed=7)
 
 
-def _view(degree: int, num_rows: int = 1, weights: list[float] | None = None) -> PartitionView:
+def _view(degree: int, num_rows: int = 1, weights: list[float] | None = None) -> PartitionView[Any]:
     """Every row has neighbours 0, 1, ... degree - 1; edge ids count on from row to row."""
     count = degree * num_rows
     adjacency = Adjacency(
@@ -42,7 +43,7 @@ def _key(epoch: int = 0, batch: int = 0, hop: int = 0) -> int:
     return draw_key(PLAN, BatchTicket(0, 1, epoch, batch), hop, EDGE)
 
 
-def _draw(view: PartitionView, nodes: np.ndarray, fanout: int, key: int = 1, **how: bool):
+def _draw(view: PartitionView[Any], nodes: np.ndarray, fanout: int, key: int = 1, **how: bool):
     return LocalReader(view).draw(Draw(EDGE, fanout, key, **how), nodes)
 
 
@@ -67,7 +68,7 @@ def _limit(freedom: int) -> float:
 @pytest.mark.parametrize("replace", [False, True])
 def test_frontiers_with_nothing_to_draw(replace: bool, with_weight: bool) -> None:
     view = _view(3, num_rows=2, weights=[1.0, 0.0, 1.0])
-    how = {"replace": replace, "with_weight": with_weight, "with_edge": True}
+    how: Any = {"replace": replace, "with_weight": with_weight, "with_edge": True}
     for nodes, fanout in (([], 2), ([2, 99, 10**12], 2), ([0, 1], 0), ([], -1), ([5], -1)):
         drawn = _draw(view, np.array(nodes, np.int64), fanout, **how)
         assert drawn.counts.tolist() == [0] * len(nodes)
@@ -243,7 +244,7 @@ def test_weighted_draws_of_one_node_over_batches() -> None:
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_draw_depends_on_node_and_key_alone(replace: bool, with_weight: bool) -> None:
     view = _view(9, 300, [float(1 + i) for i in range(9)])
-    how = {"replace": replace, "with_weight": with_weight, "with_edge": True}
+    how: Any = {"replace": replace, "with_weight": with_weight, "with_edge": True}
     nodes = np.arange(300)
     whole = _rows(_draw(view, nodes, 4, key=11, **how), nodes)
     store = LocalReader(view)
@@ -257,7 +258,7 @@ def test_a_draw_depends_on_node_and_key_alone(replace: bool, with_weight: bool) 
 # --- several partitions ---------------------------------------------------------------------------
 
 
-def _cut(view: PartitionView, owner: np.ndarray, count: int) -> list[PartitionView]:
+def _cut(view: PartitionView[Any], owner: np.ndarray, count: int) -> list[PartitionView[Any]]:
     """Return partitions of ``view``, each with the rows of its own nodes only."""
     adjacency, parts = view.adjacency[EDGE], []
     degrees = np.diff(adjacency.indptr)
@@ -297,7 +298,7 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
     for part in parts:
         for fanout in (-1, 0, 3):
             for flags in range(8):
-                how = {
+                how: Any = {
                     "replace": bool(flags & 1), "with_weight": bool(flags & 2),
                     "with_edge": bool(flags & 4),
                 }  # fmt: skip
@@ -319,7 +320,7 @@ def test_partitions_draw_the_same_bits(count: int) -> None:
 
 
 @pytest.mark.parametrize("book", [Book(table=np.arange(10) // 5), Book(bounds=np.array([5, 10]))])
-def test_ids_of_nobody_have_no_owner(book: Book) -> None:
+def test_ids_of_nobody_have_no_owner(book: Book[Any]) -> None:
     """Answers of other machines name neighbours, which are asked for in the next hop."""
     store = GraphReader(_cut(_view(3, 10), np.arange(10) // 5, 2)[0], None)
     store._alone = False
@@ -455,7 +456,7 @@ def test_rows_of_several_matrices(dtype, width, sizes, count, shift, data) -> No
         memory = np.zeros(int(np.prod(shape)) * np.dtype(dtype).itemsize + 16, np.uint8)
         return np.ndarray(shape, dtype, memory, shift)
 
-    matrices = []
+    matrices: Any = []
     for size in sizes:
         matrices.append(placed((size, *width)))
         matrices[-1][...] = rng.integers(0, 2 if dtype == "bool" else 200, (size, *width))

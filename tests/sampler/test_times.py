@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gigl_loader import ConfigError, DistDataset
 from gigl_loader.collate.edges import add_edge_labels
 from gigl_loader.collate.pyg import to_data, to_hetero_data
-from gigl_loader.dataset.schema import NEIGHBOR_TIME, reverse_edge_type
+from gigl_loader.dataset.schema import NEIGHBOR_TIME, EdgeDir, reverse_edge_type
 from gigl_loader.dataset.time_keys import earlier, keys_of
 from gigl_loader.errors import ProtocolError
 from gigl_loader.message import EDGE_TARGETS, SEED_TIME, BatchTicket
@@ -36,7 +36,7 @@ from gigl_loader.workers.wire import DrawQuestion
 TIME = "when"
 
 
-def _timed(graph: TinyGraph, times: dict, count: int, edge_dir: str, cut: int = 0):
+def _timed(graph: TinyGraph, times: dict, count: int, edge_dir: EdgeDir, cut: int = 0):
     """Return the graph's partitions; ``times`` are by node or edge type, and some have none."""
     data = graph.to_pyg()
     for name, values in times.items():

@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from gigl_loader.dataset.schema import message_passing_to_positive_label
+from gigl_loader.dataset.schema import EdgeDir, message_passing_to_positive_label
 from gigl_loader.tables.spec import EdgeTable, NodeTable
 
 BUYS, KNOWS = ("user", "buys", "item"), ("user", "knows", "user")
@@ -51,7 +51,9 @@ class Tables:
         edges: dict[tuple, Any] = {}
         for edge_type, pairs in self.edges.items():
             where = self._write(folder / edge_type[1], files, self._pairs(edge_type, pairs))
-            extra = {"weight": "w", "features": "f", "time": "t"} if edge_type == BUYS else {}
+            extra: dict[str, Any] = (
+                {"weight": "w", "features": "f", "time": "t"} if edge_type == BUYS else {}
+            )
             edges[edge_type] = [EdgeTable(where, src="from", dst="to", **extra)]
         where = self._write(folder / "labels", files, self._pairs(BUYS, self.labels))
         edges[BUYS].append(EdgeTable(where, src="from", dst="to", supervision="positive"))
@@ -111,7 +113,7 @@ def tables(draw: st.DrawFn) -> Tables:
     return Tables(users, items, edges, pairs(users, items, 5))
 
 
-def check(graph: Tables, datasets: list, edge_dir: str, order: str = "ids") -> None:
+def check(graph: Tables, datasets: list, edge_dir: EdgeDir, order: str = "ids") -> None:
     """Check that ``datasets`` are all partitions of ``graph``, each value in its place."""
     names: dict[str, dict[int, Any]] = {}
     for node_type in ("user", "item"):

@@ -11,6 +11,7 @@ import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader, EdgeTable, NodeTable, partition_tables
 from gigl_loader.dataset._mapped_io import edges_of
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.tables import _nodes
 
@@ -33,7 +34,7 @@ def _edges(folder: Path, name: str, count: int, weight: bool) -> tuple[str, list
 @pytest.mark.parametrize("method", ["random", "ldg"])
 @pytest.mark.parametrize("join", [False, True], ids=["look-up", "join"])
 def test_each_edge_leads_back_to_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_dir: str, method: str, join: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edge_dir: EdgeDir, method: str, join: bool
 ) -> None:
     if join:  # as where the ids of nodes do not fit into memory
         monkeypatch.setattr(_nodes, "fits", lambda *args: False)

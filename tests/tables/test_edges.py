@@ -26,7 +26,7 @@ def _job(folder: Path) -> Job:
     return Job(folder / "scratch", {}, memory=10**9, threads=1, progress=False)
 
 
-def _partition(folder: Path, edges: dict[str, Any], columns: dict[str, str], **more: Any) -> Any:
+def _partition(folder: Path, edges: dict[str, Any], columns: dict[str, Any], **more: Any) -> Any:
     """Partition a graph of nodes 0 to 3 in one part; return what loads of it."""
     nodes = NodeTable(pa.table({"id": [0, 1, 2, 3]}))
     table = EdgeTable(pa.table({"src": [0, 1, 2], "dst": [1, 2, 3], **edges}), **columns)

@@ -1,5 +1,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -95,7 +96,7 @@ def test_ids_that_are_not_told_apart_are_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes, edges = _tables()
-    given = {"threads": 1, "drop_dangling": True, "progress": False}
+    given: dict[str, Any] = {"threads": 1, "drop_dangling": True, "progress": False}
     partition_tables(nodes, edges, 2, tmp_path / "a", **given)
     build = Index.build
     monkeypatch.setattr(Index, "build", lambda self, pairs: build(self, pairs) + 1)

@@ -16,7 +16,12 @@ from gigl_loader.tables._job import Job, allow_files
 
 
 def _job(folder: Path, **more: Any) -> Job:
-    given = {"settings": {"seed": 1}, "memory": 10**9, "threads": 1, "progress": False} | more
+    given: dict[str, Any] = {
+        "settings": {"seed": 1},
+        "memory": 10**9,
+        "threads": 1,
+        "progress": False,
+    } | more
     return Job(folder / "scratch", **given)
 
 

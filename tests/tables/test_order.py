@@ -170,7 +170,11 @@ def _files(root: Path) -> dict[str, bytes]:
 
 
 def test_bad_orders_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    given = {"nodes": NodeTable("none"), "edges": EdgeTable("none"), "num_partitions": 1}
+    given: dict[str, Any] = {
+        "nodes": NodeTable("none"),
+        "edges": EdgeTable("none"),
+        "num_partitions": 1,
+    }
     with pytest.raises(ConfigError, match='order must be "ids" or "degree", got \'hops\''):
         partition_tables(**given, root=tmp_path / "parts", order="hops")
     with pytest.raises(ConfigError, match='order="degree" needs format="mapped"'):

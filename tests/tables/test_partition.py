@@ -1,5 +1,6 @@
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from gigl_loader.dataset._mapped_io import edges_of
 from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.partition import partition_graph
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import UsageError
 from gigl_loader.tables._report import PartReport, Report
 from gigl_loader.tables.partition import _check_fits, partition_tables
@@ -33,7 +35,13 @@ INTS = pa.list_(pa.int64(), 2)
     st.sampled_from(["in", "out"]), st.integers(1, 3), st.sampled_from(["ids", "degree"]),
 )  # fmt: skip
 def test_partitions_unite_to_the_tables(
-    tmp_path: Path, graph: Tables, count: int, method: str, edge_dir: str, files: int, order: str
+    tmp_path: Path,
+    graph: Tables,
+    count: int,
+    method: str,
+    edge_dir: EdgeDir,
+    files: int,
+    order: str,
 ) -> None:
     shutil.rmtree(tmp_path / "tables", ignore_errors=True)
     nodes, edges = graph.write(tmp_path / "tables", files)
@@ -75,7 +83,7 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
                    for k, end in enumerate(("src", "dst"))}  # fmt: skip
         columns["w"] = pa.array([i / 4 for i in range(len(ends))], pa.float32())
         pq.write_table(pa.table(columns), folder / f"{name}.parquet")
-        how = {"weight": "w"} if name == "edges" else {"supervision": name}
+        how: dict[str, Any] = {"weight": "w"} if name == "edges" else {"supervision": name}
         edges.append(EdgeTable(folder / f"{name}.parquet", **how))
     return {"nodes": NodeTable(folder / "nodes.parquet", features="x", label="y", split="s",
                                time="t"),
@@ -93,7 +101,7 @@ def _as_tables(graph: Graph, folder: Path) -> dict:
 )  # fmt: skip
 @example(Graph({N: 1}, {E: []}, {}, False), 2, "in", "degree")  # a part without nodes
 def test_tables_and_the_same_graph_in_memory_give_the_same_partitions(
-    tmp_path: Path, graph: Graph, count: int, edge_dir: str, order: str
+    tmp_path: Path, graph: Graph, count: int, edge_dir: EdgeDir, order: str
 ) -> None:
     tables = _as_tables(graph, tmp_path / "tables")
     partition_tables(

@@ -45,7 +45,12 @@ def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
 
     nodes, edges = _tables(tmp_path / "tables")
-    how = {"num_partitions": 3, "progress": False, "drop_dangling": True, "memory": "500MB"}
+    how: dict[str, Any] = {
+        "num_partitions": 3,
+        "progress": False,
+        "drop_dangling": True,
+        "memory": "500MB",
+    }
     handled = signal.getsignal(signal.SIGTERM)  # Ray takes it when this process joins
     cluster = Cluster(
         initialize_head=True,

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,7 +40,7 @@ def _tables(folder: Path, count: int = 20) -> dict[str, str]:
     return {"nodes": str(folder / "nodes.parquet"), "edges": str(folder / "edges.parquet")}
 
 
-def _partition(given: dict[str, str], **options: object) -> None:
+def _partition(given: dict[str, str], **options: Any) -> None:
     options = {"scratch": given.get("scratch"), "memory": "400MB", "threads": 1, **options}
     partition_tables(
         NodeTable(given["nodes"]), EdgeTable(given["edges"]), 2, given["root"], progress=False,

@@ -80,7 +80,8 @@ def fuzz_caller(rounds: int, seed: int) -> set[str]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         for _ in range(rounds):
-            with Caller(*server.getsockname(), Security.local(), "fuzz", patience_s=0.01) as caller:
+            host, port = server.getsockname()
+            with Caller(host, port, Security.local(), "fuzz", patience_s=0.01) as caller:
                 try:
                     for reply in [caller.ask("double", question(1), Answer) for _ in range(2)]:
                         reply.wait(0.3)

@@ -502,7 +502,8 @@ def test_another_service_is_named() -> None:
         thread.start()
         token = "kq3Jv0aWZbX7mT9rLs2UdQ"
         for security in (Security.local(), Security.resolve("", token, False)):
-            with Caller(*server.getsockname(), security, "x") as caller:
+            host, port = server.getsockname()
+            with Caller(host, port, security, "x") as caller:
                 with pytest.raises(PeerLostError, match=r"HTTP/1\.1") as caught:
                     caller.connect(time.monotonic() + 5)
                 assert caught.value.end is End.REFUSED_SERVICE

@@ -134,7 +134,8 @@ def test_a_listener_of_another_version_is_named() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        with Caller(*server.getsockname(), Security.local(), "x") as caller:
+        host, port = server.getsockname()
+        with Caller(host, port, Security.local(), "x") as caller:
             error = refusal(caller)
         thread.join(10)
     assert error.end == End.REFUSED_VERSION
@@ -158,7 +159,8 @@ def test_whoever_does_not_know_the_token_cannot_play_the_listener() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        with Caller(*server.getsockname(), token(TOKEN), "x") as caller:
+        host, port = server.getsockname()
+        with Caller(host, port, token(TOKEN), "x") as caller:
             assert refusal(caller).end == End.REFUSED_TOKEN
         thread.join(10)
 

@@ -45,7 +45,8 @@ def test_thousands_of_open_handshakes_keep_nobody_out(mode: str) -> None:
 @pytest.mark.usefixtures("many_descriptors")
 def test_the_door_survives_the_limits_on_threads_and_descriptors() -> None:
     flooded = Flooded("plain", files=64, threads=8)
-    callers = [Caller(*flooded.address, Security.local(), str(i)) for i in range(12)]
+    host, port = flooded.address
+    callers = [Caller(host, port, Security.local(), str(i)) for i in range(12)]
     strangers: list[socket.socket] = []
     try:
         refused = 0
@@ -60,7 +61,8 @@ def test_the_door_survives_the_limits_on_threads_and_descriptors() -> None:
             caller.close()
         for stranger in strangers:
             stranger.close()
-        with Caller(*flooded.address, Security.local(), "later") as caller:
+        host, port = flooded.address
+        with Caller(host, port, Security.local(), "later") as caller:
             assert caller.ask("double", question(3), Answer).wait(60).number == 3
     finally:
         for caller in callers:
@@ -273,7 +275,8 @@ def test_hostile_bytes_inside_tls(network: Network) -> None:
     dice = random.Random(3)
     ask = b"".join(bytes(v) for v in pack(Kind.ASK, question(1), "double"))
     for _ in range(40):
-        caller = Caller(*service.listener.address, network.security, "fuzz")
+        host, port = service.listener.address
+        caller = Caller(host, port, network.security, "fuzz")
         caller.connect(time.monotonic() + 10)
         connection = caller._connection
         assert connection is not None
@@ -289,7 +292,8 @@ def test_threads_end_with_their_connections(network: Network) -> None:
     service = network.service()
     with ThreadPoolExecutor(4) as pool:
         for _ in range(3):
-            callers = [Caller(*service.listener.address, network.security, "x") for _ in range(8)]
+            host, port = service.listener.address
+            callers = [Caller(host, port, network.security, "x") for _ in range(8)]
             list(pool.map(lambda c: c.ask("double", question(1), Answer).wait(60), callers))
             for caller in callers:
                 caller.close()

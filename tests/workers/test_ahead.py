@@ -3,11 +3,11 @@
 import numpy as np
 
 from gigl_loader.options import CacheOptions
-from gigl_loader.sampler.cache_tables import CacheMemory, Table, segment_bytes
+from gigl_loader.sampler.cache_tables import CacheMemory, Owner, Table, segment_bytes
 from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
-OWNER = ("node", "a")
+OWNER: Owner = ("node", "a")
 
 
 def _cache() -> RowCache:

@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.mutex import holding
-from gigl_loader.sampler.cache_tables import Table
+from gigl_loader.sampler.cache_tables import Owner, Table
 from gigl_loader.sampler.row_cache import MISSING
 from gigl_loader.testing import TinyGraph, open_files
 from gigl_loader.workers import machine_cache
@@ -22,7 +23,7 @@ from gigl_loader.workers.agreement import Agreement, _first_like, _Member
 from gigl_loader.workers.machine_cache import MachineCache, cache_of_machine, name_of_rows
 from gigl_loader.workers.rendezvous import StoreRendezvous
 
-OWNER = ("node", NODE)
+OWNER: Owner = ("node", NODE)
 MATRIX = ("node_features", NODE)
 
 
@@ -146,7 +147,7 @@ def test_the_first_rank_of_a_machine_offers_to_those_that_keep_as_much() -> None
 def test_ranks_need_not_name_their_types_in_one_order() -> None:
     """Where each table and matrix lies must not depend on the order of a rank's dicts."""
     owners = [("node", "paper"), ("node", "author")]
-    matrices = {
+    matrices: Any = {
         owner: {
             ("node_features", owner[1]): ("float32", (2,)),
             ("node_labels", owner[1]): ("int64", ()),

@@ -77,7 +77,8 @@ def test_a_partition_without_workers() -> None:
 
 def _asking(answering: Answering, name: str = "rank 0 worker 0", access: Access = ACCESS,
             timeout_s: float = 60.0) -> Asking:  # fmt: skip
-    whom = WorkerAddress(*answering.address, "rank 1 worker 0")
+    host, port = answering.address
+    whom = WorkerAddress(host, port, "rank 1 worker 0")
     return Asking({1: whom}, access, name, timeout_s, 2)
 
 
@@ -186,7 +187,8 @@ def test_a_link_that_is_cut(answering: Answering) -> None:
     """An outage that ends one asker costs another, with more patience, its length alone."""
     request = DrawRequest(Draw(EDGE, 2, 5), OWN)
     with Relay(answering.address) as relay:
-        whom = {1: WorkerAddress(*relay.address, "rank 1 worker 0")}
+        host, port = relay.address
+        whom = {1: WorkerAddress(host, port, "rank 1 worker 0")}
         hasty = Asking(whom, ACCESS, "hasty", 60.0, 1, patience_s=2.5)
         patient = Asking(whom, ACCESS, "patient", 60.0, 1, patience_s=60.0)
         for one in (hasty, patient):
@@ -206,7 +208,8 @@ def test_a_link_that_is_cut(answering: Answering) -> None:
 def test_who_asks_a_worker_that_is_lost_for_good_hears_why() -> None:
     """Its rank lives, and knows: a refused connection would be taken for the end of that rank."""
     listening = addresses.listen("127.0.0.1", 0)  # as the trainer keeps it for a successor
-    whom = {1: WorkerAddress(*listening.getsockname()[:2], "rank 1 worker 0")}
+    host, port = listening.getsockname()[:2]
+    whom = {1: WorkerAddress(host, port, "rank 1 worker 0")}
     asking = Asking(whom, ACCESS, "rank 0 worker 0", 60.0, 1)
     asked, heard = threading.Event(), []
 

@@ -101,7 +101,7 @@ def test_a_plan_has_edge_types_in_one_order_on_all_ranks() -> None:
     assert (plan.input_type, plan.with_edge, plan.replace) == (NODE, True, True)
 
 
-def _timed(*dtypes: torch.dtype) -> PartitionView:
+def _timed(*dtypes: torch.dtype) -> PartitionView[Any]:
     """Return a view whose nodes have times of these types, as attributes of as many node types."""
     return SimpleNamespace(  # type: ignore[return-value]
         node_attributes={

@@ -104,11 +104,11 @@ class Fault(Protocol):
 class _Partition(DistDataset):
     """One part of a graph that is not there: its structure is a few nodes, shared by all."""
 
-    def __init__(self, view: PartitionView) -> None:
+    def __init__(self, view: PartitionView[Any]) -> None:
         # not DistDataset's own constructor: a thousand servers share one view
         self._one, self.num_partitions = view, view.num_partitions
 
-    def view(self) -> PartitionView:
+    def view(self) -> PartitionView[Any]:
         """Return what workers are given."""
         return self._one
 
