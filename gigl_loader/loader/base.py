@@ -502,11 +502,11 @@ class BaseDistLoader(LoaderParts, DistLoader):
         return self._collate_fn(message)
 
     def collate_fn(self, index: Positions) -> Data | HeteroData:
-        """Do what `collate` does, under the name by which PyG's ``ZipLoader`` asks for it."""
+        """Do what `collate` does, under the name by which PyG's zipped loaders ask for it."""
         return self.collate(index)
 
     def filter_fn(self, batch: Data | HeteroData) -> Data | HeteroData:
-        """Return the batch as it is: PyG's ``ZipLoader`` lets its rows be gathered here."""
+        """Return the batch as it is: PyG's zipped loaders let its rows be gathered here."""
         return batch
 
     def _copied(self, msg: SampleMessage) -> SampleMessage:

@@ -40,7 +40,7 @@ def test_label_edges_are_anchor_first_in_both_directions(edge_dir: EdgeDir) -> N
     assert dataset.positive_label_edges(KNOWS) is None
     # GLT's own name is that of the stored edges, which edge_dir="in" groups by destination
     positive = message_passing_to_positive_label(BUYS)
-    name = ("item", "rev_" + positive[1], "user") if edge_dir == "in" else positive
+    name = ("item", positive[1], "user") if edge_dir == "in" else positive
     assert dataset.graph[name].topo.indptr.tolist() == [0, 1, 1, 2]
 
 

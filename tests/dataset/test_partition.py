@@ -8,7 +8,6 @@ import torch
 from dataset_reference import RING, SHOP, E, Graph, N, check_partitions, graphs, written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch_geometric.data import Data
 
 from gigl_loader import _glt
 from gigl_loader.dataset import partition
@@ -139,7 +138,6 @@ def test_progress_by_bar_or_by_log(tmp_path, monkeypatch, capfd, caplog) -> None
         ({"method": "hash"}, "contiguous, random, metis, got 'hash'"),
         ({"edge_dir": "both"}, "edge_dir"),
         ({"seed": -1}, "seed"),
-        ({"data": Data(x=torch.ones(2, 1))}, "edge_index"),
     ],
 )
 def test_bad_arguments_write_nothing(tmp_path: Path, arguments, message) -> None:
@@ -181,7 +179,7 @@ def test_a_directory_that_cannot_take_its_position_leaves_the_old_one(
             raise KeyboardInterrupt
         rename(source, target)
 
-    monkeypatch.setattr(partition.os, "rename", interrupted)
+    monkeypatch.setattr(os, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         written(RING, 3, tmp_path / "graph")
     assert _files(tmp_path / "graph") == before

@@ -64,7 +64,7 @@ def test_what_is_of_no_use_is_said(caplog: pytest.LogCaptureFixture) -> None:
     ) as loader:
         assert len(list(loader)) == len(loader)
     assert "remote_cache='1MB' keeps nothing: the dataset is one partition" in caplog.text
-    assert caplog.text.count("channel_size is 1024: batches are made one at a time") == 1
+    assert caplog.text.count("channel_size is 1000: batches are made one at a time") == 1
     loader = DistNeighborLoader(dataset, [2], num_workers=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as Python does by default

@@ -137,7 +137,9 @@ def _digests(dataset, nodes, **more) -> list[list[str]]:
 
 def _check_failure_out_of_turn(remote, nodes) -> None:
     options = CustomSamplerOptions(f"{__name__}.Fails")
-    with DistNeighborLoader(remote, FANOUT, nodes, batch_size=8, sampler_options=options) as loader:
+    with DistNeighborLoader(
+        remote, FANOUT, nodes, batch_size=8, sampler_options=options, shard="none"
+    ) as loader:
         epoch = iter(loader)
         first = next(epoch)
         with pytest.raises(SamplingError, match="on purpose"):
@@ -149,13 +151,15 @@ def _check_failure_out_of_turn(remote, nodes) -> None:
 def _use_store(info, rank: int, digests: list[list[str]]) -> None:
     remote = RemoteDistDataset(info, rank)
     nodes = remote.fetch_node_ids()
-    assert _digests(remote, nodes) == digests
+    assert _digests(remote, nodes, shard="none") == digests  # on each rank all of them
     _check_failure_out_of_turn(remote, nodes)
     for how in HOW:
-        _check_nodes(remote, nodes, how)
+        _check_nodes(remote, nodes, how, shard="none")
     times = {server: ids % 7 * 9 for server, ids in nodes.items()}
-    _check_nodes(remote, nodes, HOW[2], times)
-    with DistSubGraphLoader(remote, nodes, FANOUT, batch_size=6, seed=2, with_edge=True) as loader:
+    _check_nodes(remote, nodes, HOW[2], times, shard="none")
+    with DistSubGraphLoader(
+        remote, nodes, FANOUT, batch_size=6, seed=2, with_edge=True, shard="none"
+    ) as loader:
         for number, batch in enumerate(loader):
             seeds = batch.n_id[batch.mapping]
             _same(batch, _expected(seeds, number, HOW[0], make=subgraph_sampler))

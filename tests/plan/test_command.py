@@ -91,7 +91,7 @@ def test_a_machine_that_is_too_small_is_said_with_how_many_would_do(capsys) -> N
 
 def test_a_cache_of_so_many_bytes_takes_them(capsys) -> None:
     found = _found(capsys, *FIGURES, "--machines", "4", "--cache", "2GB")
-    assert 0.97 * 2**31 < found["memory"]["cache"] <= 2**31
+    assert 0.97 * 2e9 < found["memory"]["cache"] <= 2e9
     assert 0.03 < found["job"]["cache"] < 0.06
     assert found["batch"]["hit_rate"] > 0
     assert _found(capsys, *FIGURES, "--machines", "4", "--cache", "900GB")["job"]["cache"] == 1

@@ -69,7 +69,9 @@ def test_two_nodes_of_ray_write_the_same_bytes(tmp_path: Path) -> None:
             assert _files(here) == _files(there)
         with pytest.raises(ConfigError, match=r"no node of the Ray cluster has 64 CPUs and 0\.5 "):
             partition_tables(nodes, edges, root=tmp_path / "large", engine="ray", threads=64, **how)
-        with pytest.raises(ConfigError, match="number of bytes"):  # a task's error is ours
+        with pytest.raises(
+            ConfigError, match="memory must be bytes above 0"
+        ):  # a task's error is ours
             list(_ray._run(ray, [partial(parse_size, "many", "memory")], 10**8, 1))
         _others_have_ended_after_an_error(ray, tmp_path / "writer")
         _one_id_is_null(tmp_path / "tables")

@@ -19,7 +19,9 @@ def outage(security: Security, length_s: float, idle: bool, patience_s: float) -
     try:
         with (
             Relay(service.listener.address, 1e9 if idle else BYTES_PER_S) as relay,
-            Caller(relay.address[0], relay.address[1], security, "outage", patience_s=patience_s) as caller,
+            Caller(
+                relay.address[0], relay.address[1], security, "outage", patience_s=patience_s
+            ) as caller,
         ):
             caller.ask("double", question(0), Answer).wait(60)
             replies = [] if idle else [caller.ask("zeros", question(BYTES), Answer)]
