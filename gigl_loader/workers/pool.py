@@ -219,8 +219,8 @@ class WorkerPool:
         listener = self._listeners.get(worker.number)
         fds = [] if listener is None else [listener]
         # over all of it: no other message may come between the pieces. One that has ended, or reads
-        # nothing, is told of by the looks that follow
-        with contextlib.suppress(OSError), self._sending:
+        # nothing, is told of by the looks that follow; that no descriptor is left here is not
+        with contextlib.suppress(ConnectionError, TimeoutError, BlockingIOError), self._sending:
             pipe.send_object(worker.sock, self._setup)
             pipe.send(worker.sock, (messages.PLACE, replaces), fds)
 

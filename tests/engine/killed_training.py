@@ -18,6 +18,7 @@ from typing import Any
 import store_cluster
 import torch
 import torch.distributed as dist
+from support.zygote import fork_zygote, uses_zygote
 from torch.profiler import ProfilerActivity, profile
 
 from gigl_loader import DistNeighborLoader, GraphStoreInfo, RemoteDistDataset, profile_workers
@@ -171,6 +172,8 @@ def _fork(body: Callable[..., None], life: Life, args: tuple[Any, ...]) -> int:
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if uses_zygote():  # its supervisors are to be this process's children, not the parent's
+            fork_zygote()
         body(life, *args)
         code = 0
     except BaseException:

@@ -168,7 +168,7 @@ def _use_store(info, rank: int, digests: list[list[str]]) -> None:
     how: dict[str, Any] = {"time_attr": "node_time"}
     with DistLinkNeighborLoader(
         remote, FANOUT, index, neg_sampling="triplet", edge_label_time=when, batch_size=5, seed=2,
-        with_edge=True, **how,
+        with_edge=True, shard="none", **how,
     ) as loader:  # fmt: skip
         found = []
         for number, batch in enumerate(loader):

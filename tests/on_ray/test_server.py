@@ -43,11 +43,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 STAND_IN = """
 import sys, time
-from gigl_loader.remote.status import _NoArguments, _Status
 from gigl_loader.transport import Listener, Method, Security
 
 told = dict(word[2:].split("=") for word in sys.argv[2:])
-status = Method(_NoArguments, _Status, lambda request, peer: _Status({"health": "serving"}))
+status = Method(dict, dict, lambda request, peer: {"value": {"health": "serving"}})
 address = told["own-addr"], int(told["own-port"])
 listener = Listener(*address, Security.resolve(), {"status": status}, "a stand-in")
 print("it listens", file=sys.stderr, flush=True)  # first: once it answers, it may be killed

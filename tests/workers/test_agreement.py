@@ -42,7 +42,7 @@ def test_one_machine_is_not_open_to_others(own, listens, monkeypatch) -> None:
 def test_partitions_of_two_runs_do_not_meet(monkeypatch) -> None:
     """Seen: 25,293 wrong rows, in silence."""
     with pytest.raises(
-        ConfigError, match=r"two runs: storage server 0 has one of .*, 1 one of other x"
+        ConfigError, match=r"two runs: (process|storage server) 0 has .*, 1 one of other x"
     ):
         _access("10.0.0.1", "10.0.0.2 other x", Security.resolve("", "", True), monkeypatch)
     run = VIEWS[0].identity.run
