@@ -192,7 +192,7 @@ def _use_store(info, rank: int, digests: list[list[str]]) -> None:
         ({"time_attr": "no_such"}, "no attribute"),
     ):
         with pytest.raises(ConfigError, match=match):
-            DistNeighborLoader(remote, FANOUT, nodes, **wrong)
+            DistNeighborLoader(remote, FANOUT, nodes, shard="none", **wrong)
 
 
 @pytest.mark.multiprocess
