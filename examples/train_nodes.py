@@ -83,7 +83,8 @@ def make_loader(
     """
     return DistNeighborLoader(
         dataset,
-        input_nodes=on_all_ranks(dataset.split_node_ids(split)),
+        # one node type, so its ids are a tensor
+        input_nodes=on_all_ranks(dataset.split_node_ids(split)),  # type: ignore[arg-type]
         shard="world",
         num_workers=args.workers,
         seed=args.seed,

@@ -83,7 +83,9 @@ def train(args: argparse.Namespace, dataset: DistDataset) -> torch.nn.Module:
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with DistNeighborLoader(
-        dataset, [10, 10], on_all_ranks(dataset.train_node_ids), batch_size=64, shuffle=True,
+        dataset, [10, 10],
+        on_all_ranks(dataset.train_node_ids),  # type: ignore[arg-type]  # of one node type
+        batch_size=64, shuffle=True,
         even_ranks="wrap",  # as many steps on all ranks: DDP waits for each
     ) as loader:  # fmt: skip
         for epoch in range(1, args.epochs + 1):
@@ -104,7 +106,10 @@ def predict(args: argparse.Namespace, dataset: DistDataset, model: torch.nn.Modu
     model.eval()
     names, found = [], []
     with DistNeighborLoader(
-        dataset, [-1, -1], on_all_ranks(dataset.test_node_ids), batch_size=256
+        dataset,
+        [-1, -1],
+        on_all_ranks(dataset.test_node_ids),  # type: ignore[arg-type]  # of one node type
+        batch_size=256,
     ) as loader:
         for batch in loader:
             seeds = batch.n_id[: batch.batch_size]

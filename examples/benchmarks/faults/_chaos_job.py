@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +305,7 @@ class ChaosJob:
             if process.poll() is not None and process.pid not in self._away:
                 self.outcome.unnamed.append(f"server {rank} ended with {process.returncode}")
                 self._away.add(process.pid)
-                self._in(1.0, lambda pid=process.pid: self._restart(pid))
+                self._in(1.0, partial(self._restart, process.pid))
 
     def _restart(self, pid: int) -> None:
         assert self._store is not None
