@@ -235,8 +235,8 @@ def test_a_link_that_is_cut_while_ranks_meet_costs_its_length(monkeypatch) -> No
     monkeypatch.setattr("gigl_loader.workers.rendezvous._STORE_ANSWERS_S", 0.05)
     host = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     with Relay(("127.0.0.1", host.port)) as relay:
-        host, port = relay.address
-        far = dist.TCPStore(host, port, None, False)
+        address, port = relay.address
+        far = dist.TCPStore(address, port, None, False)
         near = StoreRendezvous(host, 0, 2, 60.0)
         patient, hasty = (StoreRendezvous(far, 1, 2, 60.0, outage_s) for outage_s in (60.0, 0.0))
         near.publish("key", b"there")
