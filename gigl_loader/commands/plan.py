@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gigl_loader.commands.status import add_security, host_and_port, security_of
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.plan.costs import SHIPPED, Costs
 from gigl_loader.plan.expect import Degrees
@@ -20,7 +21,6 @@ from gigl_loader.plan.figures import cache_size, count, fanouts, gigabits, gigab
 from gigl_loader.plan.job import BOOKS, DTYPE_BYTES, Job
 from gigl_loader.plan.memory import graph_bytes, share_kept
 from gigl_loader.plan.model import Plan, estimate
-from gigl_loader.remote.status import add_security, host_and_port, security_of
 
 _LINK_GBIT = 10.0
 _OF_A_PLAN = ("root", "nodes", "edges", "dim", "dtype", "costs", "picture", "json")
