@@ -38,7 +38,7 @@ from gigl_loader.transport.stream import (
     SILENCE_S,
     TICK_S,
     Frame,
-    Kind,
+    FrameKind,
     Stream,
     drive,
     pack,
@@ -164,7 +164,7 @@ class Listener:
         self.on_peer = on_peer or (lambda peer: None)
         self.on_end = on_end or (lambda peer, end: None)
         self._lock = threading.Lock()  # guards the connections and what is counted
-        self._connections: dict[int, _Connection] = {}  # by descriptor
+        self._connections: dict[int, _PeerConnection] = {}  # by descriptor
         self._refused: Counter[str] = Counter()
         self._reported, self._unreported = -_REPORT_EVERY_S, 0  # so that the first one is reported
         self._spare = Spare()
@@ -269,7 +269,7 @@ class Listener:
                 self._busy("a caller", error)
             return
         try:
-            connection = _Connection(self, Stream(sock), str(source[0]))
+            connection = _PeerConnection(self, Stream(sock), str(source[0]))
         except OSError:  # it is gone already
             sock.close()
             return
@@ -364,7 +364,7 @@ class Listener:
         connection.stream.close()
 
 
-class _Connection:
+class _PeerConnection:
     """One caller, from the first byte to the last, in a thread of its own."""
 
     def __init__(self, listener: Listener, stream: Stream, address: str) -> None:
@@ -463,9 +463,9 @@ class _Connection:
             self.owes = False
             steps = read_frame(self.stream, self._listener.max_ask_bytes, on_head=self._begin)
             frame: Frame = drive(steps, self.stream, self._patience)
-            if frame.kind is Kind.BYE:
+            if frame.kind is FrameKind.BYE:
                 return decode(frame.body, [], Goodbye).end
-            if frame.kind is not Kind.ASK:
+            if frame.kind is not FrameKind.ASK:
                 raise ProtocolError(f"{frame.kind.name} came where a question was due")
             if self._dismissed is None:  # else read on: unread bytes would reset our goodbye
                 self._answer(frame, peer)
@@ -487,13 +487,13 @@ class _Connection:
                 if isinstance(answer, Lent):
                     lent.callback(answer.release)
                     answer = answer.answer
-                views = pack(Kind.ANSWER, answer)
+                views = pack(FrameKind.ANSWER, answer)
             except EOFError:
                 raise
             except Exception as error:
                 if self._listener.closed:  # perhaps for that reason: the goodbye says so
                     return
-                views = pack(Kind.ERROR, describe(error))
+                views = pack(FrameKind.ERROR, describe(error))
             with self.stream.send_lock:
                 while not self.stream.push(views):
                     # a caller may take any time to read, as long as its machine acknowledges
@@ -526,12 +526,12 @@ class _Connection:
             for _ in range(1000):  # questions that nobody waits for any more
                 steps = read_frame(self.stream, self._listener.max_ask_bytes)
                 frame: Frame = drive(steps, self.stream, lambda: _left(0.0))
-                if frame.kind is Kind.BYE:
+                if frame.kind is FrameKind.BYE:
                     return decode(frame.body, [], Goodbye).end
         return End.GONE
 
 
-def _shed(pending: list[_Connection], count: int) -> None:
+def _shed(pending: list[_PeerConnection], count: int) -> None:
     """End the handshakes that have made no progress for the longest time."""
     slowest = sorted(pending, key=lambda one: one.stream.heard)[:count]
     deadline = time.monotonic() + 0.1
