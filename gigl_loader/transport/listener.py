@@ -317,7 +317,7 @@ class Listener:
         # they end at once, but for those whose thread waits for this process and not for its caller
         return len(self._pending()) < 2 * most
 
-    def _pending(self) -> "list[_Connection]":
+    def _pending(self) -> "list[_PeerConnection]":
         with self._lock:
             every = list(self._connections.values())
         # one without a thread is the newest, which `_accept` still works on
@@ -342,7 +342,7 @@ class Listener:
             "%s refused %d connection(s), the last one from %s: %s", self.name, count, who, why
         )
 
-    def admitted(self, connection: "_Connection", peer: Peer) -> None:
+    def admitted(self, connection: "_PeerConnection", peer: Peer) -> None:
         """Let a caller in; what it still has on a former connection is over."""
         with self._lock:
             former = [
@@ -355,7 +355,7 @@ class Listener:
         for old in former:  # outside of it, since a goodbye may have to wait
             old.dismiss(End.REPLACED, farewell(End.REPLACED, "a fresh one is there"))
 
-    def forget(self, connection: "_Connection") -> None:
+    def forget(self, connection: "_PeerConnection") -> None:
         """Release a connection that is over."""
         connection.stream.shutdown()
         # out of the table before the descriptor is free: `_accept` may get the same number at once
