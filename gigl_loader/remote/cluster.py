@@ -19,16 +19,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gigl_loader.errors import ConfigError, GiglLoaderError, ServerDiedError, UsageError
+from gigl_loader.errors import (
+    ConfigError,
+    GiglLoaderError,
+    JoinRefusedError,
+    ServerDiedError,
+    UsageError,
+)
 from gigl_loader.remote.compact import Incarnations
 from gigl_loader.remote.connection import ServerConnection, result_of
 from gigl_loader.remote.membership import Join, Role
 from gigl_loader.remote.patience import PATIENCE_S, WaitReport
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
-from gigl_loader.transport import Security
+from gigl_loader.transport import End, Security
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +42,12 @@ _ATTEMPT_S, _REACH_S, _PAUSE_S = 5.0, 1.0, 0.2
 """Longest attempt to connect again with a lost server; of that, to reach it, which may have
 another address by then; and the pause between two attempts."""
 _REFUSED_PAUSE_S = 5.0
-"""The same pause where what listens there now is of another cluster or graph."""
+"""The same pause where what listens there now does not take this process in."""
+_MAY_CHANGE = (
+    End.REFUSED_CERTIFICATE, End.REFUSED_SERVICE, End.REFUSED_BUSY, End.REFUSED_SLOW,
+)  # fmt: skip
+"""Refusals after which a server may be what it was: certificates are renewed on one machine after
+the other, and a proxy or another program may answer while it is started again."""
 _LOOK_S = 0.5
 """How often who waits for lost servers looks whether the news name other ones."""
 
@@ -55,6 +66,32 @@ def _is_lost(connection: ServerConnection, error: BaseException) -> bool:
         isinstance(error, UsageError) and connection.error is not None
     )  # not the server's words
     return is_over or isinstance(error, ServerDiedError)
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a lost server was not taken for what it is now, at the last attempt."""
+
+    error: GiglLoaderError
+    since: float
+    """When it was said first; since then nothing else was (`time.monotonic`)."""
+    said: float
+    """When it was said last."""
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the server has said so itself."""
+        return isinstance(self.error, ConfigError | JoinRefusedError)
+
+    @property
+    def cannot_change(self) -> bool:
+        """Whether it would say the same again: of another cluster, graph or job, or secret."""
+        of_now = isinstance(self.error, JoinRefusedError) and self.error.end in _MAY_CHANGE
+        return self.is_one and not of_now
+
+    def copy(self) -> GiglLoaderError:
+        """Return the error with a traceback of its own."""
+        return type(self.error)(*self.error.args)
 
 
 class Connections(Sequence[ServerConnection]):
@@ -121,8 +158,7 @@ class Cluster:
         self._changed = threading.Condition()
         self._holders: list[int] = []
         """See `holders`; empty until somebody asks."""
-        self._refusals: dict[int, GiglLoaderError] = {}
-        """Why a lost server was not taken for what it is now, at the last attempt."""
+        self._refusals: dict[int, _Refusal] = {}
         self._sought: set[int] = set()
         """Lost servers that a thread tries to connect with again, or meets."""
 
@@ -267,7 +303,8 @@ class Cluster:
     def await_servers(self, deadline: float, wanted: Sequence[int] = ()) -> list[int]:
         """Return the servers to go on with: at least one of each partition, ascending.
 
-        A lost server is looked for in the background. It is waited for where it has no twin.
+        A lost server is looked for in the background. It is waited for where it has no twin, unless
+        it is back and does not take this process in, for a reason that stays.
 
         Args:
             deadline: Until when servers are waited for (`time.monotonic`).
@@ -275,7 +312,10 @@ class Cluster:
 
         Raises:
             ServerDiedError: A server did not come back in time.
+            ConfigError: It came back as another cluster's, or with another graph.
+            JoinRefusedError: It came back and does not let this process in.
         """
+        began = time.monotonic()
         with self._changed:
             while True:
                 lost = self.lost
@@ -285,16 +325,33 @@ class Cluster:
                 missing = [one for one in lost if one in wanted or self.twin_of(one, live) is None]
                 if self.closed or not (missing or unmet):
                     return live
+                for one in missing:
+                    self._raise_if_refused(one, began)
                 # those to meet need no deadline: `_meet` takes `_ATTEMPT_S`, and then they are lost
                 if missing and time.monotonic() > deadline:
                     raise self._why_lost(missing[0])
                 # news of server 0 come on its connection, which does not notify this condition
                 self._changed.wait(_LOOK_S)
 
+    def _raise_if_refused(self, rank: int, began: float) -> None:
+        """Raise what a lost server says, if it was asked since ``began`` and says that for good."""
+        refusal, first = self._refusals.get(rank), self.connections.made[0]
+        if refusal is None or not refusal.cannot_change or refusal.said < began:
+            return
+        # Server 0 has one address. Of another one's port, given to somebody else, it may be about
+        # to say that the server is elsewhere by now.
+        is_settled = (
+            first.error is None
+            and rank not in first.news.away
+            and refusal.said - refusal.since > 0.9 * _REFUSED_PAUSE_S
+        )
+        if rank == 0 or is_settled:
+            raise refusal.copy()
+
     def _why_lost(self, rank: int) -> Exception:
         connection, refusal = self.connection(rank), self._refusals.get(rank)
-        if isinstance(refusal, ConfigError):  # something is there, and is not what it was
-            return ConfigError(*refusal.args)
+        if refusal is not None and refusal.is_one:  # something is there, and is not what it was
+            return refusal.copy()
         return connection.error or ServerDiedError(
             f"{connection.name} was started again, and cannot be reached"
         )
@@ -328,13 +385,22 @@ class Cluster:
                     self._go_along(rank)
                 except GiglLoaderError as error:
                     _log.debug("storage server %d is not back: %s", rank, error)
-                    self._refusals[rank] = error
-                    is_other = isinstance(error, ConfigError)  # whose log is not ours to fill
-                    time.sleep(_REFUSED_PAUSE_S if is_other else _PAUSE_S)
+                    # a log of others is not ours to fill
+                    is_refused = self._note_refusal(rank, error).is_one
+                    time.sleep(_REFUSED_PAUSE_S if is_refused else _PAUSE_S)
         finally:
             with self._changed:
                 self._sought.discard(rank)
                 self._changed.notify_all()
+
+    def _note_refusal(self, rank: int, error: GiglLoaderError) -> _Refusal:
+        now, former = time.monotonic(), self._refusals.get(rank)
+        is_same = former is not None and former.error.args == error.args
+        noted = _Refusal(error, former.since if former is not None and is_same else now, now)
+        with self._changed:
+            self._refusals[rank] = noted
+            self._changed.notify_all()
+        return noted
 
     def _meet(self, rank: int) -> None:
         connection = self.connection(rank)
@@ -419,6 +485,7 @@ class Cluster:
 
         Raises:
             ServerDiedError: A server did not come back in time.
+            ConfigError, JoinRefusedError: See `await_servers`.
             PeerTimeoutError: One did not answer.
         """
         found: dict[int, Any] = {}

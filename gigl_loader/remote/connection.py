@@ -217,13 +217,15 @@ class ServerConnection:
 
     def _watch_all(self, join: Join) -> None:
         error = hear(self._watch, join, self._take_news)
-        if isinstance(error, PeerLostError):
+        if isinstance(error, PeerLostError) and not isinstance(error, JoinRefusedError):
             self._end(self._gone(error.end))
             return
         with self._changed:  # it does not take this process in
             # before `_end`: who waits to be let in looks for a refusal first, and learns its class
             self._refusal = self.named(error)
-        self._end(UsageError(str(error)))
+        # one that has let this process in before was started again, and may be what it was
+        is_lost = isinstance(error, JoinRefusedError) and self.news.number > 0
+        self._end(ServerDiedError(str(error)) if is_lost else UsageError(str(error)))
 
     def _take_news(self, news: News) -> None:
         if news.status and news.status != self.news.status:

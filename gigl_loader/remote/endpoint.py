@@ -35,6 +35,7 @@ from gigl_loader.remote.membership import (
     check_same,
 )
 from gigl_loader.remote.messages import FetchAnswer, FetchRequest, GiveBack, Nothing
+from gigl_loader.remote.refusals import RefusedJoins
 from gigl_loader.remote.rendezvous import RendezvousTable, ServerRendezvous
 from gigl_loader.remote.servers import ServerBook
 from gigl_loader.remote.service import CALLS, OBSERVER, DistServer, caller
@@ -104,6 +105,7 @@ class Endpoint:
         self._asked_again = threading.Condition(self._lock)
         self._attendance = Attendance()
         self._book = JobBook()
+        self._refused = RefusedJoins()
         self._handout = Handout(server)
         self._rendezvous = RendezvousTable(server.num_servers)
         self._error: ServerDiedError | None = None
@@ -255,7 +257,7 @@ class Endpoint:
                 self._book.readmit(member, time.monotonic() + self._unseen_s)
                 self.jobs_served = min(self.jobs_served, self._book.job)  # it was counted too early
         except Exception as error:
-            _log.warning("%s cannot join: %s", name, error)
+            self._refused.add(name, error)
             raise
         # not before: one that was refused above is not here
         self._attendance.came(member)
@@ -465,7 +467,7 @@ class Endpoint:
             try:
                 self._book.join(queued)
             except ConfigError as error:
-                _log.warning("%s cannot join: %s", queued.name, error)
+                self._refused.add(queued.name, error)
                 queued.tell(refused=str(error))
         self._begin_if_complete()
         self._tell_where()
@@ -580,6 +582,7 @@ class Endpoint:
 
     def status(self) -> dict[str, Any]:
         """Return who is connected, as plain values."""
+        refused = self._refused.count + sum(self._listener.stats()["refused"].values())
         with self._lock:
             members = self._attendance.members.values()
             clients = sorted(one.join.rank for one in members if one.join.role is Role.CLIENT)
@@ -589,6 +592,7 @@ class Endpoint:
                 "cluster": self.cluster,
                 "job": self._book.job,
                 "jobs_served": self.jobs_served,
+                "refused": refused,
                 "lost": None if self._error is None else str(self._error),
                 "away": self._away(),
             }

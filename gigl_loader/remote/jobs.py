@@ -7,7 +7,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gigl_loader.errors import ConfigError, PeerError
+from gigl_loader.errors import ConfigError, JoinRefusedError, PeerError
 from gigl_loader.remote.membership import Join, News, Role
 from gigl_loader.transport import End
 
@@ -242,7 +242,7 @@ class JobBook:
             others_until: How long those of its job that were not seen here may take to come.
 
         Raises:
-            PeerError: Its job is over.
+            JoinRefusedError: Its job is over.
         """
         join = member.join
         assert join.job is not None, "it says which job"
@@ -251,9 +251,10 @@ class JobBook:
         if self.lapsed and join.job == self.job - 1 and not (self.running or self.present):
             self.job = join.job
         if join.job < self.job:
-            raise PeerError(
+            raise JoinRefusedError(
                 f"job {join.job} of the storage cluster is over: compute process {join.rank} was "
-                "away for too long; start the job again"
+                "away for too long; start the job again",
+                End.JOB_OVER,
             )
         if not self.running:
             self.job, self.running, self.world_size = join.job, True, join.world_size

@@ -32,6 +32,7 @@ COUNTERS = {
     "worker_busy_s": "seconds that a worker was at work; its rate is the busy share",
     "restarts": "workers that were replaced",
     "jobs_served": "compute jobs that are over",
+    "refused": "connections and processes that were not let in",
 }
 GAUGES = {
     "queue_depth": "batches that wait to be fetched",
@@ -131,6 +132,7 @@ def figures(status: dict[str, Any]) -> dict[str, Any]:
     return {
         **status["totals"],
         "jobs_served": status.get("jobs_served", 0),
+        "refused": status.get("refused", 0),
         "queue_depth": sum(one["queued_batches"] for one in producers),
         "queue_bytes": sum(one["queued_bytes"] for one in producers),
         "clients": len(status.get("clients", ())),

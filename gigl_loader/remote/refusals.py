@@ -1,5 +1,9 @@
-"""Requests that a storage server refuses before it starts a producer."""
+"""Who is not taken in, and what a storage server refuses before it starts a producer."""
 
+import logging
+import math
+import threading
+import time
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -11,8 +15,47 @@ from gigl_loader.options import CustomSamplerOptions, FeatureStoreOptions
 from gigl_loader.remote.membership import MOST_RANKS
 from gigl_loader.remote.messages import ProducerRequest
 
+_log = logging.getLogger(__name__)
+
+_SAY_EVERY_S = 60.0
+_MOST_SAID = 1000
+"""Processes and reasons that are remembered; beyond that they are counted and not said."""
 _MOST = 1 << 10, 1 << 10, 1 << 16
 """Workers of a producer, threads of each, and batches that one client asks for ahead."""
+
+
+class RefusedJoins:
+    """Processes that were not taken in; safe in threads.
+
+    One that asks again and again is in the log once a minute for each reason, since a job that
+    waits for its servers asks for as long as its ``reconnect_timeout``.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        self._said: dict[tuple[str, str], tuple[float, int]] = {}
+        """When it was said last, and how often it was not since; said longest ago first."""
+
+    def add(self, who: str, why: Exception) -> None:
+        """Count one; say so unless that was done a moment ago."""
+        key, now = (who, str(why)), time.monotonic()
+        with self._lock:
+            self.count += 1
+            said_at, unsaid = self._said.get(key, (-math.inf, 0))
+            if now - said_at < _SAY_EVERY_S:
+                self._said[key] = (said_at, unsaid + 1)
+                return
+            self._said.pop(key, None)
+            # whoever makes up reasons fills neither memory nor the log
+            oldest = next(iter(self._said.values()), (-math.inf, 0))[0]
+            if len(self._said) >= _MOST_SAID:
+                if now - oldest < _SAY_EVERY_S:
+                    return
+                del self._said[next(iter(self._said))]
+            self._said[key] = (now, 0)
+        more = f" ({unsaid} more times since it was said last)" if unsaid else ""
+        _log.warning("%s cannot join: %s%s", who, why, more)
 
 
 def check_leave(options: Any, allowed: Sequence[str], server: int) -> None:

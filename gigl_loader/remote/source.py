@@ -17,6 +17,7 @@ from gigl_loader._glt import NodeSamplerInput
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
+    JoinRefusedError,
     PeerError,
     SamplingError,
     ServerDiedError,
@@ -219,6 +220,9 @@ class RemoteSource:
             request_id = secrets.token_hex(16)
             try:
                 self._choose_servers(deadline)
+            except Exception as error:  # for good: it was waited for as long as that helps
+                return error
+            try:
                 self._producers.create(
                     create, options, ranks, epoch_options, request_id, self._live
                 )
@@ -256,7 +260,7 @@ class RemoteSource:
         """Use the producers of the leader, which may have seen a server come back before this."""
         self._live = Runs.of(sorted(ids))
         deadline = time.monotonic() + self.epoch_options.reconnect_timeout_s
-        with contextlib.suppress(ServerDiedError):  # an epoch finds it out, too
+        with contextlib.suppress(GiglLoaderError):  # an epoch finds it out, too
             self._cluster.await_servers(deadline, self._live)
         self._producers.adopt(ids)
 
@@ -373,7 +377,8 @@ class RemoteSource:
         # at 0 nothing is made anew: the loader ends with the servers that it began with
         if back and self.epoch_options.reconnect_timeout_s > 0:
             _log.warning("storage servers %s are back, and sample again", sorted(back))
-            self._make_anew(time.monotonic())
+            self._choose_servers(time.monotonic())
+            self._make_anew()
 
     def _recover(self, error: GiglLoaderError) -> None:
         """Make the producers anew where a server was lost, and go on with the epoch.
@@ -384,6 +389,7 @@ class RemoteSource:
         Raises:
             PeerError: ``error``, where no server was lost, or one that has no twin did not come
                 back in time.
+            ConfigError, JoinRefusedError: It came back and does not take this process in.
         """
         limit = self.epoch_options.reconnect_timeout_s
         if limit <= 0 or not self._servers_are_lost(error):
@@ -394,14 +400,19 @@ class RemoteSource:
         # for all attempts together, among which further servers may be lost
         deadline = time.monotonic() + limit
         while True:
+            # the first error says what happened, the last one why nothing helped; of these, what is
+            # there instead of the server says more than that it is gone
             try:
-                self._make_anew(deadline)
+                self._choose_servers(deadline)
+            except GiglLoaderError as again:
+                is_refused = isinstance(again, ConfigError | JoinRefusedError)
+                raise (again if is_refused else error) from again
+            try:
+                self._make_anew()
                 self._begin()
                 return
             except GiglLoaderError as again:
-                # the first error, which says what happened; the last one says why nothing helped
                 if time.monotonic() > deadline or self._cluster.closed:
-                    # what is there instead of the server says more than that it is gone
                     raise (again if isinstance(again, ConfigError) else error) from again
                 time.sleep(_AGAIN_S)
 
@@ -432,16 +443,15 @@ class RemoteSource:
 
         Raises:
             ServerDiedError: They did not come back by the deadline.
+            ConfigError, JoinRefusedError: One did, and does not take this process in.
         """
         self._live = Runs.of(self._cluster.await_servers(deadline))
         if missing := sorted(set(self._servers) - set(self._live)):
             _log.warning("storage servers %s are lost; their twins sample for them", missing)
 
-    def _make_anew(self, deadline: float) -> None:
-        """Create the producers again; those of before are released."""
+    def _make_anew(self) -> None:
+        """Create the producers again, on the servers chosen; those of before are released."""
         assert self._create is not None, "they were created once"
-        # first: where it fails nothing was given up, and the next attempt finds all as it was
-        self._choose_servers(deadline)
         # first: its thread reads the channel, and would take the end of it for a failure
         if self._rows is not None:
             self._rows.stop()

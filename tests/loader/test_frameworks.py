@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch_geometric.loader import ZipLoader
 from torch_geometric.nn import GraphSAGE
 
-from gigl_loader import DistDataset, DistNeighborLoader, UsageError
+from gigl_loader import DistDataset, DistNeighborLoader, UsageError, full_graph_inference
 from gigl_loader.testing import TinyGraph
 
 pytestmark = [
@@ -104,3 +104,17 @@ def test_what_is_written_for_pygs_and_torchs_loaders() -> None:
             next(iter(DataLoader(_Wrapped(loader), batch_size=None, num_workers=1)))
         assert "shut down" not in str(caught.value)
         assert len(list(loader)) == len(loader), "it is still good here"
+
+
+def test_layers_over_all_nodes_are_computed_without_a_loader() -> None:
+    """PyG's ``model.inference`` asserts a loader of its own; the migration page has the answer."""
+    data = TinyGraph.random(60, 500).to_pyg()
+    dataset, model = DistDataset.from_pyg(data), GraphSAGE(2, 4, 2, out_channels=3).eval()
+    with (
+        DistNeighborLoader(dataset, [-1], batch_size=16, num_workers=0) as loader,
+        pytest.raises(AssertionError),
+    ):
+        model.inference(loader)
+    with torch.no_grad():  # PyG's loader itself needs a native library
+        expected = model(data.x, data.edge_index)
+    torch.testing.assert_close(full_graph_inference(model, dataset).values, expected)

@@ -109,7 +109,7 @@ def _check_state(server, folder):
         "partition_idx": server, "num_partitions": 2,
         "num_nodes": {NODE_TYPE: 60}, "create_calls": 2, "starting_producers": [],
         "clients": [0, 1], "servers": [1] if server == 0 else [], "job": 0, "jobs_served": 0,
-        "lost": None, "away": {},
+        "refused": 0, "lost": None, "away": {},
     }  # fmt: skip
     assert sorted(one["consumers"] for one in producers.values()) == [["(0, 0)"], ["(0, 1)"]]
     assert sorted(one["key"][-6:] for one in producers.values()) == ["rank 0", "rank 1"]

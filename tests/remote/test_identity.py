@@ -30,6 +30,7 @@ from gigl_loader import DistDataset, DistNeighborLoader, RemoteDistDataset
 from gigl_loader.errors import (
     ConfigError,
     GiglLoaderError,
+    JoinRefusedError,
     PeerLostError,
     ProtocolError,
     UsageError,
@@ -50,11 +51,12 @@ from gigl_loader.remote.messages import (
 from gigl_loader.remote.service import CALLS
 from gigl_loader.testing import TinyGraph, batch_tensors, wait_until
 from gigl_loader.testing._cluster import MakePartition
-from gigl_loader.transport import Caller
+from gigl_loader.transport import Caller, Security
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 
 LIMIT_S = 180.0
+TOKEN = Security.resolve("", "a token of this test", False)
 
 
 # --- a process ------------------------------------------------------------------------------------
@@ -174,10 +176,13 @@ def test_servers_with_parts_of_two_runs_do_not_meet(other: MakePartition) -> Non
 
 
 @contextmanager
-def _at(address: tuple[str, int], partition: MakePartition = tiny_partition) -> Iterator[Endpoint]:
+def _at(
+    address: tuple[str, int], partition: MakePartition = tiny_partition,
+    security: Security = SECURITY,
+) -> Iterator[Endpoint]:  # fmt: skip
     """Give another process's storage server 0 of one, at the port of one that ended."""
-    server = DistServer(partition(0, 1), 0, 1, security=SECURITY)
-    endpoint = Endpoint(server, *address, SECURITY)
+    server = DistServer(partition(0, 1), 0, 1, security=security)
+    endpoint = Endpoint(server, *address, security)
     try:
         endpoint.start()
         yield endpoint
@@ -215,6 +220,47 @@ def test_another_cluster_at_the_same_port_is_refused_though_its_graph_is_the_sam
             assert other.status()["clients"] == []
 
 
+@pytest.mark.parametrize("what", ["graph", "cluster", "job", "token"])
+def test_a_refusal_that_stays_ends_the_wait_at_once(
+    what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: asked again for ten minutes, four times a second, each a warning of the server's."""
+    monkeypatch.setattr("gigl_loader.remote.cluster._REFUSED_PAUSE_S", 0.5)
+    with storage(security=TOKEN) as (former,), joined(former.address, security=TOKEN) as cluster:
+        former.close()
+        wait_until(lambda: cluster.lost, "the client has heard of it")
+        partition = _of_another_graph if what == "graph" else tiny_partition
+        security = Security.resolve("", "of another cluster", False) if what == "token" else TOKEN
+        with _at(former.address, partition, security) as other, ExitStack() as stack:
+            if what == "cluster":
+                other.cluster = "another"
+            if what == "job":
+                stack.enter_context(_of_a_later_job(former.address))
+            expected: tuple[type[Exception], str] = {
+                "graph": (ConfigError, "two graphs: compute process 0 has that of"),
+                "cluster": (ConfigError, "storage server 0 to another one, another"),
+                "job": (JoinRefusedError, "job 0 of the storage cluster is over"),
+                "token": (JoinRefusedError, "did not prove the cluster token"),
+            }[what]
+            began = time.monotonic()
+            for _ in range(3):
+                with pytest.raises(expected[0], match=expected[1]):
+                    cluster.await_servers(time.monotonic() + 1800.0)
+            assert time.monotonic() - began < 100.0
+            wait_until(lambda: other.status()["refused"] >= 3, "each of them is counted")
+    refused = [one for one in caplog.messages if "cannot join" in one or "refused 1" in one]
+    assert len(refused) == 1, refused
+
+
+@contextmanager
+def _of_a_later_job(address: tuple[str, int]) -> Iterator[None]:
+    """Be a compute process of job 5."""
+    join = Join(role=Role.CLIENT, rank=0, num_servers=1, world_size=1, job=5, process="later")
+    with Caller(*address, TOKEN, "of a later job") as caller:
+        caller.ask("watch", Watch(join, 0), News).wait(60)
+        yield
+
+
 def _await_refusal(cluster: Cluster) -> None:
     """Wait for the servers until one was met that is not what it was."""
     deadline = time.monotonic() + 60.0
@@ -244,7 +290,7 @@ def _read_on(info: Any, rank: int, folder: str) -> None:
     dataset = RemoteDistDataset(info, rank)
     nodes = dataset.fetch_node_ids()
     with DistNeighborLoader(
-        dataset, [3, 2], nodes, batch_size=2, seed=7, timeout=90.0, reconnect_timeout=20.0,
+        dataset, [3, 2], nodes, batch_size=2, seed=7, timeout=90.0, reconnect_timeout=1800.0,
         prefetch_size=1, remote_cache="30%",
     ) as loader:  # fmt: skip
         batches = iter(loader)

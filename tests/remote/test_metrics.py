@@ -102,7 +102,7 @@ def test_names_are_those_of_stats_and_of_the_guide() -> None:
         exported = set(_read(f"http://{url}"))
     busy = metric_name("worker_busy_s")  # has no value before there is a worker
     assert exported | {busy} == {metric_name(name) for name in (*COUNTERS, *GAUGES)}
-    of_servers = {"jobs_served", "queue_bytes", "clients", "producers", "serving"}
+    of_servers = {"jobs_served", "refused", "queue_bytes", "clients", "producers", "serving"}
     assert {*COUNTERS, *GAUGES} - of_servers <= set(LoaderStats().summary())
     text = "".join(page.read_text() for page in PAGES)
     shared = dict(re.findall(r"^\| `(\w+)` \| `(gigl_loader_\w+)` \|", text, re.MULTILINE))

@@ -9,7 +9,7 @@ import torch
 from gigl_loader.dataset.view import Adjacency
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import CustomSamplerOptions
-from gigl_loader.remote.refusals import check_columns, check_leave
+from gigl_loader.remote.refusals import RefusedJoins, check_columns, check_leave
 
 EDGE = ("a", "to", "b")
 
@@ -42,3 +42,27 @@ def test_only_what_was_allowed_is_imported() -> None:
     for path in ("mine.samplers_of_others.Sampler", "os.system"):
         with pytest.raises(ConfigError, match=f"server 1 has no leave to import.*{path}"):
             check_leave(CustomSamplerOptions(path), allowed, 1)
+
+
+def test_who_asks_again_and_again_is_said_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, clock = RefusedJoins(), [1000.0]
+    monkeypatch.setattr("gigl_loader.remote.refusals.time.monotonic", lambda: clock[0])
+    for _ in range(50):
+        refused.add("rank 0", ConfigError("another graph"))
+        refused.add("rank 1", ConfigError("another graph"))
+    assert caplog.messages == [f"rank {rank} cannot join: another graph" for rank in (0, 1)]
+    clock[0] += 60.0
+    refused.add("rank 1", ConfigError("another graph"))
+    assert caplog.messages[2:] == [
+        "rank 1 cannot join: another graph (49 more times since it was said last)"
+    ]
+    caplog.clear()
+    for number in range(5000):  # it makes them up
+        refused.add("bad", ConfigError(f"reason {number}"))
+    assert len(caplog.messages) < 1000
+    assert refused.count == 5101
+    clock[0] += 60.0
+    refused.add("rank 2", ConfigError("another cluster"))
+    assert caplog.messages[-1] == "rank 2 cannot join: another cluster"
