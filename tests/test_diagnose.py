@@ -1,5 +1,7 @@
 import sys
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +23,15 @@ def test_the_command_reports_and_tries() -> None:
 
 
 def test_the_trial_takes_ten_seconds_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = []
+    trials: list[tuple] = []
+
+    def trial(*how: Any) -> Iterator[Any]:
+        trials.append(how)
+        return iter(())
+
     for section in ("versions", "glt_door", "memory", "network"):
         monkeypatch.setattr(diagnose, section, lambda: iter(()))
-    monkeypatch.setattr(diagnose, "self_test", lambda *how: trials.append(how) or iter(()))
+    monkeypatch.setattr(diagnose, "self_test", trial)
     assert diagnose.main([]) == 0
     assert diagnose.main(["--seconds", "3", "--workers", "5"]) == 0
     assert trials == [(10.0, 2), (3.0, 5)]

@@ -5,6 +5,7 @@ import inspect
 import pickle
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +63,7 @@ _NOT_HERE = {
 
 
 def _parameters(thing: Any) -> list[str]:
-    if isinstance(thing, type) and issubclass(thing, _glt_classes.Enum):
+    if isinstance(thing, type) and issubclass(thing, Enum):
         return [member.name for member in thing]
     return list(inspect.signature(thing).parameters)
 
@@ -250,7 +251,7 @@ def test_a_cpu_graph_needs_no_native_library(classes: Any, edge_dir: EdgeDir) ->
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=20))
 def test_edges_are_the_same_in_every_layout(edges: list[tuple[int, int]]) -> None:
     index = torch.tensor(edges).T
-    sets = [_glt_classes, *([_theirs()] if _glt.available else [])]
+    sets: list[Any] = [_glt_classes, *([_theirs()] if _glt.available else [])]
     for made in (classes.Topology(index, layout=layout) for classes in sets for layout in LAYOUTS):
         source, target, ids, weights = made.to_coo()
         found = sorted(zip(ids.tolist(), source.tolist(), target.tolist(), strict=True))

@@ -70,6 +70,7 @@ def _each_import(source: str) -> Iterator[str]:
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
             if getattr(called, "id", called) == "import_module":
+                assert isinstance(node.args[0].value, str)
                 yield node.args[0].value
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from gigl_loader import _glt, errors, graph_store, ray
 PACKAGES = (gigl_loader, graph_store, ray)
 
 
-def _in_a_fresh_process(statement: str, before: str = "") -> dict[str, object]:
+def _in_a_fresh_process(statement: str, before: str = "") -> dict[str, Any]:
     """Run ``statement`` in a new interpreter; return what it did to that process."""
     script = f"""
 import json, logging, os, sys

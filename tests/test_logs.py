@@ -1,6 +1,7 @@
 """Whose log line it is."""
 
 import logging
+import platform
 import threading
 
 import pytest
@@ -12,7 +13,7 @@ from gigl_loader.logs import WhereFilter, answering, know, showing_where
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_process", {})
-    monkeypatch.setattr(logs.platform, "node", lambda: "gpu7")
+    monkeypatch.setattr(platform, "node", lambda: "gpu7")
     monkeypatch.delenv("RANK", raising=False)
 
 

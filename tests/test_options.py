@@ -12,6 +12,7 @@ from gigl_loader import options
 from gigl_loader.errors import ConfigError
 from gigl_loader.options import (
     CacheOptions,
+    Channel,
     CustomSamplerOptions,
     EpochOptions,
     ExpansionOptions,
@@ -120,10 +121,10 @@ def test_options_reach_workers_as_they_are() -> None:
 
 
 def test_a_channel_is_an_edge_type_or_several() -> None:
-    ratios = {BUYS: 0.25, (KNOWS, BUYS): 0.75}
+    ratios: dict[Channel, float] = {BUYS: 0.25, (KNOWS, BUYS): 0.75}
     found = PPRSamplerOptions(typed_channel_ratios=ratios).channels
     assert found == [([BUYS], 0.25), ([KNOWS, BUYS], 0.75)]
-    tenths = {("a", str(n), "a"): 0.1 for n in range(10)}
+    tenths: dict[Channel, float] = {("a", str(n), "a"): 0.1 for n in range(10)}
     assert len(PPRSamplerOptions(typed_channel_ratios=tenths).channels) == 10, "0.1 * 10 is not 1"
 
 

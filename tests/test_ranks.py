@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from gigl_loader import ranks
-from gigl_loader.errors import ConfigError, PeerError
+from gigl_loader.errors import ConfigError, PeerError, PeerTimeoutError
 from gigl_loader.ranks import (
     backends_of,
     check_same_options,
@@ -95,7 +95,7 @@ def test_a_rank_that_was_not_heard_is_waited_for_shortly(monkeypatch: pytest.Mon
     ranks._finish(work, options)
     assert work.waits == [()], "as long as the group allows"
     ranks.suspect_ranks("worker 3 of rank 1 did not answer")
-    with pytest.raises(ranks.PeerTimeoutError, match=r"within 30 s .*worker 3 of rank 1 did not"):
+    with pytest.raises(PeerTimeoutError, match=r"within 30 s .*worker 3 of rank 1 did not"):
         ranks._finish(work, options)
     assert options.timeout.total_seconds() == ranks.SUSPECTED_S
     assert work.waits[1][0].total_seconds() > ranks.SUSPECTED_S, "gloo's own error comes first"

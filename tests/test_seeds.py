@@ -59,7 +59,7 @@ def test_what_a_seed_is() -> None:
     check_each_once(times, range(2))
     for extra in ({INPUT_ID: ids + 7}, {"labels": torch.ones(5, 3)}):
         with pytest.raises(ConfigError, match="the same 5 seeds"):
-            check_each_once([_told(ids), _told(ids, **extra)], range(2))
+            check_each_once([_told(ids), _told(ids, 2, **extra)], range(2))
 
 
 def test_loaders_built_in_another_order() -> None:

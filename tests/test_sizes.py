@@ -60,8 +60,9 @@ def test_each_keyword_is_named_in_its_error(tmp_path: Path) -> None:
     data = Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]))
     dataset = DistDataset.from_pyg(data)
     for keyword in ("channel_size", "remote_cache"):
+        size: dict[str, Any] = {keyword: "4 gigs"}
         with pytest.raises(ConfigError, match=f"{keyword} must be .*got '4 gigs'"):
-            DistNeighborLoader(dataset, [1], **{keyword: "4 gigs"})
+            DistNeighborLoader(dataset, [1], **size)
     with pytest.raises(ConfigError, match=r"memory must be .*got 'much'"):
         partition_tables(None, None, 1, tmp_path / "g", memory="much")  # type: ignore[arg-type]
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from gigl_loader.device.prefetch import CopyEngine
 
+ON_THE_FAKE_GPU = "is_on_the_fake_gpu"  # set on a tensor that lies there
+
 POISON = 0xAB
 
 
@@ -85,7 +87,7 @@ class FakeGpu:
     # what the engine asks of it
 
     def holds(self, tensor: Tensor) -> bool:
-        return getattr(tensor, "is_on_the_fake_gpu", False)
+        return getattr(tensor, ON_THE_FAKE_GPU, False)
 
     def current_stream(self) -> Stream:
         return self._current
@@ -195,7 +197,7 @@ class FakeGpu:
             self._memory.append(memory)
         handle = borrow(memory, lambda: self._release(memory, pool))
         out = tensor_at(handle, dtype, shape)
-        out.is_on_the_fake_gpu = True
+        setattr(out, ON_THE_FAKE_GPU, True)
         return out
 
     def _release(self, memory: ctypes.Array, pool: list) -> None:

@@ -15,6 +15,7 @@ from gigl_loader.device.prefetch import (
     CopyAhead,
     CopyEngine,
     DevicePrefetcher,
+    _LoaderPass,
     copy_message,
 )
 from gigl_loader.errors import ConfigError, WrongTypeError
@@ -246,6 +247,7 @@ def test_leaving_early_lets_go_of_everything_once_it_is_copied(how: str) -> None
         assert len(loader.free) == 1
         del batch
         if how == "close":
+            assert isinstance(batches, _LoaderPass)
             batches.close()
         del batches
         assert len(loader.free) == 4
@@ -282,6 +284,7 @@ def test_the_loaders_generator_is_closed_and_the_loader_is_not() -> None:
 
     batches = iter(DevicePrefetcher(Loader(), "meta", backend=FakeGpu("eager")))
     next(batches)
+    assert isinstance(batches, _LoaderPass)
     batches.close()
     assert closed == ["generator"]
     assert list(batches) == []
@@ -292,6 +295,7 @@ def test_sources_are_dropped_as_soon_as_their_copies_are_done() -> None:
     batches = iter(DevicePrefetcher(loader, "meta", backend=gpu))
     next(batches)
     assert len(loader.free) == 2, "the newest one is looked at with the next batch"
+    assert isinstance(batches, _LoaderPass)
     batches.close()
 
 
@@ -361,9 +365,11 @@ def test_resuming_yields_what_had_not_been_yielded(stop: int) -> None:
 
 
 def test_attributes_of_the_loader_shine_through() -> None:
-    prefetcher = DevicePrefetcher(StatefulLoader(5), "cpu")
+    loader = StatefulLoader(5)
+    prefetcher = DevicePrefetcher(loader, "cpu")
     prefetcher.set_epoch(3)
-    assert (prefetcher.epoch, prefetcher.loader.epoch, len(prefetcher)) == (3, 3, 5)
+    assert prefetcher.loader is loader
+    assert (prefetcher.epoch, loader.epoch, len(prefetcher)) == (3, 3, 5)
     plain = DevicePrefetcher([1, 2], "cpu")
     assert not hasattr(plain, "state_dict")
     with pytest.raises(AttributeError, match="set_epoch"):

@@ -72,7 +72,8 @@ def test_on_cuda_all_happens_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPa
     assert memory.mark() is not None
     assert cuda.log == [("event", "own of cuda:2")]
     lent: list[str] = []
-    memory.lend([SimpleNamespace(record_stream=lent.append)] * 2)
+    rows: list[Any] = [SimpleNamespace(record_stream=lent.append)] * 2
+    memory.lend(rows)
     assert lent == ["default of cuda:2"] * 2, "whoever computes with them, not the exchange"
 
 
@@ -82,6 +83,6 @@ def test_a_copy_is_pinned_and_not_waited_for_on_cuda(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch, "empty", lambda size, **how: asked.append((size, how)))
     memory.on_host(8)
     assert asked == [(8, {"dtype": torch.uint8, "pin_memory": True})]
-    host = SimpleNamespace(to=lambda device, **how: (device, how))
+    host: Any = SimpleNamespace(to=lambda device, **how: (device, how))
     device, how = memory.uploaded(host)
     assert (device, how) == (torch.device("cuda", 1), {"non_blocking": True})

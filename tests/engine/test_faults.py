@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -75,12 +76,16 @@ def _bounded(limit_s: float = AT_MOST_S) -> Iterator[None]:
     assert time.monotonic() - started < limit_s
 
 
+def _is_gone(pid: int) -> bool:
+    return process_state(pid) in ENDED
+
+
 def _kill(*pids: int, dead: tuple[int, ...] = ()) -> None:
     """Kill ``pids``; return when they and ``dead`` have ended."""
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     for pid in (*pids, *dead):
-        wait_until(lambda pid=pid: process_state(pid) in ENDED, f"{pid} has ended")
+        wait_until(partial(_is_gone, pid), f"{pid} has ended")
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -252,10 +257,14 @@ def _stop_children_and_kill(trainer: FinalizedPython) -> None:
     trainer.kill()
 
 
+def _press_ctrl_c(trainer: FinalizedPython) -> None:
+    os.killpg(trainer.pid, signal.SIGINT)
+
+
 ENDS: dict[str, tuple[Callable[[FinalizedPython], None] | None, int]] = {
     "SIGKILL": (lambda p: p.kill(), -signal.SIGKILL),
     "SIGTERM": (lambda p: p.terminate(), -signal.SIGTERM),
-    "Ctrl-C": (lambda p: os.killpg(p.pid, signal.SIGINT), -signal.SIGINT),
+    "Ctrl-C": (_press_ctrl_c, -signal.SIGINT),
     "exception": (None, 1),
     "end": (None, 0),
     "fork": (lambda p: p.kill(), -signal.SIGKILL),
@@ -282,7 +291,7 @@ def _has_ended(trainer: FinalizedPython, how: str) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
             trainer.wait(10.0)
         if trainer.poll() is None:
-            ENDS[how][0](trainer)
+            _press_ctrl_c(trainer)
     return trainer.poll() is not None
 
 
@@ -303,7 +312,7 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tup
         for trainer, _, _, ours in started.values():
             ours.close()
             trainer.kill()
-            wait_until(lambda one=trainer: one.poll() is not None, "the trainer has ended")
+            trainer.wait(60.0)
 
 
 @pytest.mark.parametrize("how", ["early", *(end for end in ENDS if end != "early")])

@@ -1,6 +1,7 @@
 """How the tests run an example: as its user does, in processes of its own."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def torchrun_example(script: str, *args: str, ranks: int, timeout_s: float = 400
         *launcher, str(EXAMPLES / script), *args, environment=environment(), timeout_s=timeout_s
     )
     return _printed(done)
+
+
+def number_after(words: str, printed: str) -> float:
+    """Return the number that an example printed behind ``words``."""
+    found = re.search(re.escape(words) + r"(\d+(?:\.\d+)?)", printed)
+    assert found, printed
+    return float(found[1])
 
 
 def _printed(done: "subprocess.CompletedProcess[str]") -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from _run import EXAMPLES, environment
 from support.scripts import ForkedPython
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from gigl_loader import DistDataset
@@ -55,7 +55,7 @@ def _undisturbed(folder: Path) -> list[list[str]]:
             return [list(map(batch_digest, loader)) for _ in range(EPOCHS)]
 
 
-def _has_come(meeting: dist.TCPStore) -> bool:
+def _has_come(meeting: TCPStore) -> bool:
     """Whether the first machine is in torchrun's rendezvous; it makes that before it is."""
     if not meeting.check(["torch.rendezvous.job"]):
         return False
@@ -69,7 +69,7 @@ def test_a_machine_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(str(EXAMPLES))
     log = tmp_path / "log"
     log.mkdir()
-    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     printed = tmp_path / "printed.txt"
     with printed.open("w") as output:
         machines = [_torchrun(log, meeting.port, output, stays=False)]

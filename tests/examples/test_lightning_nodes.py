@@ -1,6 +1,7 @@
 """Lightning drives a loader; a checkpoint within an epoch brings back what was not seen."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ EPOCHS, STEPS = 3, 17  # 1,078 seeds in batches of 64
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import lightning_nodes
 
@@ -28,8 +29,9 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def _fit(example: ModuleType, checkpoint: str | None, **how: Any) -> list[list[int]]:
     """Return the seeds of each training step of a run."""
     seen: list[list[int]] = []
+    model: Any = example.NodeClassifier
 
-    class Recorder(example.NodeClassifier):
+    class Recorder(model):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             seen.append(batch.batch.tolist())
             return super().training_step(batch, batch_idx)

@@ -39,7 +39,8 @@ def test_two_ranks_find_the_planted_items(tmp_path: Path) -> None:
 
 def _write_lastfm(root: Path) -> None:
     """Write 30 users in three tastes, of 12 artists each, in the files of the real data."""
-    train, test = [], []
+    train: list[str] = []
+    test: list[str] = []
     for user in range(1, 31):
         for position in range(8):
             artist = 1 + 12 * (user % 3) + (user + position) % 12

@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def _submit(notes: Path, *argv: str, with_servers: str = "") -> "subprocess.Pope
     )
 
 
-def _torchrun(notes: Path) -> tuple["object", list[str]]:
+def _torchrun(notes: Path) -> tuple[Namespace, list[str]]:
     """Return torchrun's own options, and the arguments of the script."""
     words = (notes / "torchrun").read_text().splitlines()
     args = get_args_parser().parse_args(words)

@@ -29,7 +29,7 @@ def _run(size: int, job: Callable[[SimulatedGroup, int, World], Any]) -> tuple[W
             found[rank] = error
 
     for rank, process in enumerate(processes):
-        world.spawn(lambda rank=rank: run(rank), process)  # type: ignore[misc]
+        world.spawn(lambda rank=rank: run(rank), process)
     try:
         world.run(lambda: len(found) == size, 1000.0)
     finally:

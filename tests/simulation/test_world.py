@@ -30,7 +30,7 @@ def _run(*threads: Callable[[World, list[Any]], None], limit_s: float = 1000.0) 
 
     try:
         for one in threads:
-            world.spawn(lambda one=one: whole(one))  # type: ignore[misc]
+            world.spawn(lambda one=one: whole(one))
         world.run(lambda: not left[0], limit_s)
     finally:
         world.close()

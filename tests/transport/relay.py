@@ -78,6 +78,7 @@ class Relay:
                     time.sleep(0.01)
                     continue
                 for key, _ in selector.select(0.05):
+                    assert isinstance(key.fileobj, socket.socket)
                     sock = key.fileobj
                     if self.cut.is_set() or time.monotonic() < due[sock]:
                         time.sleep(0.0005)

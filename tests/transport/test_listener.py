@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,10 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def _has_items(items: list, number: int) -> bool:
+    return len(items) == number
 
 
 @pytest.mark.usefixtures("many_descriptors")
@@ -189,10 +194,10 @@ def test_peers_are_told_apart_and_their_ends_reported(network: Network) -> None:
     for number, name in enumerate("ab", 1):
         caller = network.caller(service.listener.address, name=name, session="s" + name)
         caller.connect(time.monotonic() + 10)
-        wait_until(lambda n=number: len(service.peers) == n, "it is known")
+        wait_until(partial(_has_items, service.peers, number), "it is known")
         assert (service.peers[-1].name, service.peers[-1].session) == (name, "s" + name)
         caller.close(End.JOB_OVER)
-        wait_until(lambda n=number: len(service.ends) == n, "its end is known")
+        wait_until(partial(_has_items, service.ends, number), "its end is known")
     assert service.ends == [("a", End.JOB_OVER), ("b", End.JOB_OVER)]
     wait_until(lambda: service.listener.stats()["open"] == 0, "nobody is inside")
 
@@ -203,7 +208,7 @@ def test_a_killed_caller_is_known_while_its_question_is_worked_on(network: Netwo
     caller.ask("gated", question(1), Answer)
     wait_until(lambda: service.asked, "the question is there")
     started = time.monotonic()
-    connection = caller._connection  # type: ignore[attr-defined]
+    connection = caller._connection
     connection.stream.shutdown()  # what the kernel does for a killed process
     assert service.peers[0].gone.wait(60)
     assert time.monotonic() - started < AT_ONCE_S
@@ -230,7 +235,7 @@ def test_an_asker_that_stops_in_the_middle_is_cut_off(plain: Network) -> None:
     service = plain.service(silence_s=0.5)
     caller = plain.caller(service.listener.address)
     caller.connect(time.monotonic() + 10)
-    sock = caller._connection.stream.sock  # type: ignore[attr-defined, union-attr]
+    sock = caller._connection.stream.sock
     sock.send(bytes(pack(FrameKind.ASK, question(1), "double")[0])[:30])
     wait_until(lambda: service.ends == [("tester", End.SILENT)], "it is cut off")
 
