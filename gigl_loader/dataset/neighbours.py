@@ -1,10 +1,12 @@
-"""All edges of given nodes, for what does not sample: inference, and servers that are asked."""
+"""Edges of a partition for what does not sample: inference, look-ups, and what writes them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset._build import expand_rows
+from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.dataset.view import Adjacency
 
 
@@ -35,3 +37,29 @@ def all_edges(adjacency: Adjacency, ids: Tensor) -> AllEdges:
     first = counts.cumsum(0) - counts
     positions = torch.arange(targets.numel()) + (starts - first)[targets]
     return AllEdges(adjacency.indices[positions].long(), targets, positions)
+
+
+def edges_of(adjacency: Adjacency, edge_dir: EdgeDir) -> Tensor:
+    """Return ``[2, num_edges]`` int64, sources first, of edges that are grouped by a node."""
+    # rows count from the first that the partition owns, edges name global ids
+    rows = expand_rows(adjacency.indptr) + adjacency.first_row
+    ends = (
+        (adjacency.indices.long(), rows) if edge_dir == "in" else (rows, adjacency.indices.long())
+    )
+    return torch.stack(ends)
+
+
+def kept_edges(adjacency: Adjacency, keep: Tensor) -> Adjacency:
+    """Return the edges that ``keep`` (``[num_edges]`` bool) names, with the ids that they had."""
+    before = torch.zeros(keep.numel() + 1, dtype=torch.int64)
+    torch.cumsum(keep, 0, out=before[1:])
+    positions = keep.nonzero().view(-1)
+    # what stays is in the order that it was in, so that nothing is sorted
+    return replace(
+        adjacency,
+        indptr=before[adjacency.indptr],
+        indices=adjacency.indices[positions],
+        edge_ids=adjacency.edge_ids_at(positions) if adjacency.has_edge_ids else None,
+        weights=None if adjacency.weights is None else adjacency.weights[positions],
+        first_edge=None,
+    )
