@@ -25,13 +25,11 @@ from gigl_loader.dataset.schema import (
     NodeType,
     is_label_edge_type,
 )
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits, WithSplits
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import share_tensor
 
 _log = logging.getLogger(__name__)
-
-Splits = dict[str, dict[NodeType, Tensor]]
 
 
 class Later:
@@ -246,7 +244,7 @@ def _typed(value: Any, default_type: Any) -> dict[Any, Any]:
     return dict(value) if isinstance(value, dict) else {default_type: value}
 
 
-def read_glt(dataset: Any) -> tuple[PartitionView, Splits]:
+def read_glt(dataset: Any) -> WithSplits:
     """Return a GLT dataset as a view over the same memory, and its split ids."""
     if dataset.graph is None:
         raise ConfigError("this GLT dataset has no graph: load it, or call init_graph, first")

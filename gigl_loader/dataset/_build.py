@@ -144,6 +144,17 @@ def _finds(rows: Rows, ids: Tensor, positions: Tensor, num_ids: int) -> bool:
     return torch.equal(rows.index[ids], positions)
 
 
+def ids_of(rows: Rows) -> Tensor | None:
+    """Return the ids of a matrix's rows, in their order; None: they are 0, 1, 2..."""
+    if rows.index is not None:
+        # the inverse of an index: its places in the order of the rows that they tell
+        found = (rows.index >= 0).nonzero().view(-1)
+        return found[torch.argsort(rows.index[found])] + rows.first
+    if rows.ids is not None:
+        return rows.ids
+    return None if rows.whole else torch.arange(rows.values.size(0)) + rows.first
+
+
 def make_book(table: Tensor, num_partitions: int) -> Book:
     """Return the book of an owner table; as bounds where owners ascend, else as a small table."""
     # bounds take no memory, and an owner is found without a miss of the cache for each id

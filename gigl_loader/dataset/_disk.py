@@ -19,6 +19,7 @@ Ours, which GLT ignores::
 import io
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,13 +27,15 @@ import torch
 from torch import Tensor
 
 from gigl_loader.dataset._books import read_book
+from gigl_loader.dataset._build import ids_of
 from gigl_loader.dataset._checks import check_ids, check_partitions, check_weights
 from gigl_loader.dataset._direction import choose_edge_dir, keep_owned
 from gigl_loader.dataset._extras import attributes_by_type, read_extras
 from gigl_loader.dataset._mapped import is_mapped_format, read_header
 from gigl_loader.dataset._mapped_io import MappedPart
-from gigl_loader.dataset._pieces import SPLITS, Pieces
+from gigl_loader.dataset._pieces import SPLITS, WEIGHT_NAMES, Pieces, make_view
 from gigl_loader.dataset._progress import note
+from gigl_loader.dataset.neighbours import edges_of
 from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -41,7 +44,9 @@ from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
     edge_type_str,
+    is_label_edge_type,
 )
+from gigl_loader.dataset.view import Adjacency, PartitionView, Rows, Splits, WithSplits
 from gigl_loader.errors import ConfigError
 from gigl_loader.memory.tensors import empty_shared
 
@@ -60,14 +65,26 @@ def bytes_to_read(root: Any, partition_idx: int) -> int:
 
 
 def read_partition(
-    root: Any, partition_idx: int, edge_dir: EdgeDir | None, whole_node_label_file: Any = None
-) -> Pieces:
+    root: Path, partition_idx: int, edge_dir: EdgeDir | None, whole_node_label_file: Any = None
+) -> WithSplits:
     """Return one partition of a directory. See `DistDataset.load`."""
-    if is_mapped_format(Path(root)):
-        return MappedPart(Path(root), partition_idx, "mapped").pieces()
-    reader = _Reader(Path(root))
+    if is_mapped_format(root):
+        part = MappedPart(root, partition_idx, "mapped")
+        return part.view(), part.splits()
+    reader = _Reader(root)
     check_partitions(reader.num_partitions, partition_idx)
-    return reader.read(partition_idx, edge_dir, whole_node_label_file)
+    pieces = reader.read(partition_idx, edge_dir, whole_node_label_file)
+    return make_view(pieces), pieces.splits
+
+
+def read_edges(root: Path, partition_idx: int, edge_type: EdgeType, edge_dir: EdgeDir) -> Tensor:
+    """Return the edges of a type that a partition of a directory owns, ``[2, num_edges]``."""
+    if is_mapped_format(root):
+        view = MappedPart(root, partition_idx, "mapped").view()
+        return edges_of(view.adjacency[edge_type], view.edge_dir)
+    reader = _Reader(root)
+    edges = reader.edges(edge_type, partition_idx)
+    return keep_owned(reader, edge_type, edges, edge_dir, partition_idx).edge_index
 
 
 def count_partitions(root: Any) -> int:
@@ -412,62 +429,86 @@ def _save(path: Path, values: Any) -> None:
         torch.save(values, file)
 
 
-def write_partition(root: Path, pieces: Pieces) -> None:
+def write_partition(root: Path, view: PartitionView, splits: Splits) -> None:
     """Write the files of one partition."""
-    part = root / f"part{pieces.partition_idx}"
+    part = root / f"part{view.partition_idx}"
 
     def sub(key: NodeType | EdgeType) -> str:
-        return type_str(key) if pieces.heterogeneous else ""
+        return type_str(key) if view.is_heterogeneous else ""
 
-    for edge_type, edges in pieces.edges.items():
+    for edge_type, adjacency in view.adjacency.items():
+        if is_label_edge_type(edge_type):
+            path = part / EXTRAS_DIR / "label_edges" / f"{edge_type_str(edge_type)}.pt"
+            save_tensor(path, edges_of(adjacency, "out"))
+            continue
         folder = part / "graph" / sub(edge_type)
-        edge_ids = edges.edge_ids
-        save_tensor(folder / "rows.pt", edges.edge_index[0])
-        save_tensor(folder / "cols.pt", edges.edge_index[1])
-        num_edges = edges.edge_index.size(1)
-        save_tensor(folder / "eids.pt", torch.arange(num_edges) if edge_ids is None else edge_ids)
-        if edges.weights is not None:
-            save_tensor(folder / "weights.pt", edges.weights)
-    for node_type, rows in pieces.node_features.items():
+        edge_ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
+        # as features of edges lie: GLT's own files have both in one order
+        order = torch.argsort(edge_ids)
+        edges = edges_of(adjacency, view.edge_dir)[:, order]
+        save_tensor(folder / "rows.pt", edges[0])
+        save_tensor(folder / "cols.pt", edges[1])
+        save_tensor(folder / "eids.pt", edge_ids[order])
+        if adjacency.weights is not None:
+            save_tensor(folder / "weights.pt", adjacency.weights[order])
+    for node_type, rows in view.node_features.items():
         _write_features(part / "node_feat" / sub(node_type), rows)
-    for edge_type, rows in pieces.edge_features.items():
+    for edge_type, rows in view.edge_features.items():
         _write_features(part / "edge_feat" / sub(edge_type), rows)
-    _write_extras(part / EXTRAS_DIR, pieces)
+    _write_extras(part / EXTRAS_DIR, view, splits)
 
 
-def _write_extras(folder: Path, pieces: Pieces) -> None:
-    for node_type, rows in pieces.node_labels.items():
+def without_weights(view: PartitionView) -> PartitionView:
+    """Return ``view`` without the attributes that say what the weights of the edges do."""
+    kept = {
+        (edge_type, name): rows
+        for (edge_type, name), rows in view.edge_attributes.items()
+        # by two names a graph has two attributes, and what is read is given the first alone
+        if name != WEIGHT_NAMES[0]
+        or (edge_type, WEIGHT_NAMES[1]) in view.edge_attributes
+        or not _are_weights(rows, view.adjacency[edge_type])
+    }
+    return replace(view, edge_attributes=kept)
+
+
+def _are_weights(rows: Rows, adjacency: Adjacency) -> bool:
+    if adjacency.weights is None or rows.values.dtype != adjacency.weights.dtype:
+        return False
+    ids = adjacency.edge_ids_at(torch.arange(adjacency.indices.numel()))
+    return torch.equal(rows.values[rows.locate(ids)], adjacency.weights)
+
+
+def _write_extras(folder: Path, view: PartitionView, splits: Splits) -> None:
+    for node_type, rows in view.node_labels.items():
         path = folder / "node_labels" / f"{node_type}.pt"
-        ids = None if rows.ids is None else rows.ids.clone()
-        _save(path, {"values": rows.feats.clone(), "ids": ids})
-        note(rows.feats)
+        _save(path, {"values": rows.values.clone(), "ids": ids_of(rows)})
+        note(rows.values)
     for split in SPLITS:
-        for node_type, ids in pieces.splits.get(split, {}).items():
+        for node_type, ids in splits.get(split, {}).items():
             save_tensor(folder / "splits" / split / f"{node_type}.pt", ids)
-    for edge_type, labels in pieces.label_edges.items():
-        save_tensor(folder / "label_edges" / f"{edge_type_str(edge_type)}.pt", labels)
     for group, attributes in (
-        ("node_attributes", pieces.node_attributes), ("edge_attributes", pieces.edge_attributes),
+        ("node_attributes", view.node_attributes), ("edge_attributes", view.edge_attributes),
     ):  # fmt: skip
         for key, named in attributes_by_type(attributes).items():
-            ids = next(iter(named.values())).ids
-            values = {name: rows.feats.clone() for name, rows in named.items()}
-            path = folder / group / f"{type_str(key)}.pt"
-            _save(path, {"values": values, "ids": None if ids is None else ids.clone()})
+            known = ids_of(next(iter(named.values())))
+            values = {name: rows.values.clone() for name, rows in named.items()}
+            _save(folder / group / f"{type_str(key)}.pt", {"values": values, "ids": known})
             for rows in named.values():
-                note(rows.feats)
+                note(rows.values)
 
 
-def _write_features(folder: Path, rows: FeaturePartitionData) -> None:
+def _write_features(folder: Path, rows: Rows) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    ids = torch.arange(rows.feats.size(0)) if rows.ids is None else rows.ids
+    values, ids = rows.values, ids_of(rows)
+    if ids is None:
+        ids = torch.arange(values.size(0))
     # at least 1: a matrix may have no columns, or no rows
-    row_bytes = max(1, rows.feats[:1].numel() * rows.feats.element_size())
+    row_bytes = max(1, values[:1].numel() * values.element_size())
     step = max(1, CHUNK_BYTES // row_bytes)
     with (folder / "feats.pkl").open("wb") as feats, (folder / "ids.pkl").open("wb") as id_file:
         # one empty chunk where there are no rows: the reader takes width and type from it
         for start in range(0, max(ids.numel(), 1), step):
-            chunk = rows.feats[start : start + step]
+            chunk = values[start : start + step]
             pickle.dump(chunk.reshape(-1, 1) if chunk.dim() == 1 else chunk.clone(), feats)
             note(chunk)
             pickle.dump(ids[start : start + step].clone(), id_file)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gigl_loader.dataset._manifest import ROOT_FILE, read_manifest, typed, write_manifest
-from gigl_loader.dataset._pieces import Pieces
 from gigl_loader.dataset.identity import GraphIdentity
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, is_label_edge_type
+from gigl_loader.dataset.view import PartitionView, Splits
 from gigl_loader.errors import ConfigError
 
 UNCHECKED_VERSION = 1
@@ -61,26 +61,25 @@ def read_extras(
     return extras, GraphIdentity(extras.run, digest) if extras.run else None
 
 
-def write_extras(folder: Path, source: Pieces, **made: Any) -> None:
-    """Write what names our files; ``made``: how the directory was made, ``edge_dir`` at least."""
+def write_extras(folder: Path, view: PartitionView, splits: Splits, **made: Any) -> None:
+    """Write what names our files; ``made``: how the directory was made."""
     content = {
         **made,
-        "node_labels": list(source.node_labels),
-        "splits": {split: list(by_type) for split, by_type in source.splits.items()},
-        "label_edge_types": [list(edge_type) for edge_type in source.label_edges],
+        "edge_dir": view.edge_dir,
+        "node_labels": list(view.node_labels),
+        "splits": {split: list(by_type) for split, by_type in splits.items()},
+        "label_edge_types": [list(t) for t in view.adjacency if is_label_edge_type(t)],
         "node_attributes": [
             [node_type, sorted(named)]
-            for node_type, named in attributes_by_type(source.node_attributes).items()
+            for node_type, named in attributes_by_type(view.node_attributes).items()
         ],
         "edge_attributes": [
             [list(edge_type), sorted(named)]
-            for edge_type, named in attributes_by_type(source.edge_attributes).items()
+            for edge_type, named in attributes_by_type(view.edge_attributes).items()
         ],
-        "num_classes": source.num_classes,
-        "flat_nodes": [t for t, rows in source.node_features.items() if rows.feats.dim() == 1],
-        "flat_edges": [
-            list(t) for t, rows in source.edge_features.items() if rows.feats.dim() == 1
-        ],
+        "num_classes": view.num_classes,
+        "flat_nodes": [t for t, rows in view.node_features.items() if rows.values.dim() == 1],
+        "flat_edges": [list(t) for t, rows in view.edge_features.items() if rows.values.dim() == 1],
     }
     write_manifest(folder / ROOT_FILE, content)
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gigl_loader.dataset._build import expand_rows
 from gigl_loader.dataset._checks import check_partitions
 from gigl_loader.dataset._manifest import ROOT_FILE
 from gigl_loader.dataset._mapped import (
@@ -23,22 +22,11 @@ from gigl_loader.dataset._mapped import (
     verify,
 )
 from gigl_loader.dataset._original import EDGE_ROWS, OriginalIds
-from gigl_loader.dataset._pieces import (
-    WEIGHT_NAMES,
-    Pieces,
-    is_labeled_homogeneous,
-)
+from gigl_loader.dataset._pieces import WEIGHT_NAMES, is_labeled_homogeneous
 from gigl_loader.dataset._progress import note
 from gigl_loader.dataset.identity import GraphIdentity
-from gigl_loader.dataset.parts import FeaturePartitionData, GraphPartitionData
-from gigl_loader.dataset.schema import (
-    EdgeDir,
-    EdgeType,
-    NodeType,
-    edge_type_str,
-    is_label_edge_type,
-)
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
+from gigl_loader.dataset.schema import EdgeDir, EdgeType, NodeType, edge_type_str
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits
 from gigl_loader.errors import ConfigError, GiglLoaderError
 from gigl_loader.memory.tensors import (
     bytes_of,
@@ -50,7 +38,6 @@ from gigl_loader.memory.tensors import (
 from gigl_loader.threads import new_thread, nothing_hangs_on_it
 
 Memory = Literal["resident", "mapped"]
-Splits = dict[str, dict[NodeType, Tensor]]
 
 _COLUMNS = ("indptr", "indices", "edge_ids", "weights")
 _ROWS = ("node_features", "node_labels", "edge_features", "node_attributes", "edge_attributes")
@@ -259,32 +246,6 @@ class MappedPart:
                 found[edge_type] = OriginalIds(self.root, text, self._shared, bounds, "edge_rows")
         return found
 
-    def pieces(self) -> Pieces:
-        """Return the partition as loose tensors, edges with their ids."""
-        view = self.view()
-        header = self._header
-        pieces = Pieces(
-            header.heterogeneous, self.edge_dir, header.num_partitions, self.partition_idx,
-            dict(view.num_nodes), {}, node_books=self.node_books(), splits=self.splits(),
-        )  # fmt: skip
-        pieces.edge_books = self._edge_books(view.adjacency)
-        for edge_type, adjacency in view.adjacency.items():
-            if is_label_edge_type(edge_type):
-                pieces.label_edges[edge_type] = edges_of(adjacency, "out")
-                continue
-            # loose edges have no order that ids could follow from, so they are written out
-            ids = adjacency.edge_ids
-            if ids is None and adjacency.first_edge is not None:
-                ids = torch.arange(adjacency.indices.numel()) + adjacency.first_edge
-            edges = GraphPartitionData(edges_of(adjacency, self.edge_dir), ids, adjacency.weights)
-            pieces.edges[edge_type] = edges
-        for name in _ROWS:
-            target: dict[Any, FeaturePartitionData] = getattr(pieces, name)
-            for key, rows in getattr(view, name).items():
-                target[key] = FeaturePartitionData(rows.values, ids_of(rows), rows.scales)
-        pieces.num_classes = dict(view.num_classes)
-        return pieces
-
     # --- checksums --------------------------------------------------------------------------------
 
     def verify(self) -> None:
@@ -340,33 +301,3 @@ def _read_into(path: Path, target: Tensor, nbytes: int) -> None:
                 raise ConfigError(f"{path} is shorter than its {nbytes} bytes: copy it again")
             filled += count
             note(count)
-
-
-def edges_of(adjacency: Adjacency, edge_dir: EdgeDir) -> Tensor:
-    """Return ``[2, num_edges]`` int64, sources first, of edges that are grouped by a node."""
-    # rows count from the first that the partition owns, edges name global ids
-    rows = expand_rows(adjacency.indptr) + adjacency.first_row
-    ends = (
-        (adjacency.indices.long(), rows) if edge_dir == "in" else (rows, adjacency.indices.long())
-    )
-    return torch.stack(ends)
-
-
-def ids_of(rows: Rows) -> Tensor | None:
-    """Return the ids of a matrix's rows, in their order; None: they are 0, 1, 2..."""
-    if rows.index is not None:
-        # the inverse of an index: its places in the order of the rows that they tell
-        found = (rows.index >= 0).nonzero().view(-1)
-        return found[torch.argsort(rows.index[found])] + rows.first
-    if rows.ids is not None:
-        return rows.ids
-    return None if rows.whole else torch.arange(rows.values.size(0)) + rows.first
-
-
-def row_order(view: PartitionView) -> dict[NodeType, Tensor]:
-    """Return `Pieces.row_order` of a partition."""
-    # any of them: the writer stores all matrices of a node type in one order
-    attributes = {node_type: rows for (node_type, _), rows in view.node_attributes.items()}
-    of_nodes = {**attributes, **view.node_labels, **view.node_features}
-    found = {node_type: ids_of(rows) for node_type, rows in of_nodes.items()}
-    return {t: ids for t, ids in found.items() if ids is not None and bool((ids.diff() < 0).any())}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset._build import ids_of
 from gigl_loader.dataset._mapped import (
     LOOKUPS,
     ArraySpec,
@@ -16,21 +17,14 @@ from gigl_loader.dataset._mapped import (
     seal,
     write_array,
 )
-from gigl_loader.dataset._mapped_io import ids_of
-from gigl_loader.dataset._pieces import (
-    Pieces,
-    expanded_end,
-    make_view,
-    with_weights,
-)
-from gigl_loader.dataset.parts import FeaturePartitionData
+from gigl_loader.dataset._pieces import expanded_end
 from gigl_loader.dataset.schema import (
     EdgeType,
     NodeType,
     edge_type_str,
     is_label_edge_type,
 )
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits
 from gigl_loader.memory.tensors import (
     as_array,
     dtype_name,
@@ -41,7 +35,7 @@ _INT32_IDS = 2**31 - 1
 
 
 class MappedWriter:
-    """Writes the partitions of a graph that is in memory.
+    """Writes the partitions of a graph, one after the other.
 
     Args:
         root: An empty directory.
@@ -66,92 +60,86 @@ class MappedWriter:
             for path in (self._root / "ids").rglob("*.parquet"):
                 note_file(self._root, self._shared, str(path.relative_to(self._root)))
 
-    def add(self, pieces: Pieces) -> None:
-        """Write a partition: the next one."""
+    def add(self, view: PartitionView, splits: Splits) -> None:
+        """Write a partition, the next one; rows of nodes stay in the order in which they are."""
         # partitions come in order, and one at a time: all of them need not fit into memory
         folder, part = self._root / f"part{len(self._parts)}", Part()
         folder.mkdir(parents=True, exist_ok=True)
-        # what samplers will read is what is written: the checks and the order are the same
-        view = make_view(pieces)
         for edge_type, adjacency in view.adjacency.items():
-            self._add_edges(folder, part, pieces, edge_type, adjacency)
-        self._add_rows(folder, part, pieces, view)
-        for split, by_type in pieces.splits.items():
+            self._add_edges(folder, part, view, edge_type, adjacency)
+        self._add_rows(folder, part, view)
+        for split, by_type in splits.items():
             for node_type, ids in by_type.items():
                 write_array(folder, part, f"splits/{split}/{node_type}", ids.numpy())
         self._parts.append(part)
 
-    def _add_rows(self, folder: Path, part: Part, pieces: Pieces, view: PartitionView) -> None:
+    def _add_rows(self, folder: Path, part: Part, view: PartitionView) -> None:
         lookups = _Lookups(folder, part)
-        of_nodes: list[tuple[str, dict[Any, Rows]]] = [
-            ("node_features", view.node_features), ("node_labels", view.node_labels),
-            ("node_attributes", view.node_attributes),
-        ]  # fmt: skip
-        for kind, by_key in of_nodes:
+        for kind in ("node_features", "node_labels", "node_attributes"):
+            by_key: dict[Any, Rows] = getattr(view, kind)
             for key, rows in by_key.items():
                 node_type, name = (key, "") if isinstance(key, str) else key
                 where = f"{kind}/{node_type}/{name}" if name else f"{kind}/{node_type}"
-                _write_rows(lookups, where, node_type, rows, pieces.row_order.get(node_type))
-        of_edges: list[tuple[str, dict[Any, FeaturePartitionData]]] = [
-            ("edge_features", pieces.edge_features), ("edge_attributes", with_weights(pieces)),
-        ]  # fmt: skip
-        for kind, parts in of_edges:
-            for key, given in parts.items():
+                _write_rows(lookups, where, node_type, rows)
+        for kind in ("edge_features", "edge_attributes"):
+            by_key = getattr(view, kind)
+            for key, rows in by_key.items():
                 edge_type, name = (key, "") if len(key) == 3 else key
                 text = edge_type_str(edge_type)
                 where = f"{kind}/{text}/{name}" if name else f"{kind}/{text}"
-                _write_edge_rows(lookups, where, text, given)
+                _write_edge_rows(lookups, where, text, rows)
 
     def _add_edges(
-        self, folder: Path, part: Part, pieces: Pieces, edge_type: EdgeType, found: Adjacency
+        self, folder: Path, part: Part, view: PartitionView, edge_type: EdgeType, found: Adjacency
     ) -> None:
         where, label = f"edges/{edge_type_str(edge_type)}", is_label_edge_type(edge_type)
         # label edges are grouped by anchor, their source, whatever the direction
-        end = 0 if label else expanded_end(pieces.edge_dir)
+        end = 0 if label else expanded_end(view.edge_dir)
         row_type, col_type = (edge_type[0], edge_type[2])[:: -1 if end else 1]
-        indptr, book = found.indptr, pieces.node_books.get(row_type)
-        if book is not None and book.bounds is not None and pieces.num_partitions > 1:
+        indptr, book = found.indptr, view.node_books.get(row_type)
+        if book is not None and book.bounds is not None:
             bounds = [0, *book.bounds.tolist()]
-            first, last = bounds[pieces.partition_idx], bounds[pieces.partition_idx + 1]
+            first, last = bounds[view.partition_idx], bounds[view.partition_idx + 1]
             # nodes of others have no edge here, so that offsets begin at 0 all the same; 8 bytes
             # for each node of the graph would be in every partition
-            indptr = indptr[first : last + 1]
+            indptr = indptr[first - found.first_row : last + 1 - found.first_row]
             part.ranges[where] = {"first_row": first}
-        narrow = pieces.num_nodes[col_type] <= _INT32_IDS
+        narrow = view.num_nodes[col_type] <= _INT32_IDS
         indices = found.indices.to(torch.int32) if narrow else found.indices
         write_array(folder, part, f"{where}/indptr", indptr.numpy())
         write_array(folder, part, f"{where}/indices", indices.numpy())
-        if found.edge_ids is not None and not label:
-            write_array(folder, part, f"{where}/edge_ids", found.edge_ids.numpy())
+        if found.has_edge_ids and not label:
+            edge_ids = found.edge_ids_at(torch.arange(indices.numel()))
+            write_array(folder, part, f"{where}/edge_ids", edge_ids.numpy())
         if found.weights is not None:
             write_array(folder, part, f"{where}/weights", found.weights.numpy())
 
-    def finish(self, pieces: Pieces, **made: Any) -> None:
+    def finish(self, view: PartitionView, **made: Any) -> None:
         """Write the books and the manifests.
 
         Args:
-            pieces: The last partition.
+            view: The last partition; books and counts are the same in all of them.
             made: How the directory was made.
         """
-        node_bounds = {t: self._bounds("node", t, b) for t, b in pieces.node_books.items()}
-        for node_type, count in pieces.num_nodes.items():
+        node_bounds = {t: self._bounds("node", t, b) for t, b in view.node_books.items()}
+        for node_type, count in view.num_nodes.items():
             # one partition has no books, and both `node_books` and original ids ask where ids end
             node_bounds.setdefault(node_type, [count])
         edge_bounds = {
             edge_type_str(t): self._bounds("edge", edge_type_str(t), book)
-            for t, book in pieces.edge_books.items()
+            for t, book in view.edge_books.items()
         }
         header = {
             **made,
-            "edge_dir": pieces.edge_dir,
-            "heterogeneous": pieces.heterogeneous,
-            "num_partitions": pieces.num_partitions,
-            "num_nodes": pieces.num_nodes,
+            "edge_dir": view.edge_dir,
+            "heterogeneous": view.is_heterogeneous,
+            "num_partitions": view.num_partitions,
+            "num_nodes": view.num_nodes,
             "node_bounds": node_bounds,
-            "edge_types": [list(t) for t in (*pieces.edges, *pieces.label_edges)],
+            "edge_types": [list(t) for t in view.adjacency],
             "edge_bounds": edge_bounds,
             "original_ids": self._original,
-            "num_classes": pieces.num_classes,
+            "num_classes": view.num_classes,
         }
         seal(self._root, header, self._shared, self._parts)
 
@@ -190,28 +178,22 @@ def _write_values(lookups: _Lookups, where: str, values: Tensor) -> None:
     write_array(lookups.folder, lookups.part, name, array, dtype_name(values.dtype))
 
 
-def _write_rows(
-    lookups: _Lookups, where: str, node_type: NodeType, rows: Rows, order: Tensor | None
-) -> None:
-    ids, values, index = ids_of(rows), rows.values, rows.index
+def _write_rows(lookups: _Lookups, where: str, node_type: NodeType, rows: Rows) -> None:
+    # as long as the graph where the ids of the partition are strewn
+    ids, index = ids_of(rows), rows.index
     first = None if ids is None else _first_of_range(ids)
-    if first is not None:
+    if ids is not None and first is not None:
         # all ids of a range are here: the row follows from the id, or from a look-up of that length
-        lookups.part.ranges[where] = {"first": first}
-    if order is not None:
-        values = values[rows.locate(order)]
-        count = len(order) if first is not None or index is None else len(index)
-        # as long as the partition where it owns a range, as the graph where its ids are strewn
-        index = torch.full((count,), -1)
-        index[order - (first or 0)] = torch.arange(len(order))
-    elif ids is not None and first is not None:
-        # rows in the order of ids need no look-up: better sorted once here than looked up in each
-        # batch
-        values, index = values[torch.argsort(ids)], None
+        if not rows.whole:
+            lookups.part.ranges[where] = {"first": first}
+        index = None
+        if bool((ids.diff() < 0).any()):
+            index = torch.empty_like(ids)
+            index[ids - first] = torch.arange(ids.numel())
     if index is not None:
-        index = index.to(torch.int32) if len(values) <= _INT32_IDS else index
+        index = index.to(torch.int32) if len(rows.values) <= _INT32_IDS else index
         lookups.add(where, node_type, index, "index")
-    _write_values(lookups, where, values)
+    _write_values(lookups, where, rows.values)
     if rows.scales is not None:
         write_array(lookups.folder, lookups.part, f"{where}/scales", rows.scales.numpy())
 
@@ -224,8 +206,8 @@ def _first_of_range(ids: Tensor) -> int | None:
     return first if int(ids.max()) - first + 1 == ids.numel() else None
 
 
-def _write_edge_rows(lookups: _Lookups, where: str, text: str, given: FeaturePartitionData) -> None:
-    values, ids = given.feats, given.ids
+def _write_edge_rows(lookups: _Lookups, where: str, text: str, rows: Rows) -> None:
+    values, ids = rows.values, ids_of(rows)
     if ids is not None:
         # readers search for ids, which have to ascend
         order = torch.argsort(ids)

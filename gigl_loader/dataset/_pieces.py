@@ -22,7 +22,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
     is_label_edge_type,
 )
-from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows
+from gigl_loader.dataset.view import Adjacency, Book, PartitionView, Rows, Splits
 from gigl_loader.errors import ConfigError
 
 SPLITS = ("train", "val", "test")
@@ -51,16 +51,12 @@ class Pieces:
     node_features: dict[NodeType, FeaturePartitionData] = field(default_factory=dict)
     edge_features: dict[EdgeType, FeaturePartitionData] = field(default_factory=dict)
     node_labels: dict[NodeType, FeaturePartitionData] = field(default_factory=dict)
-    splits: dict[str, dict[NodeType, Tensor]] = field(default_factory=dict)
-    """By ``"train"``, ``"val"``, ``"test"`` and node type: ids that this partition owns."""
+    splits: Splits = field(default_factory=dict)
     node_attributes: dict[tuple[NodeType, str], FeaturePartitionData] = field(default_factory=dict)
     """By type and name; what has a row per node and is none of the above."""
     edge_attributes: dict[tuple[EdgeType, str], FeaturePartitionData] = field(default_factory=dict)
     num_classes: dict[NodeType, int] = field(default_factory=dict)
     """Over all partitions, where that is known."""
-    row_order: dict[NodeType, Tensor] = field(default_factory=dict)
-    """By node type: the ids that this partition owns, in the order in which their rows are to be
-    stored; types that are not named: ascending."""
     identity: GraphIdentity | None = None
     """As the directory says, where these are of one that does."""
 
@@ -87,7 +83,7 @@ def make_view(pieces: Pieces) -> PartitionView:
         for edge_type, part in pieces.edges.items()
     }
     for edge_type, labels in pieces.label_edges.items():
-        adjacency[edge_type] = _labels(pieces, edge_type, labels)
+        adjacency[edge_type] = label_adjacency(labels, edge_type, pieces.num_nodes)
     labeled = is_labeled_homogeneous(pieces.num_nodes, list(adjacency))
     several = pieces.num_partitions > 1
     # labels and attributes share the index of the features where their ids are the same
@@ -110,7 +106,7 @@ def make_view(pieces: Pieces) -> PartitionView:
         edge_features=edge_features,
         node_attributes=_node_rows(pieces, pieces.node_attributes, like),
         edge_attributes=_edge_rows(
-            pieces, with_weights(pieces), adjacency, list(edge_features.values())
+            pieces, _with_weights(pieces), adjacency, list(edge_features.values())
         ),
         # those of the whole graph where whoever cut it knew them; counted here, they need all
         # labels
@@ -132,13 +128,15 @@ def _message_passing(pieces: Pieces, edge_type: EdgeType, part: GraphPartitionDa
     )
 
 
-def _labels(pieces: Pieces, edge_type: EdgeType, labels: Tensor) -> Adjacency:
+def label_adjacency(
+    labels: Tensor, edge_type: EdgeType, num_nodes: Mapping[NodeType, int]
+) -> Adjacency:
     """Group label edges by anchor, in both directions: the loader looks labels up by anchor."""
     found = compress(
         labels[0],
         labels[1],
-        num_rows=pieces.num_nodes[edge_type[0]],
-        num_cols=pieces.num_nodes[edge_type[2]],
+        num_rows=num_nodes[edge_type[0]],
+        num_cols=num_nodes[edge_type[2]],
     )
     # positions as ids would look like ids of message-passing edges, which a batch could ask for
     return Adjacency(found.indptr, found.indices, None, None)
@@ -185,7 +183,7 @@ def _edge_rows(
     return found
 
 
-def with_weights(pieces: Pieces) -> dict[tuple[EdgeType, str], FeaturePartitionData]:
+def _with_weights(pieces: Pieces) -> dict[tuple[EdgeType, str], FeaturePartitionData]:
     """Return the attributes of edges, and the weights among them: batches carry these too."""
     found = dict(pieces.edge_attributes)
     for edge_type, part in pieces.edges.items():

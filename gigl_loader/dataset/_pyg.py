@@ -380,20 +380,21 @@ class Cutter:
         source, mine = self._source, None
         if self._count > 1:
             mine = owned_ids(self.node_books[node_type], pieces.partition_idx)
+        rows = mine
         if node_type in self._uses:
             uses = self._uses[node_type] if mine is None else self._uses[node_type][mine]
             # stable: nodes of one degree stay in the order of ids, and the same graph gives the
             # same files
             order = torch.argsort(uses, descending=True, stable=True)
-            pieces.row_order[node_type] = order if mine is None else mine[order]
+            rows = order if mine is None else mine[order]
         if node_type in source.node_features:
             scales = source.feature_scales.get(node_type)
-            pieces.node_features[node_type] = _take(source.node_features[node_type], mine, scales)
+            pieces.node_features[node_type] = _take(source.node_features[node_type], rows, scales)
         if node_type in source.node_labels:
-            pieces.node_labels[node_type] = _take(source.node_labels[node_type], mine)
+            pieces.node_labels[node_type] = _take(source.node_labels[node_type], rows)
         for key, values in source.node_attributes.items():
             if key[0] == node_type:
-                pieces.node_attributes[key] = _take(values, mine)
+                pieces.node_attributes[key] = _take(values, rows)
         for split, by_type in source.splits.items():
             if node_type in by_type:
                 ids = by_type[node_type]

@@ -14,7 +14,6 @@ Each split has a supervision edge type of its own, so that one dataset serves al
 
 import copy
 import math
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,32 +25,23 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader.dataset._checks import check_edge_type
-from gigl_loader.dataset._disk import (
-    EXTRAS_DIR,
-    load_tensor,
-    read_partition,
-    save_tensor,
-    write_meta,
-    write_partition,
-)
-from gigl_loader.dataset._extras import write_extras
+from gigl_loader.dataset._disk import load_tensor, read_edges, read_partition, save_tensor
 from gigl_loader.dataset._mapped import is_mapped_format
-from gigl_loader.dataset._mapped_io import MappedPart, row_order
-from gigl_loader.dataset._pieces import SPLITS, Pieces
+from gigl_loader.dataset._pieces import SPLITS, label_adjacency, no_edges
 from gigl_loader.dataset._pyg import read_pyg
 from gigl_loader.dataset._target import check_target
 from gigl_loader.dataset._writer import complete_or_nothing
-from gigl_loader.dataset.partition import write_books, write_mapped
-from gigl_loader.dataset.parts import GraphPartitionData
+from gigl_loader.dataset.neighbours import edges_of, kept_edges
+from gigl_loader.dataset.partition import write_glt, write_mapped
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     EdgeType,
     FilePath,
-    edge_type_str,
     is_label_edge_type,
     message_passing_to_positive_label,
     reverse_edge_type,
 )
+from gigl_loader.dataset.view import PartitionView, Splits, WithSplits
 from gigl_loader.errors import ConfigError, WrongTypeError
 
 # Links in a step, which takes some arrays of 32 MB, however many links there are.
@@ -338,115 +328,69 @@ def split_partitions(
     if target == root.absolute():
         raise ConfigError(f"output_root must be another directory than {root}")
     check_target(target, overwrite=overwrite)
-    pieces = read_partition(root, 0, None)
-    if edge_type is None and pieces.heterogeneous:
+    # the first one, by which the plan is checked
+    view, _ = read_partition(root, 0, None)
+    if edge_type is None and view.is_heterogeneous:
         raise ConfigError("edge_type is needed to split the links of a heterogeneous graph")
+    walked = [found for found in view.adjacency if not is_label_edge_type(found)]
     plan = _make_plan(
-        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, list(pieces.edges), rev_edge_type,
+        edge_type or DEFAULT_HOMOGENEOUS_EDGE_TYPE, walked, rev_edge_type,
         num_val, num_test, disjoint_train, seed,
     )  # fmt: skip
-    label_types = [
-        message_passing_to_positive_label(split_supervision_type(plan.edge_type, split))
-        for split in SPLITS
-    ]
     # a second split of the same type would add to the labels of the first, and leak them
-    if set(label_types) & pieces.label_edges.keys():
+    if {_label_type(plan, split) for split in SPLITS} & view.adjacency.keys():
         raise ConfigError(f"{root} has label edges of {plan.edge_type} already")
-    count = pieces.num_partitions
-    with complete_or_nothing(target, overwrite=overwrite) as new:
+    made = {"method": "split_partitions", "seed": plan.seed}
+    with complete_or_nothing(target, overwrite=overwrite) as folder:
         # beside the result, in the folder that `complete_or_nothing` removes
-        spill, mapped = new.parent / "spill", is_mapped_format(root)
-        # Mapped files are sealed once they are complete, and label edges are known when all
-        # partitions were read: they lie in GLT's format meanwhile, whose files can be added one by
-        # one.
-        folder = new.parent / "plain" if mapped else new
-        for partition_idx in range(count):
-            # the first one is here already, from which the plan was checked
-            if partition_idx:
-                pieces = read_partition(root, partition_idx, None)
-            _split_pieces(pieces, plan, spill)
-            write_partition(folder, pieces)
-        for partition_idx in range(count):
-            _collect(folder / f"part{partition_idx}" / EXTRAS_DIR, plan, spill, partition_idx)
-        _finish(root, folder, pieces, plan, label_types)
-        if mapped:
-            shares = (_share(root, folder, index) for index in range(count))
-            made = {"method": "split_partitions", "seed": plan.seed}
-            write_mapped(new, shares, original_ids_of=root, **made)
-
-
-def _share(root: Path, folder: Path, partition_idx: int) -> Pieces:
-    """Return a partition that was split, its rows to be stored as they were."""
-    pieces = read_partition(folder, partition_idx, None)
-    view = MappedPart(root, partition_idx, "mapped").view()
-    # what GLT's format, in which the split partition lies meanwhile, has no place for
-    pieces.row_order = row_order(view)
-    for node_type, rows in view.node_features.items():
-        part = pieces.node_features[node_type]
-        pieces.node_features[node_type] = replace(part, scales=rows.scales)
-    return pieces
-
-
-def _split_pieces(pieces: Pieces, plan: _Plan, spill: Path) -> None:
-    """Take the held-out links out of one partition; spill the supervision by its anchor's owner."""
-    for kept_type in (plan.edge_type, *plan.reverse):
-        part = pieces.edges[kept_type]
-        codes = plan.codes(part.edge_index, turned=kept_type != plan.edge_type)
-        # edge ids stay those of the whole graph, so that features and books need no change
-        keep = (codes == _TRAIN).nonzero().view(-1)
-        edge_ids = keep if part.edge_ids is None else part.edge_ids[keep]
-        weights = None if part.weights is None else part.weights[keep]
-        pieces.edges[kept_type] = GraphPartitionData(part.edge_index[:, keep], edge_ids, weights)
-        if kept_type != plan.edge_type:
-            continue
-        for found, split in plan.links(part.edge_index, codes):
-            # an edge lies with the node that is expanded, supervision with the anchor: with "in"
-            # these are two nodes, of two owners perhaps
-            owners = pieces.node_books[plan.edge_type[0]].owner(found.links[0])
-            for owner in torch.unique(owners).tolist():
-                # a file for each pair of partitions: one at a time in memory, and none written to
-                # twice
-                path = spill / split / str(owner) / f"{pieces.partition_idx}.pt"
-                save_tensor(path, found.links[:, owners == owner])
-
-
-def _collect(extras: Path, plan: _Plan, spill: Path, partition_idx: int) -> None:
-    """Write the label edges and the anchors of one partition from what all of them spilled."""
-    for split in SPLITS:
-        files = (spill / split / str(partition_idx)).glob("*.pt")
-        # by number: the order in which a directory lists its files differs from machine to machine
-        found = [load_tensor(path) for path in sorted(files, key=lambda path: int(path.stem))]
-        links = torch.cat([torch.empty((2, 0), dtype=torch.int64), *found], dim=1)
-        supervised = split_supervision_type(plan.edge_type, split)
-        name = edge_type_str(message_passing_to_positive_label(supervised))
-        save_tensor(extras / "label_edges" / f"{name}.pt", links)
-        anchors = torch.unique(links[0])
-        save_tensor(extras / "splits" / split / f"{plan.edge_type[0]}.pt", anchors)
-
-
-def _finish(
-    root: Path, folder: Path, pieces: Pieces, plan: _Plan, label_types: list[EdgeType]
-) -> None:
-    if is_mapped_format(root):
-        # GLT's format has books in files, ours in the manifest or as bare arrays
-        write_books(folder, pieces.heterogeneous, pieces.node_books, pieces.edge_books)
-    for path in [*root.glob("node_pb*"), *root.glob("edge_pb*")]:
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name)
+        spill = folder.parent / "spill"
+        indices = range(view.num_partitions)
+        # an edge lies with the node that is expanded, supervision with the anchor, whose owner may
+        # be another one: a partition is complete when the links of all of them were read
+        for index in indices:
+            edges = read_edges(root, index, plan.edge_type, view.edge_dir)
+            _spill_links(edges, view, plan, spill, index)
+        shares = (
+            _split_share(*read_partition(root, index, view.edge_dir), plan, spill)
+            for index in indices
+        )
+        if is_mapped_format(root):
+            write_mapped(folder, shares, original_ids_of=root, **made)
         else:
-            shutil.copyfile(path, folder / path.name)
-    # what names our files is read of the keys alone; the tensors are on disk
-    for edge_type in label_types:
-        pieces.label_edges[edge_type] = torch.empty((2, 0), dtype=torch.int64)
+            write_glt(folder, shares, books_of=root, **made)
+
+
+def _label_type(plan: _Plan, split: str) -> EdgeType:
+    return message_passing_to_positive_label(split_supervision_type(plan.edge_type, split))
+
+
+def _spill_links(
+    edges: Tensor, view: PartitionView, plan: _Plan, spill: Path, partition_idx: int
+) -> None:
+    """Write the supervision that is among the edges of a partition, by its anchors' owners."""
+    book = view.node_books.get(plan.edge_type[0])
+    for found, split in plan.links(edges, plan.codes(edges, turned=False)):
+        anchors = found.links[0]
+        owners = torch.zeros_like(anchors) if book is None else book.owner(anchors)
+        for owner in torch.unique(owners).tolist():
+            # a file for each pair of partitions: one at a time in memory, and none written to twice
+            path = spill / split / str(owner) / f"{partition_idx}.pt"
+            save_tensor(path, found.links[:, owners == owner])
+
+
+def _split_share(view: PartitionView, splits: Splits, plan: _Plan, spill: Path) -> WithSplits:
+    """Return a partition without the held-out links, with its supervision from the spill."""
+    adjacency = dict(view.adjacency)
+    for kept_type in (plan.edge_type, *plan.reverse):
+        found = adjacency[kept_type]
+        codes = plan.codes(edges_of(found, view.edge_dir), turned=kept_type != plan.edge_type)
+        # edge ids stay those of the whole graph, so that features and books need no change
+        adjacency[kept_type] = kept_edges(found, codes == _TRAIN)
     for split in SPLITS:
-        pieces.splits.setdefault(split, {})[plan.edge_type[0]] = torch.empty(0, dtype=torch.int64)
-    write_extras(
-        folder, pieces, edge_dir=pieces.edge_dir, method="split_partitions", seed=plan.seed
-    )
-    write_meta(
-        folder,
-        num_partitions=pieces.num_partitions,
-        heterogeneous=pieces.heterogeneous,
-        node_types=list(pieces.num_nodes),
-        edge_types=list(pieces.edges),
-    )
+        files = (spill / split / str(view.partition_idx)).glob("*.pt")
+        links = torch.cat([no_edges(), *(load_tensor(path) for path in files)], dim=1)
+        label_type = _label_type(plan, split)
+        # grouped and sorted: in which order the files were read does not matter
+        adjacency[label_type] = label_adjacency(links, label_type, view.num_nodes)
+        splits.setdefault(split, {})[plan.edge_type[0]] = torch.unique(links[0])
+    return replace(view, adjacency=adjacency), splits

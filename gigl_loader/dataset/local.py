@@ -25,7 +25,7 @@ from gigl_loader.dataset._mapped import is_mapped_format
 from gigl_loader.dataset._mapped_io import MappedPart, Memory
 from gigl_loader.dataset._original import OriginalIds
 from gigl_loader.dataset._output import read_output
-from gigl_loader.dataset._pieces import Pieces, make_schema, make_view
+from gigl_loader.dataset._pieces import make_schema, make_view
 from gigl_loader.dataset._progress import showing
 from gigl_loader.dataset._pyg import (
     CheckedGraph,
@@ -47,7 +47,7 @@ from gigl_loader.dataset.schema import (
     NodeType,
 )
 from gigl_loader.dataset.times import with_times
-from gigl_loader.dataset.view import Book, PartitionView
+from gigl_loader.dataset.view import Book, PartitionView, Splits
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 
 if TYPE_CHECKING:  # sampling workers read this module and do without it
@@ -174,7 +174,7 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
         if time_attr is not None and count > 1:
             keep_neighbor_times(source, edge_dir, time_attr)
         pieces = Cutter(source, books, edge_dir, count).cut(partition_idx)
-        return cls._of(pieces, source)
+        return cls._of(make_view(pieces), pieces.splits, source)
 
     @classmethod
     def load(  # type: ignore[override, unused-ignore]
@@ -233,8 +233,9 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
             if ours:
                 return cls._open(Path(root), partition_idx, edge_dir, whole_node_label_file,
                                  memory, verify)  # fmt: skip
-            pieces = _disk.read_partition(root, partition_idx, edge_dir, whole_node_label_file)
-            return cls._of(pieces)
+            return cls._of(
+                *_disk.read_partition(Path(root), partition_idx, edge_dir, whole_node_label_file)
+            )
 
     @classmethod
     def _open(
@@ -267,7 +268,7 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
 
     @classmethod
     def _reopen(
-        cls, root: Path, partition_idx: int, run: str, splits: dict[str, dict[NodeType, Tensor]],
+        cls, root: Path, partition_idx: int, run: str, splits: Splits,
         max_labels: int | None, weight_attr: str | None,
     ) -> "DistDataset":  # fmt: skip
         part = MappedPart(root, partition_idx, "mapped")
@@ -326,17 +327,18 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
         return found
 
     @classmethod
-    def _of(cls, pieces: Pieces, source: CheckedGraph | None = None) -> "DistDataset":
-        view = make_view(pieces)
+    def _of(
+        cls, view: PartitionView, splits: Splits, source: CheckedGraph | None = None
+    ) -> "DistDataset":
         if view.identity is None:
             view = replace(view, identity=identity_of(view, source))
-        return cls._restore(view, pieces.splits)
+        return cls._restore(view, splits)
 
     @classmethod
     def _restore(
         cls,
         view: PartitionView | None,
-        splits: dict[str, dict[NodeType, Tensor]],
+        splits: Splits,
         max_labels: int | None = None,
         *empty: Any,
     ) -> "DistDataset":
@@ -356,7 +358,7 @@ class DistDataset(PartitionFacts, TableIds, _glt.DistDataset):
         dataset._original = original
         return dataset
 
-    def _fill(self, view: PartitionView, splits: dict[str, dict[NodeType, Tensor]]) -> None:
+    def _fill(self, view: PartitionView, splits: Splits) -> None:
         if view.identity is None:
             view = replace(view, identity=identity_of(view))
         # the schema first: whether attributes are dicts follows from it

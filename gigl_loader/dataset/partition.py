@@ -2,7 +2,9 @@
 
 import importlib
 import logging
+import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +16,13 @@ from gigl_loader.dataset._checks import check_edge_dir, check_partitions
 from gigl_loader.dataset._disk import (
     save_tensor,
     type_str,
+    without_weights,
     write_meta,
     write_partition,
 )
 from gigl_loader.dataset._extras import write_extras
 from gigl_loader.dataset._mapped_writer import MappedWriter
-from gigl_loader.dataset._pieces import Pieces
+from gigl_loader.dataset._pieces import make_view
 from gigl_loader.dataset._progress import ProgressBar, showing
 from gigl_loader.dataset._pyg import (
     CheckedGraph,
@@ -33,8 +36,14 @@ from gigl_loader.dataset._target import check_format, check_order, check_target
 from gigl_loader.dataset._writer import complete_or_nothing
 from gigl_loader.dataset.identity import content_digest, digest_of
 from gigl_loader.dataset.quantised import FeatureDtype, check_feature_dtype, quantise
-from gigl_loader.dataset.schema import EdgeDir, EdgeType, FilePath, NodeType
-from gigl_loader.dataset.view import Book
+from gigl_loader.dataset.schema import (
+    EdgeDir,
+    EdgeType,
+    FilePath,
+    NodeType,
+    is_label_edge_type,
+)
+from gigl_loader.dataset.view import Book, PartitionView, WithSplits
 from gigl_loader.errors import ConfigError, WrongTypeError
 
 if TYPE_CHECKING:
@@ -131,10 +140,12 @@ def partition_graph(
         write(folder, shares, method=method, seed=seed)
 
 
-def _shares(cutter: Cutter, num_partitions: int, bar: ProgressBar) -> Iterator[Pieces]:
+def _shares(cutter: Cutter, num_partitions: int, bar: ProgressBar) -> Iterator[WithSplits]:
     for partition_idx in range(num_partitions):
         bar.step(f"writing partition {partition_idx}")
-        yield cutter.cut(partition_idx)
+        pieces = cutter.cut(partition_idx)
+        # what samplers will read is what is written: the checks and the order are the same
+        yield make_view(pieces), pieces.splits
 
 
 # --- which node goes where ------------------------------------------------------------------------
@@ -214,9 +225,9 @@ def _bytes_to_write(source: CheckedGraph) -> int:
 
 
 def write_mapped(
-    folder: Path, shares: Iterable[Pieces], *, original_ids_of: Path | None = None, **made: Any
+    folder: Path, shares: Iterable[WithSplits], *, original_ids_of: Path | None = None, **made: Any
 ) -> None:
-    """Write the shares of all partitions, in order, in the format that is mapped.
+    """Write all partitions, in order, in the format that is mapped.
 
     Args:
         folder: An empty directory.
@@ -227,50 +238,69 @@ def write_mapped(
     writer = MappedWriter(folder)
     if original_ids_of is not None:
         writer.keep_original_ids(original_ids_of)
-    for pieces in shares:
-        writer.add(pieces)
-    # books and counts are the same in every partition: the last one has them, too
-    writer.finish(pieces, **made)
+    for view, splits in shares:
+        writer.add(view, splits)
+    writer.finish(view, **made)
 
 
-def write_glt(folder: Path, shares: Iterable[Pieces], **made: Any) -> None:
-    """Write the shares of all partitions, in order, in graphlearn-torch's format.
+def write_glt(
+    folder: Path, shares: Iterable[WithSplits], *, books_of: Path | None = None, **made: Any
+) -> None:
+    """Write all partitions, in order, in graphlearn-torch's format.
 
     Args:
         folder: An empty directory.
         shares: All partitions, the last of which says how many they are.
+        books_of: A directory in this format with the same nodes and edge ids, whose books are
+            copied: edges may have been left out, and books are of all ids.
         made: How they were made.
     """
     digests = []
-    for pieces in shares:
-        write_partition(folder, pieces)
-        digests.append(content_digest(pieces, whole=True))
-    write_books(folder, pieces.heterogeneous, pieces.node_books, pieces.edge_books)
-    if not pieces.edge_books:  # one partition; GLT wants the file all the same
-        for edge_type, part in pieces.edges.items():
-            name = f"edge_pb/{type_str(edge_type)}.pt" if pieces.heterogeneous else "edge_pb.pt"
-            save_tensor(folder / name, torch.zeros(part.edge_index.size(1), dtype=torch.int64))
+    for found, splits in shares:
+        # GLT's format has a place for weights, from which they are carried again
+        view = replace(without_weights(found), identity=None)
+        write_partition(folder, view, splits)
+        digests.append(content_digest([view, splits], whole=True))
+    if books_of is None:
+        _write_books(folder, view)
+    else:
+        _copy_books(books_of, folder)
     run = digest_of(" ".join(digests).encode())
-    write_extras(folder, pieces, edge_dir=pieces.edge_dir, run=run, **made)
+    write_extras(folder, view, splits, run=run, **made)
     # last: without it, the directory is no partition to GLT or to us
     write_meta(
         folder,
-        num_partitions=pieces.num_partitions,
-        heterogeneous=pieces.heterogeneous,
-        node_types=list(pieces.num_nodes),
-        edge_types=list(pieces.edges),
+        num_partitions=view.num_partitions,
+        heterogeneous=view.is_heterogeneous,
+        node_types=list(view.num_nodes),
+        edge_types=[t for t in view.adjacency if not is_label_edge_type(t)],
     )
 
 
-def write_books(
-    folder: Path, heterogeneous: bool, nodes: dict[NodeType, Book], edges: dict[EdgeType, Book]
-) -> None:
-    """Write partition books as GLT reads them."""
+def _write_books(folder: Path, view: PartitionView) -> None:
+    nodes, edges = dict(view.node_books), dict(view.edge_books)
+    if (
+        view.num_partitions == 1
+    ):  # a view of one partition has no books; GLT wants them all the same
+        nodes = {t: contiguous_book(count, 1) for t, count in view.num_nodes.items()}
+        edges = {
+            t: contiguous_book(found.indices.numel(), 1)
+            for t, found in view.adjacency.items()
+            if not is_label_edge_type(t)
+        }
     kinds: list[tuple[str, dict[Any, Book]]] = [("node_pb", nodes), ("edge_pb", edges)]
     for kind, books in kinds:
         for key, book in books.items():
-            name = f"{kind}/{type_str(key)}.pt" if heterogeneous else f"{kind}.pt"
+            name = f"{kind}/{type_str(key)}.pt" if view.is_heterogeneous else f"{kind}.pt"
             save_tensor(folder / name, book_table(book))
+
+
+def _copy_books(root: Path, folder: Path) -> None:
+    for path in [*root.glob("node_pb*"), *root.glob("edge_pb*")]:
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name)
+        else:
+            shutil.copyfile(path, folder / path.name)
 
 
 def _store_in_fewer_bytes(source: CheckedGraph, dtypes: FeatureDtype | None, format: str) -> None:

@@ -22,6 +22,10 @@ A = TypeVar("A", default="Tensor")
 """The kind of array: a tensor, or numpy's."""
 
 
+Splits = dict[str, dict[NodeType, "Tensor"]]
+"""By ``"train"``, ``"val"``, ``"test"`` and node type: ids that a partition owns."""
+
+
 @dataclass(frozen=True)
 class Adjacency(Generic[A]):
     """The edges of one type that this partition owns, grouped by the node that is expanded.
@@ -207,3 +211,7 @@ class PartitionView(Generic[A]):
     """Of a loader with ``time_attr``: the edge types that have times, or whose neighbours do."""
     same_host: "dict[int, PartitionView[A]]" = field(default_factory=dict)
     """In a worker: other partitions, by index, that it reads in the memory of this machine."""
+
+
+WithSplits = tuple[PartitionView, Splits]
+"""What is read from a directory, and written to one."""

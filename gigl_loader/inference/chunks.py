@@ -12,26 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gigl_loader.dataset.neighbours import EdgeBlock
 from gigl_loader.dataset.schema import EdgeType, NodeType
 from gigl_loader.exchange import RankExchange
 from gigl_loader.inference.norms import Norm
 from gigl_loader.inference.rows import OwnedRows, RowFetcher, RowSource
 from gigl_loader.inference.sources import GraphSource
 from gigl_loader.sampler.nodes import NodeLabels
-
-
-@dataclass(frozen=True)
-class ChunkEdges:
-    """The edges of one type into a chunk's destinations."""
-
-    edge_index: Tensor
-    """``[2, num_edges]`` int64, in local numbers; destinations ascend."""
-    indptr: Tensor
-    """``[num_dst + 1]`` int64, where the edges of each destination start."""
-    weight: Tensor | None = None
-    """``[num_edges]`` float32."""
-    attr: Tensor | None = None
-    """``[num_edges, ...]``."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +32,8 @@ class Chunk:
     """Type of the destination nodes."""
     x: dict[NodeType, Tensor]
     """``[num_src, width]`` by type; of ``node_type`` the destinations come first."""
-    edges: dict[EdgeType, ChunkEdges]
-    """Those into ``node_type``, from types that have rows."""
+    edges: dict[EdgeType, EdgeBlock]
+    """Those into ``node_type``, from types that have rows, in local numbers."""
     n_id: dict[NodeType, Tensor]
     """``[num_src]`` int64, global ids by type."""
     degrees: dict[Norm, Tensor]
@@ -71,9 +58,9 @@ def _mapped(value: Any, change: Any) -> Any:
         return change(value)
     if isinstance(value, dict):
         return {key: _mapped(one, change) for key, one in value.items()}
-    if isinstance(value, ChunkEdges):
+    if isinstance(value, EdgeBlock):
         # vars() of a dataclass lists the fields in the order of __init__
-        return ChunkEdges(*(_mapped(one, change) for one in vars(value).values()))
+        return EdgeBlock(*(_mapped(one, change) for one in vars(value).values()))
     return value
 
 
@@ -185,13 +172,9 @@ class ChunkReader:
         edges = {}
         for name in names:
             found = self._graph.edges(name, targets, weight=reads.weight, attr=reads.attr)
-            sources = torch.from_numpy(labels[name[0]].label(found.sources.numpy()))
-            indptr = torch.zeros(targets.numel() + 1, dtype=torch.int64)
-            # targets ascend, so the running sum of their counts is where each one's edges start
-            counts = torch.bincount(found.targets, minlength=targets.numel())
-            torch.cumsum(counts, 0, out=indptr[1:])
-            index_ = torch.stack([sources, found.targets])
-            edges[name] = ChunkEdges(index_, indptr, found.weight, found.attr)
+            # in place: the block is of this chunk alone
+            found.sources.copy_(torch.from_numpy(labels[name[0]].label(found.sources.numpy())))
+            edges[name] = EdgeBlock(found.edge_index, found.indptr, found.weights, found.attr)
         # a copy: `nodes` is a view of a table with room for many more
         n_id = {name: torch.from_numpy(one.nodes.copy()) for name, one in labels.items()}
         return Chunk(index, start, stop, self._node_type, {}, edges, n_id, {})

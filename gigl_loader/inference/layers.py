@@ -14,9 +14,10 @@ from torch_geometric.nn import HeteroConv, MessagePassing
 from torch_geometric.nn.conv.hetero_conv import group
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from gigl_loader.dataset.neighbours import EdgeBlock
 from gigl_loader.dataset.schema import EdgeType
 from gigl_loader.errors import ConfigError, UsageError
-from gigl_loader.inference.chunks import Chunk, ChunkEdges
+from gigl_loader.inference.chunks import Chunk
 from gigl_loader.inference.norms import Norm
 from gigl_loader.inference.rules import check_model, is_normalized
 from gigl_loader.inference.sources import GraphSource
@@ -83,7 +84,7 @@ def _weigh(norm: Norm, chunk: Chunk, module: Any, inputs: Any) -> Any:
     # not the edge_index of `inputs`, to which the layer may have added self-loops already
     edges = chunk.edges[norm.edge_type]
     edge_index, weights = norm.weigh(
-        edges.edge_index, edges.weight, chunk.degrees[norm], values["x"].dtype
+        edges.edge_index, edges.weights, chunk.degrees[norm], values["x"].dtype
     )
     return edge_index, size, {**values, "edge_weight": weights}
 
@@ -182,7 +183,7 @@ class _FunctionLayer(Layer):
     @staticmethod
     def _typed(chunk: Chunk) -> tuple[Any, Any, Any, dict[str, Any]]:
         extra = {
-            "edge_weight": {t: e.weight for t, e in chunk.edges.items() if e.weight is not None},
+            "edge_weight": {t: e.weights for t, e in chunk.edges.items() if e.weights is not None},
             "edge_attr": {t: e.attr for t, e in chunk.edges.items() if e.attr is not None},
             "n_id": chunk.n_id,
         }
@@ -193,7 +194,7 @@ class _FunctionLayer(Layer):
 def _plain(chunk: Chunk) -> tuple[Any, Any, Any, dict[str, Any]]:
     (edges,), (x,) = chunk.edges.values(), chunk.x.values()
     ids = chunk.n_id.get(chunk.node_type)
-    extra = {"edge_weight": edges.weight, "edge_attr": edges.attr, "n_id": ids}
+    extra = {"edge_weight": edges.weights, "edge_attr": edges.attr, "n_id": ids}
     return x, edges.edge_index, chunk.num_dst, extra
 
 
@@ -239,9 +240,9 @@ def convolution_input(
     return x, edges.edge_index
 
 
-def extra_of(conv: Any, edges: ChunkEdges) -> dict[str, Tensor]:
+def extra_of(conv: Any, edges: EdgeBlock) -> dict[str, Tensor]:
     """Return weights and features of edges, where they were read and a layer takes them."""
-    given = {"edge_weight": edges.weight, "edge_attr": edges.attr}
+    given = {"edge_weight": edges.weights, "edge_attr": edges.attr}
     taken = inspect.signature(conv.forward).parameters
     return {k: value for k, value in given.items() if value is not None and k in taken}
 
@@ -258,7 +259,7 @@ def check_conv(conv: Any, edge_type: EdgeType, *, attr: bool) -> None:
 _warned = threading.Lock()
 
 
-def _sparse(edges: ChunkEdges, x: Tensor, num_dst: int) -> Tensor:
+def _sparse(edges: EdgeBlock, x: Tensor, num_dst: int) -> Tensor:
     """Return the chunk's edges as a matrix, destinations by sources."""
     # edges that were given a weight do not come here: convolution_input() is asked with
     # sparse=False

@@ -102,7 +102,7 @@ class EdgePlan:
     Attributes:
         edge_type: As messages go.
         whole: All own rows.
-        positions: See `AllEdges`.
+        positions: See `EdgeBlock`.
         halo: ``[num_halo]`` int64, global ids of the halo, by owner.
         narrow: By hops that are still to come: the rows that are needed, where ``nodes`` were
             named.
@@ -126,6 +126,7 @@ def plan_edges(
     src, _, dst = edge_type
     own = shares.own[src]
     edges = all_edges(adjacency, shares.own[dst])
+    assert edges.positions is not None
     rows = position_of(edges.sources, own)
     # Rows of the halo stand in the order in which they arrive: by owner, as all_to_all puts them.
     # Ids ascend in each owner's part, as unique() and the stable sort leave them.

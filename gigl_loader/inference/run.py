@@ -205,7 +205,7 @@ class LayerRun:
                 found = reader.structure(index, *reader.bounds(index), reads)
                 edges = found.edges[norm.edge_type]
                 num_rows = found.n_id[name].numel()
-                parts.append(norm.degrees(edges.edge_index, edges.weight, num_rows, found.num_dst))
+                parts.append(norm.degrees(edges.edge_index, edges.weights, num_rows, found.num_dst))
             self._degrees[norm] = OwnedRows(torch.cat(parts))
         return self._degrees[norm]
 

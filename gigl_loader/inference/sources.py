@@ -1,6 +1,6 @@
 """Where `full_graph_inference` has its graph from: this rank's partition, or a graph store."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from gigl_loader.dataset.identity import content_digest
 from gigl_loader.dataset.local import DistDataset
 from gigl_loader.dataset.lookup import RowLookup
-from gigl_loader.dataset.neighbours import all_edges
+from gigl_loader.dataset.neighbours import EdgeBlock, all_edges, block_of
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
     DEFAULT_HOMOGENEOUS_NODE_TYPE,
@@ -31,20 +31,6 @@ _SAMPLE_ROWS = 4096
 """Rows that tell one graph from another."""
 
 
-@dataclass(frozen=True)
-class Edges:
-    """All edges into some nodes, in canonical order."""
-
-    sources: Tensor
-    """``[num_edges]`` int64, global ids."""
-    targets: Tensor
-    """``[num_edges]`` int64, positions of the nodes among those asked for, ascending."""
-    weight: Tensor | None
-    """``[num_edges]`` float32."""
-    attr: Tensor | None
-    """``[num_edges, ...]``."""
-
-
 class GraphSource(Protocol):
     """Structure and features. Edge types are named as messages go: from source to destination."""
 
@@ -57,7 +43,7 @@ class GraphSource(Protocol):
     with_attr: set[EdgeType]
     """Those whose edges have features."""
 
-    def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> Edges:
+    def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> EdgeBlock:
         """Return the edges into own nodes; collective where ``attr``."""
         ...
 
@@ -95,19 +81,17 @@ class PartitionGraph:
         self.owners: Owners = shares
         self._lookup = RowLookup(self._view, exchange) if self.with_attr else None
 
-    def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> Edges:
+    def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> EdgeBlock:
         """See `GraphSource`."""
         name = self._names[edge_type]
-        adjacency = self._view.adjacency[name]
-        found = all_edges(adjacency, ids)
-        weights = adjacency.weights[found.positions] if weight and adjacency.weights is not None \
-            else None  # fmt: skip
+        attr = attr and edge_type in self.with_attr
+        found = all_edges(self._view.adjacency[name], ids, weights=weight, edge_ids=attr)
         rows = None
-        if attr and self._lookup is not None and edge_type in self.with_attr:
+        if self._lookup is not None and attr:
+            assert found.edge_ids is not None
             # also for no edges at all: the lookup is collective, and other ranks may have some
-            edge_ids = adjacency.edge_ids_at(found.positions)
-            rows = self._lookup.rows("edge_features", name, edge_ids)
-        return Edges(found.sources, found.targets, weights, rows)
+            rows = self._lookup.rows("edge_features", name, found.edge_ids)
+        return replace(found, attr=rows, edge_ids=None, positions=None)
 
     def features(self) -> dict[NodeType, RowSource]:
         """See `GraphSource`."""
@@ -211,7 +195,7 @@ class StoredGraph:
             return {name: name for name in names}
         return {reverse_edge_type(name): name for name in names}
 
-    def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> Edges:
+    def edges(self, edge_type: EdgeType, ids: Tensor, *, weight: bool, attr: bool) -> EdgeBlock:
         """See `GraphSource`; not collective."""
         # no ids come from a rank that has no chunk left: there is nothing to keep
         if self._kept is None or not ids.numel():
@@ -224,10 +208,9 @@ class StoredGraph:
         assert sources is not None
         assert counts is not None
         # made again each time: counts are shorter than targets, in memory and on the way
-        targets = torch.repeat_interleave(torch.arange(ids.numel()), counts.long())
-        return Edges(
-            sources.long(), targets, weights if weight else None, rows if attr else None
-        )  # fmt: skip
+        return block_of(
+            sources, counts, weights=weights if weight else None, attr=rows if attr else None
+        )
 
     def _fetch(
         self, edge_type: EdgeType, ids: Tensor, weight: bool, attr: bool

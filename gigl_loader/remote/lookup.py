@@ -3,13 +3,13 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gigl_loader.dataset.lookup import Kind, check_ids
+from gigl_loader.dataset.neighbours import EdgeBlock, block_of
 from gigl_loader.dataset.quantised import widened
 from gigl_loader.dataset.schema import (
     DEFAULT_HOMOGENEOUS_EDGE_TYPE,
@@ -31,20 +31,6 @@ if TYPE_CHECKING:  # it imports this module
 _MOST_IDS = 1 << 16
 """Ids in one question: an answer then has some hundred MB at most, and others get their turn."""
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class StoredEdges:
-    """All edges of some nodes, one node after the other, each in canonical order."""
-
-    counts: Tensor
-    """``[num_nodes]`` int64, edges of each node."""
-    sources: Tensor
-    """``[num_edges]`` int64, global ids of the neighbours."""
-    weights: Tensor | None
-    """``[num_edges]`` float32; None: not asked for, or there are none."""
-    edge_ids: Tensor | None
-    """``[num_edges]`` int64; None: the same."""
 
 
 class StoreLookup:
@@ -130,7 +116,7 @@ class StoreLookup:
 
     def edges(
         self, edge_type: EdgeType, ids: Tensor, *, weights: bool = False, edge_ids: bool = False
-    ) -> StoredEdges:
+    ) -> EdgeBlock:
         """Return all edges of ``ids``; errors as of `rows`.
 
         Args:
@@ -224,7 +210,7 @@ def _question(kind: Kind, name: NodeType | EdgeType, ids: Tensor) -> RowsQuestio
     return RowsQuestion.of(RowsRequest(kind, name, ids.numpy()), with_scales=True)
 
 
-def _in_order(count: int, positions: list[Tensor], parts: list[dict[str, Tensor]]) -> StoredEdges:
+def _in_order(count: int, positions: list[Tensor], parts: list[dict[str, Tensor]]) -> EdgeBlock:
     """Put together what several servers answered."""
     counts = torch.zeros(count, dtype=torch.int64)
     for at, part in zip(positions, parts, strict=True):
@@ -239,7 +225,7 @@ def _in_order(count: int, positions: list[Tensor], parts: list[dict[str, Tensor]
         columns[name] = parts[0][name].new_empty(total)
         for at, part in zip(positions, parts, strict=True):
             columns[name][_positions(ends[at], part["counts"])] = part[name]
-    return StoredEdges(counts, columns["indices"], columns.get("weights"), columns.get("edge_ids"))
+    return block_of(columns.pop("indices"), counts, **columns)
 
 
 def _positions(ends: Tensor, counts: Tensor) -> Tensor:

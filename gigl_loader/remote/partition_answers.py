@@ -236,15 +236,11 @@ class PartitionAnswers:
         expanded = row_type(request.edge_type, view.edge_dir)
         self._check_owned(request.ids, expanded, view.node_books.get(expanded))
         ids = torch.from_numpy(request.ids)
-        edges = all_edges(adjacency, ids)
-        found = {
-            "counts": torch.bincount(edges.targets, minlength=ids.numel()),
-            "indices": edges.sources,
-        }
-        if request.weights and adjacency.weights is not None:
-            found["weights"] = adjacency.weights[edges.positions]
-        if request.edge_ids and adjacency.has_edge_ids:
-            found["edge_ids"] = adjacency.edge_ids_at(edges.positions)
+        edges = all_edges(adjacency, ids, weights=request.weights, edge_ids=request.edge_ids)
+        found = {"counts": edges.counts, "indices": edges.sources}
+        for name, column in (("weights", edges.weights), ("edge_ids", edges.edge_ids)):
+            if column is not None:
+                found[name] = column
         return found
 
     def _check_owned(self, ids: Array, name: Any, book: Book[Any] | None) -> None:

@@ -23,6 +23,7 @@ from dataset_reference import (
     rows_of,
     written,
 )
+from torch_geometric.data import Data
 
 from gigl_loader import UsageError, _glt, partition_graph
 from gigl_loader.dataset import _disk
@@ -238,3 +239,23 @@ def test_a_directory_of_the_first_format_still_loads(tmp_path) -> None:
     assert not view.node_attributes
     with pytest.raises(UsageError, match=r"partition 1 of 2.*partition_graph"):
         _ = dataset.num_classes
+
+
+@pytest.mark.parametrize("names", [("edge_weight",), ("weights",), ("edge_weight", "weights")])
+def test_weights_are_written_once(tmp_path: Path, names: tuple[str, ...]) -> None:
+    ids = torch.arange(8)
+    data = Data(x=torch.arange(9.0), edge_index=torch.stack([ids, ids.flip(0)]))
+    for number, name in enumerate(names):
+        data[name] = ids / 2 + number
+    partition_graph(data, 2, tmp_path, format="glt", progress=False)
+    # what weights.pt says already is no attribute besides
+    written = [
+        name for path in tmp_path.rglob("edge_attributes/*.pt")
+        for name in torch.load(path)["values"]
+    ]  # fmt: skip
+    assert sorted(written) == ([] if names == ("edge_weight",) else sorted([*names] * 2))
+    for index in range(2):
+        view, whole = DistDataset.load(tmp_path, index).view(), DistDataset.from_pyg(data).view()
+        edges = view.adjacency[E]
+        assert edges.weights.tolist() == (edges.edge_ids / 2).tolist()
+        assert view.edge_attributes.keys() == whole.edge_attributes.keys()

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
 from gigl_loader import _glt
-from gigl_loader.dataset._mapped_io import edges_of
 from gigl_loader.dataset.links import (
     link_draws,
     split_links,
@@ -17,6 +16,7 @@ from gigl_loader.dataset.links import (
     split_supervision_type,
 )
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.neighbours import edges_of
 from gigl_loader.dataset.partition import partition_graph
 from gigl_loader.dataset.schema import EdgeDir, message_passing_to_positive_label
 from gigl_loader.errors import ConfigError
@@ -285,6 +285,36 @@ def test_a_directory_that_is_split_keeps_features_in_fewer_bytes_and_the_order_o
         bare = [DistDataset.load(tmp_path / root, index).view() for root in "cd"]
         ages = [view.node_attributes[N, "age"].values.tolist() for view in bare]
         assert ages == [[[3, 0, 1, 2, 4], [5, 6, 7, 8]][index]] * 2
+
+
+@pytest.mark.parametrize("method", ["contiguous", "random"])
+@pytest.mark.parametrize("edge_dir", ["in", "out"])
+def test_what_no_link_is_part_of_is_the_same_bytes(
+    tmp_path: Path, edge_dir: EdgeDir, method: str
+) -> None:
+    data = _shop()
+    data["user"].age, data["item"].y = torch.arange(60), torch.arange(40) % 3
+    options: dict[str, Any] = {"method": method, "edge_dir": edge_dir, "progress": False}
+    partition_graph(data, 3, tmp_path / "a", **options)
+    split_partitions(tmp_path / "a", tmp_path / "b", BUYS)
+    before, after = (
+        {
+            str(path.relative_to(tmp_path / root)): path.read_bytes()
+            for path in (tmp_path / root).rglob("*.bin")
+        }
+        for root in "ab"
+    )
+    changed = {name for name in before if after.get(name) != before[name]}
+    touched = {"__".join(edge_type) for edge_type in (BUYS, REV_BUYS)}
+    assert {name.split("/")[1] for name in changed} == {"edges"}
+    assert {name.split("/")[2] for name in changed} == touched
+    added = {name.split("/", 1)[1] for name in after.keys() - before.keys()}
+    assert {name.split("/")[0] for name in added} == {"edges", "splits"}
+    # nothing of another format lies beside it, or is left behind
+    assert {path.suffix for path in (tmp_path / "b").rglob("*") if path.is_file()} <= {
+        ".bin", ".json"
+    }  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
 @pytest.mark.filterwarnings("ignore:batches will not carry")

@@ -10,9 +10,10 @@ from exchange_in_threads import ThreadExchange, run_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gigl_loader.dataset.neighbours import EdgeBlock
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_EDGE_TYPE as EDGE
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
-from gigl_loader.inference.chunks import Chunk, ChunkEdges, ChunkReader, Reads
+from gigl_loader.inference.chunks import Chunk, ChunkReader, Reads
 from gigl_loader.inference.norms import Norm
 from gigl_loader.inference.rows import OwnedRows
 from gigl_loader.inference.sources import PartitionGraph
@@ -49,7 +50,7 @@ def test_chunks_are_all_edges_and_rows_whatever_others_have_done(
             counts = torch.bincount(edges.edge_index[1], minlength=chunk.num_dst)
             assert torch.equal(edges.indptr.diff(), counts)
             pairs = torch.stack([ids[edges.edge_index[0]], ids[edges.edge_index[1]]])
-            found.append((chunk.index, pairs, edges.weight, edges.attr))
+            found.append((chunk.index, pairs, edges.weights, edges.attr))
         indices = [index for index, *_ in found]
         assert indices == [i for i in range(reader.num_chunks) if i not in done[exchange.rank]]
         covered = [reader.own[slice(*reader.bounds(i))] for i in indices]
@@ -81,7 +82,7 @@ def test_only_types_that_have_rows_are_read() -> None:
             assert set(chunk.edges) == {BOUGHT, KNOWS}
             assert set(chunk.x) == set(chunk.n_id) == {"user", "item"}
             assert torch.equal(chunk.x["item"], data["item"].x[chunk.n_id["item"]])
-            assert chunk.edges[KNOWS].weight is None
+            assert chunk.edges[KNOWS].weights is None
         for chunk in reader.read(Reads({"item": rows["item"]}), set()):
             assert set(chunk.edges) == {BOUGHT}
             assert set(chunk.x) == {"item"}
@@ -120,13 +121,13 @@ def test_an_error_of_reading_comes_where_the_chunk_is_asked_for() -> None:
 
 def test_map_changes_every_tensor_and_nothing_else() -> None:
     one = torch.ones(1)
-    edges = ChunkEdges(one, one, None, one)
+    edges = EdgeBlock(one, one, None, one)
     chunk = Chunk(3, 10, 12, NODE, {NODE: one}, {EDGE: edges}, {NODE: one}, {})
     seen: list[Any] = []
     found = chunk.map(lambda tensor: seen.append(tensor) or tensor + len(seen))
     assert (found.index, found.start, found.stop, found.num_dst) == (3, 10, 12, 2)
     assert len(seen) == 5
-    assert found.edges[EDGE].weight is None
+    assert found.edges[EDGE].weights is None
     values = [found.x[NODE], *vars(found.edges[EDGE]).values(), found.n_id[NODE]]
     assert sorted(int(v) for v in values if v is not None) == [2, 3, 4, 5, 6]
     assert found.x[NODE].item() == 2, "in the order in which it is filled again"

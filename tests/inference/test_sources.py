@@ -51,12 +51,12 @@ def test_edges_of_a_partition(world: int, weight: bool, attr: bool) -> None:
             mine, wanted = found.targets == position, DATA.edge_index[1] == node
             assert torch.equal(found.sources[mine], DATA.edge_index[0, wanted])
             if weight:
-                assert found.weight is not None
-                assert torch.equal(found.weight[mine], DATA.edge_weight[wanted])
+                assert found.weights is not None
+                assert torch.equal(found.weights[mine], DATA.edge_weight[wanted])
             if attr:
                 assert found.attr is not None
                 assert torch.equal(found.attr[mine], DATA.edge_attr[wanted])
-        assert (found.weight is None, found.attr is None) == (not weight, not attr)
+        assert (found.weights is None, found.attr is None) == (not weight, not attr)
 
     run_threads(world, job)
 

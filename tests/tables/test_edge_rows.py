@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gigl_loader import DistDataset, DistNeighborLoader, EdgeTable, NodeTable, partition_tables
-from gigl_loader.dataset._mapped_io import edges_of
+from gigl_loader.dataset.neighbours import edges_of
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import ConfigError, UsageError, WrongTypeError
 from gigl_loader.tables import _nodes

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from table_graphs import Tables, check, tables
 
 from gigl_loader import _glt
-from gigl_loader.dataset._mapped_io import edges_of
 from gigl_loader.dataset.links import split_partitions
 from gigl_loader.dataset.local import DistDataset
+from gigl_loader.dataset.neighbours import edges_of
 from gigl_loader.dataset.partition import partition_graph
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.errors import UsageError
