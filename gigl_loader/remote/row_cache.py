@@ -7,7 +7,7 @@
                           fill    <-- answers, kept rows --> filled --> next()
 
 One thread does all of it in the order of the epoch. What is kept is shared with the other ranks of
-the machine (`gigl_loader.remote.machine_rows`), who store rows in slots that this one reads: so a
+the machine (`gigl_loader.rowcache.machine_rows`), who store rows in slots that this one reads: so a
 batch copies what is here when it asks for the rest, and looks afterwards what it has got. Only this
 machine knows what it holds; servers are asked for rows by id, and a row never changes, so a server
 that was started again makes nothing stale.
@@ -31,15 +31,15 @@ from gigl_loader.options import CacheOptions
 from gigl_loader.remote.buffers import BufferPool, PoolRoom
 from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.cluster import Cluster
-from gigl_loader.remote.machine_rows import MachineRows
 from gigl_loader.remote.rows import Fetched, RowQuestions, owner_of_rows
-from gigl_loader.sampler.ahead import READY_S, Patience, Remote, RemoteRows
+from gigl_loader.rowcache.cache import MISSING, RowCache
+from gigl_loader.rowcache.filling import READY_S, Patience, Remote, RemoteRows
+from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
+from gigl_loader.rowcache.machine_rows import MachineRows
+from gigl_loader.rowcache.tables import Matrix, Owner, tables_of
 from gigl_loader.sampler.apart import RowsApart, read_rows_apart
-from gigl_loader.sampler.cache_tables import Matrix, Owner, tables_of
 from gigl_loader.sampler.reader import gather_rows
-from gigl_loader.sampler.row_cache import MISSING, RowCache
 from gigl_loader.threads import new_thread
-from gigl_loader.workers.ahead import DrawnAhead, LookAhead
 
 _UNDER_WAY = 3
 """Batches whose rows are asked for at once: the next questions wait at the servers already."""

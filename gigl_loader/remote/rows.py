@@ -16,8 +16,8 @@ from gigl_loader.remote.cluster import Cluster
 from gigl_loader.remote.connection import ServerConnection
 from gigl_loader.remote.messages import RowBook
 from gigl_loader.remote.service import CALLS
+from gigl_loader.rowcache.tables import Owner, owner_of
 from gigl_loader.sampler.apart import RowsApart
-from gigl_loader.sampler.cache_tables import Owner, owner_of
 from gigl_loader.sampler.reader import Split, rows_request
 from gigl_loader.transport import Caller, into_array
 from gigl_loader.workers.wire import RowsQuestion

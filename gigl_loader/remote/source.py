@@ -37,11 +37,11 @@ from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs, compacted, those_of
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
 from gigl_loader.remote.inputs import concatenated, digest_of
-from gigl_loader.remote.machine_rows import MachineRows, OwnRows
 from gigl_loader.remote.producers import RemoteProducers, check_turns, name_of_recovery, wait_turn
 from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.shared import OwnBatches
 from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up
+from gigl_loader.rowcache.machine_rows import MachineRows, OwnRows
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import describe
 from gigl_loader.workers.schedule import num_batches

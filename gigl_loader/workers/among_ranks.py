@@ -17,18 +17,18 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import UsageError
 from gigl_loader.memory import tensors
 from gigl_loader.options import CacheOptions, EpochOptions
-from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.transport import Security
-from gigl_loader.workers import messages
-from gigl_loader.workers.agreement import Agreement, Plan
-from gigl_loader.workers.ahead import AheadMemory, DrawnAhead, LookAhead
-from gigl_loader.workers.machine_cache import (
+from gigl_loader.rowcache.look_ahead import AheadMemory, DrawnAhead, LookAhead
+from gigl_loader.rowcache.machine_cache import (
     MachineCache,
     cache_of_machine,
     name_of_rows,
     remote_bytes,
     tables_for,
 )
+from gigl_loader.sampler.plan import SamplingPlan
+from gigl_loader.transport import Security
+from gigl_loader.workers import messages
+from gigl_loader.workers.agreement import Agreement, Plan
 from gigl_loader.workers.peers import Access, Assignment, Refusing, worker_name
 from gigl_loader.workers.rendezvous import Rendezvous
 

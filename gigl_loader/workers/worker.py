@@ -33,16 +33,16 @@ from gigl_loader.memory.same_host import Offer, read_offers
 from gigl_loader.memory.segments import Array
 from gigl_loader.memory.slots import SlotWriter, Written
 from gigl_loader.message import AT_ONCE_STREAM, BatchTicket
-from gigl_loader.sampler.ahead import Filler, keep_structure
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.filling import Filler, keep_structure
+from gigl_loader.rowcache.look_ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
 from gigl_loader.sampler.apart import rows_apart
 from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import Field, Sampler, SampleRequest, scale_fields
 from gigl_loader.sampler.questions import Peers
-from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.threads import new_thread
 from gigl_loader.workers import messages, pipe
-from gigl_loader.workers.ahead import STREAM, AheadMemory, AheadTasks, DrawnAhead, Waiting
 from gigl_loader.workers.peers import Answering, Asking, Assignment
 from gigl_loader.workers.setup import Plugins, WorkerSetup
 

@@ -30,14 +30,14 @@ from gigl_loader.errors import PeerError
 from gigl_loader.message import NODE, BatchTicket, Field, Received
 from gigl_loader.options import SAME_MACHINE_VARIABLE, SAME_MEMORY_VARIABLE, CacheOptions
 from gigl_loader.remote import row_cache
-from gigl_loader.remote.machine_rows import MachineRows
 from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.rows import Fetched
-from gigl_loader.sampler._cache_kernels import USED
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.kernels import USED
+from gigl_loader.rowcache.machine_rows import MachineRows
+from gigl_loader.rowcache.tables import Owner
 from gigl_loader.sampler.apart import rows_apart
-from gigl_loader.sampler.cache_tables import Owner
 from gigl_loader.sampler.later import LaterRows
-from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.testing import TinyGraph, batch_digest, open_files, wait_until
 
 HOW: dict[str, Any] = {"batch_size": 4, "seed": 7, "shuffle": True, "timeout": 60.0}

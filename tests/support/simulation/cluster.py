@@ -6,7 +6,7 @@ on before their workers talk (`workers.agreement`), the schedule of batches (`wo
 what it is made of, `remote.shared`), the channel, the epoch over all ranks (`loader.world`,
 `loader.epoch`), the saving of states, and how all of them go on after a server was lost; where a
 rank keeps rows, drawing ahead, what is kept by next use, and filling (`remote.row_cache`,
-`sampler.row_cache`, `workers.ahead`). What is modelled: the network, the answers with rows, the
+`rowcache`). What is modelled: the network, the answers with rows, the
 process group's collectives, workers (their time; a batch is its seeds), the model's step.
 """
 
@@ -59,7 +59,7 @@ from gigl_loader.remote.endpoint import Endpoint
 from gigl_loader.remote.leader import Leader
 from gigl_loader.remote.service import DistServer
 from gigl_loader.remote.source import RemoteSource
-from gigl_loader.sampler import cache_tables as tables
+from gigl_loader.rowcache import tables as tables
 from gigl_loader.testing._graphs import TinyGraph
 from gigl_loader.transport import Security
 from gigl_loader.workers import agreement, among_ranks, inbox, producer, recovery, sampled_input

@@ -25,11 +25,11 @@ from gigl_loader.memory.slots import Layout
 from gigl_loader.message import BATCH, NODE, ROWS
 from gigl_loader.remote.messages import RowBook
 from gigl_loader.remote.rows import Fetched, RowQuestions
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.look_ahead import DrawnAhead
+from gigl_loader.rowcache.tables import CacheMemory, segment_bytes
 from gigl_loader.sampler.apart import RowsApart
-from gigl_loader.sampler.cache_tables import CacheMemory, segment_bytes
-from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.transport import End
-from gigl_loader.workers.ahead import DrawnAhead
 from support.simulation.world import SimFuture
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class _WithoutMarks(DrawnAhead):
 
 
 class _OwnMemory:
-    """Stands in for `gigl_loader.remote.machine_rows.MachineRows`: each rank keeps its own rows."""
+    """Stands in for `gigl_loader.rowcache`'s `MachineRows`: each rank keeps its own rows."""
 
     @classmethod
     def new(cls) -> "_OwnMemory":
@@ -68,7 +68,7 @@ class _OwnMemory:
 
 
 class _OwnRows:
-    """Stands in for `gigl_loader.remote.machine_rows.OwnRows`: nothing is offered to others."""
+    """Stands in for `gigl_loader.rowcache.machine_rows.OwnRows`: nothing is offered to others."""
 
     offer = None
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.dataset.schema import EdgeDir
 from gigl_loader.message import BatchTicket, Field
-from gigl_loader.sampler.ahead import Filler, Patience, keep_structure
-from gigl_loader.sampler.cache_tables import make_tables
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.filling import Filler, Patience, keep_structure
+from gigl_loader.rowcache.tables import make_tables
 from gigl_loader.sampler.later import Later
 from gigl_loader.sampler.neighbor import NeighborSampler
 from gigl_loader.sampler.plan import SampleRequest
 from gigl_loader.sampler.questions import RowsRequest
 from gigl_loader.sampler.reader import GraphReader
-from gigl_loader.sampler.row_cache import RowCache
 from gigl_loader.testing import InProcessPeers, TinyGraph, as_worker_gets
 
 

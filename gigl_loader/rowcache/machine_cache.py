@@ -29,7 +29,8 @@ from gigl_loader.dataset.view import PartitionView
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory import segments, tensors
 from gigl_loader.memory.same_host import HostMark, Mark, Region, open_region, region_of, sees
-from gigl_loader.sampler.cache_tables import (
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.tables import (
     CacheMemory,
     Owner,
     Table,
@@ -38,7 +39,6 @@ from gigl_loader.sampler.cache_tables import (
     segment_bytes,
 )
 from gigl_loader.sampler.plan import SamplingPlan
-from gigl_loader.sampler.row_cache import RowCache
 
 _log = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from gigl_loader.memory.mutex import MUTEX_BYTES, holding, make_mutex
 from gigl_loader.memory.same_host import HostMark, Mark, Region, open_region, region_of, sees
 from gigl_loader.memory.segments import Array, array_in
 from gigl_loader.options import CacheOptions, reads_same_memory
-from gigl_loader.sampler.cache_tables import CacheMemory, Owner, Table, in_order, segment_bytes
-from gigl_loader.sampler.row_cache import RowCache
+from gigl_loader.rowcache.cache import RowCache
+from gigl_loader.rowcache.tables import CacheMemory, Owner, Table, in_order, segment_bytes
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import pytest
 
 from gigl_loader.message import NODE
 from gigl_loader.options import SAME_MEMORY_VARIABLE, CacheOptions
-from gigl_loader.remote.machine_rows import MachineRows, OwnRows, firsts_of_machines
-from gigl_loader.sampler.cache_tables import Owner, Table
-from gigl_loader.sampler.row_cache import MISSING
+from gigl_loader.rowcache.cache import MISSING
+from gigl_loader.rowcache.machine_rows import MachineRows, OwnRows, firsts_of_machines
+from gigl_loader.rowcache.tables import Owner, Table
 from gigl_loader.testing import open_files
 
 OWNER: Owner = ("node", NODE)

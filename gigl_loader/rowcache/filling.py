@@ -18,11 +18,11 @@ import numpy as np
 from gigl_loader.dataset.view import PartitionView, Rows
 from gigl_loader.memory.segments import Array, storage_dtype
 from gigl_loader.message import Field
-from gigl_loader.sampler.cache_tables import Matrix, Owner, owner_of
+from gigl_loader.rowcache.cache import MISSING, RowCache
+from gigl_loader.rowcache.tables import Matrix, Owner, owner_of
 from gigl_loader.sampler.later import LaterRows
 from gigl_loader.sampler.questions import Peers, PendingAnswer, RowsAnswer
 from gigl_loader.sampler.reader import Scratch, Split, gather_rows, located, rows_request
-from gigl_loader.sampler.row_cache import MISSING, RowCache
 
 READY_S = 5.0
 """How long a batch waits for rows that another one is fetching before it fetches them itself: the

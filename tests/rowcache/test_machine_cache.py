@@ -15,12 +15,12 @@ import torch.distributed as dist
 from gigl_loader.dataset.schema import DEFAULT_HOMOGENEOUS_NODE_TYPE as NODE
 from gigl_loader.errors import ProtocolError
 from gigl_loader.memory.mutex import holding
-from gigl_loader.sampler.cache_tables import Owner, Table
-from gigl_loader.sampler.row_cache import MISSING
+from gigl_loader.rowcache import machine_cache
+from gigl_loader.rowcache.cache import MISSING
+from gigl_loader.rowcache.machine_cache import MachineCache, cache_of_machine, name_of_rows
+from gigl_loader.rowcache.tables import Owner, Table
 from gigl_loader.testing import TinyGraph, open_files
-from gigl_loader.workers import machine_cache
 from gigl_loader.workers.agreement import Agreement, _first_like, _Member
-from gigl_loader.workers.machine_cache import MachineCache, cache_of_machine, name_of_rows
 from gigl_loader.workers.rendezvous import StoreRendezvous
 
 OWNER: Owner = ("node", NODE)
