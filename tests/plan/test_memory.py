@@ -79,7 +79,8 @@ def test_ranks_of_a_machine_draw_ahead_for_their_share_of_its_cache() -> None:
     """The cache is one for the four ranks, so each draws a fourth as far ahead as one rank would.
 
     As in `rowcache/look_ahead.py`: a window of the batches in which the cache turns over, up to
-    twice as long where the next use is further, or what twice the memory of the rows takes of drawn batches.
+    twice as long where the next use is further, or what twice the memory of the rows takes of
+    drawn batches.
     """
     for dim, cache, bound in ((1000, 0.2, "window"), (100, 0.9, "memory")):
         job = replace(JOB, machines=2, ranks_per_machine=4, dim=dim, cache=cache)
