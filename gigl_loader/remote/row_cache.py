@@ -7,7 +7,7 @@
                           fill    <-- answers, kept rows --> filled --> next()
 
 One thread does all of it in the order of the epoch. What is kept is shared with the other ranks of
-the machine (`gigl_loader.rowcache.machine_rows`), who store rows in slots that this one reads: so a
+the machine (`gigl_loader.rowcache.machine`), who store rows in slots that this one reads: so a
 batch copies what is here when it asks for the rest, and looks afterwards what it has got. Only this
 machine knows what it holds; servers are asked for rows by id, and a row never changes, so a server
 that was started again makes nothing stale.
@@ -35,7 +35,7 @@ from gigl_loader.remote.rows import Fetched, RowQuestions, owner_of_rows
 from gigl_loader.rowcache.cache import MISSING, RowCache
 from gigl_loader.rowcache.filling import READY_S, Patience, Remote, RemoteRows
 from gigl_loader.rowcache.look_ahead import DrawnAhead, LookAhead
-from gigl_loader.rowcache.machine_rows import MachineRows
+from gigl_loader.rowcache.machine import MachineRows, memory_for
 from gigl_loader.rowcache.tables import Matrix, Owner, tables_of
 from gigl_loader.sampler.apart import RowsApart, read_rows_apart
 from gigl_loader.sampler.reader import gather_rows
@@ -360,10 +360,8 @@ class RowKeeper:
         if not matrices:
             return
         tables = tables_of(matrices, sizes, sizes, options.size)
-        shared = self._machine_rows or MachineRows.new()
         # other loaders may keep other matrices there: then this one keeps its rows for itself
-        self._cache = shared.cache(tables) or MachineRows.new().cache(tables)
-        assert self._cache is not None, "a new one is for these rows"
+        self._cache = memory_for(tables, self._machine_rows).rows
         self._user = self._cache.join()
         # memory of this process: no worker reads it, one thread draws and fills
         drawn = DrawnAhead(np.zeros(DrawnAhead.NUM_WORDS, np.int64))

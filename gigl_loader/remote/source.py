@@ -41,7 +41,7 @@ from gigl_loader.remote.producers import RemoteProducers, check_turns, name_of_r
 from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.shared import OwnBatches
 from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up
-from gigl_loader.rowcache.machine_rows import MachineRows, OwnRows
+from gigl_loader.rowcache.machine import MachineRows, RowsClaim
 from gigl_loader.seeds import SeedsTold
 from gigl_loader.transport.failures import describe
 from gigl_loader.workers.schedule import num_batches
@@ -162,7 +162,7 @@ class RemoteSource:
         batches = options_of_batches(self._config, self._sampler_options, self.epoch_options)
         shared = {"shard": self._shard, **batches}
         cache = self.epoch_options.cache
-        rows = OwnRows.of(self._cluster, cache, self._config) if cache is not None else None
+        rows = RowsClaim.of_store(self._cluster, cache, self._config) if cache is not None else None
         of_rows = rows.offer if rows is not None else None
         offer = Offer(key, digest, self.epoch_options, shared, self._seeds_told(), of_rows)
         terms = decide_with_ranks(offer, world_size, Offer, settle, Terms)

@@ -34,7 +34,7 @@ from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.rows import Fetched
 from gigl_loader.rowcache.cache import RowCache
 from gigl_loader.rowcache.kernels import USED
-from gigl_loader.rowcache.machine_rows import MachineRows
+from gigl_loader.rowcache.machine import MachineRows
 from gigl_loader.rowcache.tables import Owner
 from gigl_loader.sampler.apart import rows_apart
 from gigl_loader.sampler.later import LaterRows

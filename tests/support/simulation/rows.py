@@ -14,6 +14,7 @@ whoever takes a batch sees whether its rows are right.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,27 +54,23 @@ class _WithoutMarks(DrawnAhead):
     NUM_WORDS = 8
 
 
-class _OwnMemory:
-    """Stands in for `gigl_loader.rowcache`'s `MachineRows`: each rank keeps its own rows."""
+def _own_memory(tables: dict[Any, Any], _: Any = None) -> Any:
+    """Return memory of this process with a new cache, without descriptors.
 
-    @classmethod
-    def new(cls) -> "_OwnMemory":
-        return cls()
-
-    def cache(self, tables: dict[Any, Any]) -> RowCache:
-        """Return a new cache in memory of this process, without descriptors."""
-        made = RowCache(CacheMemory(np.zeros(segment_bytes(tables), np.uint8), tables))
-        made.initialise()
-        return made
+    Stands in for `gigl_loader.rowcache.machine.memory_for`: each rank keeps its own rows.
+    """
+    made = RowCache(CacheMemory(np.zeros(segment_bytes(tables), np.uint8), tables))
+    made.initialise()
+    return SimpleNamespace(rows=made)
 
 
 class _OwnRows:
-    """Stands in for `gigl_loader.rowcache.machine_rows.OwnRows`: nothing is offered to others."""
+    """Stands in for `gigl_loader.rowcache.machine.RowsClaim`: nothing is offered to others."""
 
     offer = None
 
     @classmethod
-    def of(cls, *_: Any) -> "_OwnRows":
+    def of_store(cls, *_: Any) -> "_OwnRows":
         return cls()
 
     def agreed(self, offers: Any) -> None:
@@ -82,7 +79,7 @@ class _OwnRows:
 
 TABLES: dict[str, Any] = {
     "_MOST_BATCHES": 1 << 8, "_RING_SPARE": 1 << 10, "DrawnAhead": _WithoutMarks,
-    "MachineRows": _OwnMemory, "OwnRows": _OwnRows,
+    "memory_for": _own_memory, "RowsClaim": _OwnRows,
 }  # fmt: skip
 """Of a cache: batches known at once, and references beyond those of a window. Batches here have a
 thousandth of the rows of real ones, and a process has a cache of each rank."""
