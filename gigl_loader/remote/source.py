@@ -36,9 +36,9 @@ from gigl_loader.remote.channel import RemoteReceivingChannel
 from gigl_loader.remote.client import current_cluster
 from gigl_loader.remote.compact import NOBODY, ByServer, Runs, compacted, those_of
 from gigl_loader.remote.connection import CALL_TIMEOUT_S, result_of
+from gigl_loader.remote.filling_channel import FillingChannel
 from gigl_loader.remote.inputs import concatenated, digest_of
 from gigl_loader.remote.producers import RemoteProducers, check_turns, name_of_recovery, wait_turn
-from gigl_loader.remote.row_cache import RowKeeper
 from gigl_loader.remote.shared import OwnBatches
 from gigl_loader.remote.terms import Offer, Outcome, Outcomes, Terms, settle, sum_up
 from gigl_loader.rowcache.machine import MachineRows, RowsClaim
@@ -128,7 +128,7 @@ class RemoteSource:
         self._epoch = 0
         self._to_come: deque[int] = deque()
         """Batches of the epoch that were not handed out, as `start_epoch` got them."""
-        self._rows: RowKeeper | None = None
+        self._rows: FillingChannel | None = None
         """Fills batches that come without rows; None: they came with them so far."""
         self._machine_rows: MachineRows | None = None
 
@@ -275,13 +275,13 @@ class RemoteSource:
             watched=self._live,
         )
 
-    def _row_keeper(self) -> RowKeeper:
+    def _filling_channel(self) -> FillingChannel:
         if self._rows is None:
             options = self.epoch_options
             # as many as the channel may have on its way, of all servers; two at least, so that one
             # can be filled while one is taken
             room = max(2, self._options.prefetch_size * max(1, len(self._active)))
-            self._rows = RowKeeper(
+            self._rows = FillingChannel(
                 self._cluster, options.cache, room, options.timeout_s, self._pin_memory,
                 self._machine_rows,
             )  # fmt: skip
@@ -322,7 +322,7 @@ class RemoteSource:
         self._channel.start_epoch(self._epoch, batches)
         # only the servers' answer to the start of an epoch says whether rows come with the batches
         if self._rows is not None or self._channel.rows_apart:
-            self._row_keeper().begin(self._channel, len(self._to_come))
+            self._filling_channel().begin(self._channel, len(self._to_come))
 
     def _place(self, index: int, positions: Mapping[int, int]) -> tuple[int, int]:
         """Return who samples a batch, by position among those that sample, and the batch."""
@@ -503,7 +503,7 @@ class RemoteSource:
 
     def _with_rows(self, received: Received) -> Received:
         apart = ROWS in received.message
-        return self._row_keeper().fill_at_once(received) if apart else received
+        return self._filling_channel().fill_at_once(received) if apart else received
 
     def _ask_at_once(self, index: Tensor) -> SampleMessage:
         if self._producers.replaced:
@@ -524,7 +524,7 @@ class RemoteSource:
         return self.channel
 
     @property
-    def _receiver(self) -> "RemoteReceivingChannel | RowKeeper":
+    def _receiver(self) -> "RemoteReceivingChannel | FillingChannel":
         return self._channel if self._rows is None else self._rows
 
     @property

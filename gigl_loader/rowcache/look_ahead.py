@@ -23,7 +23,7 @@ from gigl_loader.memory.segments import Array
 from gigl_loader.message import BatchTicket
 from gigl_loader.options import CacheOptions
 from gigl_loader.rowcache.cache import RowCache
-from gigl_loader.rowcache.filling import DrawnBatch
+from gigl_loader.rowcache.drawn import DrawnBatch
 from gigl_loader.rowcache.tables import WINDOW, CacheMemory
 
 STREAM = 0

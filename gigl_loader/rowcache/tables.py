@@ -135,8 +135,8 @@ def make_tables(
                 continue  # no batch has these
             owner = owner_of(kind, name)
             shape = tuple(rows.values.shape[1:])
-            # A row without columns is nothing to fetch, and `Filler` does not count it among the
-            # matrices.
+            # A row without columns is nothing to fetch, and no batch counts it among the matrices
+            # that it lacks.
             if not rows.whole and remote.get(owner, 0) > 0 and 0 not in shape:
                 matrices.setdefault(owner, {})[kind, name] = (rows.dtype, shape)
 
